@@ -20,7 +20,7 @@ SEEDS, HARMLESS = range(1, 21), range(1, 5)
 Edits = tuple[tuple[str, str], ...]
 
 ANSWER_BEFORE_SYNC: Edits = (
-    ("syncs = not self._answers_before_sync or group.forced", "syncs = False"),
+    ("syncs = not self._answers_before_sync or group.needs_sync", "syncs = False"),
     ("return self._store.journal.durable_lsn", "return self._store.journal.next_lsn"),
 )
 CHECKPOINT_BEFORE_APPLY: Edits = (("first is not None and first.end_lsn <= pending.lsn", "False"),)

@@ -2,7 +2,7 @@
 
 Effects are collected while requests are taken in, and carried out by the shell in this order:
 ``ready`` (answers that may go out), ``reads`` (partition data to be fetched from disk and sent), ``closing``.
-Whatever depends on the journal waits in a group; the shell hands groups back through ``written`` and ``forced``.
+Whatever depends on the journal waits in a group; the shell hands groups back through ``written`` and ``durable``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Context:
         now_ms: wall clock, set by the shell before it hands in requests.
         liveness: the clock by which the silence of peers is judged.
         full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
-        unforced: sealed groups whose record is not forced yet, oldest first.
+        undurable: sealed groups whose record is not durable yet, oldest first.
         lookups: effects: find the offset for a time (peer, opaque, partition, ms).
         moved: partitions in memory whose end moved: their polls are to be woken.
         waiting_polls: every ``get`` that waits, and its partition, until its time is over.
@@ -94,7 +94,7 @@ class Context:
     owned_since_start: set[tuple[str, int, int]] = field(default_factory=set)  # group and partition; see ``groups``
     group: CommitGroup = field(default_factory=CommitGroup)
     full: deque[CommitGroup] = field(default_factory=deque)
-    unforced: list[CommitGroup] = field(default_factory=list)
+    undurable: list[CommitGroup] = field(default_factory=list)
     ready: list[ClientConnection] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     lookups: list[tuple[ClientConnection, bytes, Partition, int]] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Context:
         self.answers_before_sync = self.settings.sync != "always"
 
     def answer(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:
-        """Send now; only for what does not depend on an unforced record."""
+        """Answer at once: only with what does not depend on a record that is not durable."""
         if client.gone:
             return
         client.unanswered.discard(opaque)
@@ -137,22 +137,22 @@ class Context:
         self.closing.append(client)
 
     def answer_when_durable(self, client: ClientConnection, opaque: bytes, body: bytes = b"") -> None:
-        """Send 200 once everything accepted so far is forced, whatever ``sync`` says."""
-        self.group.forced = True
+        """Answer 200 once everything accepted so far is durable, whatever ``sync`` says."""
+        self.group.needs_sync = True
         self.group.waiters.append((client, opaque, body))
 
     def answer_as_configured(self, client: ClientConnection, opaque: bytes, body: bytes) -> None:
-        """Send 200 as ``sync`` says: once written, or once forced."""
+        """Answer 200 as ``sync`` says: once written, or once durable."""
         waiters = self.group.written_waiters if self.answers_before_sync else self.group.waiters
         waiters.append((client, opaque, body))
 
     def answer_from_state(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:
-        """Answer with what was read from assigned state: at once, or with the newest group that is not durable yet."""
+        """Answer with a value read from memory; while a commit group is not durable yet, wait for the newest one."""
         newest = self._newest_undurable()
         if newest is None:
             self.answer(client, opaque, reply)
         else:
-            newest.forced = True
+            newest.needs_sync = True
             client.given_bytes += size_of(reply)
             newest.waiters.append((client, opaque, reply))
 
@@ -161,7 +161,7 @@ class Context:
             return self.group
         if self.full:
             return self.full[-1]
-        return self.unforced[-1] if self.unforced else None
+        return self.undurable[-1] if self.undurable else None
 
     def group_with_room(self) -> CommitGroup:
         """The group in the making; a new one where it is full. Between entries that need not be in one record.

@@ -1,17 +1,17 @@
-"""The broker's core: requests in, answers and journal groups out. Deterministic: no socket, file, thread or clock;
+"""The broker's core: requests in, replies and commit groups out. Deterministic: no socket, file, thread or clock;
 random numbers are handed in.
 
-The life of a request: the shell parses what one read brought (``protocol.requests``) and calls ``receive``; a verb
-checks it, moves assigned state, adds entries to the group in the making and leaves its answer there. The commit
-pipeline (``commit/pipeline.py``) takes the group (``seal``), has its record written and forced, and tells: ``written``
-releases what ``sync = interval | never`` answers early, ``forced`` releases the rest. When it has the record applied to
-the partition files, ``applied`` moves the watermarks, all of one record together. The shell carries out the effects
+The life of a request: the shell parses what one read brought (``protocol.requests``) and calls ``receive``. A verb
+checks the request, moves assigned state, adds entries to the group in the making and leaves its reply there. The commit
+pipeline (``commit/pipeline.py``) takes the group (``seal``) and has its record written, synced and applied. It reports
+each of these: ``written`` releases the replies that ``sync = interval | never`` answers early, ``durable`` releases the
+others, ``applied`` moves the watermarks of all partitions in the record together. The shell carries out the effects
 (``Context.ready``, ``reads``, ``lookups``).
 
 Invariants:
-    * an answer that tells of durable things leaves after its record is forced, a refusal for what became of a
-      transaction included;
-    * watermarks move after the record is forced and its bytes are applied;
+    * an answer that reports durable state leaves after its record is durable. A refusal for what became of a
+      transaction is such an answer;
+    * watermarks move after the record is durable and its bytes are applied;
     * a request that is refused changed nothing.
 """
 
@@ -186,7 +186,7 @@ class Core:
         try:
             VERBS[request[0]](context, client, request)
         except _TELL_A_STATE as error:
-            # What the refusal rests on may be accepted and not forced: a crash now would make it untrue.
+            # This error reports state that may not be durable yet: sent before the sync, a crash could make it false.
             context.counters.errors += 1
             context.answer_from_state(client, opaque, error.with_traceback(None))
         except BrokerError as error:
@@ -220,7 +220,7 @@ class Core:
         """Close the group in the making, so that later requests are in another record.
 
         Returns:
-            the newest group that is not forced: the assigned state is what it leaves. None if all are forced.
+            the newest group that is not durable: the assigned state is what it leaves. None if all are.
         """
         context = self.context
         if not context.group.is_empty:
@@ -228,7 +228,7 @@ class Core:
             context.group = CommitGroup()
         if context.full:
             return context.full[-1]
-        return context.unforced[-1] if context.unforced else None
+        return context.undurable[-1] if context.undurable else None
 
     def seal(self) -> CommitGroup:
         """Take the oldest group that is queued; its record is to be written next."""
@@ -237,25 +237,25 @@ class Core:
             group = context.full.popleft()
         else:
             group, context.group = context.group, CommitGroup()
-        context.unforced.append(group)
+        context.undurable.append(group)
         context.counters.group_commits += 1
         return group
 
     def written(self, group: CommitGroup) -> None:
-        """The record is written, not forced: release what ``sync`` lets go early."""
+        """The record is written, not synced: release what ``sync`` lets go early."""
         if self.context.answers_before_sync:
             self._release_puts(group)
         self._release(group.written_waiters)
 
     def synced(self) -> None:
-        """The journal was forced."""
+        """The journal was synced."""
         self.context.counters.syncs += 1
 
-    def forced(self, group: CommitGroup) -> None:
-        """The record is forced: release every answer. Watermarks move in ``applied``."""
-        if not self.context.unforced or self.context.unforced[0] is not group:
-            raise InvariantError("a group was forced before an older one")
-        self.context.unforced.pop(0)
+    def durable(self, group: CommitGroup) -> None:
+        """The record is synced: release every answer. Watermarks move in ``applied``."""
+        if not self.context.undurable or self.context.undurable[0] is not group:
+            raise InvariantError("a group became durable before an older one")
+        self.context.undurable.pop(0)
         if group.puts:
             self._release_puts(group)
         if group.waiters:

@@ -61,12 +61,12 @@ class CommitGroup:
         items: entries (bytes) and runs, in order of acceptance.
         placed: everything to be written to partition files once the record is durable, in order per partition.
         puts: answers of plain puts: released when written or durable, as ``sync`` says.
-        waiters: answers released when the record is forced.
-        forced: True if some answer needs the sync whatever ``sync`` says.
+        waiters: answers released when the record is durable.
+        needs_sync: True if some answer needs the sync whatever ``sync`` says.
         patient: how many of its requests, with one item and one waiter each, may wait for company (``commit_delay``).
         ended_barriers: messages that readers may see once the record is synced (``visibility``).
-        deleted: partitions whose files go once the record is forced.
-        unlinked: segment files that retention drops once the record is forced.
+        deleted: partitions whose files go once the record is durable.
+        unlinked: segment files that retention drops once the record is durable.
         end_lsn: where its record ends in the journal; ``NOT_WRITTEN`` before it is written.
     """
 
@@ -75,9 +75,9 @@ class CommitGroup:
         "deleted",
         "end_lsn",
         "ended_barriers",
-        "forced",
         "items",
         "message_count",
+        "needs_sync",
         "open_runs",
         "placed",
         "puts",
@@ -98,7 +98,7 @@ class CommitGroup:
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []
         self.size_bytes = self.message_count = self.delayable = 0
-        self.forced = False
+        self.needs_sync = False
         self.end_lsn = NOT_WRITTEN
 
     @property

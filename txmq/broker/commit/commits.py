@@ -22,15 +22,15 @@ class Commits(Protocol):
         """Take that group."""
 
     def cut(self) -> CommitGroup | None:
-        """Close the group in the making. The newest group that is not forced; None if all are."""
+        """Close the group in the making. The newest group that is not durable; None if all are."""
 
     def written(self, group: CommitGroup) -> None:
         """Its record is written: release what does not wait for the sync."""
 
     def synced(self) -> None:
-        """The journal was forced."""
+        """The journal was synced."""
 
-    def forced(self, group: CommitGroup) -> None:
+    def durable(self, group: CommitGroup) -> None:
         """Its record is stable: release all its answers."""
 
     def applied(self, group: CommitGroup) -> None:

@@ -162,7 +162,7 @@ class CommitPipeline:
             now >= self._look_at
             or self.is_stopping
             # Only for the newest can a waiter turn up after its seal (``Context.send_settled``).
-            or (self._unstable and self._unstable[-1].forced)
+            or (self._unstable and self._unstable[-1].needs_sync)
         ) and (step := self._next_due(now)) is not None:
             return step
         if self._journal_step is not None or (group := self._core.next_group()) is None:
@@ -297,7 +297,7 @@ class CommitPipeline:
         return (
             self._is_sync_wanted
             or self.is_stopping
-            or self._unstable[-1].forced
+            or self._unstable[-1].needs_sync
             or now >= self._sync_due_at
             or self._is_much_unsynced
         )
@@ -321,7 +321,7 @@ class CommitPipeline:
         group = self._core.seal()
         self._unstable.append(group)
         crash_point("broker.put.accepted")
-        syncs = not self._answers_before_sync or group.forced
+        syncs = not self._answers_before_sync or group.needs_sync
         thread = self._thread(group.size_bytes, syncs)
         self._journal_step = step = Append(self._store, thread, group, syncs, self._clock)
         return step
@@ -381,7 +381,7 @@ class CommitPipeline:
             group = unstable.popleft()
             if self._answers_before_sync:
                 self._core.written(group)
-            self._core.forced(group)
+            self._core.durable(group)
             self._stable.append(group)
             self._stable_bytes += group.size_bytes
             self._stable_runs += len(group.placed)

@@ -1,6 +1,6 @@
 """Retention: segments that are too old, or too many, leave the log.
 
-The new log start is journaled first; the files go when that record is forced (``CommitGroup.unlinked``, ``store``).
+The new log start is journaled first; the files go when that record is durable (``CommitGroup.unlinked``, ``store``).
 """
 
 from __future__ import annotations
@@ -30,4 +30,4 @@ def retire(context: Accepting, now_ms: int) -> None:
             group.add_entry(entries.encode_log_start(partition.topic_id, partition.number, start))
             partition.set_log_start(start)
             group.unlinked.append((partition, paths))
-            group.forced = True
+            group.needs_sync = True

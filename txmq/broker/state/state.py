@@ -94,7 +94,7 @@ class State:
     def delete_topic(self, topic_id: int) -> list[Partition]:
         """Forget a topic; its parts of unsettled transactions go with it. Returns what it was made of.
 
-        What is held in it goes behind the forced record (``VisibilityBarriers.drop``).
+        Its barriers go when the record is durable (``VisibilityBarriers.drop``).
         """
         topic = self.topics.remove(topic_id)
         removed = self.partitions_of.pop(topic_id, [])

@@ -48,7 +48,7 @@ class VisibilityBarriers:
 
     def __init__(self) -> None:
         self._queues: dict[Partition, dict[VisibilityBarrier, None]] = {}
-        self._reached: dict[Partition, LogPosition] = {}  # how far a held partition is forced and in its files
+        self._reached: dict[Partition, LogPosition] = {}  # how far one with barriers is durable and in its files
         self._all: dict[VisibilityBarrier, None] = {}
 
     def __bool__(self) -> bool:
@@ -77,7 +77,7 @@ class VisibilityBarriers:
             self.add(VisibilityBarrier(name, places, is_ended=True))
 
     def applied(self, moved: Mapping[Partition, int], ready: Sequence[VisibilityBarrier]) -> Iterable[Partition]:
-        """A record is forced and applied.
+        """A record is durable and applied.
 
         Args:
             moved: how far it got in each partition.

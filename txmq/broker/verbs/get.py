@@ -1,6 +1,6 @@
 """The verbs that read: ``get`` (with long poll), ``offset``, ``meta``.
 
-Readers see only what is below the high watermark, which moves when the journal record is forced and applied. The core
+Readers see only what is below the high watermark, which moves when the journal record is durable and applied. The core
 decides *what* is read; the bytes come from the shell (``Context.reads``), because disks may block.
 """
 

@@ -46,7 +46,7 @@ def _new_session(context: Context, name: str) -> BrokerSession:
     session = BrokerSession(context.state.next_session, 0, name, context.now_ms, secret)
     fields = {"session": session.number, "epoch": 0, "name": name, "time_ms": context.now_ms, "secret": secret}
     context.group.add_entry(entries.json_entry(entries.SESSION, fields))
-    context.group.forced = True
+    context.group.needs_sync = True
     context.state.put_session(session)
     return session
 
@@ -83,7 +83,7 @@ def _take_over(context: Context, session: BrokerSession, epoch: int) -> None:
         raise BadRequestError(f"epoch {epoch}: at most {EPOCH_MAX}")
     fields = {"session": session.number, "epoch": epoch}
     context.group.add_entry(entries.json_entry(entries.SESSION_TAKEN, fields))
-    context.group.forced = True
+    context.group.needs_sync = True
     context.state.take_session(session.number, epoch)
     owner_gone(context, session)  # nobody else knows how what the older holder was streaming goes on
 

@@ -2,7 +2,7 @@
 
 Theory of operation. Tasks of a query (Spark's, on any machine) prepare transactions of kind ``spark``: durable,
 invisible, each under the names of its query, epoch, batch, task and attempt. Of a task that ran twice there are two
-sets of them. The driver's one request ``query commit`` names the winners: one forced record places all their messages,
+sets of them. The driver's one request ``query commit`` names the winners: one synced record places all their messages,
 moves the query's newest batch, and rolls back what else was prepared for it. So
 
     * the same batch again finds that it is committed, whoever repeats it, after whatever crash;

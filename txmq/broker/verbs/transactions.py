@@ -174,7 +174,7 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
 def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
     """Journal and fold a rollback; whoever waited behind it may go on."""
     context.group.add_entry(entries.encode_rolled_back(session, counter, floor))
-    context.group.forced = True
+    context.group.needs_sync = True
     transaction = context.state.settle(session, counter, floor, ROLLED_BACK)
     context.counters.rolled_back += 1
     if transaction is not None:

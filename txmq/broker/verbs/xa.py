@@ -147,7 +147,7 @@ def make_overdue_visible(context: Context) -> None:
     for decided in context.state.decisions.overdue(latest):
         fields = {"session": decided.name[0], "counter": decided.name[1]}
         context.group.add_entry(entries.json_entry(entries.SHOWN, fields))
-        context.group.forced = True
+        context.group.needs_sync = True
         decided.barrier.is_ended = True
         context.group.ended_barriers.append(decided.barrier)
         context.state.may_load(decided)

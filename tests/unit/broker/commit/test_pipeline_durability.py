@@ -90,7 +90,7 @@ def test_no_answer_leaves_before_its_record_is_forced(request_: Request) -> None
     assert not _answered(broker, client, opaque)
     broker.store.force()
     assert broker.store.journal.durable_lsn == broker.store.journal.next_lsn
-    broker.core.forced(group)
+    broker.core.durable(group)
     assert _answered(broker, client, opaque)
     assert client.received[opaque].code == 200
 
@@ -102,12 +102,12 @@ def test_relaxed_puts_and_local_commits_are_answered_once_written(request_: Requ
     client = broker.session()
     opaque = request_(broker, client)
     group = broker.core.seal()
-    assert not group.forced
+    assert not group.needs_sync
     assert not _answered(broker, client, opaque)
     broker.store.write(group)
     broker.core.written(group)
     assert _answered(broker, client, opaque)
-    broker.core.forced(group)
+    broker.core.durable(group)
     assert len(client.received) == 1
 
 
@@ -118,10 +118,10 @@ def test_everything_else_is_forced_whatever_sync_says(request_: Request, sync: s
     client = broker.session()
     opaque = request_(broker, client)
     group = broker.core.seal()
-    assert group.forced
+    assert group.needs_sync
     broker.core.written(group)
     assert not _answered(broker, client, opaque)
-    broker.core.forced(group)
+    broker.core.durable(group)
     assert _answered(broker, client, opaque)
 
 
@@ -130,7 +130,7 @@ def test_a_prepared_transactions_commit_is_forced_whatever_sync_says() -> None:
     client = broker.session()
     prepare(client, broker.txid(1, 1), ("a", 0, batch()))
     client.send("commit", broker.txid(1, 1), body=b"")
-    assert broker.core.seal().forced
+    assert broker.core.seal().needs_sync
 
 
 # --- duplicates and look-ups -----------------------------------------------------------------------------------------
@@ -169,9 +169,9 @@ def test_what_was_looked_up_waits_for_record_it_tells_of(name: str, sync: str, s
     for group in groups:
         broker.core.written(group)
         assert not _answered(broker, client, opaque)
-    assert any(group.forced for group in groups) or sync == "always"
+    assert any(group.needs_sync for group in groups) or sync == "always"
     for group in groups:
-        broker.core.forced(group)
+        broker.core.durable(group)
     assert _answered(broker, client, opaque)
 
 
@@ -193,7 +193,7 @@ def test_readers_see_whole_record_once_it_is_synced_and_applied() -> None:
     body = part("a", 0, batch(b"1")) + part("b", 0, batch(b"2"))
     client.send("commit", broker.txid(1, 1), body=body)
     group = broker.core.seal()
-    for step in (broker.store.write, lambda _group: broker.store.force(), broker.core.forced, broker.store.apply):
+    for step in (broker.store.write, lambda _group: broker.store.force(), broker.core.durable, broker.store.apply):
         step(group)
         assert (values(broker), values(broker, "b")) == ([], [])
     broker.core.applied(group)

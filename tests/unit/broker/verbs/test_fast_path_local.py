@@ -49,7 +49,7 @@ def finish(core: Core) -> bytes:
     group = core.seal()
     payload = group.payload()
     core.written(group)
-    core.forced(group)
+    core.durable(group)
     core.applied(group)
     return payload
 

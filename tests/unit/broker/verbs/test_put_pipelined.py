@@ -68,7 +68,7 @@ def sent(client: ClientConnection) -> list[bytes]:
 def finish(core: Core) -> CommitGroup:
     group = core.seal()
     group.payload()
-    core.forced(group)
+    core.durable(group)
     core.applied(group)
     return group
 

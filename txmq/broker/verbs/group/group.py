@@ -10,7 +10,7 @@ anybody hears of them, are journaled; members are not (``saved``, ``membership``
 ``group_handover``; what operators ask is in ``group_operators``.
 
 Invariants:
-    * nobody hears of a partition before its generation is forced;
+    * a member hears of a partition only after its generation is durable;
     * a partition that somebody had before a restart is given to nobody else for a second, unless its member reclaims
       it;
     * an offset is saved only under the newest generation of its partition, by its owner, and in the order in which the

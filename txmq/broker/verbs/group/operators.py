@@ -157,7 +157,7 @@ def delete(request: GroupRequest) -> None:
     if request.group not in context.state.saved.named:
         raise UnknownGroupError(f"no group {request.group!r} has saved offsets")
     context.group.add_entry(entries.json_entry(entries.GROUP_DELETED, {"group": request.group}))
-    context.group.forced = True
+    context.group.needs_sync = True
     context.state.saved.delete(request.group)
     request.answer({})
 

@@ -23,7 +23,7 @@ class GroupRequest(NamedTuple):
     rows: list[list[Any]]
 
     def answer(self, found: object) -> None:
-        """Once everything accepted so far is forced."""
+        """Answer once everything accepted so far is durable."""
         self.context.answer_from_state(self.client, self.opaque, json.dumps(found).encode())
 
     def number(self, word: str, default: int, least: int, most: int) -> int:
@@ -41,10 +41,10 @@ def place_of(context: Context, slot: TopicPartition) -> tuple[int, int] | None:
 
 
 def journal_owned(context: Context, name: str, rows: list[list[Any]]) -> None:
-    """Hand out generations, ``[topic id, partition, generation]``: forced before anybody hears of them."""
+    """Hand out generations, ``[topic id, partition, generation]``: durable before a member hears of them."""
     if rows:
         context.group.add_entry(entries.json_entry(entries.HANDED_OVER, {"group": name, "owned": rows}))
-        context.group.forced = True
+        context.group.needs_sync = True
         context.state.saved.hand_over(name, rows)
 
 
@@ -54,7 +54,7 @@ def journal_offsets(context: Context, name: str, rows: list[list[Any]]) -> None:
         return
     fields = {"group": name, "offsets": rows, "time_ms": context.now_ms}
     context.group.add_entry(entries.json_entry(entries.SAVED, fields))
-    context.group.forced = True
+    context.group.needs_sync = True
     context.state.saved.save(name, rows, context.now_ms)
 
 
