@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from bench.rows.spark import SIX, TASKS, TOPIC, VALUE
+from bench.spark_rows import SIX, TASKS, TOPIC, VALUE
 from txmq.spark.decode.columns import TYPES
 
 ROWS_A_BATCH = 100_000

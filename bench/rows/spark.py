@@ -15,14 +15,13 @@ from typing import Any
 
 import txmq
 from bench.model import Bound, Measure, NotInstalledError, Row, Surroundings
+from bench.spark_rows import SIX, TASKS, TOPIC, VALUE
 from txmq.testing.bench.loads import pairs_of
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.spark import SparkMissingError, start_session
 
-MESSAGES, PER_CALL, PARTITIONS, TASKS, TOPIC = 5_000_000, 250_000, 4, 2, "orders"
+MESSAGES, PER_CALL, PARTITIONS = 5_000_000, 250_000, 4
 SINK_SHARE = 5  # of the messages are written in one batch: it must fit prepared_bytes_max
-SIX = ("key", "value", "topic", "partition", "offset", "timestamp")
-VALUE = bytes(range(100))
 OFFSETS_A_TRIGGER = 1_000_000
 _SUMS = (
     "count(*)", "sum(length(key))", "sum(length(value))", "sum(length(topic))", "sum(partition)", "sum(offset)",
