@@ -20,7 +20,7 @@ BARE_S_MAX = 0.2  # for each bare limit, behind each measure of a row that stand
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 1 where a row was missed or failed, 130 where it was interrupted."""
+    """Run it; 1 if a row missed its bound or failed, 130 if it was interrupted."""
     options = _parse(arguments)
     chosen = [row for row in ROWS if not options.rows or any(name in row.name for name in options.rows)]
     if not chosen:

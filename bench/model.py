@@ -1,4 +1,4 @@
-"""What a row of the budget is, and what came of measuring it.
+"""A row of the budget, and the result of measuring it.
 
 A row opens its surroundings once (a broker, a client, a database) and is then measured ``repeats`` times; every measure
 gives named figures, and the median of each is reported. Bounds name the figure they hold for.
@@ -23,7 +23,7 @@ TOLERANCE = 0.2  # a row is missed beyond 20 % of its bound: the machines this r
 
 
 class NotInstalledError(Exception):
-    """What a row is about is not on this machine; the text says how to get it. No failure of the row."""
+    """The subject of a row is not on this machine; the text says how to get it. No failure of the row."""
 
 
 Measure = Callable[[], Figures]
@@ -39,7 +39,7 @@ class Bound:
         limit: in ``unit``.
         at_least: more is better; else less is.
         best: what the figure would be if only its forced writes and round trips took time, from the medians of the
-            bare limits and of the row's figures; None where nobody can tell.
+            bare limits and of the row's figures; None if that is not known.
     """
 
     figure: str
@@ -61,7 +61,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a row may use.
+    """The means of a row.
 
     Attributes:
         directory: empty, of this row alone, on the disk that is measured.
@@ -99,7 +99,7 @@ class Row:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a row, and of the bare limits between its measures."""
+    """The result of a row, and of the bare limits between its measures."""
 
     row: Row
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Result:
                 samples.setdefault(name, []).append(value)
 
     def median(self, figure: str) -> float | None:
-        """The median of a figure; None where it was not measured."""
+        """The median of a figure; None if it was not measured."""
         values = self.samples.get(figure)
         return statistics.median(values) if values else None
 
@@ -124,14 +124,14 @@ class Result:
         return {name: statistics.median(values) for name, values in self.bare_samples.items() if name in self.row.bare}
 
     def best(self, bound: Bound) -> float | None:
-        """What the machine allowed the figure to be, at best; None where nobody can tell."""
+        """What the machine allowed the figure to be, at best; None if that is not known."""
         if bound.best is None or not self.bare:
             return None
         return bound.best(self.bare, {name: statistics.median(values) for name, values in self.samples.items()})
 
     @property
     def verdict(self) -> str:
-        """The worst of its bounds; nothing where there is none, or nothing to measure.
+        """The worst of its bounds; empty if there is none, or nothing was measured.
 
         ``pass``, ``within 20 %``, ``LIMIT`` (missed, as the bare machine would miss it), ``MISS``, or ``failed``.
         """

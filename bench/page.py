@@ -180,7 +180,7 @@ def _drawing(chart: Chart, results: Mapping[str, Result], bare: Mapping[str, flo
 
 
 def _mark(line: Line, results: Mapping[str, Result], bare: Mapping[str, float]) -> Mark | None:
-    """None where this run did not measure it."""
+    """None if this run did not measure it."""
     if line.row in bare:
         return Mark(line.label, "bare", bare[line.row], with_unit(bare[line.row], "ms"))
     result = results.get(line.row)

@@ -49,7 +49,7 @@ def _add(table: Table, result: Result, bare: Mapping[str, float]) -> None:
     limits = "\n".join([*(f"{name}: {amount(bare[name])}" for name in row.bare if name in bare), *_bests(result)])
     reason = result.missing or result.failure
     if reason is not None:
-        # Below the work, where a long line is folded: it would push the figures of all rows off the screen.
+        # Below the work: a long line is folded there, and does not push the figures of all rows off the screen.
         why = Text(f"  {reason}", style="dim" if result.missing else "red")
         table.add_row(Text.assemble(row.title, "\n", why), "", "", "", "", limits, shown)
     bounds = {bound.figure: bound for bound in row.bounds}
@@ -70,7 +70,7 @@ def _add(table: Table, result: Result, bare: Mapping[str, float]) -> None:
 
 
 def _bests(result: Result) -> list[str]:
-    """What the machine allowed at best, of the bounds where that can be told."""
+    """The best that the machine allowed, for each bound for which that is known."""
     bests = [(bound, result.best(bound)) for bound in result.row.bounds]
     return [f"at best {bound.figure}: {amount(best)} {bound.unit}" for bound, best in bests if best is not None]
 

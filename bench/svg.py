@@ -24,7 +24,7 @@ class Mark:
 
     Attributes:
         style: ``own``, ``client`` or ``bare``.
-        value: what the bar shows; None where there is nothing but ``text``.
+        value: what the bar shows; None if there is nothing but ``text``.
         text: behind the bar.
         low, high: of the samples.
         bound: where the promise lies.

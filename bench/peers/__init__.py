@@ -1,1 +1,1 @@
-"""Other brokers, started by the benchmark itself where they are installed, each in a directory of its own."""
+"""Other brokers, started by the benchmark itself if they are installed, each in a directory of its own."""

@@ -31,7 +31,7 @@ _RABBIT_HOMES = Path("/usr/lib/rabbitmq/lib")
 
 
 def require_client(module: str, package: str) -> None:
-    """Raise NotInstalledError where the Python client is missing."""
+    """Raise NotInstalledError if the Python client is missing."""
     if find_spec(module) is None:
         raise NotInstalledError(f"not installed: pip install {package}")
 

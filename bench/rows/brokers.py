@@ -56,7 +56,7 @@ async def _nats_single(count: int, stream: Any) -> dict[str, float]:
 
 
 async def _nats_in_flight(count: int, stream: Any) -> dict[str, float]:
-    """Tasks that wait for their turn: 15 k/s here, where the client's ``publish_async`` gave 5 k/s."""
+    """Tasks that wait for their turn: 15 k/s here; the client's ``publish_async`` gave 5 k/s."""
     turn = asyncio.Semaphore(IN_FLIGHT)
 
     async def publish() -> None:

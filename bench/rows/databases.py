@@ -36,7 +36,7 @@ class Database:
     Attributes:
         connect: a new connection, not in autocommit, that forces its commits.
         timed: the same, appending to the list each time a commit has returned.
-        begin: the statement that begins a transaction that will write; empty where the driver begins by itself.
+        begin: the statement that begins a transaction that will write; empty if the driver begins by itself.
         placeholder: of the driver's SQL.
     """
 

@@ -61,7 +61,7 @@ def _raw(surroundings: Surroundings) -> Iterator[Measure]:
                 answered = json.loads(answer.partition(b"\r\n")[2])
                 who = (int(answered["cluster"], 16), int(answered["home"], 16), int(answered["session"], 16))
                 requests = (_commit(TxId(*who, number), batch) for number in range(1, count + 1))
-                # An eighth a write: the generator waits for nobody's full window.
+                # An eighth a write: the generator never waits for a full window.
                 chunks = chunked(requests, IN_FLIGHT // 8)
                 used_s = cpu_seconds(broker.pid)
                 took_s = connection.pipeline(chunks, IN_FLIGHT)

@@ -1,7 +1,7 @@
 """A client for one command, and what it says about a topic, a group or a query that is not there.
 
 The nearest name is looked for here and not by the broker: comparing one misspelt name with 10,000 holds a processor for
-200 ms, which must not be everybody's.
+200 ms, during which the broker would answer no other client.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def connected(
     bootstrap: str, topic: str | None = None, *, group: str | None = None, query: str | None = None
 ) -> Iterator[Client]:
-    """A client for a block; where the block finds nothing of one of these names, the error names the nearest one."""
+    """A client for a block. If the block names something unknown, the error suggests the nearest name."""
     import txmq
     from txmq.spark.sink.queries import Queries
 

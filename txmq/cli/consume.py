@@ -89,7 +89,7 @@ def _messages(client: Client, topic: str, next_offsets: dict[int, int], *, follo
 
 
 def _starts(client: Client, topic: str, partitions: list[int], start: str, *, as_json: bool) -> dict[int, int]:
-    """Where each partition begins; says so where that is not where it was told to."""
+    """The first offset of each partition; prints a note if it is not the requested one."""
     if start not in ("earliest", "latest") and not (start.isascii() and start.isdigit()):
         return {number: client.offset_for(topic, number, timestamp_ms(start)) for number in partitions}
     held = [client.offsets(topic, number) for number in partitions]

@@ -42,7 +42,7 @@ class Finding(Protocol):
 def say_findings(
     findings: Iterable[Finding], totals: Mapping[str, object], *, is_sound: bool, as_json: bool
 ) -> NoReturn:
-    """Print what was found and end the command: status 1 where something is damaged."""
+    """Print what was found and end the command: status 1 if something is damaged."""
     if as_json:
         listed = [
             {"path": item.path, "position": item.position, "text": item.text, "is_damage": item.is_damage}

@@ -84,7 +84,7 @@ def reset(
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
-    """Set where a group goes on; refused while it has members, and of a group that is not there.
+    """Set the offset at which a group continues; refused while it has members, and if the group is unknown.
 
     [bold]Examples[/bold]
 
@@ -108,7 +108,7 @@ def skip(
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
-    """Pass over messages that nobody can deal with; refused while the group has members.
+    """Skip messages that no consumer can process; refused while the group has members.
 
     The messages stay in the log: read them with txmq consume.
 

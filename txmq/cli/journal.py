@@ -50,7 +50,7 @@ def dump(
 def verify(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> None:
     """Check identity, checkpoints and every record of the journal.
 
-    Exit status 1 where something is damaged. The broker must be stopped; nothing is changed.
+    Exit status 1 if something is damaged. The broker must be stopped; nothing is changed.
 
     [bold]Example[/bold]
 

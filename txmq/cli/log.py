@@ -21,7 +21,7 @@ def _group() -> None:
 def verify(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> None:
     """Read every byte of every partition: checksums, places, offsets without holes.
 
-    Exit status 1 where something is damaged. The broker must be stopped; nothing is changed.
+    Exit status 1 if something is damaged. The broker must be stopped; nothing is changed.
 
     [bold]Example[/bold]
 

@@ -123,7 +123,7 @@ def fail(text: str, status: int = STATUS_FAILED) -> NoReturn:
 
 @contextmanager
 def progress(size: int | None) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error where a person waits for something long."""
+    """A bar on standard error, if that is a terminal and the work is long."""
     if not sys.stderr.isatty() or (size is not None and size < PROGRESS_FROM_BYTES):
         yield lambda _: None
         return

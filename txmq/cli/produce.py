@@ -87,7 +87,7 @@ def split(stream: Source, separator: str | None) -> Iterator[list[Pair]]:
     """Keys and values of the lines that each read completed.
 
     Raises:
-        BadLineError: a line is too long, or has no key where one is wanted; the lines before it have been yielded.
+        BadLineError: a line is too long, or has no key although one is wanted; the lines before it have been yielded.
     """
     mark = None if separator is None else separator.encode()
     number, rest = 0, b""

@@ -63,7 +63,7 @@ def paragraph(text: str, width: int | None, indent: str = "", first: str = "") -
 
 
 def folded(text: str, width: int | None, pieces: re.Pattern[str] = _PIECES) -> list[str]:
-    """``text`` in lines of at most ``width``, where no piece is longer."""
+    """``text`` in lines of at most ``width``, unless a single piece is longer."""
     if width is None or display_width(text) <= width:
         return [text]
     lines, line = [], ""
@@ -99,7 +99,7 @@ def _longest(text: str, pieces: re.Pattern[str]) -> int:
 
 
 def _shared(least: Sequence[int], natural: Sequence[int], width: int) -> list[int]:
-    """What is left of the width goes to whoever lacks most."""
+    """The rest of the width goes to the column that lacks most."""
     widths = list(least)
     for _ in range(width - _total(least)):
         lacking = max(range(len(widths)), key=lambda index: natural[index] - widths[index])

@@ -1,6 +1,6 @@
 """``txmq tx``: transactions that hang, what became of one, and what an operator may do about it.
 
-``list`` and ``show`` only look. ``commit``, ``rollback`` and ``complete`` decide in somebody's stead: they want
+``list`` and ``show`` only read. ``commit``, ``rollback`` and ``complete`` decide for a resource: they want
 ``--heuristic``, a reason, and a yes to a sentence that names the risk.
 """
 
@@ -41,9 +41,9 @@ def list_(
 ) -> None:
     """List the transactions in doubt: prepared, or decided and not known to have committed everywhere.
 
-    They are settled by the client that owns them, by its group, or by a resolver (txmq resolver); none is ever guessed.
+    The client that owns them, its group, or a resolver (txmq resolver) settles them; none is ever guessed.
     Behind them stands what resolvers see in databases: branches that are prepared there and lock their rows, though the
-    broker has no decision of them ("in-database"), and databases that nobody reaches.
+    broker has no decision of them ("in-database"), and databases that cannot be reached.
 
     [bold]Examples[/bold]
 
@@ -182,14 +182,14 @@ def rollback(
 ) -> None:  # fmt: skip
     """Roll a prepared transaction back in its database's or application's stead: its messages never go out.
 
-    If the rows are there, or still come, nobody is told of them. See docs/how-to/in-doubt-at-3am.md.
+    If the rows are there, or still come, no message reports them. See docs/how-to/in-doubt-at-3am.md.
 
     [bold]Examples[/bold]
 
       txmq tx rollback TXID --heuristic --reason 'ada: no marker, service removed'
     """
     _require(heuristic, "rollback")
-    _confirm(yes, f"Roll back {txid}? If its rows ARE committed, or commit later, nobody will be told of them.")
+    _confirm(yes, f"Roll back {txid}? If its rows ARE committed, or commit later, no message will report them.")
     with connected(bootstrap) as client:
         client.transactions.rollback(txid, reason)
     _said({"txid": txid, "outcome": "rolled-back"}, f"transaction {txid} is rolled back", as_json=as_json)

@@ -74,7 +74,7 @@ def sql(branches: Sequence[Row], outcome: str) -> list[str]:
 
 
 def next_steps(txid: str, branches: Sequence[Row], outcome: str) -> list[str]:
-    """What to do about branches that nobody ends, the safest first."""
+    """Advice for branches that no resolver ends, the safest first."""
     names = ", ".join(dict.fromkeys(branch["resource"] for branch in branches))
     first = f"run a resolver that reaches {names}: txmq resolver --config resolver.toml"
     if outcome != "unknown":

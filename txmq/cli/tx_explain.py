@@ -127,7 +127,7 @@ def _branch_sql(row: Row, branch: Row) -> list[str]:
 
 
 def _table(fact: Row) -> str:
-    """The marker table; no SQL where the broker was not told which it is (journals of before it was)."""
+    """The marker table; a placeholder if the journal is too old to name it."""
     return str(fact.get("table", "TABLE"))
 
 

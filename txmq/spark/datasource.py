@@ -31,7 +31,7 @@ class TxmqDataSource(DataSource):  # type: ignore[misc]  # mypy does not look in
         return "txmq"
 
     def schema(self) -> StructType:
-        """The columns of a source, where the user declares none."""
+        """The columns of a source if the user declares none."""
         from txmq.spark.decode.schema import schema_of
         from txmq.spark.source.options import parse_columns
 

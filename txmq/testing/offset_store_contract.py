@@ -51,7 +51,7 @@ class OffsetStoreContract:
     def open(self) -> OffsetStore:
         """The store as a member of the group has it; each call as another process would have it, over the same offsets.
 
-        A store for a group of one, which nobody else can open, answers the same object every time.
+        A store for a group of one, which no other member can open, answers the same object every time.
         """
         raise NotImplementedError
 

@@ -236,7 +236,7 @@ def test_deciding_alone_wants_the_word_and_a_yes(desk: Desk, broker: BrokerProce
     assert b"--heuristic" in unsaid.stderr
     declined = run(broker, "rollback", txid, "--heuristic", "--reason", "r", stdin=b"n\n")
     assert declined.returncode == 1
-    assert b"nobody will be told" in declined.stderr
+    assert b"no message will report them" in declined.stderr
     assert desk.txids("prepared") == [txid]
     agreed = run(broker, "commit", txid, "--heuristic", "--reason", "r", stdin=b"y\n")
     assert (agreed.returncode, desk.visible()) == (0, [b"asked"])

@@ -1,7 +1,7 @@
 """``txmq audit --follow``: round after round, each finding told as soon as it is made.
 
 A round that fails (the broker or the database is away) is said and repeated; nothing is left out. Ctrl-C and SIGTERM
-end it: status 1 where something was found in this run, else 0.
+end it: status 1 if this run found something, else 0.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def _settings(server: str | None, sync: str | None, assignments: list[str] | Non
 
 @contextmanager
 def _progress(plan: Plan) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error, where that is a terminal."""
+    """A bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

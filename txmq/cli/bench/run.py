@@ -5,7 +5,7 @@ load is run three times: with a count that is bearable everywhere, with a tenth 
 asked for, and with all of it; only the last one is shown, so that files, caches and connections are warm.
 
 Invariants:
-* A broker of somebody else's gets topics of our own only, under names nobody has, and they are deleted at the end.
+* A running broker gets only topics of the benchmark's own, under unused names; they are deleted at the end.
 * A load that fails is shown as failed and does not take the others' figures with it; an interruption ends the run,
   keeps what was measured, and still deletes the topic.
 """
@@ -38,7 +38,7 @@ NOT_A_DISK = frozenset({"tmpfs", "ramfs"})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was asked for.
+    """The plan of a run.
 
     Attributes:
         server: a broker's address; None starts one of our own under ``directory``.
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Measured:
-    """What came of a load."""
+    """The result of a load."""
 
     load: Load
     count: int = 0
@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Report:
-    """What came of a run."""
+    """The result of a run."""
 
     server: str
     is_own: bool
@@ -128,7 +128,7 @@ def _broker(plan: Plan) -> Iterator[str]:
 
 
 def _of_broker(address: str) -> dict[str, str]:
-    """What decides its figures."""
+    """The settings that decide a broker's figures."""
     with txmq.connect(address, name="bench") as client:
         settings = dict(line.partition(" ")[::2] for line in client.stats("config").splitlines())
         return {"sync": settings.get("sync", "unknown")}

@@ -24,7 +24,7 @@ def demo_audit(
 
     A service writes rows into SQLite and messages into txmq. The audit says that they agree. Then a row is deleted and
     one slipped in, a message is forged and one sent twice, and two orders swap places, all behind txmq's back. The
-    audit names each of them. Exit status 1 where it does not. Needs PySpark and Java 17 or later.
+    audit names each of them. Exit status 1 if it does not. Needs PySpark and Java 17 or later.
 
     [bold]Examples[/bold]
 

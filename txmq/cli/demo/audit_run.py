@@ -1,7 +1,7 @@
 """The play of ``txmq demo-audit``: an order service works, an audit, five faults, an audit.
 
-The service is the one that ``txmq demo`` kills; here nobody dies. What is planted is planted with the means of an
-outsider: SQL on the database, a plain producer on the topic.
+The service is the one that ``txmq demo`` kills; here no process is killed. What is planted is planted with the means
+of an outsider: SQL on the database, a plain producer on the topic.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the last screen shows."""
+    """The figures of the last screen."""
 
     rows: int
     messages: int

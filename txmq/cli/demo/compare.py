@@ -30,7 +30,7 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What the service was told before it was killed."""
+    """The acknowledgements that the service got before it was killed."""
 
     orders: frozenset[str]  # the block of these ended without an error
     payments: frozenset[str]

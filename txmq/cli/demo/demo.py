@@ -26,7 +26,7 @@ def demo(
 
     An order service writes rows into SQLite and messages into txmq, each pair in one transaction.
     It and its broker are killed at random and at the worst moments, and started again.
-    Then rows and messages are compared, one to one and in order. Exit status 1 where they differ.
+    Then rows and messages are compared, one to one and in order. Exit status 1 if they differ.
 
     [bold]Examples[/bold]
 

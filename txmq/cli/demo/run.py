@@ -41,7 +41,7 @@ RANDOM_DELAY_S_MAX = 0.2
 
 
 class Death(NamedTuple):
-    """One round's end: who dies, and where; ``point`` None is SIGKILL from outside at a random moment."""
+    """One kill: the victims and the crash point; ``point`` None is SIGKILL from outside at a random moment."""
 
     service: bool
     broker: bool
@@ -52,10 +52,10 @@ class Death(NamedTuple):
 PLAN = (
     Death(True, False, "client.tx.prepared:20", "service, messages prepared, row not committed"),
     Death(False, True, None, "broker, at a random moment"),
-    Death(True, False, "client.tx.db_committed:20", "service, row committed, broker not told"),
-    Death(False, True, "journal.append.written:60", "broker, record written, not forced"),
+    Death(True, False, "client.tx.db_committed:20", "service, row committed, broker not informed"),
+    Death(False, True, "journal.append.written:60", "broker, record written, not synced"),
     Death(True, True, None, "service and broker together"),
-    Death(False, True, "journal.sync.done:60", "broker, record forced, nobody told"),
+    Death(False, True, "journal.sync.done:60", "broker, record synced, no answer sent"),
     Death(True, False, "client.tx.commit_sent:20", "service, commit sent, answer not read"),
     Death(True, True, None, "service and broker together"),
 )
@@ -67,7 +67,7 @@ class DemoFailedError(TxmqError):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the last screen shows."""
+    """The figures of the last screen."""
 
     comparison: Comparison
     service_kills: int
@@ -102,7 +102,7 @@ class Play:
 
     @property
     def said(self) -> Path:
-        """What the service was told, over all its runs."""
+        """The acknowledgements that the service got, over all its runs."""
         return self.directory / "service.out"
 
     def run(self, plan: tuple[Death, ...] = PLAN) -> Report:
@@ -159,7 +159,8 @@ class Play:
             self.service_kills += 1
 
     def _start(self, broker: BrokerProcess, service_crash: str | None, broker_crash: str | None) -> None:
-        """Start what is dead; what has to die at a named point is stopped in order and started with it."""
+        """Start each dead process; one that is to die at a crash point is stopped in order and started with the
+        point."""
         if broker_crash is not None and broker.is_running:
             broker.stop()
         if not broker.is_running:
@@ -208,7 +209,7 @@ class Play:
         _wait_for(moved, complaint)
 
     def reported(self) -> Reported:
-        """What the service has said so far; an unfinished last line does not count."""
+        """Read the service's output so far; an unfinished last line does not count."""
         words: dict[str, set[str]] = {"order": set(), "payment": set(), "declined": set()}
         text = self.said.read_text("utf-8") if self.said.exists() else ""
         for line in text[: text.rfind("\n") + 1].splitlines():

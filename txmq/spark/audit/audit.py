@@ -130,7 +130,7 @@ def audit(
 
     Args:
         messages: columns as ``spark.read.format("txmq")`` has them (key, value, partition, offset, timestamp, txid, and
-            headers where the spec names one), of ``spec.topic``, of the window with its margins.
+            headers if the spec names one), of ``spec.topic``, of the window with its margins.
         rows: at least ``spec.columns``, of the window with its margins.
         window: default: everything.
         around: default: nothing lies around.

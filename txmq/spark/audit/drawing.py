@@ -76,7 +76,7 @@ def over_time(
 
 
 def along_the_log(spans: Mapping[int, tuple[int, int]], marks: Mapping[int, Sequence[Mark]]) -> str:
-    """A bar for each partition, from its first to its last offset, with a mark where something was found."""
+    """A bar for each partition, from its first to its last offset, with a mark at each finding."""
     low = min((first for first, _ in spans.values()), default=0)
     high = max(
         [last for _, last in spans.values()] + [mark.at for found in marks.values() for mark in found], default=1

@@ -88,7 +88,7 @@ def totals(pairs: DataFrame) -> Totals:
 
 
 def moments(pairs: DataFrame, span: Totals) -> tuple[int, list[Moment]]:
-    """Seconds of a bucket (a minute, or more where the window is long), and the buckets in order."""
+    """Seconds of a bucket (a minute, or more if the window is long), and the buckets in order."""
     if span.first_ms is None or span.last_ms is None:
         return MINUTE_S, []
     bucket_ms = bucket_seconds((span.last_ms - span.first_ms) / 1000) * 1000
@@ -121,7 +121,7 @@ def moments(pairs: DataFrame, span: Totals) -> tuple[int, list[Moment]]:
 
 
 def bucket_seconds(span_s: float) -> int:
-    """A minute; less where the window is short, whole minutes more where there would be too many."""
+    """A minute; less for a short window, several minutes if there would be too many buckets."""
     short = next((seconds for seconds in _SHORT_S if span_s <= seconds * SHORT_BUCKETS), None)
     return short or max(1, math.ceil(span_s / (BUCKETS_MAX * MINUTE_S))) * MINUTE_S
 
@@ -144,6 +144,6 @@ def by_partition(found: list[GapRun]) -> list[PartitionFigures]:
 
 
 def _latency() -> Any:
-    """From the row's time to the message's, ms; null where one is not known or the pair is outside the window."""
+    """From the row's time to the message's, ms; null if one is not known or the pair is outside the window."""
     inside = F.col("r_in") & (F.col("copy") == 1)
     return F.when(inside, (F.unix_micros("m_at") - F.unix_micros("r_at")) / 1000)

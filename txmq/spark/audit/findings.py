@@ -228,5 +228,5 @@ def _by_transaction(
 
 
 def _text(key: Column) -> Column:
-    """A key as text, or in hexadecimal where it is none."""
+    """A key as text, or in hexadecimal if it is not UTF-8."""
     return F.coalesce(F.try_validate_utf8(key.cast("string")), F.concat(F.lit("0x"), F.hex(key)))

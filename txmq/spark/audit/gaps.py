@@ -1,4 +1,4 @@
-"""Holes in what was read: offsets of a partition that nobody can read, though the log says that they are there.
+"""Holes in what was read: offsets of a partition that cannot be read, though the log says that they exist.
 
 Theory of operation. Offsets have no holes (P2 of docs/promises.md), so a run of 65,536 offsets is whole when count,
 first and last fit and the offsets add up. Spark counts the runs; the driver compares them with the ranges that were to

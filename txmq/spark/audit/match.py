@@ -48,7 +48,7 @@ class Window:
 
     @property
     def has_every_message(self) -> bool:
-        """Whether all messages of the topic are audited, but for newer ones where it is live."""
+        """True if all messages of the topic are audited; those of a live topic that are newer do not count."""
         return self.from_ms is None and (self.to_ms is None or self.is_live)
 
     def holds_message(self) -> Column:
@@ -95,7 +95,7 @@ def row_identities(rows: DataFrame, spec: AuditSpec) -> DataFrame:
 
 
 def text_of(source: Source) -> Column:
-    """A message's value at a place, as text; null where it is not there or not text."""
+    """A message's value at a place, as text; null if it is missing or not text."""
     if source.field is MessageField.TXID:
         return F.col("txid")
     if source.field is MessageField.JSON:
@@ -104,10 +104,10 @@ def text_of(source: Source) -> Column:
 
 
 def committed_at(rows: DataFrame, row_time: RowTime | None) -> Column:
-    """When a row was committed, as a timestamp; null where nothing says so.
+    """When a row was committed, as a timestamp; null if no column gives it.
 
     Raises:
-        ConfigError: a column of numbers without a unit, or a unit where there are no numbers.
+        ConfigError: a column of numbers without a unit, or a unit for a column without numbers.
     """
     if row_time is None:
         return F.lit(None).cast("timestamp")
@@ -167,7 +167,7 @@ def _numbered(side: DataFrame, order: Sequence[str]) -> DataFrame:
 
 
 def _identity(values: Sequence[Column]) -> Column:
-    """One value as it is; several as a JSON array, so that no two lists look alike. Null where one is."""
+    """One value as it is; several as a JSON array, so that no two lists look alike. Null if one of them is."""
     if len(values) == 1:
         return values[0]
     complete = values[0].isNotNull()

@@ -16,7 +16,7 @@ def save(result: AuditResult, summary: Summary, directory: Path, dataset: str | 
     """Write all three; what was there of an earlier audit is replaced.
 
     Args:
-        directory: on this machine; made where it is missing.
+        directory: on this machine; made if it is missing.
         dataset: where Spark writes the findings (Parquet); default: in ``directory``. On a cluster a path that every
             executor reaches.
 

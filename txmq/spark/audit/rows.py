@@ -44,7 +44,7 @@ _EXPECTED = "expected sqlite:///FILE (or sqlite:/ABSOLUTE/FILE), mysql://USER@HO
 class Rows:
     """A table, wherever it lies. ``table`` for those that Python's drivers reach; else ``url``.
 
-    ``spark`` may be None where only ``primary_key`` and ``require`` are asked.
+    ``spark`` may be None if only ``primary_key`` and ``require`` are asked.
     """
 
     spark: SparkSession
@@ -54,7 +54,7 @@ class Rows:
     password: str | None = field(default=None, repr=False)  # where ``url`` is used as it is
 
     def primary_key(self) -> list[str]:
-        """The columns of the primary key, in the table's order; empty where none is known."""
+        """The columns of the primary key, in the table's order; empty if none is known."""
         return [] if self.table is None else [column.name for column in columns_of(self.table) if column.is_key]
 
     def require(self, spec: AuditSpec) -> None:
@@ -127,7 +127,7 @@ class Rows:
         return bool(table.query(f"{sql} LIMIT 1", (parameter,)))
 
     def _where(self, row_time: RowTime, from_ms: int | None, to_ms: int | None) -> str:
-        """The window as SQL, so that an index on the time can serve; empty where only Spark can tell."""
+        """The window as SQL, so that an index on the time can serve; empty if only Spark can tell."""
         if self.table is None:
             return ""
         kind = next(column for column in columns_of(self.table) if column.name == row_time.column)
@@ -212,7 +212,7 @@ def _connect_arguments(url: str, password: str | None) -> tuple[str, dict[str, A
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown; also one of JDBC, where it may stand as a parameter."""
+    """The URL without its password, which a JDBC URL may hold as a parameter."""
     return _SECRET_PARAMETER.sub(r"\1...", _SECRET.sub(r"\1...@", url))
 
 

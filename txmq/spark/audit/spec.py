@@ -8,7 +8,7 @@ A *match* says which row belongs to which message: a list of ``COLUMN = SOURCE``
     txid             the transaction that sent it
 
 A row and a message belong together where all terms are equal, after the message's text was read as the column's type
-(so "042" is 42 where the column is a number). Each row has one message and each message one row: where an identity is
+(so "042" is 42 if the column is a number). Each row has one message and each message one row: where an identity is
 there several times on both sides, the first belongs to the first.
 
 Invariants:
@@ -37,7 +37,7 @@ class Kind(enum.Enum):
     LATE = "late"  # its row was committed longer ago than the margin: late, or sent again
     DIFFERS = "differs"  # row and message say different things
     OUT_OF_ORDER = "out-of-order"  # after a message of the same key with a higher order value
-    GAP = "gap"  # offsets that nobody can read
+    GAP = "gap"  # offsets that cannot be read
     TORN = "torn"  # a transaction of which only a part is visible
     IN_DOUBT = "in-doubt"  # a transaction that waits for its outcome, longer than the margin
 
@@ -178,7 +178,7 @@ def parse_row_time(text: str) -> RowTime:
     """
     column, colon, unit = text.partition(":")
     if colon and unit not in _UNITS:
-        raise ConfigError(f"{text!r}: expected COLUMN, or COLUMN:s, :ms or :us where it holds numbers since 1970")
+        raise ConfigError(f"{text!r}: expected COLUMN, or COLUMN:s, :ms or :us if it holds numbers since 1970")
     return RowTime(checked_column(column), _UNITS[unit] if colon else None)
 
 

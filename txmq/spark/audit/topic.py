@@ -72,7 +72,7 @@ class Plan:
 
 
 def ignore(_text: str) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Theory of operation. Only what cannot be done otherwise is done batch by batch: 
 two CRCs. Every other rule is checked for all headers at once; what breaks one is put in words by ``log.batch.fault``.
 
 ``check`` takes whole batches up to the first that is damaged or not wholly there, and says which of the two it was.
-``pieces`` gives the same batches with their record sections plain: as they are where nothing is compressed, else
+``pieces`` gives the same batches with their record sections plain: as they are if nothing is compressed, else
 inflated into one buffer, a few at a time.
 
 Invariants:
@@ -64,7 +64,7 @@ class Origin:
 
     Attributes:
         path: the file, or the broker's partition in words: what errors name.
-        topic_id: None where it is not known; batches are then not checked to belong there.
+        topic_id: None if it is not known; batches are then not checked to belong there.
     """
 
     path: str
@@ -86,9 +86,9 @@ class Chunk:
         content: the bytes; ``positions`` of the batches are in it.
         position: where in the file ``content`` begins.
         size_bytes: how much of ``content`` was taken.
-        next_offset: offset behind the last record; what was expected, where no batch was taken.
-        wanted_bytes: size of the batch behind the taken ones, where its header is sound and its end is missing.
-        damage: why no more was taken; None where there is no damage.
+        next_offset: offset behind the last record; the expected one if no batch was taken.
+        wanted_bytes: size of the batch behind the taken ones, if its header is sound and its end is missing.
+        damage: why no more was taken; None if there is no damage.
     """
 
     origin: Origin

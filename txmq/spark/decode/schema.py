@@ -36,7 +36,7 @@ def _spark_types() -> dict[str, DataType]:
 
 
 def schema_of(names: tuple[str, ...] | None, has_headers: bool) -> StructType:
-    """What is read where nothing is declared with ``.schema(...)``.
+    """The columns that are read if none are declared with ``.schema(...)``.
 
     Raises:
         ConfigError: the option ``columns`` names one that does not exist, or one twice.

@@ -57,7 +57,7 @@ def read(raw: Bytes, at: Ints) -> tuple[Ints, Ints]:
 
 
 def lookup(raw: Bytes, at: Ints) -> NDArray[np.int32]:
-    """Value << 2 | size of the varint at every position; 0 where it has more than two bytes."""
+    """Value << 2 | size of the varint at every position; 0 if it has more than two bytes."""
     pair: Any = raw.take(at, mode="clip").astype(np.uint16)
     pair |= raw.take(at + 1, mode="clip").astype(np.uint16) << 8
     found: NDArray[np.int32] = _TABLE.take(pair)
@@ -80,7 +80,7 @@ def _read_longer(raw: Bytes, at: Ints) -> tuple[Ints, Ints]:
 
 
 def one(buffer: Buffer, at: int) -> tuple[int, int]:
-    """Read one varint; its value and the position behind it, ``NOWHERE`` where it is not whole."""
+    """Read one varint; its value and the position behind it, ``NOWHERE`` if it is not whole."""
     plain = 0
     for number in range(_SIZE_BYTES_MAX):
         if at + number >= len(buffer):

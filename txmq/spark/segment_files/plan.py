@@ -151,7 +151,7 @@ class _Planner:
                     yield partition.topic_id, partition.number
 
     def _name(self, topic_id: int) -> str | None:
-        """The topic's name, its id where no journal says its name; None where it was deleted and is not asked for."""
+        """The topic's name, its id if no journal holds its name; None if it was deleted and is not asked for."""
         if self._state is None:
             return str(topic_id)
         topic = self._state.topics.with_id(topic_id)

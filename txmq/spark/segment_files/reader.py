@@ -54,7 +54,7 @@ class PathReader(DataSourceReader):  # type: ignore[misc]
         return [FilePartition(tasks) for tasks in planned]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """In a task: the rows of one part. Spark asks for one part without a value where nothing is to be read."""
+        """In a task: the rows of one part. Spark asks for one part without a value if nothing is to be read."""
         for task in partition.tasks if isinstance(partition, FilePartition) else ():
             try:
                 yield from FileReader(task, self._columns).rows()

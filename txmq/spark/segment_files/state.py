@@ -7,7 +7,7 @@ which segments it has and how long they are, and where its high watermark is (me
 have not all committed are held behind it). Files may be shorter than that: then the last messages are only in the
 journal, and a start of the broker writes them.
 
-Invariants: nothing in the directory changes, but for the lock, which is held meanwhile where it can be had.
+Invariants: nothing in the directory changes, but for the lock, which is held meanwhile if it can be taken.
 
 Thread safety: one thread.
 """

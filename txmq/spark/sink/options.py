@@ -37,7 +37,7 @@ class SinkOptions:
 
     Attributes:
         bootstrap: address of the broker.
-        topic: where every row goes; None where the rows say.
+        topic: where every row goes; None if the rows say.
         compression: of the record batches.
         timeout_s: how long a task or the driver waits for a broker that is away.
         query: who writes, for a job that may be run again; None: nobody else ever writes under the same name.

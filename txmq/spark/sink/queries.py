@@ -82,7 +82,7 @@ class Queries:
         What else is prepared for the query up to this batch is rolled back.
 
         Returns:
-            False where the batch was committed before, by whomever: nothing happened.
+            False if the batch was committed before: nothing happened.
 
         Raises:
             TransactionConflictError: a transaction is not prepared, or not of this batch; nothing happened.

@@ -30,7 +30,7 @@ PARTITIONS_MAX = 1000  # in one chunk: each costs a record batch of its own
 _PIECE_ROWS_MAX = 8192  # each may have a place of its own: together fewer than a request has parts
 _ROW_OVERHEAD_BYTES = 16
 
-Row = Any  # (key, value), or (key, value, headers) where the rows have headers
+Row = Any  # (key, value), or (key, value, headers) if the rows have headers
 PartitionCount = Callable[[str], int]
 
 
@@ -78,7 +78,7 @@ class Gatherer:
     """Cuts a task's Arrow batches into chunks.
 
     Args:
-        topic: where every row goes; None where the column says.
+        topic: where every row goes; None if the column says.
         partitions_of: how many partitions a topic has; raises UnknownTopicError.
         chunk_size_bytes: of a chunk, about.
     """
@@ -88,7 +88,7 @@ class Gatherer:
         self._next = 0
 
     def chunks(self, batches: Iterator[Any]) -> Iterator[Chunk]:
-        """Every row, in chunks; none where there is no row."""
+        """Yield every row, in chunks; none if there is no row."""
         chunk: Chunk | None = None
         for batch in batches:
             has_headers = "headers" in batch.schema.names

@@ -154,7 +154,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 @contextmanager
 def _with_advice(advice: str) -> Iterator[None]:
-    """Around the request that decides: where nobody answers it, whether it was executed is not known."""
+    """Around the request that decides: without an answer, the outcome is unknown."""
     try:
         yield
     except (ConnectionLostError, RequestTimeoutError) as error:

@@ -48,7 +48,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         return tasks(plan(self._options), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """In a task: the rows of one part. Spark asks for one part without a value where nothing is to be read."""
+        """In a task: the rows of one part. Spark asks for one part without a value if nothing is to be read."""
         if isinstance(partition, RangePartition):
             yield from read_ranges(partition.ranges, self._reading)
 

@@ -46,7 +46,7 @@ class SourceOptions:
         topics: names; or None and ``pattern``, which a whole name must match; neither with ``path``: all.
         start, end: where to begin and to stop (not with).
         columns: names, in order; None: all, ``headers`` only with ``has_headers``.
-        tasks_min: at least so many Spark tasks, where there are so many messages; None: as many as processors.
+        tasks_min: at least so many Spark tasks if there are so many messages; None: as many as processors.
         task_size_bytes: about the most that one task reads.
         trigger_rows_max, trigger_size_bytes_max: the most that one micro-batch takes; None: all there is.
         fails_on_loss: whether messages that are gone are an error, or a warning.
@@ -237,7 +237,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _one_of(found: Mapping[str, Any], *names: str) -> Any:
-    """The one that is given; None where none is."""
+    """The one that is given; None if none is."""
     given = [name for name in names if name in found]
     if len(given) > 1:
         raise ConfigError(f"options {' and '.join(given)}: give one of them")

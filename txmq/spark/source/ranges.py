@@ -37,7 +37,7 @@ class Range:
 
 
 def split(ranges: Sequence[Range], tasks_min: int, task_size_bytes: int) -> list[Range]:
-    """Cut ranges into parts for tasks: at least ``tasks_min`` where there are so many messages, none empty.
+    """Cut ranges into parts for tasks: at least ``tasks_min`` if there are so many messages, none empty.
 
     Args:
         task_size_bytes: about the most a part may have.
@@ -69,7 +69,7 @@ def pack(parts: Sequence[Range], rows: int) -> list[tuple[Range, ...]]:
 def share(wanted: Mapping[K, int], allowed: int) -> dict[K, int]:
     """Divide ``allowed`` among those who want something, in proportion; together never more, nobody more than wanted.
 
-    Everybody gets one where that is possible: nobody starves beside somebody who always wants plenty. The largest
+    Each partition gets one message if possible: no partition starves beside one with a large backlog. The largest
     remainders are rounded up, the first of equals first: the same question has the same answer.
     """
     if sum(wanted.values()) <= allowed:
@@ -86,7 +86,7 @@ def share(wanted: Mapping[K, int], allowed: int) -> dict[K, int]:
 
 
 def admit(available: Mapping[K, Range], rows_max: int | None, size_bytes_max: int | None) -> dict[K, int]:
-    """How far to read: the end of each range's part that fits both limits; at least one message where there is any."""
+    """How far to read: the end of each range's part that fits both limits; at least one message if there is any."""
     counts = {key: each.count for key, each in available.items()}
     allowed = total = sum(counts.values())
     if rows_max is not None:

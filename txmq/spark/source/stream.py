@@ -81,7 +81,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return ReadAllAvailable()
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
-        """The end of the next micro-batch; ``start`` itself where nothing is new."""
+        """The end of the next micro-batch; ``start`` itself if nothing is new."""
         position = Position.from_json(start)
         catalog = self._catalog()
         read_before = [name for name in position.ids if self._options.takes(name)]

@@ -74,7 +74,7 @@ def facts(directory: Path) -> dict[str, str]:
 
 
 def busy(known: Mapping[str, str]) -> str | None:
-    """What to say of figures taken while others used the machine; None where it was quiet."""
+    """What to say of figures taken while others used the machine; None if it was quiet."""
     if float(known["load before"]) <= int(known["cores"]) * BUSY_SHARE:
         return None
     return (

@@ -33,8 +33,8 @@ class Target:
         address: ``txmq://HOST:PORT``.
         topic: made by the load, deleted at its end; there must be none of that name.
         size_bytes: of a message's value.
-        outstanding: requests of one connection without an answer, where a load pipelines.
-        threads: callers at the same time, where a load has several.
+        outstanding: requests of one connection without an answer, if a load pipelines.
+        threads: callers at the same time, if a load has several.
     """
 
     address: str

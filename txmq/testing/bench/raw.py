@@ -63,7 +63,7 @@ class RawConnection:
 
     @classmethod
     def to(cls, address: str) -> Self:
-        """Connect to ``txmq://HOST[:PORT]``; the first one where there are several."""
+        """Connect to ``txmq://HOST[:PORT]``; the first one if there are several."""
         return cls(*parse_bootstrap(address)[0])
 
     def __enter__(self) -> Self:

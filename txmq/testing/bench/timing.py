@@ -21,7 +21,7 @@ def timed(work: Callable[[], object], count: int) -> list[float]:
 
 @contextmanager
 def one_processor() -> Iterator[None]:
-    """The calling thread, and those it starts meanwhile, stay on one processor, where one can be chosen.
+    """The calling thread, and those it starts meanwhile, stay on one processor, if one can be chosen.
 
     Threads of Python take turns at the interpreter's lock, wherever they run; between two processors a turn wakes one
     of them up (``docs/benchmarks.md``).
@@ -40,7 +40,7 @@ def one_processor() -> Iterator[None]:
 def in_threads(make: Callable[[], Callable[[], object]], threads: int, count: int) -> tuple[float, list[float]]:
     """Do it ``count`` times in all, by several threads, each with what ``make`` made in it.
 
-    Each thread does it once before the clock starts. Ends early, and raises, where a thread fails or this one is
+    Each thread does it once before the clock starts. Ends early, and raises, if a thread fails or this one is
     interrupted; no thread is left then.
 
     Returns:
@@ -92,7 +92,7 @@ class _Crew:
             self.taken.extend(self._repeat(work))
         except threading.BrokenBarrierError:
             pass
-        except Exception as error:  # noqa: BLE001  told to whoever measures
+        except Exception as error:  # noqa: BLE001  raised in the measuring thread
             self.failures.append(error)
             self.stop = True
             self.ready.abort()

@@ -1,8 +1,8 @@
-"""Rules A9 to A14 of ``checker``: what became of decisions, and who was told.
+"""Rules A9 to A14 of ``checker``: the fate of decisions, and the outcomes that were reported.
 
-A9  resolution-time     something stayed in doubt for longer than promised, everybody being up
-A10 zombie              an effect of a transaction whose rollback somebody else had been promised
-A11 heuristic           a lone decision that was not recorded, or one recorded that nobody made
+A9  resolution-time     something stayed in doubt for longer than promised, while every process was up
+A10 zombie              an effect of a transaction whose rollback had been promised to another client
+A11 heuristic           a heuristic decision that was not recorded, or one recorded that no resource made
 A12 conservation        accounts and amounts under way do not add up
 A13 decision-log        two decisions about one transaction in the journals of all epochs; or one against what is there
 A14 half                a half message against its checker's answers, or dropped undecided

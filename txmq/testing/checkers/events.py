@@ -9,20 +9,20 @@ A line is an object with these members (Jepsen's words, as far as they fit):
     t    time in ns of one monotonic clock for all processes        p    process
     ty   invoke | ok | fail | info                                  f    what, below
     id   the operation; invoke and completion share it              v    micro-operations
-    txid the transaction's id where one is known                    err  the error's text
+    txid the transaction's id if it is known                        err  the error's text
     pend true: told that the decision is durable, while readers may see the messages later (``tx.pending``)
 
     f          ty       v
     send txn   invoke   ["send", topic, key, value] and ["row", resource, rowid], in program order
     half       invoke   the same: a half message and the row that its checker looks for
-               ok       the same, sends followed by partition and offset where they are known
+               ok       the same, sends followed by partition and offset if they are known
     poll       ok       ["poll", topic, partition, [[offset, value]...]]
     dbread     invoke   none                          ok: ["read", resource, rowid, present]
     outcome    ok       ["committed" | "rolled-back" | "unknown"]; ``id`` is the operation asked about
     fence      ok       none: the rollback of operation ``id`` was acknowledged to somebody else than its owner
     check      ok       ["commit" | "rollback" | "unknown"]: a checker's answer for the half message ``id``
     inject     ok       [what]: the test made a resource decide alone about the transaction ``txid``
-    settled    ok       [seconds, bound]: how long it took until nothing was in doubt, everybody being up
+    settled    ok       [seconds, bound]: how long it took until nothing was in doubt, while every process was up
     bank       ok       [total, expected] of all accounts and amounts under way
     nemesis    invoke   a fault begins                ok: its effects have ended
     drain      ok       ["drain", topic, partition, start, [[offset, value, key]...]]: everything that can be read
@@ -34,7 +34,7 @@ A line is an object with these members (Jepsen's words, as far as they fit):
 Rules of the writer:
 
 * a value is used once in the whole run, a rowid too; a process has one operation in flight;
-* ``fail`` only where the library promises that nothing happened; a timeout or a lost connection is ``info``, and the
+* ``fail`` only if the library promises that nothing happened; a timeout or a lost connection is ``info``, and the
   process that got it goes on under another name, because its operation may still take effect;
 * ``drain``, ``rows`` and ``in-doubt`` are written after healing, with the writers at rest; the last ones count.
 """
@@ -51,7 +51,7 @@ Log = tuple[str, int]  # topic, partition
 
 
 class Send(NamedTuple):
-    """One message of an operation; place and offset where the writer was told."""
+    """One message of an operation; place and offset if the writer knows them."""
 
     topic: str
     key: str
@@ -85,7 +85,7 @@ class Operation:
 
 
 class Poll(NamedTuple):
-    """What one read of a partition returned."""
+    """The messages that one read of a partition returned."""
 
     process: str
     log: Log
@@ -118,7 +118,7 @@ class Fault:
 
 
 class Resolution(NamedTuple):
-    """How long it took until nothing was in doubt, everybody being up, and how long it may take."""
+    """The time until nothing was in doubt, while every process was up, and the time allowed."""
 
     name: str
     seconds: float
@@ -126,7 +126,7 @@ class Resolution(NamedTuple):
 
 
 class Balance(NamedTuple):
-    """What accounts and messages under way held together."""
+    """The sum of all accounts and of the messages under way."""
 
     completed_ns: int
     total: int
@@ -142,7 +142,7 @@ class Drained(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """A whole run. ``drain``, ``rows`` and ``in_doubt`` are None where the run did not get that far."""
+    """A whole run. ``drain``, ``rows`` and ``in_doubt`` are None if the run did not get that far."""
 
     operations: dict[str, Operation] = field(default_factory=dict)
     polls: list[Poll] = field(default_factory=list)

@@ -5,13 +5,13 @@ and what they dealt with (``handle``); the driver writes faults, how long it too
 and what was saved in the end. ``parse_group_history`` folds these lines, and the acknowledged sends of the producers,
 into a ``GroupHistory``; ``check_group`` asks every rule. The rules know nothing of txmq's code:
 
-    G1  unhandled       an offset was saved that passes a message nobody had dealt with; or such a message at the end
+    G1  unhandled       an offset was saved that passes an unprocessed message; or such a message at the end
     G1  handled-again   exactly-once only: a message was dealt with more than once
     G2  offset-fell     a saved offset went back, or a new owner was told less than was saved
     G3  fenced-save     a save was accepted of a generation although a newer one was known to be handed out
     G4  two-owners      one partition, one generation, two members
     G5  unowned         a partition had no owner for too long after the last change
-    G5  lag-left        at the end, with everybody at rest, the saved offset is not the partition's end
+    G5  lag-left        at the end, with every member at rest, the saved offset is not the partition's end
     G6  stopped         a partition that did not move, whose owner and broker were up, was not served for too long
 
 Lines, beside those of ``history`` (of which ``send`` and ``nemesis`` are read here, too):
@@ -22,7 +22,7 @@ Lines, beside those of ``history`` (of which ``send`` and ``nemesis`` are read h
     handle  ok      [topic, partition, generation, offset]: before it is acknowledged
     owned   ok      [seconds, bound] from the last change until each partition was a live member's
     lag     ok      [topic, partition, start, saved | null, end]
-    nemesis invoke  ``who`` names the member that cannot work until ``ok``; without it, nobody can
+    nemesis invoke  ``who`` names the member that cannot work until ``ok``; without it, no member can
 
 Rules of the writer: a save without its second line was accepted or not; ``handle`` is written before the message is
 acknowledged. G1 to G5 are those of reference "History checker", a.4; G6 makes "partitions that did not move never
@@ -57,7 +57,7 @@ class View(NamedTuple):
 
 @dataclass(slots=True)
 class Save:
-    """One partition of a request to save offsets. ``status``: ok, refused, or info where no answer came."""
+    """One partition of a request to save offsets. ``status``: ok, refused, or info if no answer came."""
 
     member: str
     slot: TopicPartition
@@ -80,7 +80,7 @@ class Handled(NamedTuple):
 
 @dataclass(slots=True)
 class Outage:
-    """A member (None: everybody) could not work."""
+    """A member (None: every member) could not work."""
 
     begun_ns: int
     who: str | None
@@ -106,7 +106,7 @@ class Lag(NamedTuple):
 
 @dataclass(slots=True)
 class GroupHistory:
-    """A run of one group. ``lag`` is None where the run did not get that far."""
+    """A run of one group. ``lag`` is None if the run did not get that far."""
 
     views: list[View] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
@@ -124,7 +124,7 @@ class GroupRules:
     Attributes:
         exactly_once: each message is dealt with once: its offset is saved together with its effect.
         stopped_s_max: so long may a message wait in a partition that stays with its owner.
-        stays: so often a tenure must have lived through a fault of somebody else, for the run to prove anything.
+        stays: so often a tenure must have lived through a fault of another member, for the run to prove anything.
         refused: so many saves must have been refused.
     """
 
@@ -291,7 +291,7 @@ def _fell(history: GroupHistory, _rules: GroupRules) -> Iterator[Finding]:
 
 
 def _fenced(history: GroupHistory, _rules: GroupRules) -> Iterator[Finding]:
-    """G3. Known is a generation to whoever was told of it, and to whoever saved under it."""
+    """G3. A member knows a generation that it received, or under which it saved."""
     known: dict[TopicPartition, list[tuple[int, int]]] = defaultdict(list)  # time, generation
     for view in history.views:
         known[view.slot].append((view.learned_ns, view.generation))
@@ -353,7 +353,7 @@ def _waits(history: GroupHistory) -> Iterator[tuple[Handled, int, float]]:
         for handled in tenure[1:]:
             acknowledged_ns = history.acknowledged_ns.get((slot, handled.offset))
             since, before = max(acknowledged_ns or 0, before.handled_ns), handled
-            # Else nobody knows since when it waited.
+            # Otherwise the time since when it waited is unknown.
             if acknowledged_ns is not None and not _is_excused(history, handled, since):
                 yield handled, generation, (handled.handled_ns - since) / 1e9
 

@@ -8,7 +8,7 @@ acknowledged transaction, L5 says only of plain sends, and so on.
     L1  inconsistent-offset      one offset, two values: among answers, polls and the end
     L2  aborted-read             a reader saw what failed
     L5  lost-write               acknowledged or once visible, and not there at the end
-    L6  unexpected               a value or row that nobody attempted
+    L6  unexpected               a value or row that no operation attempted
     L7  duplicate                a plain send at two places
     L8  hole                     offsets of a partition are not dense
     L9  int-poll                 a gap or a step back inside one poll
@@ -364,7 +364,7 @@ def _wrong_outcomes(index: Index) -> Iterator[Finding]:
 
 
 def _unknown_without_fault(index: Index) -> Iterator[Finding]:
-    """ "Unknown" may be told only where a fault overlapped the operation."""
+    """ "Unknown" is allowed only if a fault overlapped the operation."""
     starts, ends = _running_ends(index.history)
     for operation in index.operations:
         if operation.status == "info" and operation.completed_ns is not None:

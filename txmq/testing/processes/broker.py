@@ -2,7 +2,7 @@
 
 Theory of operation. ``txmq broker`` is started with ``--ready-file``; ``start`` returns when that file holds the
 address. With port 0 a free port is chosen *below the ephemeral range* and kept over restarts: clients that reconnect
-while the broker is away then cannot connect to themselves on that port, nor can the system hand it to somebody else.
+while the broker is away then cannot connect to themselves on that port, nor can the system hand it to another process.
 In the block of a ``ForkServer`` the broker is forked (``fork_server.py``), in all else the same.
 
 Invariants, beside those of ``child.py``:

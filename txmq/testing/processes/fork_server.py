@@ -65,7 +65,7 @@ class Process(Protocol):
         """Wait for its end. Raises: subprocess.TimeoutExpired."""
 
     def send_signal(self, sig: int) -> None:
-        """Nothing happens where it has ended."""
+        """Send a signal; does nothing if the process has ended."""
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -236,7 +236,7 @@ class _Forked:
 
 
 class _Request(NamedTuple):
-    """What a child is to do."""
+    """The task of a child."""
 
     words: list[str]
     env: dict[str, str]
@@ -244,8 +244,8 @@ class _Request(NamedTuple):
 
 
 def _serve(requests: socket.socket) -> _Request | None:
-    """Returns a request in the child that is to carry it out; None when nobody asks any more."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for monitors
+    """Returns a request in the child that is to carry it out; None at the end of all requests."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # monitors are not waited for
     while True:
         said, descriptors, _flags, _address = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 1 + len(Streams._fields))
         if not said:
@@ -270,7 +270,7 @@ def _monitor(report: int) -> None:
         return
     os.write(report, _ANSWER.pack(child))
     _pid, status = os.waitpid(child, 0)
-    with contextlib.suppress(BrokenPipeError):  # nobody wants to know
+    with contextlib.suppress(BrokenPipeError):  # the parent has closed the pipe
         os.write(report, _ANSWER.pack(os.waitstatus_to_exitcode(status)))
     os._exit(0)
 

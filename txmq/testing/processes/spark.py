@@ -50,7 +50,7 @@ def environment(*, is_quick_start: bool = True) -> dict[str, str]:
     """The variables under which a process of this machine starts Spark quickly: for ``os.environ`` or a child.
 
     Args:
-        is_quick_start: less compiling at run time; False where throughput is measured.
+        is_quick_start: less compiling at run time; False if throughput is measured.
 
     Raises:
         SparkMissingError: no PySpark, or no Java 17 or later.
@@ -76,7 +76,7 @@ def start_session(
     Args:
         application: its name in Spark's log.
         settings: Spark settings by name, over the ones here.
-        is_quick_start: less compiling at run time; False where throughput is measured.
+        is_quick_start: less compiling at run time; False if throughput is measured.
 
     Raises:
         SparkMissingError: no PySpark, or no Java 17 or later.

@@ -55,7 +55,7 @@ def lost(*, is_executed: bool) -> Fault:
 
 @dataclass
 class _Held:
-    """What the broker has of one transaction."""
+    """The broker's record of one transaction."""
 
     state: str = "open"
     parts: list[tuple[str, int, bytearray]] = field(default_factory=list)
@@ -223,7 +223,7 @@ class SimulatedBroker:
         return b""
 
     def _checks(self, group: str, fields: Extensions, _body: bytes) -> bytes:
-        """All halves of the group are due whenever somebody asks."""
+        """Return all half messages of the group: each is always due."""
         due: list[bytes] = []
         for txid, held in self._held.items():
             if held.state == "prepared" and held.meta.get("group") == group and len(due) < fields.get("limit", 100):
@@ -327,11 +327,11 @@ class SimulatedBroker:
         return {txid: held.state for txid, held in self._held.items()}
 
     def heuristics(self, txid: str) -> list[tuple[str, str]]:
-        """What was reported of lone decisions: kind and reason."""
+        """The heuristic decisions that were reported: kind and reason."""
         return self._held[txid].heuristics
 
     def values(self, topic: str) -> list[bytes | None]:
-        """What readers see of a topic, partition by partition."""
+        """The messages of a topic that readers see, partition by partition."""
         return [m.value for place, found in sorted(self.log.items()) if place[0] == topic for m in found]
 
     def send(self, topic: str, value: bytes, key: bytes | None = None, **_: Any) -> Any:

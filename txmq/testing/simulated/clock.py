@@ -32,7 +32,7 @@ class SimClock:
         self._elapsed_ns += round(seconds * 1e9)
 
     def sleep(self, seconds: float) -> None:
-        """Time passes; nobody waits."""
+        """Advance the time without a wait."""
         self.advance(seconds)
 
     def jump(self, offset_ms: int) -> None:

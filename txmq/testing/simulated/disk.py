@@ -7,7 +7,7 @@ just that. ``kill()`` ends the process only: the cache stays, locks and open fil
 
 Faults: ``fail_at`` lets the n-th write, sync, entry operation, open or read raise. A failed write leaves a part of
 itself. A failed sync loses what was pending and keeps showing it (``fsyncgate``), or leaves it pending.
-``capacity_bytes`` gives ENOSPC. ``damage`` changes bytes under everybody's feet.
+``capacity_bytes`` gives ENOSPC. ``damage`` changes bytes behind the program's back.
 
 Invariants:
 
@@ -157,7 +157,7 @@ class SimDisk:
             number: EIO, ENOSPC, EMFILE, EROFS, ...
             kind: "any" is every write, sync and entry operation (create, rename, unlink, make, remove).
             forever: all later ones too.
-            path_prefix: only on paths that start so (the nth operation passes where its path does not).
+            path_prefix: only on paths that start so (the nth operation passes if its path does not).
         """
         self._faults.append(Fault(kind, self.counts[kind] + nth, number, forever, path_prefix))
 
@@ -246,13 +246,13 @@ class SimDisk:
         return sorted(p[start:] for p in self._entries if p.startswith(prefix) and "/" not in p[start:])
 
     def make_directories(self, path: str) -> None:
-        """Create a directory and its parents, each entry synced; no error where it exists."""
+        """Create a directory and its parents, each entry synced; no error if it exists."""
         for name in self._missing(path):
             self.perform(MakeDirectory(name))
             self._entries[name] = DIRECTORY
 
     def add_directories(self, path: str) -> list[str]:
-        """Create a directory and its parents where they are missing; the directories that got an entry, not synced."""
+        """Create a directory and its parents if they are missing; the directories that got an entry, not synced."""
         changed = []
         for name in self._missing(path):
             self.perform(AddDirectory(name))

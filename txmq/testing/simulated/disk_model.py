@@ -30,7 +30,7 @@ DIRECTORY: Final = 0  # inode number of every directory: only their names matter
 
 
 class Write(NamedTuple):
-    """Bytes written; extends the file where they lie beyond its end."""
+    """Bytes written; extends the file if they lie beyond its end."""
 
     inode: int
     path: str
@@ -178,7 +178,7 @@ def apply_file_op(buffer: bytearray, op: FileOp) -> None:
 
 
 def apply_entry_op(entries: dict[str, int], op: EntryOp) -> None:
-    """Do to the entries what ``op`` says; the name it starts from may be absent, where an earlier op was dropped."""
+    """Do to the entries what ``op`` says; the name it starts from may be absent if an earlier op was dropped."""
     if isinstance(op, Create):
         entries[op.path] = op.inode
     elif isinstance(op, Rename):

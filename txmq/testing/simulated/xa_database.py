@@ -3,12 +3,12 @@
 Theory of operation. ``SimulatedXADatabase`` holds committed rows, the branches it knows and its sessions. A session
 takes the calls that matter to a transaction manager (XA START, END, PREPARE, COMMIT, ROLLBACK, RECOVER, INSERT, BEGIN,
 ...) and answers as MariaDB does, error numbers included. ``crash`` is a kill -9, ``start`` the restart. What a session
-writes is locked until its transaction ends; a lock that is held is an error at once (1205), nobody waits.
+writes is locked until its transaction ends; a lock that is held is an error at once (1205), without a wait.
 
 The quirks, each of them seen on the real server (tests/services/xa/test_simulated_xa.py compares every answer):
 
     * a prepared branch survives its session and a crash; while its session lives it is listed, and not known to others;
-    * on a connection that is not in autocommit nobody can end a branch that another one began (1400);
+    * on a connection that is not in autocommit, a branch that another one began cannot be ended (1400);
     * a statement that failed (1062, 1205) does not doom its branch; a deadlock's victim can only be rolled back;
     * a prepared branch without writes is listed, gone after a crash, and when its session has ended whoever commits it
       or rolls it back is told 1402;
@@ -102,7 +102,7 @@ class SimulatedXADatabase:
         return session
 
     def kill(self, number: int) -> bool:
-        """End a session from outside; False where there is none."""
+        """End a session from outside; False if there is none."""
         session = self._sessions.get(number)
         if session is None:
             return False

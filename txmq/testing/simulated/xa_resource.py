@@ -58,7 +58,7 @@ class SimulatedXAResource:
     """See ``xa.branch.XAResource``.
 
     Args:
-        uuid: what ``install`` writes into the database where no identity is, 32 hex digits.
+        uuid: what ``install`` writes into a database without an identity, 32 hex digits.
         now_ms: the database's clock.
         marker: see ``MySQLResource``.
     """
@@ -71,7 +71,7 @@ class SimulatedXAResource:
         self._new_uuid = uuid
 
     def install(self, _client: Any = None) -> None:
-        """Write the identity where there is none."""
+        """Write the identity if there is none."""
         session = self.database.connect(autocommit=True)
         with suppress(SimulatedError):
             session.insert(IDENTITY, 1, (self.name, self._new_uuid))
@@ -83,7 +83,7 @@ class SimulatedXAResource:
         return UsedXAConnection(self, connection)
 
     def enlist(self, cluster: str, txid: str, timeout_s: float, connection: Any = None) -> SimulatedXABranch:
-        """See ``XAResource``. Raises ``SimulatedError`` where the database is away."""
+        """See ``XAResource``. Raises ``SimulatedError`` if the database is away."""
         TxId.parse(txid)
         session: SimulatedSession = connection or self.database.connect()
         if session.autocommit or session.is_in_transaction:
@@ -94,7 +94,7 @@ class SimulatedXAResource:
         return SimulatedXABranch(self, session, txid, deadline_ms, is_own=connection is None)
 
     def open_recovery(self, cluster: str) -> SimulatedXARecovery:
-        """See ``XAResource``. Raises ``SimulatedError`` where the database is away."""
+        """See ``XAResource``. Raises ``SimulatedError`` if the database is away."""
         session = self.database.connect(autocommit=True)
         self._identify(session)
         return SimulatedXARecovery(self, session, int(cluster, 16))
