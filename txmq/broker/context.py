@@ -164,7 +164,7 @@ class Context:
         return self.undurable[-1] if self.undurable else None
 
     def group_with_room(self) -> CommitGroup:
-        """The group in the making; a new one where it is full. Between entries that need not be in one record.
+        """The group in the making, or a new one if it is full. Call it between entries that need not share a record.
 
         One group is one record: it stays far below what the journal can hold.
         """

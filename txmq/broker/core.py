@@ -311,7 +311,7 @@ class Core:
         self.context.liveness.tick(is_reading=is_reading)
 
     def _clock_set_back(self) -> None:
-        """Nobody went away in the future: else others would wait that long to settle what he prepared."""
+        """No session went away in the future: else resolvers would wait that long for its prepared transactions."""
         for session in self.context.state.sessions.values():
             if session.bound is None and session.gone_ms > self.context.now_ms:
                 session.gone_ms = self.context.now_ms
@@ -352,7 +352,7 @@ class Core:
         self.context.answer(client, opaque, body)
 
     def could_not(self, client: ClientConnection, opaque: bytes, error: BaseException) -> None:
-        """A read or lookup failed: tell the client; damage is told with file and position."""
+        """A read or lookup failed: answer with the error. Damage names its file and position."""
         self.context.counters.errors += 1
         reply = error if isinstance(error, BrokerError) else BrokerError(str(error))
         self.context.answer(client, opaque, reply)

@@ -50,7 +50,7 @@ def checks(context: Context, client: ClientConnection, request: Request) -> None
 
 
 def prepared(context: Context, transaction: Transaction) -> None:
-    """A transaction is prepared: where it is a half, it is looked at when it can be due."""
+    """A transaction is prepared. A half message is looked at when a check-back can be due."""
     if transaction.meta["kind"] == TransactionKind.HALF.value:
         _watch(context, transaction)
 
@@ -107,7 +107,7 @@ def _due_ms(context: Context, half: Transaction) -> int | None:
 
 
 def _hand_out(context: Context, poll: CheckPoll) -> bool:
-    """Answer a poll, where something is ready."""
+    """Answer a poll if a half message is ready for its group."""
     content: list[bytes] = []
     size = 0
     while len(content) < poll.limit and size < ANSWER_SIZE_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""What the verbs of transactions check before they change anything: whose it is, where it stands, what is too much."""
+"""What the verbs of transactions check before they change anything: owner, state, limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COUNTER_MAX = (1 << 64) - 1  # what the journal can hold; a decimal of 20 digit
 
 
 def state_of(context: Context, session: BrokerSession, counter: int) -> TransactionState:
-    """Where a transaction stands, on the assigned side."""
+    """The state of a transaction, on the assigned side."""
     transaction = context.state.transactions.get((session.number, counter))
     if transaction is not None:
         return transaction.state  # whatever floor was stated: what is undecided stays open to its decision
@@ -59,7 +59,7 @@ def locate(context: Context, text: bytes) -> tuple[TxId, BrokerSession]:
 
 
 def at_home(context: Context, text: bytes) -> TxId:
-    """Read a txid of this home, whatever has become of its session.
+    """Read a txid of this broker; its session may have ended.
 
     Raises:
         BadRequestError, NotOwnerError: not a txid, another home.
@@ -108,7 +108,7 @@ def refusal(action: Action, txid: bytes) -> Exception:
 
 
 def refuse_over_limits(context: Context, transaction: Transaction | None, added: Sequence[Part]) -> None:
-    """Refuse a new transaction, or parts of one, where the disk, the broker or a limit does not take it."""
+    """Refuse a new transaction, or parts of one, if disk, broker or a limit has no room for it."""
     settings = context.settings
     refuse_unready(context)
     if transaction is None and context.state.unsettled >= settings.transactions_open_max:
@@ -126,7 +126,7 @@ def refuse_over_limits(context: Context, transaction: Transaction | None, added:
 
 
 def refuse_over_outcomes(context: Context, session: BrokerSession, floor: int, *, is_fence: bool = False) -> None:
-    """Refuse where a client never says what it has seen the end of, or somebody fences ids that nobody ever used.
+    """Refuse a session that keeps too many outcomes: its client states no floor, or fences ids that were never used.
 
     The floor this request states counts already.
 
@@ -142,7 +142,7 @@ def refuse_over_outcomes(context: Context, session: BrokerSession, floor: int, *
 
 
 def check_streamed(transaction: Transaction | None, given: dict[bytes, bytes]) -> None:
-    """Refuse where what was streamed before is not what the client states."""
+    """Refuse if the parts that were streamed before are not those that the client states."""
     streamed = (len(transaction.parts), transaction.size_bytes, transaction.checksum) if transaction else (0, 0, 0)
     stated = tuple(int(given.get(name, 0)) for name in (b"parts", b"bytes", b"crc"))
     if streamed != stated:

@@ -52,7 +52,7 @@ def _new_session(context: Context, name: str) -> BrokerSession:
 
 
 def _make_room(context: Context) -> None:
-    """End the session that has been away longest and owes nothing; whatever comes in its name is answered 410."""
+    """End the session that has been away longest and owes nothing. Later requests in its name are answered 410."""
     for session in context.state.sessions.values():
         is_idle = session.bound is None and not session.owed
         if is_idle and context.now_ms - session.gone_ms >= SESSION_IDLE_MS_MIN:
@@ -62,7 +62,7 @@ def _make_room(context: Context) -> None:
 
 
 def _resumed(context: Context, wish: bytes) -> BrokerSession:
-    """The session of who knows its secret; taken over where the epoch is higher than it had.
+    """The session that the client resumes with its secret; a higher epoch takes it over.
 
     Raises:
         FencedError: there is no such session, the secret is another one, or it was taken over since.

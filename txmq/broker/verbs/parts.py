@@ -1,4 +1,4 @@
-"""The verb ``parts``: the messages of a prepared transaction, for who has to find out what it is about."""
+"""The verb ``parts``: the messages of a prepared transaction, for the operator who has to resolve it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _commit(context: Context, name: str, given: Given, body: bytearray) -> tuple
 
 
 def _abort(context: Context, name: str, given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:
-    """Roll back what is prepared: of a query, of an epoch whatever its query, of a batch."""
+    """Roll back what is prepared: of a query, of an epoch of any query, of a batch."""
     if name == ANY_QUERY and b"epoch" not in given:
         raise BadRequestError("query abort * needs epoch=")
     count = _roll_back_all(context, prepared_of(context, name, given))

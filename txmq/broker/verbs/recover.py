@@ -1,12 +1,12 @@
-"""The verb ``recover``: transactions that somebody may have to settle, and those that somebody decided alone.
+"""The verb ``recover``: transactions in doubt, and heuristic outcomes.
 
 In order: prepared ones (order of preparation), decided ones whose branches have not all completed (order of decision),
 then heuristic outcomes. A page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, and says where the next one begins: a
 place in that order, which stays where it is whatever is settled meanwhile.
 
 Invariants:
-    * who asks page after page is told of everything that was there all the time, and of nothing twice on one walk, but
-      for what changed its state behind them, or where the broker was restarted: then the list begins anew;
+    * a walk over all pages lists every transaction that was there all the time, and none twice, unless it changed its
+      state meanwhile. If the broker was restarted, the list begins anew;
     * a page costs what is on it.
 """
 
@@ -75,7 +75,7 @@ def recover(context: Context, client: ClientConnection, request: Request) -> Non
 
 
 def _page_start(context: Context, text: str | None) -> PageStart:
-    """Where to go on: at the beginning, where that place was of another incarnation of the broker."""
+    """Where the page begins: at the beginning if ``text`` is of another incarnation of the broker."""
     beginning = PageStart(context.state.epoch, _PREPARED, 0)
     if text is None:
         return beginning
@@ -193,7 +193,7 @@ def _prepared_row(context: Context, transaction: Transaction) -> Row:
 
 
 def _offset_rows(context: Context, offsets: list[Any]) -> list[Row]:
-    """What it saves of consumer groups' offsets; until it is settled their partitions are handed to nobody else."""
+    """The consumer groups' offsets that it saves. Until it is resolved, their partitions are not handed over."""
     return [
         {"group": group, "topic": _topic_name(context, topic_id), "partition": partition, "offset": offset}
         for group, rows in offsets

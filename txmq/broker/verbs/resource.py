@@ -36,7 +36,7 @@ def resource(context: Context, client: ClientConnection, request: Request) -> No
 
 
 def reporter_of(client: ClientConnection) -> Reporter:
-    """Who reports over a connection: its session, which outlives it, or the connection itself."""
+    """The reporter behind a connection: its session, which outlives it, or the connection itself."""
     return ("connection", client.number) if client.session is None else ("session", client.session.number)
 
 

@@ -58,7 +58,7 @@ def tick(context: Context) -> None:
 
 
 def _take_step(context: Context, away: Away) -> BrokerSession | None:
-    """What is due of one; the session, where it keeps more than it needs."""
+    """Do what is due for one session. Returns it if it keeps more than it needs."""
     session = away.session
     ends_ms = session.gone_ms + max(REST_MS, context.settings.session_idle_ms_max)
     if ends_ms > context.now_ms:

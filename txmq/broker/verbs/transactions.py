@@ -1,9 +1,9 @@
 """The verbs of transactions: ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``.
 
-Every request is turned into an event; ``transaction.TRANSITIONS`` says what to do. Checks come first
-(``transaction_checks``), then one or several entries go into the group commit, and the answer waits for their record.
-What a request was refused for leaves no trace. ``decide`` and ``complete`` are in ``decisions``, ``recover`` in
-``listing``, ``checks`` in ``halves``.
+Every request becomes an event, and the table ``transaction.TRANSITIONS`` says what follows. Checks come first
+(``checks``, ``placing``), then one or several entries go into the commit group, and the answer waits for their record.
+A refused request leaves no trace. ``fast_path`` stands in front of ``prepare`` and ``commit``. ``decide`` and
+``complete`` are in ``xa``, ``recover`` in ``recover``, ``checks`` in ``check_backs``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def put_part(context: Context, client: ClientConnection, txid_text: bytes, state
 
 
 def prepare(context: Context, client: ClientConnection, request: Request) -> None:
-    """Force all parts and the prepare record; somebody else decides from now on."""
+    """Journal all parts and the prepare record. From then on the resource manager decides, not the client."""
     _, arguments, extensions, body, opaque = request
     txid, session = locate(context, arguments[0])
     require_owner(client, session)
@@ -172,7 +172,7 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
 
 
 def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
-    """Journal and fold a rollback; whoever waited behind it may go on."""
+    """Journal and fold a rollback. Commits that waited only for this transaction go on."""
     context.group.add_entry(entries.encode_rolled_back(session, counter, floor))
     context.group.needs_sync = True
     transaction = context.state.settle(session, counter, floor, ROLLED_BACK)

@@ -127,7 +127,7 @@ def _fact(context: Context, what: str, reason: bytes, kind: str) -> dict[str, An
 
 
 def forget(context: Context, client: ClientConnection, request: Request) -> None:
-    """Drop what is kept of a lone decision, also where its session has ended: nothing else would."""
+    """Drop what is kept of a heuristic decision, also if its session has ended."""
     _, arguments, _extensions, _body, opaque = request
     txid = at_home(context, arguments[0])
     name = (txid.session, txid.counter)
