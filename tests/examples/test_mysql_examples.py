@@ -214,15 +214,15 @@ DJANGO_FAILS = """
 import json, sys
 sys.path.insert(0, {folder!r})
 sys.argv = ["django_orders.py", *sys.argv[1:]]
-import django_orders as example
+import django_orders as example, txmq
 from django.db import connection
-real = example.Transaction.send
+real = txmq.Transaction.send
 calls = iter([0, 1])
 def send(self, *words, **named):
     if next(calls, 2) == 1:
         raise RuntimeError("planned")
     return real(self, *words, **named)
-example.Transaction.send = send
+txmq.Transaction.send = send
 try:
     example.main(*sys.argv[1:])
 except RuntimeError as error:
