@@ -53,7 +53,8 @@ def encode(opaque: bytes, reply: Reply) -> bytes:
     if isinstance(reply, bytes):
         return result(200, opaque, reply)
     if isinstance(reply, int):
-        return result(200, opaque, b"%d" % reply)
+        line = b"%d\n" % reply
+        return b"result 200 %d %b\r\n%b" % (len(line), opaque, line)
     if isinstance(reply, Records):
         return value_header(len(reply.content), opaque) + reply.content
     return violation(reply) if isinstance(reply, Violation) else error(reply, opaque)

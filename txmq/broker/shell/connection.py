@@ -205,7 +205,7 @@ class Connection(asyncio.BufferedProtocol):
         if out:
             client.out = []
             if not self._transport.is_closing():
-                data = answers.encode(*out[0]) if len(out) == 1 else answers.encode_all(out)
+                data = answers.encode(out[0][0], out[0][1]) if len(out) == 1 else answers.encode_all(out)
                 self._given_bytes += len(data)
                 self._transport.write(data)
                 if len(data) > OWN_BYTES or (self._host.answers.used and self._host.answers.is_holding(self)):

@@ -97,15 +97,16 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
 def _is_new(context: Context, session: BrokerSession, counter: int, size: int) -> bool:
     """Whether a transaction was never seen, and no limit is near."""
     settings, state, key = context.settings, context.state, (session.number, counter)
+    outcomes, transactions, incomplete = session.outcomes, state.transactions, state.decisions.incomplete
     return not (
         counter <= session.floor
-        or counter in session.outcomes
-        or key in state.transactions
-        or key in state.decisions.incomplete
+        or counter in outcomes
+        or key in transactions
+        or key in incomplete
         or context.disk_full
         or context.stopping
-        or len(session.outcomes) > settings.outcomes_kept
-        or state.unsettled >= settings.transactions_open_max
+        or len(outcomes) > settings.outcomes_kept
+        or len(transactions) + len(incomplete) >= settings.transactions_open_max
         or size > settings.transaction_size_bytes_max
         or size + state.payload_bytes > settings.prepared_bytes_max
     )
