@@ -22,22 +22,19 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WAIT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for both."""
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
-        yield process
-
-
 @pytest.fixture
-def client(bus: BrokerProcess) -> Iterator[txmq.Client]:
+def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client of the broker."""
-    with txmq.connect(bus.address) as made:
+    with txmq.connect(shared_broker.address) as made:
         yield made
 
 
 def torment(
-    command: list[str], progress: Callable[[], int], count: int, bus: BrokerProcess, has_members: Callable[[], bool]
+    command: list[str],
+    progress: Callable[[], int],
+    count: int,
+    shared_broker: BrokerProcess,
+    has_members: Callable[[], bool],
 ) -> None:
     """Two of the program at a time: killed, paused, replaced, and the broker killed once, until all is done."""
     with ExitStack() as stack:
@@ -58,8 +55,8 @@ def torment(
         paused = start()
         until_it_moved(paused)
         paused.send_signal(SIGSTOP)
-        bus.kill()
-        bus.start()
+        shared_broker.kill()
+        shared_broker.start()
         last = start()
         # Whether it gets anywhere depends on the rows that the paused one has locked.
         eventually(has_members, "the last one has joined")
@@ -76,7 +73,7 @@ def has_members(client: txmq.Client, group: str) -> bool:
     return any(row["group"] == group and row["members"] for row in client.groups.list())
 
 
-def test_amounts_are_booked_once(bus: BrokerProcess, client: txmq.Client, mariadb: MariaDB) -> None:
+def test_amounts_are_booked_once(shared_broker: BrokerProcess, client: txmq.Client, mariadb: MariaDB) -> None:
     mariadb.execute("CREATE DATABASE books")
     database = mariadb.connect_arguments() | {"db": "books"}
     client.topics.create("amounts", partitions=4)
@@ -90,14 +87,19 @@ def test_amounts_are_booked_once(bus: BrokerProcess, client: txmq.Client, mariad
     def booked() -> int:
         return int(mariadb.execute("SELECT COALESCE(SUM(amount), 0) FROM books.totals")[0][0])
 
-    command = [sys.executable, str(EXAMPLES / "exactly_once_into_mysql.py"), json.dumps(database), bus.address]
-    torment(command, booked, expected.total(), bus, lambda: has_members(client, "totals"))
+    command = [
+        sys.executable,
+        str(EXAMPLES / "exactly_once_into_mysql.py"),
+        json.dumps(database),
+        shared_broker.address,
+    ]
+    torment(command, booked, expected.total(), shared_broker, lambda: has_members(client, "totals"))
     assert {name: int(amount) for name, amount in mariadb.execute("SELECT * FROM books.totals")} == expected
     rows = mariadb.execute("SELECT SUM(next_offset) FROM books.txmq_offset WHERE topic = 'amounts'")
     assert int(rows[0][0]) == 200
 
 
-def test_each_text_has_one_summary(bus: BrokerProcess, client: txmq.Client) -> None:
+def test_each_text_has_one_summary(shared_broker: BrokerProcess, client: txmq.Client) -> None:
     for topic in ("texts", "summaries"):
         client.topics.create(topic, partitions=4)
     texts = [(b"%d" % number, " ".join(["word"] * (number + 1)).encode()) for number in range(200)]
@@ -106,7 +108,13 @@ def test_each_text_has_one_summary(bus: BrokerProcess, client: txmq.Client) -> N
     def done() -> int:
         return sum(client.offsets("summaries", partition).end for partition in range(4))
 
-    command = [sys.executable, str(EXAMPLES / "consume_process_produce.py"), "texts", "summaries", bus.address]
-    torment(command, done, 200, bus, lambda: has_members(client, "summaries"))
+    command = [
+        sys.executable,
+        str(EXAMPLES / "consume_process_produce.py"),
+        "texts",
+        "summaries",
+        shared_broker.address,
+    ]
+    torment(command, done, 200, shared_broker, lambda: has_members(client, "summaries"))
     found = Counter(json.loads(message.value or b"")["words"] for message in client.browse("summaries"))
     assert found == Counter(range(1, 201))

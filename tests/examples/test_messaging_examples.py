@@ -21,17 +21,10 @@ WAIT_S = 60.0
 BACKLOG = 20_000
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One for all: each example has topics of its own."""
-    with BrokerProcess(tmp_path_factory.mktemp("examples") / "broker") as process:
-        yield process
-
-
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client of the broker."""
-    with txmq.connect(broker.address) as made:
+    with txmq.connect(shared_broker.address) as made:
         yield made
 
 
@@ -93,11 +86,11 @@ def running(name: str, *arguments: object, reads: bool = True) -> Iterator[Runni
             program.end(signal.SIGKILL)
 
 
-def test_a_changed_price_is_forgotten_by_every_cache(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_changed_price_is_forgotten_by_every_cache(shared_broker: BrokerProcess, tmp_path: Path) -> None:
     database = tmp_path / "prices.db"
     with (
-        running("broadcast_cache.py", database, broker.address) as one,
-        running("broadcast_cache.py", database, broker.address) as two,
+        running("broadcast_cache.py", database, shared_broker.address) as one,
+        running("broadcast_cache.py", database, shared_broker.address) as two,
     ):
 
         def asked(program: Running, name: str) -> str:
@@ -119,35 +112,35 @@ def _answers(program: Running, name: str) -> int:
     return sum(line.startswith(f"{name}:") for line in program.lines)
 
 
-def test_the_browser_shows_what_is_there_and_ends(broker: BrokerProcess, client: txmq.Client) -> None:
+def test_the_browser_shows_what_is_there_and_ends(shared_broker: BrokerProcess, client: txmq.Client) -> None:
     client.topics.create("browsed", partitions=2)
     producer = client.producer()
     for number in range(100):
         producer.send("browsed", b"%d" % number, key=b"ada" if number % 10 == 0 else b"ben")
     with producer.transaction() as tx:
         producer.send("browsed", b"last", key=b"ada")
-    with running("topic_browser.py", "browsed", "", broker.address) as program:
+    with running("topic_browser.py", "browsed", "", shared_broker.address) as program:
         assert program.wait() == 0
         assert program.lines[-1] == "101 messages shown"
         assert len(program.lines) == 104
-    with running("topic_browser.py", "browsed", "ada", broker.address) as program:
+    with running("topic_browser.py", "browsed", "ada", shared_broker.address) as program:
         assert program.wait() == 0
         shown = program.lines[2:-1]
         assert [line.split("b'ada' b'")[1].split("'")[0] for line in shown] == [
             *(str(number) for number in range(0, 100, 10)), "last"
         ]  # fmt: skip
         assert shown[-1].endswith(f"in transaction {tx.txid}")
-    with running("topic_browser.py", "absent", "", broker.address) as program:
+    with running("topic_browser.py", "absent", "", shared_broker.address) as program:
         assert (program.wait(), program.lines) == (1, [])
     assert client.groups.list() == []
 
 
-def test_what_is_urgent_overtakes_a_backlog(broker: BrokerProcess, client: txmq.Client) -> None:
+def test_what_is_urgent_overtakes_a_backlog(shared_broker: BrokerProcess, client: txmq.Client) -> None:
     for topic in ("urgent", "normal"):
         client.topics.create(topic, partitions=2)
     producer = client.producer()
     producer.send_many("normal", [(b"%d" % number, b"n%d" % number) for number in range(BACKLOG)])
-    with running("priority_by_two_topics.py", broker.address, reads=False) as program:
+    with running("priority_by_two_topics.py", shared_broker.address, reads=False) as program:
         program.read(1)  # its output is not taken meanwhile, so that it stops in the middle of its backlog
         producer.send_many("urgent", [(b"k", b"u%d" % number) for number in range(50)])
         program.read()
@@ -161,7 +154,7 @@ def test_what_is_urgent_overtakes_a_backlog(broker: BrokerProcess, client: txmq.
 
 
 def test_log_is_shipped_once_in_order_through_kills_and_outages(
-    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+    shared_broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     log, spool = tmp_path / "app.log", tmp_path / "spool"
     written: list[bytes] = []
@@ -185,16 +178,16 @@ def test_log_is_shipped_once_in_order_through_kills_and_outages(
     client.topics.create("logs", partitions=4)
     for so_far in (1, 1000):
         write(1000)
-        with running("log_shipping.py", log, spool, broker.address) as program:
+        with running("log_shipping.py", log, spool, shared_broker.address) as program:
             eventually(lambda: len(arrived()) > so_far, lambda: program.lines)  # noqa: B023  called here
             program.end(signal.SIGKILL)  # in the middle of it
-    with running("log_shipping.py", log, spool, broker.address) as program:
+    with running("log_shipping.py", log, spool, shared_broker.address) as program:
         eventually(lambda: len(arrived()) == 2000, lambda: program.lines)
         write(20)
         rotate()
         write(20)
         eventually(lambda: len(arrived()) == 2040, lambda: program.lines)
-        broker.kill()
+        shared_broker.kill()
         write(20)
         rotate()
         write(20)
@@ -203,10 +196,10 @@ def test_log_is_shipped_once_in_order_through_kills_and_outages(
     write(20)
     rotate()
     write(20)
-    broker.start()
+    shared_broker.start()
     with log.open("ab") as file:
         file.write(b"half a li")
-    with running("log_shipping.py", log, spool, broker.address) as program:
+    with running("log_shipping.py", log, spool, shared_broker.address) as program:
         eventually(lambda: len(arrived()) == 2120, lambda: program.lines)
         with log.open("ab") as file:
             file.write(b"ne\n")

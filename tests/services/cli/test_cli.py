@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -22,13 +21,6 @@ from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess, free_port
 
 TIMEOUT_S = 60
-
-
-@pytest.fixture(scope="module")
-def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """For tests that leave nothing behind."""
-    with BrokerProcess(tmp_path_factory.mktemp("shared") / "broker") as process:
-        yield process
 
 
 def run(broker: BrokerProcess | None, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

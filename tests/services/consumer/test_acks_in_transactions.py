@@ -29,17 +29,10 @@ WAIT_S = 60.0
 QUICK = txmq.ConsumerOptions(name="one", heartbeat_interval=0.1, offset_save_interval=0.1, retry_delay=0.05)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all of them."""
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
-        yield process
-
-
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client of a broker with the topics, both new, and no group."""
-    with txmq.connect(broker.address) as made:
+    with txmq.connect(shared_broker.address) as made:
         made.topics.create(IN)
         made.topics.create(OUT)
         yield made
@@ -284,7 +277,7 @@ def test_acks_commit_with_an_xa_transaction(client: txmq.Client, consumer: Consu
 
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "rolled back"])
 def test_message_of_unknown_outcome_is_neither_saved_nor_delivered_meanwhile(
-    broker: BrokerProcess, client: txmq.Client, consumer: Consumer, *, is_committed: bool
+    shared_broker: BrokerProcess, client: txmq.Client, consumer: Consumer, *, is_committed: bool
 ) -> None:
     fill(client, 2)
     first, second = delivered(consumer, 2)
@@ -293,19 +286,19 @@ def test_message_of_unknown_outcome_is_neither_saved_nor_delivered_meanwhile(
         with pytest.raises(txmq.OutcomeUnknownError), tx:  # noqa: PT012  the end of the block
             producer.send(OUT, b"a")
             tx.ack(first)
-            broker.pause()
+            shared_broker.pause()
         consumed = consumer._assignment.partitions[IN, 0]
         second.ack()
         first.reject("unknown")  # not ours to say
         assert (consumed.is_in_doubt, consumed.position, consumer.poll(timeout=0.0)) == (True, 0, [])
         if is_committed:
-            broker.resume()
+            shared_broker.resume()
             eventually(lambda: saved(client) == 2, "both are saved")
             assert client.outcome(tx.txid) is txmq.Outcome.COMMITTED
             assert (consumer.poll(timeout=0.2), outputs(client)) == ([], [b"a"])
             return
-        broker.kill()
-        broker.start()
+        shared_broker.kill()
+        shared_broker.start()
         (again,) = delivered(consumer, 1)
         assert (again.offset, client.outcome(tx.txid)) == (0, txmq.Outcome.ROLLED_BACK)
         with producer.transaction() as tx:
@@ -353,21 +346,21 @@ LIVES = (
 
 
 def test_each_input_has_one_output_despite_deaths_after_prepare(
-    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+    shared_broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     database, count = tmp_path / "shop.db", 60
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("CREATE TABLE invoices (value BLOB)")
     values = fill(client, count)
-    command = [sys.executable, "-c", CHILD, broker.address, str(database), str(count)]
+    command = [sys.executable, "-c", CHILD, shared_broker.address, str(database), str(count)]
     for number, point in enumerate((*LIVES, "")):
         environment = {**os.environ, "TXMQ_CRASH": point} if point else dict(os.environ)
         with subprocess.Popen(command, env=environment) as child:
             if number % 2:  # the broker dies, too, while it has work
                 at = client.offsets(OUT, 0).end
                 eventually(lambda: child.poll() is not None or client.offsets(OUT, 0).end > at, "it works")  # noqa: B023
-                broker.kill()
-                broker.start()
+                shared_broker.kill()
+                shared_broker.start()
             assert child.wait(WAIT_S) == (0 if not point else -9), point
     found = Counter(value.partition(b":")[2] for value in outputs(client))
     assert found == Counter(values)

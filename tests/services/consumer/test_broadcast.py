@@ -35,17 +35,10 @@ for message in consumer:
 """
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One for all."""
-    with BrokerProcess(tmp_path_factory.mktemp("broadcast") / "broker") as process:
-        yield process
-
-
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client of a broker with the topic, which holds a message that is older than every member, and nothing else."""
-    with txmq.connect(broker.address, timeout=30.0) as made:
+    with txmq.connect(shared_broker.address, timeout=30.0) as made:
         made.topics.create(TOPIC, partitions=PARTITIONS)
         made.producer().send(TOPIC, b"old")
         yield made
@@ -108,8 +101,10 @@ def test_a_member_with_a_name_goes_on_where_it_stopped(client: txmq.Client) -> N
     assert [group["group"] for group in client.groups.list()] == [f"{GROUP}.shop-1"]
 
 
-def test_second_consumer_of_name_stands_by_and_follows_kill(client: txmq.Client, broker: BrokerProcess) -> None:
-    process = subprocess.Popen([sys.executable, "-c", _MEMBER, broker.address], stdout=subprocess.PIPE, text=True)
+def test_second_consumer_of_name_stands_by_and_follows_kill(client: txmq.Client, shared_broker: BrokerProcess) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MEMBER, shared_broker.address], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     with process.stdout as output:
         assert output.readline() == "assigned\n"
@@ -168,13 +163,13 @@ def test_a_topic_that_is_made_anew_is_another_one(client: txmq.Client, name: str
 
 @pytest.mark.parametrize("name", [None, "shop-1"])
 def test_a_broker_that_is_killed_loses_a_member_nothing(
-    client: txmq.Client, broker: BrokerProcess, name: str | None
+    client: txmq.Client, shared_broker: BrokerProcess, name: str | None
 ) -> None:
     with member(client, name) as consumer:
         sent = send(client, 10)
         found = set(values(take(consumer, 10)))
-        broker.kill()
-        broker.start()
+        shared_broker.kill()
+        shared_broker.start()
         sent += send(client, 10, "w")
         while found != set(sent):
             found.update(values(take(consumer, 1)))

@@ -22,17 +22,10 @@ QUICK = txmq.ConsumerOptions(
 OTHER = txmq.ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.1, offset_save_interval=0.1, name="two")
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all."""
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
-        yield process
-
-
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client, and five messages in a new topic."""
-    with txmq.connect(broker.address) as made:
+    with txmq.connect(shared_broker.address) as made:
         made.topics.create(TOPIC)
         made.producer().send_many(TOPIC, [(None, b"%d" % number) for number in range(5)])
         yield made
@@ -123,7 +116,7 @@ def test_message_with_commit_under_way_is_kept_and_written_once(
 
 
 def test_a_fenced_owners_rows_cannot_be_committed(
-    client: txmq.Client, broker: BrokerProcess, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+    client: txmq.Client, shared_broker: BrokerProcess, mariadb: MariaDB, store: txmq.MySQLOffsetStore
 ) -> None:
     connection = mariadb.connect()
     with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
@@ -131,7 +124,7 @@ def test_a_fenced_owners_rows_cannot_be_committed(
         write(connection, first)
         first.ack(connection)
         connection.commit()
-        with txmq.connect(broker.address) as elsewhere:
+        with txmq.connect(shared_broker.address) as elsewhere:
             newer = txmq.MySQLOffsetStore(mariadb.connect)
             with elsewhere.consumer(GROUP, [TOPIC], offset_store=newer, options=OTHER) as other:
                 eventually(lambda: len(client.groups.describe(GROUP)["members"]) == 2, "the other one stands by")

@@ -68,19 +68,12 @@ class BrokerMember:
         )
 
 
-@pytest.fixture(scope="module")
-def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for all."""
-    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
-        yield process
-
-
 class TestBrokerOffsetStore(OffsetStoreContract):
     """The default."""
 
     @pytest.fixture(autouse=True)
-    def _world(self, bus: BrokerProcess) -> Iterator[None]:
-        with txmq.connect(bus.address) as self.client:
+    def _world(self, shared_broker: BrokerProcess) -> Iterator[None]:
+        with txmq.connect(shared_broker.address) as self.client:
             for topic, partitions in TOPICS.items():
                 self.client.topics.create(topic, partitions=partitions)
             self.members: dict[str, BrokerMember] = {}

@@ -92,13 +92,6 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One for all."""
-    with BrokerProcess(tmp_path_factory.mktemp("metaq") / "broker") as process:
-        yield process
-
-
 class Scene:
     """A topic and a group of one test."""
 
@@ -141,9 +134,9 @@ class Scene:
 
 
 @pytest.fixture
-def scene(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Scene]:
+def scene(shared_broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Scene]:
     """A client, and names that no other test uses."""
-    with txmq.connect(broker.address, timeout=30.0) as client:
+    with txmq.connect(shared_broker.address, timeout=30.0) as client:
         yield Scene(client, request.node.name.removeprefix("test_")[:150].rstrip("]").replace("[", "-"))
 
 

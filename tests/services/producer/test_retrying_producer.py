@@ -18,21 +18,14 @@ ACKNOWLEDGED, SPOOLED, PENDING = txmq.SendStatus.ACKNOWLEDGED, txmq.SendStatus.S
 PARTITIONS = 4
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One for all."""
-    with BrokerProcess(tmp_path_factory.mktemp("retrying") / "broker") as process:
-        yield process
-
-
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client of the broker, which has the topic ``t``, empty."""
-    with txmq.connect(broker.address, timeout=30.0) as made:
+    with txmq.connect(shared_broker.address, timeout=30.0) as made:
         made.topics.create("t", partitions=PARTITIONS)
         yield made
-        if not broker.is_running:
-            broker.start()
+        if not shared_broker.is_running:
+            shared_broker.start()
         made.topics.delete("t")
 
 
@@ -69,10 +62,10 @@ def test_while_broker_is_there_it_is_producer_like_any(client: txmq.Client, prod
 
 
 def test_unsent_messages_are_kept_and_sent_later_in_order(
-    broker: BrokerProcess, client: txmq.Client, producer: txmq.Producer
+    shared_broker: BrokerProcess, client: txmq.Client, producer: txmq.Producer
 ) -> None:
     sent = [producer.send("t", b"0", b"k")]
-    broker.kill()
+    shared_broker.kill()
     sent += [producer.send("t", b"%d" % number, b"k") for number in range(1, 10)]
     sent += [producer.send_async("t", b"10", b"k").result(0)]
     sent += producer.send_many("t", [(b"k", b"%d" % number) for number in range(11, 20)])
@@ -81,7 +74,7 @@ def test_unsent_messages_are_kept_and_sent_later_in_order(
     assert producer.spooled == 19
     with pytest.raises(txmq.errors.RequestTimeoutError):
         producer.flush(timeout=0.1)
-    broker.start()
+    shared_broker.start()
     eventually(lambda: producer.spooled == 0, "it is sent in the background")
     sent.append(producer.send("t", b"20", b"k"))
     assert (sent[-1].status, sent[-1].offset) == (ACKNOWLEDGED, 20)
@@ -89,7 +82,7 @@ def test_unsent_messages_are_kept_and_sent_later_in_order(
 
 
 def test_kept_messages_survive_their_process_and_next_one_sends_them(
-    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+    shared_broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     program = (
         "import os, sys, txmq\n"
@@ -102,10 +95,10 @@ def test_kept_messages_survive_their_process_and_next_one_sends_them(
     store = str(tmp_path / "store")
     with client.producer(retry_store=store, timeout=30.0) as first:
         place = first.send("t", b"first", b"k").partition
-    broker.kill()
-    done = subprocess.run([sys.executable, "-c", program, broker.address, store], check=False, timeout=60)
+    shared_broker.kill()
+    done = subprocess.run([sys.executable, "-c", program, shared_broker.address, store], check=False, timeout=60)
     assert done.returncode == -9
-    broker.start()
+    shared_broker.start()
     with client.producer(retry_store=store, timeout=30.0) as following:
         assert following.send("t", b"5", b"k").is_success
         following.flush(timeout=60.0)
@@ -113,7 +106,7 @@ def test_kept_messages_survive_their_process_and_next_one_sends_them(
 
 
 def test_inside_a_transaction_it_joins_and_a_failure_is_told(
-    broker: BrokerProcess, client: txmq.Client, producer: txmq.Producer
+    shared_broker: BrokerProcess, client: txmq.Client, producer: txmq.Producer
 ) -> None:
     with producer.transaction() as tx:
         assert producer.send("t", b"in", b"k").status is PENDING
@@ -123,13 +116,13 @@ def test_inside_a_transaction_it_joins_and_a_failure_is_told(
     def without_a_broker() -> None:
         with producer.transaction(timeout=1.0):
             producer.send("t", b"lost", b"k")
-            broker.kill()
+            shared_broker.kill()
 
     with pytest.raises(txmq.errors.TransactionError):
         without_a_broker()
     assert producer.spooled == 0
     assert producer.send("t", b"kept", b"k").status is SPOOLED
-    broker.start()
+    shared_broker.start()
     producer.flush(timeout=60.0)
     assert [value for values in arrived(client).values() for value in values] == [b"in", b"too", b"kept"]
 
@@ -177,18 +170,18 @@ def test_a_store_has_one_owner_and_nothing_lingers_in_memory(client: txmq.Client
 
 
 def test_the_command_line_shows_what_is_kept_and_drains_it(
-    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+    shared_broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "store")
     with client.producer(retry_store=store, timeout=30.0) as producer:
         producer.send("t", b"0", b"k")
-        broker.kill()
+        shared_broker.kill()
         producer.send_many("t", [(b"k", b"1"), (b"k", b"2")])
     command = [sys.executable, "-m", "txmq.cli.main", "spool"]
     shown = subprocess.run([*command, "show", store, "--json"], capture_output=True, text=True, check=True, timeout=60)
     assert [row["value"] for row in json.loads(shown.stdout)] == ["1", "2"]
-    broker.start()
-    drain = [*command, "drain", store, "--bootstrap", broker.address, "--json"]
+    shared_broker.start()
+    drain = [*command, "drain", store, "--bootstrap", shared_broker.address, "--json"]
     drained = subprocess.run(drain, capture_output=True, text=True, check=True, timeout=120)
     assert json.loads(drained.stdout) == {"sent": 2, "parked": 0}
     assert [value for values in arrived(client).values() for value in values] == [b"0", b"1", b"2"]

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-import txmq
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import BadRequestError, TransactionConflictError, UnknownTopicError, UnknownTransactionError
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
-from txmq.testing.processes.broker import BrokerProcess
-from txmq.testing.simulated.broker import SimulatedBroker
 
 UUID = "0123456789abcdef" * 2
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder: Path = tmp_path_factory.mktemp("home")
-    with BrokerProcess(folder / "broker") as broker, txmq.connect(broker.address) as client:
-        client.topics.create("orders")
-        yield client
-
-
-@pytest.fixture(params=["fake", "real"])
-def client(request: pytest.FixtureRequest) -> Any:
-    return SimulatedBroker() if request.param == "fake" else request.getfixturevalue("real")
 
 
 class Deal:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import txmq
 from txmq.client.transaction.broker_side import BrokerTransaction, Extensions
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, settle
@@ -18,23 +15,8 @@ from txmq.errors import TransactionConflictError
 from txmq.log.records import decode
 from txmq.model import Resolution
 from txmq.protocol.halves import DueHalf, split_halves
-from txmq.testing.processes.broker import BrokerProcess
-from txmq.testing.simulated.broker import SimulatedBroker
 
 _numbers = count(1)
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder: Path = tmp_path_factory.mktemp("home")
-    with BrokerProcess(folder / "broker") as broker, txmq.connect(broker.address) as client:
-        client.topics.create("orders")
-        yield client
-
-
-@pytest.fixture(params=["fake", "real"])
-def client(request: pytest.FixtureRequest) -> Any:
-    return SimulatedBroker() if request.param == "fake" else request.getfixturevalue("real")
 
 
 def deadline_ms(client: Any, seconds: float) -> int:

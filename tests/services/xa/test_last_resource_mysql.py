@@ -92,16 +92,9 @@ class Shop:
         self.client.close()
 
 
-@pytest.fixture(scope="module")
-def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One broker for the whole file: each shop has a topic and a database of its own."""
-    with BrokerProcess(tmp_path_factory.mktemp("bus") / "broker") as process:
-        yield process
-
-
 @pytest.fixture
-def shop(bus: BrokerProcess, mariadb: MariaDB) -> Iterator[Shop]:
-    shop = Shop(bus, mariadb)
+def shop(shared_broker: BrokerProcess, mariadb: MariaDB) -> Iterator[Shop]:
+    shop = Shop(shared_broker, mariadb)
     shop.client.topics.create(shop.topic)
     shop.execute("CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, value VARBINARY(100)) ENGINE=InnoDB")
     shop.resource.install(shop.client)
@@ -414,7 +407,7 @@ def test_connections_in_autocommit_or_in_a_transaction_are_refused(shop: Shop) -
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_commit_sent", "client.tx.db_committed"])
 def test_what_dead_client_left_is_settled_by_thread_of_another(
-    shop: Shop, bus: BrokerProcess, hook: Any, point: str
+    shop: Shop, shared_broker: BrokerProcess, hook: Any, point: str
 ) -> None:
     def die() -> None:
         raise SimulatedCrash(point)
@@ -423,7 +416,7 @@ def test_what_dead_client_left_is_settled_by_thread_of_another(
     with pytest.raises(SimulatedCrash):
         shop.order(b"left")
     shop.die()
-    other = Shop(bus, shop.server, shop.database)
+    other = Shop(shared_broker, shop.server, shop.database)
     assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
     expected = [b"next"] if point == "client.tx.prepared" else [b"left", b"next"]
     assert other.rows() == expected
