@@ -41,18 +41,24 @@ def _rates(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
     ):  # fmt: skip
         resource = LastResource("orders", connect=database.connect)
         resource.install(client)
-        insert = database.sql(ORDER)
-
-        def work() -> None:
-            with producer.transaction(resource) as tx:
-                tx.connection(resource).cursor().execute(insert, (VALUE,))
-                producer.send(TOPIC, VALUE, key=b"key")
+        work = row_and_message(producer, resource, database.sql(ORDER))
 
         def measure(count: int) -> dict[str, float]:
             return beside(work, {"outbox": lambda: row_and_outbox(database), "steps": steps.last_resource}, count)
 
         measure(WARM_UP)
         yield lambda: measure(surroundings.count(2000))
+
+
+def row_and_message(producer: txmq.Producer, resource: LastResource | MySQLResource, insert: str) -> Callable[[], None]:
+    """One transaction: a row and a message."""
+
+    def work() -> None:
+        with producer.transaction(resource) as tx:
+            tx.connection(resource).cursor().execute(insert, (VALUE,))
+            producer.send(TOPIC, VALUE, key=b"key")
+
+    return work
 
 
 def beside(work: Callable[[], object], others: dict[str, Make], count: int) -> dict[str, float]:

@@ -9,7 +9,16 @@ from functools import partial
 
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.rows.databases import ORDER, VALUE, Database, mariadb, row, row_and_outbox
-from bench.rows.last_resource import THREADS, TOPIC, WARM_UP, beside, client_of, share_of_steps, units_beside, visible
+from bench.rows.last_resource import (
+    THREADS,
+    WARM_UP,
+    beside,
+    client_of,
+    row_and_message,
+    share_of_steps,
+    units_beside,
+    visible,
+)
 from bench.rows.steps import bare_steps
 from txmq.testing.bench.limits import SYNCED_ECHO
 from txmq.testing.bench.model import LATENCY_UNITS
@@ -62,12 +71,7 @@ def _xa(surroundings: Surroundings) -> Iterator[Measure]:
     ):  # fmt: skip
         resource = MySQLResource("orders", connect=database.connect)
         resource.install(client)
-        insert = database.sql(ORDER)
-
-        def work() -> None:
-            with producer.transaction(resource) as tx:
-                tx.connection(resource).cursor().execute(insert, (VALUE,))
-                producer.send(TOPIC, VALUE, key=b"key")
+        work = row_and_message(producer, resource, database.sql(ORDER))
 
         def measure(count: int) -> dict[str, float]:
             return beside(work, {"bare XA": partial(row_in_two_phases, database), "steps": steps.xa}, count)
