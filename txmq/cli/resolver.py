@@ -13,6 +13,7 @@ from txmq.errors import ConfigError, TxmqError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set, Sized
 
+    import txmq
     from txmq.xa import LastResource, MySQLResource
     from txmq.xa.reporter import Hanging
     from txmq.xa.resolver import Resolver
@@ -256,7 +257,7 @@ def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> No
             raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
 
 
-def _run_once(client: Any, resources: list[Resource], *, as_json: bool) -> None:
+def _run_once(client: txmq.Client, resources: list[Resource], *, as_json: bool) -> None:
     from txmq.xa.resolver import Resolver
 
     resolver = Resolver(client, resources)
@@ -281,7 +282,7 @@ def _run_once(client: Any, resources: list[Resource], *, as_json: bool) -> None:
 
 
 def _rounds(resolver: Resolver) -> set[str]:
-    """One round, and a second one for what is told only when it was seen twice; what they settled."""
+    """Run a round, and a second one for findings that must be seen twice; the transactions they settled."""
     from txmq.runtime.os_clock import OSClock
     from txmq.xa.broker_port import POLL_S
 
@@ -292,7 +293,7 @@ def _rounds(resolver: Resolver) -> set[str]:
     return resolved
 
 
-def _txids(client: Any, state: str) -> list[str]:
+def _txids(client: txmq.Client, state: str) -> list[str]:
     return [item["txid"] for item in client.transactions.list(state=state)]
 
 

@@ -167,7 +167,7 @@ def _require_any(group: str, selection: Selection, count: int) -> None:
         output.fail(f"{group} has not deferred {where}; see txmq retry list {group}")
 
 
-def _retries(client: Any, group: str, store: RetryStore | None) -> Retries:
+def _retries(client: txmq.Client, group: str, store: RetryStore | None) -> Retries:
     from txmq.client.admin.deferred import Retries
 
     return Retries(client, group, store)

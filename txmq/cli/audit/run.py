@@ -29,6 +29,7 @@ from txmq.cli.tx_explain import duration_ms
 from txmq.errors import ConfigError, TxmqError
 
 if TYPE_CHECKING:
+    import txmq
     from txmq.spark.audit.audit import AuditResult
     from txmq.spark.audit.rows import Rows
     from txmq.spark.audit.spec import AuditSpec
@@ -112,7 +113,7 @@ class AuditCommand:
             raise ConfigError("--follow takes --from, and none of --to, --from-offsets and --to-offsets")
         return rows, spec, wanted
 
-    def audited(self, spark: Any, client: Any, rows: Rows, spec: AuditSpec, wanted: Wanted) -> int:
+    def audited(self, spark: Any, client: txmq.Client, rows: Rows, spec: AuditSpec, wanted: Wanted) -> int:
         """Audit with a session that was started; the exit status."""
         from txmq.spark.audit.topic import TopicAudit
 
