@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import txmq
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Consumer groups: who consumes what, how far, and from where."
+    no_args_is_help=True, rich_markup_mode="rich", help="Consumer groups: members, partitions, offsets and lag."
 )
 _NOTHING_SAVED = (
     "offset -: nothing is saved in the broker. Consumers with an offset_store of their own (MySQLOffsetStore, "

@@ -20,7 +20,9 @@ Txid = Annotated[
     str,
     typer.Argument(metavar="TXID", help="Transaction id, as in errors, logs and the list.", show_default=False),
 ]
-Reason = Annotated[str, typer.Option("--reason", help="Why, and who: kept until forget.", show_default=False)]
+Reason = Annotated[
+    str, typer.Option("--reason", help="Your name and the reason; kept until forget.", show_default=False)
+]
 Heuristic = Annotated[
     bool, typer.Option("--heuristic", help="You decide alone, without proof of what the database or application did.")
 ]

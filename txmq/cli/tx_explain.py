@@ -135,7 +135,7 @@ def next_steps_unknown(txid: str) -> list[str]:
     """What to do about an id that is open, or was never seen."""
     return [
         "ask again: its owner may be about to commit (txmq stats transactions counts the open ones)",
-        f"nobody owns it, but a database lists it: txmq tx fence {txid} (then nothing of it can commit any more)",
+        f"it has no owner, but a database lists it: txmq tx fence {txid} (then nothing of it can commit any more)",
     ]
 
 

@@ -29,7 +29,7 @@ Ctrl-C ends it early and shows what was measured until then.
   put-single      one put, its answer, the next (raw generator)
   send-many       producer.send_many of messages with keys
   consume         client.browse, then the same as raw batches
-  delivery        from producer.send to a reader who waits
+  delivery        from producer.send to a waiting reader
   tx-local        transactions of one message, one thread
   tx-threads      the same, many threads of one process
 
@@ -40,7 +40,7 @@ Ctrl-C ends it early and shows what was measured until then.
   echo after a sync   the same, a sync in between
   loopback            64 KiB blocks to another process and back
 
-A put is answered when the disk has it: one caller who waits can be no faster than "echo after a sync".
+A put is answered when the disk has it: one waiting caller can be no faster than "echo after a sync".
 Many callers share a sync. Client, broker and other programs share the cores: compare on a quiet machine.
 
 [bold]Examples[/bold]

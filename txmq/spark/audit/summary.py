@@ -21,7 +21,7 @@ MEANING: Mapping[Kind, str] = {
     Kind.LATE: "messages long after their row: late, or sent again",
     Kind.DIFFERS: "row and message say different things",
     Kind.OUT_OF_ORDER: "messages behind a later one of their key",
-    Kind.GAP: "offsets that nobody can read",
+    Kind.GAP: "offsets that cannot be read",
     Kind.TORN: "transactions of which a part is not visible",
     Kind.IN_DOUBT: "transactions that wait for their outcome",
 }

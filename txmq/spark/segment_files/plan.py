@@ -1,8 +1,8 @@
 """Reading segment files without a broker: which bytes of which files, by whom.
 
 What is known committed? A segment file holds only what the journal held before, forced: whole batches in it are
-committed, whoever died when. What readers may see of them, where the partition ends, and which topic it is, only the
-journal says. So:
+committed, whatever process died when. What readers may see of them, where the partition ends, and which topic it is,
+only the journal says. So:
 
 * below a data directory the journal is asked (``path_state``). Nothing above the high watermark is given out. Where a
   file ends before it, the rest is only in the journal; that is an error, or a warning (``failOnDataLoss=false``).

@@ -40,7 +40,7 @@ class SinkOptions:
         topic: where every row goes; None if the rows say.
         compression: of the record batches.
         timeout_s: how long a task or the driver waits for a broker that is away.
-        query: who writes, for a job that may be run again; None: nobody else ever writes under the same name.
+        query: name of the writing job, if it may be run again; None: no other job writes under the same name.
         batch: which of the query's batches it is.
     """
 

@@ -63,12 +63,12 @@ class Queries:
     def prepare_part(self, attempt: Attempt, broker: BrokerTransaction, parts: Sequence[EncodedPart]) -> None:
         """Prepare one transaction of an attempt, with ``broker.txid``; it is invisible until ``commit`` names it.
 
-        Call ``broker.finished`` at the end, whatever became of it: who wants to know asks for the batch.
+        Call ``broker.finished`` at the end, whatever became of it: the query's newest batch tells the outcome.
 
         Raises:
             TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared.
             TransactionConflictError: the batch is committed already.
-            FencedError, UnknownQueryError: a later incarnation has opened the query, or nobody.
+            FencedError, UnknownQueryError: a later incarnation has opened the query, or none has.
             TxmqError: refused, not prepared.
 
         Durability: the messages are in the broker's journal when this returns.
@@ -86,7 +86,7 @@ class Queries:
 
         Raises:
             TransactionConflictError: a transaction is not prepared, or not of this batch; nothing happened.
-            FencedError, UnknownQueryError: a later incarnation has opened the query, or nobody.
+            FencedError, UnknownQueryError: a later incarnation has opened the query, or none has.
 
         Durability: decided, in the broker's journal, when this returns.
         """

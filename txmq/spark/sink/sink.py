@@ -158,7 +158,7 @@ def _with_advice(advice: str) -> Iterator[None]:
     try:
         yield
     except (ConnectionLostError, RequestTimeoutError) as error:
-        text = f"nobody answered the request to commit, so the batch may be written, or not: {advice} ({error})"
+        text = f"the request to commit had no answer, so the batch may be written, or not: {advice} ({error})"
         raise type(error)(text) from error
 
 

@@ -6,9 +6,8 @@ attempt that fails rolls its own back, as far as it can; what it cannot is rolle
 that did not win, and those of a driver that died when the next one opens the query.
 
 What the process dies of, and where:
-    before ``prepare`` is forced    nothing is there
-    behind it                       parts that nobody names: rolled back by the batch's decision, or by the next driver
-    between two chunks              the same
+    before ``prepare`` is forced    nothing is there behind it                       parts that no commit names:
+    rolled back by the batch's decision, or by the next driver between two chunks              the same
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class _RangeReader:
 
 
 def _end_of(answer: bytes, offset: int) -> int:
-    """Offset behind an answer by its headers, which nobody has checked yet; at least one further."""
+    """Offset behind an answer by its headers, which are not checked yet; at least one further."""
     end = offset
     for _, _, base, count, _ in headers(answer):
         end = base + count

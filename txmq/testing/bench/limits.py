@@ -2,7 +2,7 @@
 
 Theory of operation. A figure of a broker says little without the disk and the network under it. So the same run
 measures, with nothing in between, a loop of write and ``fdatasync``, an echo between two processes, and an echo that
-syncs before it answers: that last one is the least an acknowledged message can cost one caller who waits.
+syncs before it answers: that last one is the least an acknowledged message can cost one waiting caller.
 
 Invariants:
 * Every limit ends after its count or its time, whichever comes first: a disk of 10 ms a sync takes no minute.

@@ -2,7 +2,7 @@
 
 Theory of operation. Two kinds of client: the raw generator (``raw.py``) costs next to nothing and shows the broker and
 the disk; the Python client shows what an application gets, client and broker sharing this machine's cores. Latencies
-are of one caller who waits for each answer, unless the title says otherwise.
+are of one caller that waits for each answer, unless the title says otherwise.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def end_of(content: bytes) -> int:
 
 @contextmanager
 def delivery(target: Target) -> Iterator[Run]:
-    """From before ``send`` to the message in the hands of a reader who waits for it in a long poll."""
+    """From before ``send`` to the message in the hands of a reader that waits for it in a long poll."""
     with client_with_topic(target) as client, client.producer(timeout=60) as producer:
 
         def run(count: int) -> dict[str, float]:

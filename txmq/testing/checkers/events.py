@@ -19,7 +19,7 @@ A line is an object with these members (Jepsen's words, as far as they fit):
     poll       ok       ["poll", topic, partition, [[offset, value]...]]
     dbread     invoke   none                          ok: ["read", resource, rowid, present]
     outcome    ok       ["committed" | "rolled-back" | "unknown"]; ``id`` is the operation asked about
-    fence      ok       none: the rollback of operation ``id`` was acknowledged to somebody else than its owner
+    fence      ok       none: the rollback of operation ``id`` was acknowledged to another client than its owner
     check      ok       ["commit" | "rollback" | "unknown"]: a checker's answer for the half message ``id``
     inject     ok       [what]: the test made a resource decide alone about the transaction ``txid``
     settled    ok       [seconds, bound]: how long it took until nothing was in doubt, while every process was up

@@ -347,7 +347,7 @@ def _stopped(history: GroupHistory, rules: GroupRules) -> Iterator[Finding]:
 
 
 def _waits(history: GroupHistory) -> Iterator[tuple[Handled, int, float]]:
-    """Messages of partitions that stay with an owner who works, and how long each waited there."""
+    """Messages of partitions that stay with an owner that works, and how long each waited there."""
     for (slot, generation), tenure in _tenures(history).items():
         before = tenure[0]
         for handled in tenure[1:]:

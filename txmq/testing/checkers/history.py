@@ -1,6 +1,6 @@
 """Whether a history keeps the promises: no dependency, no knowledge of txmq's code, n log n at most.
 
-Theory of operation. ``check`` builds one index over a ``History`` (who wrote a value, where it is at the end, where
+Theory of operation. ``check`` builds one index over a ``History`` (the writer of a value, where it is at the end, where
 readers saw it), and asks every rule. A rule yields findings; each finding has the number and the name of its rule, so
 that a broken promise is named, not only noticed. The rules of one defect are kept apart: what A1 says of an
 acknowledged transaction, L5 says only of plain sends, and so on.

@@ -28,7 +28,7 @@ class LogPosition(NamedTuple):
 
 
 class Index:
-    """The maps that all rules share: who wrote a value, where it is at the end, where readers saw it."""
+    """The maps that all rules share: the writer of a value, where it is at the end, where readers saw it."""
 
     def __init__(self, history: History) -> None:
         self.history = history

@@ -10,7 +10,8 @@ The quirks, each of them seen on the real server (tests/services/xa/test_simulat
     * a prepared branch survives its session and a crash; while its session lives it is listed, and not known to others;
     * on a connection that is not in autocommit, a branch that another one began cannot be ended (1400);
     * a statement that failed (1062, 1205) does not doom its branch; a deadlock's victim can only be rolled back;
-    * a prepared branch without writes is listed, gone after a crash, and when its session has ended whoever commits it
+    * a prepared branch without writes is listed, gone after a crash, and when its session has ended, a client that
+      commits it
       or rolls it back is told 1402;
     * a rollback of a prepared branch is durable only when something else is forced after it: a crash before may bring
       the branch back, prepared. A commit and a prepare are durable when they are acknowledged;
