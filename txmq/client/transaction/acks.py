@@ -5,8 +5,6 @@ No I/O but for what ``pending_acks`` does when the outcome is not known.
 
 from __future__ import annotations
 
-from typing import Any
-
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.errors import TransactionStateError
@@ -17,7 +15,7 @@ from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 class TransactionAcks:
     """See the module's docstring. Thread safety: the transaction's lock."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: object) -> None:
         self._client = client
         self._partitions: dict[PendingAcks, dict[ConsumedPartition, None]] = {}
         self._rows: dict[PendingAcks, list[OffsetRow]] = {}

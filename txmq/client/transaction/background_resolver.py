@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
 
+from txmq.client.transport.ports import Broker
 from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
@@ -28,7 +28,7 @@ class BackgroundResolver:
     Thread safety: any thread.
     """
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Broker) -> None:
         self._resolver = Resolver(client, [])
         self._of_parents: list[Resolver] = []
         self._signal = Signal()
@@ -101,11 +101,11 @@ class BackgroundResolver:
             self._ended.set()
 
 
-_resolvers: weakref.WeakKeyDictionary[Any, BackgroundResolver] = weakref.WeakKeyDictionary()
+_resolvers: weakref.WeakKeyDictionary[Broker, BackgroundResolver] = weakref.WeakKeyDictionary()
 _lock = Lock()
 
 
-def resolver_of(client: Any) -> BackgroundResolver:
+def resolver_of(client: Broker) -> BackgroundResolver:
     """The client's resolver, made when first asked for."""
     found = _resolvers.get(client)
     if found is None:
@@ -114,7 +114,7 @@ def resolver_of(client: Any) -> BackgroundResolver:
     return found
 
 
-def stop_resolver(client: Any) -> None:
+def stop_resolver(client: Broker) -> None:
     """Called when a client is closed."""
     found = _resolvers.pop(client, None)
     if found is not None:

@@ -32,6 +32,7 @@ from txmq.client.transaction.last_resource_block import LastResourceBlock
 from txmq.client.transaction.local import LocalBlock
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.xa_block import XaBlock, is_xa, refuse_twins
+from txmq.client.transport.ports import Broker, MessageRouter
 from txmq.errors import (
     ConfigError,
     HeuristicError,
@@ -59,7 +60,7 @@ class Transaction:
     """A unit of messages and database rows that become visible all or none.
 
     Args:
-        client: whose broker is the broker.
+        client: whose broker takes the messages.
         producer: chooses partitions for ``send``.
         resources: one ``LastResource``, or any number of XA resources, or what their ``using`` answers.
         timeout: seconds from the beginning of the block within which it must be decided.
@@ -74,7 +75,7 @@ class Transaction:
     """
 
     def __init__(
-        self, client: Any, producer: Any, resources: Sequence[Resource] = (), timeout: float = 30.0,
+        self, client: Broker, producer: MessageRouter, resources: Sequence[Resource] = (), timeout: float = 30.0,
         *, compression: str | None = None,
     ) -> None:  # fmt: skip
         require_transaction_timeout(timeout)

@@ -14,7 +14,9 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, Streamed
+from txmq.client.transport.ports import Broker
 from txmq.client.transport.reconnecting import AWAY_S_MAX
+from txmq.client.transport.session import ClientSession
 from txmq.errors import (
     ConnectionLostError,
     FencedError,
@@ -31,6 +33,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
 from txmq.runtime.ports import Buffer, Clock
+from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
 from txmq.xid import TxId
 
@@ -72,15 +75,16 @@ class BrokerTransaction:
         acks: what is acknowledged together with the messages.
     """
 
-    def __init__(self, client: Any, clock: Clock, timeout_s: float) -> None:
+    _session: ClientSession  # from ``begin`` on
+
+    def __init__(self, client: Broker, clock: Clock, timeout_s: float) -> None:
         self.client, self._clock = client, clock
         self.timeout_s = timeout_s
         self.deadline = clock.monotonic() + timeout_s
         self.streamed = Streamed()
         self.may_have_arrived = False
         self.acks: SavedOffsets | None = None
-        self._control: Any = None
-        self._session: Any = None
+        self._control = client.control
         self._counter = 0
         self.txid = ""
 
@@ -115,8 +119,7 @@ class BrokerTransaction:
     @property
     def request_size_bytes_max(self) -> int:
         """Largest body of a request."""
-        limit: int = self._session.request_size_bytes_max
-        return limit
+        return self._session.request_size_bytes_max
 
     @property
     def remaining_s(self) -> float:
@@ -126,8 +129,7 @@ class BrokerTransaction:
     @property
     def deadline_ms(self) -> int:
         """The deadline as wall time of the broker, which refuses what comes later."""
-        ahead_ms: int = self._session.clock_ahead_ms
-        return ahead_ms + int(self.deadline * 1000)
+        return self._session.clock_ahead_ms + int(self.deadline * 1000)
 
     def check_deadline(self) -> None:
         """Refuse to go on behind the deadline.
@@ -158,7 +160,7 @@ class BrokerTransaction:
             TransactionAwayError: it is not.
         """
         try:
-            (self._control or self.client.control).reach(self.deadline)
+            (self._control if self.txid else self.client.control).reach(self.deadline)
         except TxmqError as error:
             raise_rolled_back(error, self.txid_or_none)
 
@@ -243,7 +245,7 @@ class BrokerTransaction:
             size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
         return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
 
-    def submit_prepare(self, parts: Sequence[EncodedPart], resource: str, uuid: str, table: str) -> Any:
+    def submit_prepare(self, parts: Sequence[EncodedPart], resource: str, uuid: str, table: str) -> Answer:
         """Send ``prepare`` of a last resource; its answer is to be waited for.
 
         Raises:
@@ -254,7 +256,7 @@ class BrokerTransaction:
         head = f"prepare {self.txid} last-resource"
         return self._control.submit_transaction(head, stated, self._body(parts), self._until(0.0))
 
-    def submit_prepare_as(self, kind: str, given: Extensions, parts: Sequence[EncodedPart]) -> Any:
+    def submit_prepare_as(self, kind: str, given: Extensions, parts: Sequence[EncodedPart]) -> Answer:
         """Send ``prepare`` of any kind, with the words of that kind; its answer is to be waited for.
 
         Raises:
@@ -292,13 +294,13 @@ class BrokerTransaction:
                     raise
                 self.pause()
 
-    def submit_commit(self, timeout_s: float) -> Any:
+    def submit_commit(self, timeout_s: float) -> Answer:
         """Send ``commit`` of what is prepared; its answer is to be waited for."""
         until = self._clock.monotonic() + timeout_s
         head = f"commit {self.txid}"
         return self._control.submit_transaction(head, self._floor(), (), until)
 
-    def submit_decide(self, parts: Sequence[EncodedPart], branches: Sequence[bytes], timeout_s: float) -> Any:
+    def submit_decide(self, parts: Sequence[EncodedPart], branches: Sequence[bytes], timeout_s: float) -> Answer:
         """Send ``decide`` with every branch, as ``encode_branch`` made them; its answer is to be waited for.
 
         Raises:
@@ -308,7 +310,7 @@ class BrokerTransaction:
         until, body = self._clock.monotonic() + timeout_s, [*branches, *self._body(parts)]
         return self._control.submit_transaction(f"decide {self.txid}", stated, body, until)
 
-    def submit_complete(self, uuid: str) -> Any:
+    def submit_complete(self, uuid: str) -> Answer:
         """Send ``complete`` of the branch in a resource; its answer need not be waited for."""
         until = self._until(ROLLBACK_TIMEOUT_S)
         return self._control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
@@ -344,7 +346,7 @@ class BrokerTransaction:
     def _call(self, timeout: float, verb: str, *arguments: str | int, **named: Any) -> bytes:
         """Ask in the session of the id."""
         try:
-            body: bytes = self._control.call(verb, *arguments, timeout=timeout, **named)
+            body = self._control.call(verb, *arguments, timeout=timeout, **named)
         except SessionFullError as error:
             self.leave_full_session(error)
             raise
@@ -363,7 +365,7 @@ class BrokerTransaction:
         return _body(parts) if self.acks is None else [self.acks.encoded(), *_body(parts)]
 
     def _floor(self) -> Numbers:
-        floor = self._session.finished_through if self._session is not None else 0
+        floor = self._session.finished_through if self.txid else 0
         return {"floor": floor} if floor else {}
 
 

@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.client.transaction.prepared import settle
+from txmq.client.transport.ports import Broker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionError, TxmqError
 from txmq.log.records import TAG_HEADER, Record, decode
@@ -85,7 +85,7 @@ class CheckBacks:
     """
 
     def __init__(
-        self, client: Any, group: str, checker: Checker, connection: Callable[[], ReconnectingConnection]
+        self, client: Broker, group: str, checker: Checker, connection: Callable[[], ReconnectingConnection]
     ) -> None:
         self.group, self.checker = group, checker
         self._client, self._new_connection = client, connection

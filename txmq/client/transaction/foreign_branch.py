@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any
 
 from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back
 from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transport.ports import Broker
 from txmq.errors import TransactionStateError, TxmqError, XAError
 from txmq.model import SendResult
 from txmq.runtime.threads import Lock
@@ -95,7 +95,7 @@ class ForeignBranch:
     Thread safety: ``add`` from any thread.
     """
 
-    def __init__(self, client: Any, xid: Xid, timeout_s: float) -> None:
+    def __init__(self, client: Broker, xid: Xid, timeout_s: float) -> None:
         self.client, self.xid = client, xid
         self.state = BranchState.ACTIVE
         self.broker = BrokerTransaction(client, client.clock, timeout_s)

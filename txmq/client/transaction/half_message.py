@@ -19,7 +19,7 @@ Invariants:
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from txmq.client.transaction.broker_side import (
     LOST,
@@ -30,6 +30,7 @@ from txmq.client.transaction.broker_side import (
 )
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, settle
+from txmq.client.transport.ports import Broker
 from txmq.errors import (
     FencedError,
     HeuristicCommitError,
@@ -83,7 +84,7 @@ class HalfMessage:
     Thread safety: any thread.
     """
 
-    def __init__(self, client: Any, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
+    def __init__(self, client: Broker, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
         self._client, self._group = client, group
         self._broker = BrokerTransaction(client, client.clock, timeout_s)
         self._messages = MessageBuffer(compression)

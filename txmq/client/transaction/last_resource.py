@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, rolled_back
 from txmq.client.transaction.effects import EffectRun
-from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.errors import (
     ConnectionLostError,
     HeuristicError,
@@ -24,6 +23,7 @@ from txmq.errors import (
 from txmq.model import TransactionKind
 from txmq.protocol.parts import parse_result_lines
 from txmq.runtime.crashpoints import crash_point
+from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import (
@@ -51,8 +51,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self._branch = branch
         self.is_told: bool | None = None
         self.hazard: Hazard | None = None
-        self._reply: Any = None
-        self._parts: list[Any] = []
+        self._reply: Answer | None = None
+        self._parts: list[EncodedPart] = []
 
     def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
         match effect:
@@ -84,7 +84,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             if self._broker.streamed.parts or not self._broker.fits_one_request(self._parts):
                 self._broker.stream(self._parts)
                 self._parts = []
-            self._submit_prepare()
+            self._reply = self._submit_prepare()
         except (ConnectionLostError, RequestTimeoutError) as error:
             if self._broker.streamed.parts:
                 return self._refused(error)  # the broker rolls back what was streamed
@@ -93,12 +93,13 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             return self._refused(error)
         return None
 
-    def _submit_prepare(self) -> None:
+    def _submit_prepare(self) -> Answer:
         resource = self._branch.resource
-        self._reply = self._broker.submit_prepare(
+        reply = self._broker.submit_prepare(
             self._parts, resource.name, resource.uuid or "", resource.installation.table
         )
         crash_point("client.tx.prepare_sent")
+        return reply
 
     def _insert_marker(self) -> LastResourceEvent:
         try:
@@ -113,9 +114,10 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         while True:
             try:
                 self._broker.check_deadline()
-                if self._reply is None:
-                    self._submit_prepare()
-                self._reply.result()
+                reply = self._reply
+                if reply is None:
+                    reply = self._submit_prepare()
+                reply.result()
             except LOST as error:
                 if not self._broker.is_back():  # the rows of the body are locked meanwhile
                     self.error = rolled_back(error, self._broker.txid)

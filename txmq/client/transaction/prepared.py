@@ -11,6 +11,7 @@ from typing import Any
 
 from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, Extensions
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
+from txmq.client.transport.ports import Broker
 from txmq.errors import (
     OverloadedError,
     SessionFullError,
@@ -86,7 +87,7 @@ def repeat_prepare(
             return
 
 
-def settle(client: Any, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
+def settle(client: Broker, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
     """Tell the broker COMMIT or ROLLBACK of what is prepared.
 
     Args:
@@ -107,7 +108,7 @@ def settle(client: Any, txid: str, resolution: Resolution, timeout_s: float) -> 
     while True:
         remaining = max(deadline - client.clock.monotonic(), RETRY_S)
         try:
-            answer: bytes = client.control.call(resolution.value, txid, timeout=remaining, **named)
+            answer = client.control.call(resolution.value, txid, timeout=remaining, **named)
         except _PASSING:
             if client.clock.monotonic() >= deadline:
                 raise

@@ -28,6 +28,7 @@ from txmq.client.transaction.broker_side import LOST
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
 from txmq.client.transaction.foreign_branch import BranchState, Call, ForeignBranch
 from txmq.client.transaction.prepared import prepare, settle
+from txmq.client.transport.ports import Broker
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -68,7 +69,7 @@ class BrokerXAResource:
     Thread safety: any thread; ``end`` belongs to the thread that called ``start``, unless it is suspended.
     """
 
-    def __init__(self, client: Any, timeout: float) -> None:
+    def __init__(self, client: Broker, timeout: float) -> None:
         self._client, self._timeout = client, timeout
         self._branches: dict[Xid, ForeignBranch] = {}
         self._lock = Lock()
@@ -328,7 +329,7 @@ class BrokerXAResource:
 
     def _recover(self, wanted: Wanted) -> bytes:
         with _as_xa():
-            body: bytes = self._client.control.repeat("recover", extensions=wanted, timeout=self._timeout)
+            body = self._client.control.repeat("recover", extensions=wanted, timeout=self._timeout)
             return body
 
 

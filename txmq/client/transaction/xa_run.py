@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, BrokerTransaction, rolled_back
 from txmq.client.transaction.effects import EffectRun
@@ -34,6 +33,7 @@ from txmq.model import Outcome
 from txmq.protocol.branches import BRANCH_SIZE_BYTES_MAX, encode_branch
 from txmq.protocol.parts import parse_outcome, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
+from txmq.xa.broker_port import Answer
 from txmq.xa.two_phase.branch import PrepareUnknownError, XABranch
 from txmq.xa.two_phase.coordinator import (
     BranchState,
@@ -65,7 +65,7 @@ class BranchRun:
     def __init__(self, branch: XABranch, job: Job) -> None:
         self.branch, self.job, self.state = branch, job, BranchState.ACTIVE
         self.error: TransactionError | None = None
-        self.complete: Any = None
+        self.complete: Answer | None = None
 
     def prepare(self, txid: str) -> None:
         """Ask the database to prepare; afterwards ``state`` says what is known."""
@@ -195,7 +195,7 @@ class XaRun(EffectRun[XAState, XAEvent, XAEffect]):
                 return found
             broker.pause(RETRY_S)
 
-    def _decided(self, reply: Any, *, is_doubtful: bool) -> XAEvent | None:
+    def _decided(self, reply: Answer, *, is_doubtful: bool) -> XAEvent | None:
         """Wait for the answer to ``decide``; None where there was none."""
         try:
             self.lines = parse_result_lines(reply.result())

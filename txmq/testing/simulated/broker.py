@@ -28,12 +28,13 @@ from txmq.errors import (
     UnknownTransactionError,
 )
 from txmq.log.records import Record, decode
-from txmq.model import Message
+from txmq.model import Message, Outcome
 from txmq.protocol.branches import split_branches
 from txmq.protocol.halves import DueHalf, encode_half
 from txmq.protocol.parts import encode_result_line, parse_parts
 from txmq.runtime.ports import Buffer
 from txmq.testing.simulated.clock import SimClock
+from txmq.xid import TxId
 
 LOST_AFTER_S = 1.0
 _DECIDED = ("decided", "committed")
@@ -130,6 +131,10 @@ class SimulatedBroker:
     def connect_with_session(self, deadline: float) -> tuple[SimulatedBroker, ClientSession]:
         """As ``Connection.connect_with_session``."""
         return self, self.session
+
+    def known_outcome(self, txid: TxId) -> Outcome | None:
+        """As ``ReconnectingConnection.known_outcome``."""
+        return self.session.known_outcome(txid.counter)
 
     def measure_clock(self, session: ClientSession, timeout: float) -> None:
         """As ``Connection.measure_clock``."""
