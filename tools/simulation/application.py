@@ -27,7 +27,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.testing.simulated.clock import SimRandom
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
-from txmq.xa.last_resource import proof as settle
+from txmq.xa.last_resource import proof
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.resolver import Resolver
 
@@ -331,20 +331,20 @@ class Application(Program):
 
 
 def watched_prove(shared: Shared) -> Callable[..., Any]:
-    """``settle.prove`` as resolvers call it, noting what each of them proved.
+    """``proof.prove`` as resolvers call it, noting what each of them proved.
 
     A rollback that was proved stands. A commit may be followed by a "rollback": the committed marker leaves once the
     broker has committed, and who comes later gets a rolled-back one in. The broker then contradicts him.
     """
-    proved: dict[str, tuple[settle.Step, str]] = {}
+    proved: dict[str, tuple[proof.Step, str]] = {}
 
-    def prove(database: settle.Prover, txid: str, deadline_ms: int) -> tuple[settle.Step, Exception | None]:
+    def prove(database: proof.Prover, txid: str, deadline_ms: int) -> tuple[proof.Step, Exception | None]:
         host = required_task().host
         step, error = _prove(database, txid, deadline_ms)
         host.world.trace(host.name, "proves", txid[34:], step.name, type(error).__name__)
-        if step is not settle.Step.UNDECIDED:
+        if step is not proof.Step.UNDECIDED:
             before, who = proved.setdefault(txid, (step, host.name))
-            if before is settle.Step.TELL_ROLLBACK and step is not before:
+            if before is proof.Step.TELL_ROLLBACK and step is not before:
                 raise Violation(f"P3: {txid}: {who} proved {before.name}, {host.name} {step.name}")
             if before is not step:  # the marker had gone, as it may once the broker has committed: its word counts
                 host.world.trace(txid, "proved", before.name, "and", step.name)
@@ -352,11 +352,11 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
                 host.world.meet("two resolvers met")
             if host.world.clock.now_ms() >= deadline_ms > 0:
                 host.world.meet("deadline passed while prepared")
-            met = "real resolver committed" if step is settle.Step.TELL_COMMIT else "real resolver rolled back"
+            met = "real resolver committed" if step is proof.Step.TELL_COMMIT else "real resolver rolled back"
             host.world.meet(met)
         return step, error
 
     return prove
 
 
-_prove = settle.prove
+_prove = proof.prove

@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator
 
 from txmq.state_machine import next_step
-from txmq.xa.last_resource import proof as settle
+from txmq.xa.last_resource import proof
 
 from .client import UUID, Process, Reply, Steps
 
@@ -26,36 +26,36 @@ class Resolver(Process):
                 continue
             for item in json.loads(reply[1])["transactions"]:
                 if not item["owner_connected"] or self.shared.stopping or self.world.chance(0.3):
-                    yield from self._settle(item["txid"])
+                    yield from self._resolve(item["txid"])
 
-    def _settle(self, txid: str) -> Steps:
-        database, found = self.shared.database, settle.Found.INSERTED
-        step = settle.Step.INSERT
-        while step not in (settle.Step.SETTLED, settle.Step.UNDECIDED, settle.Step.CONTRADICTED):
+    def _resolve(self, txid: str) -> Steps:
+        database, found = self.shared.database, proof.Found.INSERTED
+        step = proof.Step.INSERT
+        while step not in (proof.Step.RESOLVED, proof.Step.UNDECIDED, proof.Step.CONTRADICTED):
             yield self.world.rng.uniform(0.0, 0.01)
-            if step is settle.Step.INSERT:
+            if step is proof.Step.INSERT:
                 found = {
-                    "inserted": settle.Found.INSERTED, "duplicate": settle.Found.DUPLICATE,
-                    "locked": settle.Found.FAILED,
+                    "inserted": proof.Found.INSERTED, "duplicate": proof.Found.DUPLICATE,
+                    "locked": proof.Found.FAILED,
                 }[database.insert_rolled_back(txid)]  # fmt: skip
-                if found is settle.Found.FAILED:
+                if found is proof.Found.FAILED:
                     self.world.meet("marker locked")
-            elif step is settle.Step.READ:
+            elif step is proof.Step.READ:
                 found = {
-                    "committed": settle.Found.COMMITTED, "rolled-back": settle.Found.ROLLED_BACK,
-                    None: settle.Found.FAILED,
+                    "committed": proof.Found.COMMITTED, "rolled-back": proof.Found.ROLLED_BACK,
+                    None: proof.Found.FAILED,
                 }[database.markers.get(txid)]  # fmt: skip
             else:
-                found = yield from self._tell(step is settle.Step.TELL_COMMIT, txid)
-            step = next_step(settle.TRANSITIONS, step, found)
+                found = yield from self._tell(step is proof.Step.TELL_COMMIT, txid)
+            step = next_step(proof.TRANSITIONS, step, found)
 
-    def _tell(self, is_commit: bool, txid: str) -> Generator[float | bytes, Reply, settle.Found]:
+    def _tell(self, is_commit: bool, txid: str) -> Generator[float | bytes, Reply, proof.Found]:
         reply = yield from self.ask("commit" if is_commit else "rollback", txid, body=b"" if is_commit else None)
         if reply is None or reply[0] >= 500:
-            return settle.Found.FAILED
+            return proof.Found.FAILED
         if reply[0] != 200:
-            return settle.Found.CONTRADICTED
+            return proof.Found.CONTRADICTED
         self.world.meet("resolver committed" if is_commit else "resolver rolled back")
         if is_commit:
             self.shared.database.markers.pop(txid, None)
-        return settle.Found.TOLD
+        return proof.Found.TOLD

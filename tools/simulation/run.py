@@ -28,7 +28,7 @@ from txmq.protocol.parts import parse_result_lines
 from txmq.runtime import crashpoints, logging, net
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.simulated.clock import SimRandom
-from txmq.xa.last_resource import proof as settle
+from txmq.xa.last_resource import proof
 
 from .application import Application, Program, ResolverProgram, watched_prove
 from .bank import Bank
@@ -159,7 +159,7 @@ def _simulate(world: Simulation) -> None:
     with TemporaryDirectory(prefix="txmq", dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:  # noqa: PTH112
         shared = Shared(world, broker, Database(world), History(), Rows(world, f"{folder}/orders.db"), Bank(world))
         doors = {net.connect: Network(broker).connect, OSClock: lambda: required_task().host,
-                 OSRandom: lambda: SimRandom(world.rng), settle.prove: watched_prove(shared)}  # fmt: skip
+                 OSRandom: lambda: SimRandom(world.rng), proof.prove: watched_prove(shared)}  # fmt: skip
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
         logging.configure("info", _Log(world))  # type: ignore[arg-type]
         try:

@@ -1,4 +1,4 @@
-"""The broker and the client as one who settles needs them: ports, and the waits that both kinds of resolving share."""
+"""The broker and the client as a resolver needs them: ports, and the waits that both kinds of resolving share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from txmq.runtime.ports import Buffer
 from txmq.xid import TxId
 
 POLL_S = 0.5
-FAILED_POLL_S_MAX = 0.5  # with the second that an owner has, settled within 2 s of both sides being there again
+FAILED_POLL_S_MAX = 0.5  # with the second that an owner has, resolved within 2 s of both sides being there again
 OWNER_GONE_MS = 1000
 REQUEST_TIMEOUT_S = 5.0
 TELL_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due yet; it is told again

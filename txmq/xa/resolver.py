@@ -77,14 +77,14 @@ class Resolver:
                 resource_resolver.await_answers(until)
 
     def run_once(self) -> int:
-        """One round; how many transactions were settled. Raises as ``round``."""
+        """One round; how many transactions were resolved. Raises as ``round``."""
         return len(self.round())
 
     def round(self) -> set[str]:
         """One round.
 
         Returns:
-            The transactions that were settled: each once, of however many resources.
+            The transactions that were resolved: each once, of however many resources.
 
         Raises:
             ClosedError: the client is closed. What is away is logged, not raised.

@@ -350,7 +350,7 @@ def test_resolver_waits_for_the_broker_settles_and_stops_on_sigterm(broker: Brok
             assert json.loads(resolver.stderr.readline())["event"] == "waiting for the broker"
             broker.restart()
             client = txmq.connect(broker.address)
-            assert json.loads(resolver.stderr.readline())["event"] == "transaction settled"
+            assert json.loads(resolver.stderr.readline())["event"] == "transaction resolved"
             eventually(lambda: not list(client.transactions.list(state="in-doubt")), "nothing is in doubt")
             resolver.send_signal(signal.SIGTERM)
             assert resolver.wait(TIMEOUT_S) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from txmq.client.transaction.broker_side import BrokerTransaction, Extensions
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transaction.prepared import prepare, settle
+from txmq.client.transaction.prepared import prepare, resolve
 from txmq.errors import TransactionConflictError
 from txmq.log.records import decode
 from txmq.model import Resolution
@@ -56,11 +56,11 @@ def test_half_message_is_handed_out_until_settled_with_rising_numbers(client: An
         assert [message.value for message in decode(batch, topic, partition)] == [b"v"]
     [row] = [row for row in rows(client) if row["txid"] == home.txid]
     assert (row["state"], row["kind"], row["group"]) == ("prepared", "half", group)
-    [line] = settle(client, home.txid, Resolution.COMMIT, 5.0)
+    [line] = resolve(client, home.txid, Resolution.COMMIT, 5.0)
     assert (line.topic, line.count) == ("orders", 1)
-    assert settle(client, home.txid, Resolution.COMMIT, 5.0) == [line]
+    assert resolve(client, home.txid, Resolution.COMMIT, 5.0) == [line]
     with pytest.raises(TransactionConflictError):
-        settle(client, home.txid, Resolution.ROLLBACK, 5.0)
+        resolve(client, home.txid, Resolution.ROLLBACK, 5.0)
 
 
 def test_a_half_of_another_group_is_not_handed_out(client: Any) -> None:
@@ -69,9 +69,9 @@ def test_a_half_of_another_group_is_not_handed_out(client: Any) -> None:
     prepared(client, "half", group=other, deadline=until_ms)
     home = prepared(client, "half", group=mine, deadline=until_ms)
     assert [half.txid for half in due(client, mine)] == [home.txid]
-    settle(client, home.txid, Resolution.ROLLBACK, 5.0)
+    resolve(client, home.txid, Resolution.ROLLBACK, 5.0)
     with pytest.raises(TransactionConflictError):
-        settle(client, home.txid, Resolution.COMMIT, 5.0)
+        resolve(client, home.txid, Resolution.COMMIT, 5.0)
 
 
 def test_foreign_branch_is_found_by_its_xid_and_prepared_once(client: Any) -> None:
@@ -82,6 +82,6 @@ def test_foreign_branch_is_found_by_its_xid_and_prepared_once(client: Any) -> No
     with pytest.raises(TransactionConflictError):
         prepared(client, "foreign", xid=xid)
     assert rows(client, xid="7.ffff.ff") == []
-    settle(client, home.txid, Resolution.ROLLBACK, 5.0)
+    resolve(client, home.txid, Resolution.ROLLBACK, 5.0)
     assert rows(client, xid=xid) == []
-    settle(client, prepared(client, "foreign", xid=xid).txid, Resolution.COMMIT, 5.0)
+    resolve(client, prepared(client, "foreign", xid=xid).txid, Resolution.COMMIT, 5.0)

@@ -96,7 +96,7 @@ class MySQLOrders:
             "the server has ended the session",
         )
 
-    def settle_everything(self) -> None:
+    def resolve_everything(self) -> None:
         """Roll back what a test left prepared, so that the next one starts on a clean server."""
         for connection in self.opened:
             try:

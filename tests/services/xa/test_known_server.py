@@ -43,8 +43,8 @@ class Copies:
 
     def proved(self, server: MariaDB, txid: str) -> tuple[Step, Exception | None]:
         """What one who settles finds there."""
-        with closing(self.resource(server).open_settling(CLUSTER)) as settling:
-            return prove(settling, txid, 0)
+        with closing(self.resource(server).open_for_resolver(CLUSTER)) as resolving:
+            return prove(resolving, txid, 0)
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ class Shop:
         """The messages in order."""
         return [message.value for message in self.client.browse(self.topic)]
 
-    def is_settled(self) -> bool:
+    def is_resolved(self) -> bool:
         """Whether nothing is in doubt."""
         return list(self.client.transactions.list(state="in-doubt")) == []
 
@@ -420,7 +420,7 @@ def test_what_dead_client_left_is_settled_by_thread_of_another(
     assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
     expected = [b"next"] if point == "client.tx.prepared" else [b"left", b"next"]
     assert other.rows() == expected
-    eventually(other.is_settled, "nothing is in doubt")
+    eventually(other.is_resolved, "nothing is in doubt")
     assert other.messages() == expected
     other.die()
 
@@ -435,7 +435,7 @@ def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: Shop, hook:
         shop.order(b"2", timeout=1.0)
     shop.server.start()
     resolver_of(shop.client).wake()
-    eventually(shop.is_settled, "nothing is in doubt")
+    eventually(shop.is_resolved, "nothing is in doubt")
     assert shop.messages() == shop.rows()
     if point != "client.tx.db_commit_sent":  # the server may have come to it, or not
         assert shop.rows() == ([b"1", b"2"] if point == "client.tx.db_committed" else [b"1"])
@@ -453,9 +453,9 @@ def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: Shop, hook: An
     other.resource.install(other.client)
     resolver_of(other.client).add(other.resource)
     eventually(lambda: _lock_waits(shop) > 0, "the resolver waits for the row's lock")
-    assert not other.is_settled()
+    assert not other.is_resolved()
     shop.opened[-1].close()
-    eventually(other.is_settled, "nothing is in doubt")
+    eventually(other.is_resolved, "nothing is in doubt")
     assert (other.rows(), other.messages()) == ([], [])
     other.die()
 

@@ -19,7 +19,7 @@ from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
 
-SETTLED_WITHIN_S = 60.0  # far above the promise of 2 s: a loaded machine must not turn it red
+RESOLVED_WITHIN_S = 60.0  # far above the promise of 2 s: a loaded machine must not turn it red
 
 
 class Shop:
@@ -91,7 +91,7 @@ def test_what_dead_client_left_is_settled_by_thread_of_another(shop: Shop, broke
     assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
     expected = [b"left", b"next"] if point == "client.tx.db_committed" else [b"next"]
     assert other.rows() == expected
-    found = other.client.fetch("orders", 0, len(expected) - 1, timeout=SETTLED_WITHIN_S)
+    found = other.client.fetch("orders", 0, len(expected) - 1, timeout=RESOLVED_WITHIN_S)
     assert [message.value for message in found] == [b"next"]
     assert other.messages() == expected
     assert list(other.client.transactions.list(state="in-doubt")) == []
@@ -116,7 +116,7 @@ def test_a_broker_that_is_restarted_meanwhile_is_told_later(shop: Shop, broker: 
     broker.start()
     resolver_of(shop.client).wake()
     try:
-        found = shop.client.fetch("orders", 0, 1, timeout=SETTLED_WITHIN_S)
+        found = shop.client.fetch("orders", 0, 1, timeout=RESOLVED_WITHIN_S)
     except OffsetOutOfRangeError:
         found = []
     assert [message.value for message in found] == [b"2"]

@@ -44,11 +44,11 @@ class Database:
             cursor.executemany(sql, rows) if rows else cursor.execute(sql)
             return list(cursor.fetchall()) if cursor.description is not None else []
 
-    def settling(self, kind: str) -> Any:
+    def resolving(self, kind: str) -> Any:
         """A connection of one who settles."""
         if kind == "last-resource":
             resource = LastResource("shop", connect=self.connect)
-            return resource.open_settling(CLUSTER)
+            return resource.open_for_resolver(CLUSTER)
         return MySQLResource("shop", connect=self.connect).open_recovery(CLUSTER)
 
     def open_marker(self, txid: str) -> Any:
@@ -76,8 +76,8 @@ def test_finished_markers_leave_past_writer_whose_marker_is_not_committed(
     txids = [f"t{number:05}" for number in range(count)]
     database.execute("INSERT INTO txmq_marker VALUES (%s, 'committed', 0, 0, 0)", *((txid,) for txid in txids))
     writers = [database.open_marker(txid) for txid in ("a", "t00002x", "z")]
-    settling = database.settling(kind)
-    settling.delete_committed(txids[::2])
+    resolving = database.resolving(kind)
+    resolving.delete_committed(txids[::2])
     for writer in writers:
         writer.commit()
     left = [txid for (txid,) in database.execute("SELECT txid FROM txmq_marker WHERE txid <> '-' ORDER BY txid")]
@@ -89,20 +89,20 @@ def test_writers_come_in_between_while_housekeeping_holds_its_locks(database: Da
     assert database.execute("SELECT @@global.tx_isolation") == [("REPEATABLE-READ",)]
     txids = [f"t{number:05}" for number in range(200)]
     database.execute("INSERT INTO txmq_marker VALUES (%s, 'committed', 0, 0, 0)", *((txid,) for txid in txids))
-    settling, commit = database.settling("last-resource"), []
-    real = settling.connection.commit
+    resolving, commit = database.resolving("last-resource"), []
+    real = resolving.connection.commit
 
     def commit_late() -> None:
         for txid in ("a", "t00002x", "z"):
             database.open_marker(txid).commit()
-        other = database.settling("last-resource")
+        other = database.resolving("last-resource")
         assert other.table.read_durably(other.connection, "t00151") == "committed"
         assert other.table.insert_rolled_back(other.connection, "t00003x", other.uuid, 0)
         commit.append(True)
         real()
 
-    settling.connection.commit = commit_late
-    settling.delete_committed([*txids[:100:2], "not there"])
+    resolving.connection.commit = commit_late
+    resolving.delete_committed([*txids[:100:2], "not there"])
     assert commit == [True]
 
 
@@ -111,16 +111,16 @@ def test_expired_rolled_back_markers_leave_without_waiting_for_open_transactions
     database.execute("INSERT INTO txmq_marker VALUES (%s, %s, 0, 0, 0)", *old, ("c", "committed"))
     database.execute(f"INSERT INTO txmq_marker VALUES ('young', 'rolled-back', 0, {MYSQL.now_ms}, 0)")
     writer = database.open_marker("open")
-    settling = database.settling("last-resource")
-    assert settling.table.delete_expired_rolled_back(settling.connection) == len(old)
-    assert settling.table.delete_expired_rolled_back(settling.connection) == 0
+    resolving = database.resolving("last-resource")
+    assert resolving.table.delete_expired_rolled_back(resolving.connection) == len(old)
+    assert resolving.table.delete_expired_rolled_back(resolving.connection) == 0
     writer.rollback()
     assert database.execute("SELECT txid FROM txmq_marker ORDER BY txid") == [("c",), ("young",)]
 
 
 @pytest.mark.parametrize("kind", ["last-resource", "xa"])
 def test_who_settles_reads_committed_rows(database: Database, kind: str) -> None:
-    database.settling(kind)
+    database.resolving(kind)
     cursor = database.opened[-1].cursor()
     cursor.execute("SELECT @@tx_isolation, @@innodb_lock_wait_timeout")
     assert cursor.fetchone() == ("READ-COMMITTED", 1)
@@ -131,9 +131,9 @@ def test_statement_binary_log_forbids_read_committed_and_all_is_settled(tmp_path
     with MariaDB(tmp_path / "m", binary_log=True, options=options) as server:
         database = Database(server)
         for kind in ("last-resource", "xa"):
-            settling = database.settling(kind)
+            resolving = database.resolving(kind)
             database.execute("INSERT INTO txmq_marker VALUES ('c', 'committed', 0, 0, 0)")
-            settling.delete_committed(["c"])
+            resolving.delete_committed(["c"])
             assert database.execute("SELECT txid FROM txmq_marker WHERE txid = 'c'") == []
 
 
@@ -142,9 +142,9 @@ def test_a_table_of_a_named_schema_is_cleaned_as_well(database: Database) -> Non
     resource = LastResource("shop", connect=other.connect, table=f"{database.name}.own_marker")
     resource.install()
     database.execute("INSERT INTO own_marker VALUES ('c', 'committed', 0, 0, 0), ('r', 'rolled-back', 0, 0, 0)")
-    with closing(resource.open_settling(CLUSTER)) as settling:
-        settling.delete_committed(["c"])
-        settling.delete_expired()
+    with closing(resource.open_for_resolver(CLUSTER)) as resolving:
+        resolving.delete_committed(["c"])
+        resolving.delete_expired()
     assert database.execute("SELECT txid FROM own_marker") == []
 
 

@@ -22,7 +22,7 @@ from .mysql_orders import CLUSTER, NAME, MySQLOrders, new_txid
 def world(mariadb: MariaDB) -> Iterator[MySQLOrders]:
     world = MySQLOrders(mariadb)
     yield world
-    world.settle_everything()
+    world.resolve_everything()
 
 
 def _prepare_by_hand(world: MySQLOrders, xid: Xid, number: int | None = None) -> None:

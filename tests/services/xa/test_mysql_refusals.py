@@ -26,7 +26,7 @@ from .mysql_orders import CLUSTER, NAME, MySQLOrders, new_txid
 def world(mariadb: MariaDB) -> Iterator[MySQLOrders]:
     world = MySQLOrders(mariadb)
     yield world
-    world.settle_everything()
+    world.resolve_everything()
 
 
 # --- the server ------------------------------------------------------------------------------------------------------

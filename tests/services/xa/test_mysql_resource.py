@@ -25,7 +25,7 @@ from .mysql_orders import MySQLOrders, new_txid
 def world(mariadb: MariaDB) -> Iterator[MySQLOrders]:
     world = MySQLOrders(mariadb)
     yield world
-    world.settle_everything()
+    world.resolve_everything()
 
 
 def end(branch: MySQLBranch) -> None:

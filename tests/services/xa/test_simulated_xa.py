@@ -120,7 +120,7 @@ class Comparison(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.prepared_xids())
     @rule(which=st.integers(0, 2), verb=st.sampled_from(["COMMIT", "ROLLBACK", "COMMIT ONE PHASE"]))
-    def settle(self, which: int, verb: str) -> None:
+    def resolve(self, which: int, verb: str) -> None:
         """What a resolver does: somebody else's prepared branch, on a new connection in autocommit."""
         xids = sorted(self.model.prepared_xids())
         pair = self.connect_pair(autocommit=True)

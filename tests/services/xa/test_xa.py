@@ -89,13 +89,13 @@ class Bank:
         body = self.client.control.call("recover", timeout=5.0)
         return len(json.loads(body)["transactions"])
 
-    def is_settled(self) -> bool:
+    def is_resolved(self) -> bool:
         """Nothing is in doubt, here or there."""
         return self.prepared() == 0 and self.in_doubt() == 0
 
     def check(self, expected: list[str]) -> None:
         """Settled, and rows and messages are these."""
-        eventually(self.is_settled, "nothing is in doubt")
+        eventually(self.is_resolved, "nothing is in doubt")
         eventually(lambda: self.messages() == expected, "the messages are those expected")
         assert self.rows(0) == self.rows(1) == expected
 
@@ -207,7 +207,7 @@ def test_the_callers_own_connections_are_given_back_clean(bank: Bank) -> None:
 
 def test_a_forked_child_has_connections_of_its_own(bank: Bank) -> None:
     bank.transfer("1-parent")
-    eventually(bank.is_settled, "nothing is in doubt")  # the resolver has its connections
+    eventually(bank.is_resolved, "nothing is in doubt")  # the resolver has its connections
     child = os.fork()
     if child == 0:
         status = 1
@@ -290,7 +290,7 @@ def test_owners_killed_at_every_point_are_settled_by_another_process(bank: Bank)
     for value, owner in owners.items():
         _, said = owner.communicate(timeout=60)
         assert owner.returncode == -signal.SIGKILL, f"{value}: {said.decode()}"
-    eventually(bank.is_settled, "nothing is in doubt")
+    eventually(bank.is_resolved, "nothing is in doubt")
     seen = bank.messages()
     assert bank.rows(0) == bank.rows(1) == seen
     for value in owners:
@@ -303,7 +303,7 @@ def test_stopped_owner_of_prepared_branches_is_ended_and_learns_it(bank: Bank) -
     """Its sessions live, so its branches are not known to others, and listed: the resolver ends the sessions."""
     owner = bank.owner("x", "client.xa.all_prepared:1:stop", timeout=5.0)
     eventually(lambda: bank.prepared() == 2, "both branches are prepared")
-    eventually(bank.is_settled, "nothing is in doubt")
+    eventually(bank.is_resolved, "nothing is in doubt")
     os.kill(owner.pid, signal.SIGCONT)
     _, said = owner.communicate(timeout=60)
     assert owner.returncode == 1

@@ -102,7 +102,7 @@ def world(request: pytest.FixtureRequest, mariadb: MariaDB) -> Iterator[Resource
         return
     real = MariaDBUnderTest(mariadb)
     yield real
-    real.settle_everything()
+    real.resolve_everything()
 
 
 def prepared(world: ResourceUnderTest, number: int, connection: Any = None) -> Any:

@@ -126,7 +126,7 @@ class LastResourceFixture:
         return resolver
 
     def heal(self) -> None:
-        """Everything works again, the owner has gone; settle what is left."""
+        """Everything works again, the owner has gone; resolve what is left."""
         self.home.faults.clear()
         self.home.owner_connected = False
         resolver = Resolver(self.home, [self.resource])

@@ -1,4 +1,4 @@
-"""The resolver: what it settles, what it never touches, how it waits, and how it keeps house."""
+"""The resolver: what it resolves, what it never touches, how it waits, and how it keeps house."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from txmq.testing.simulated.broker import Fault, lost
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa import broker_port
 from txmq.xa.database import marker_sweep
-from txmq.xa.last_resource import proof as settle
+from txmq.xa.last_resource import proof
 from txmq.xa.last_resource import resource_resolver as module
 from txmq.xa.last_resource.proof import Found, Step
 from txmq.xa.last_resource.resource_resolver import is_due
@@ -49,20 +49,20 @@ def test_every_step_and_finding_has_a_row_or_an_error(step: Step, found: Found) 
         Step.TELL_ROLLBACK: {Found.TOLD, Found.CONTRADICTED, Found.FAILED},
     }
     if found in expected.get(step, set()):
-        assert next_step(settle.TRANSITIONS, step, found) is not step
+        assert next_step(proof.TRANSITIONS, step, found) is not step
     else:
         with pytest.raises(TransactionStateError) as caught:
-            next_step(settle.TRANSITIONS, step, found)
+            next_step(proof.TRANSITIONS, step, found)
         assert step.value in str(caught.value)
         assert found.value in str(caught.value)
 
 
 def test_only_a_read_committed_marker_leads_to_a_commit() -> None:
-    assert [pair for pair, step in settle.TRANSITIONS.items() if step is Step.TELL_COMMIT] == [
+    assert [pair for pair, step in resolve.TRANSITIONS.items() if step is Step.TELL_COMMIT] == [
         (Step.READ, Found.COMMITTED),
         (Step.READ_ELSEWHERE, Found.COMMITTED),
     ]
-    assert {step for (_, found), step in settle.TRANSITIONS.items() if found is Found.FAILED} == {Step.UNDECIDED}
+    assert {step for (_, found), step in proof.TRANSITIONS.items() if found is Found.FAILED} == {Step.UNDECIDED}
 
 
 # --- who is due ------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_an_owner_that_lives_is_left_alone_until_its_deadline(world: LastResourc
     assert world.resolver().run_once() == 1
 
 
-# --- what is settled -------------------------------------------------------------------------------------------------
+# --- what is resolved -------------------------------------------------------------------------------------------------
 
 
 def test_many_are_settled_by_their_markers_page_after_page(
@@ -129,10 +129,10 @@ def test_two_at_once_are_harmless(world: LastResourceFixture, moment: str, point
 
     crashpoints.set_hook(hook)
     try:
-        settled = world.resolver().run_once()
+        resolved = world.resolver().run_once()
     finally:
         crashpoints.set_hook(None)
-    assert settled == 1
+    assert resolved == 1
     second.run_once()
     world.check()
     assert world.rows() == ([b"x"] if point.endswith("committed") else [])
@@ -231,10 +231,10 @@ def test_another_database_of_the_name_settles_nothing(world: LastResourceFixture
 
 def test_database_that_becomes_another_under_open_connection_proves_nothing(world: LastResourceFixture) -> None:
     txid = abandon(world, b"x")
-    database = world.resource.open_settling("00000000000000c1")
+    database = world.resource.open_for_resolver("00000000000000c1")
     with world.outside() as connection:
         connection.execute("UPDATE txmq_marker_identity SET uuid = ?", ("f" * 32,))
-    assert settle.prove(database, txid, 0) == (Step.UNDECIDED, None)
+    assert proof.prove(database, txid, 0) == (Step.UNDECIDED, None)
     assert world.markers() == {}
     database.close()
 
@@ -287,9 +287,9 @@ def test_a_broker_that_could_not_be_told_is_told_again(
 def test_a_row_that_has_gone_is_undecided(world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was removed by one who had settled the transaction: the broker says so next time."""
     txid = abandon(world, b"x", "client.tx.db_committed")
-    database = world.resource.open_settling("00000000000000c1")
+    database = world.resource.open_for_resolver("00000000000000c1")
     monkeypatch.setattr(type(database.table), "read_durably", lambda *_: None)
-    assert settle.prove(database, txid, 0) == (Step.UNDECIDED, None)
+    assert proof.prove(database, txid, 0) == (Step.UNDECIDED, None)
     database.close()
 
 

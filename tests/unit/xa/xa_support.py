@@ -234,7 +234,7 @@ class FakeResource:
         return UsedXAConnection(self, connection)
 
     def open_recovery(self, cluster: str) -> FakeRecovery:
-        """For one who settles."""
+        """For a resolver."""
         self.database.fault("open_recovery")
         return FakeRecovery(self.database, int(cluster, 16))
 
@@ -370,7 +370,7 @@ class XAFixture:
 
 
 class Notes:
-    """In place of the client's resolver: notes what it is told, and settles when asked."""
+    """In place of the client's resolver: notes what it is told, and resolves when asked."""
 
     def __init__(self, home: SimulatedBroker) -> None:
         self.resolver = Resolver(home, [], home.clock)
@@ -395,10 +395,10 @@ class Notes:
         self.completes.append((resource.name, txid))
         self.resolver.branch_resolver(resource).completed(txid, answer)
 
-    def watch(self, resource: Any, txid: str, on_settled: Any) -> None:
+    def watch(self, resource: Any, txid: str, on_resolved: Any) -> None:
         """See ``Settler``."""
         self.watched.append((resource.name, txid))
-        self.resolver.branch_resolver(resource).watch(txid, on_settled)
+        self.resolver.branch_resolver(resource).watch(txid, on_resolved)
 
 
 def foreign_branch(world: XAFixture, database: Database, *, how: str) -> Xid:

@@ -39,7 +39,7 @@ class BackgroundResolver:
         self._is_stopping = False
 
     def add(self, resource: LastResource | XAResource) -> None:
-        """Settle for this resource, too; starts the thread."""
+        """Resolve for this resource, too; starts the thread."""
         process = current_owner()[0]
         if self._process != process:
             with self._lock:
@@ -58,7 +58,7 @@ class BackgroundResolver:
         start_daemon(_THREAD_NAME, self._run)
 
     def wake(self) -> None:
-        """Something was left unsettled: look at once."""
+        """Something was left in doubt: look at once."""
         self._signal.set()
 
     def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
@@ -70,14 +70,14 @@ class BackgroundResolver:
         """``complete`` of a branch was sent; it is not awaited, except when the client is closed."""
         self._resolver.branch_resolver(resource).completed(txid, answer)
 
-    def watch(self, resource: XAResource, txid: str, on_settled: Callable[[], None]) -> None:
+    def watch(self, resource: XAResource, txid: str, on_resolved: Callable[[], None]) -> None:
         """An owner has left a branch: call when nothing of the transaction is in doubt in this resource."""
-        self._resolver.branch_resolver(resource).watch(txid, on_settled)
+        self._resolver.branch_resolver(resource).watch(txid, on_resolved)
 
     def stop(self) -> None:
         """End the thread: it removes the last markers first, and is waited for a moment.
 
-        What is unsettled is found by the next resolver.
+        What is in doubt is found by the next resolver.
         """
         is_running = self._process == current_owner()[0]
         if is_running:

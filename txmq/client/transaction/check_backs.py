@@ -8,7 +8,7 @@ broker could not be reached.
 
 Invariants:
     * a checker that raises, or answers anything but a ``Resolution``, has answered UNKNOWN, and that is logged;
-    * nothing is settled without an answer of the checker;
+    * nothing is resolved without an answer of the checker;
     * the thread ends with the client; a forked child has one of its own once it uses the group.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from txmq.client.transaction.half_message import HalfMessage
-from txmq.client.transaction.prepared import settle
+from txmq.client.transaction.prepared import resolve
 from txmq.client.transport.ports import Broker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionError, TxmqError
@@ -78,7 +78,7 @@ class CheckBacks:
     """See the module's docstring.
 
     Args:
-        client: its ``control`` settles.
+        client: its ``control`` resolves.
         connection: makes the connection to poll on.
 
     Thread safety: any thread.
@@ -191,7 +191,7 @@ class CheckBacks:
             return
         crash_point("client.check.answered")
         try:
-            settle(self._client, due.txid, resolution, TELL_TIMEOUT_S)
+            resolve(self._client, due.txid, resolution, TELL_TIMEOUT_S)
         except TransactionConflictError:
             self._log.error("a half message was decided otherwise before", txid=due.txid, answer=resolution.value)
         except TxmqError as error:  # the broker hands it out again

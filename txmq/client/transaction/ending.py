@@ -80,7 +80,7 @@ class BlockResolver(Protocol):
     def completed(self, resource: Any, txid: str, answer: Answer) -> None:
         """``complete`` was sent; what becomes of the answer decides when the marker goes."""
 
-    def watch(self, resource: Any, txid: str, on_settled: Callable[[], None]) -> None:
+    def watch(self, resource: Any, txid: str, on_resolved: Callable[[], None]) -> None:
         """Tell when nothing of a transaction is in doubt in this resource any more."""
 
 

@@ -11,7 +11,7 @@ check-backs. The exception goes on unchanged. What is no ``Exception`` (Ctrl-C, 
 too.
 
 Invariants:
-    * nothing but the application's word (the end of the block, ``commit``, ``rollback``, its checker) settles a half;
+    * nothing but the application's word (the end of the block, ``commit``, ``rollback``, its checker) resolves a half;
     * what the broker could not be told is told by the check-back thread (``pending``), or asked by it;
     * a commit that meets a durable rollback raises, and the other way round.
 """
@@ -29,7 +29,7 @@ from txmq.client.transaction.broker_side import (
     raise_rolled_back,
 )
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transaction.prepared import prepare, settle
+from txmq.client.transaction.prepared import prepare, resolve
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
     FencedError,
@@ -52,7 +52,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock
 
-SETTLE_S = 5.0  # how long the broker is tried to be told before the check-back thread goes on with it
+RESOLVE_S = 5.0  # how long the broker is tried to be told before the check-back thread goes on with it
 _OUTCOMES = {Resolution.COMMIT: Outcome.COMMITTED, Resolution.ROLLBACK: Outcome.ROLLED_BACK}
 
 
@@ -171,7 +171,7 @@ class HalfMessage:
                 raise TransactionStateError(f"it was decided before: {self._decided.value}", self.txid)
             self._decided = resolution
         crash_point("client.half.decided")
-        timeout_s = SETTLE_S if resolution is Resolution.COMMIT else ROLLBACK_TIMEOUT_S
+        timeout_s = RESOLVE_S if resolution is Resolution.COMMIT else ROLLBACK_TIMEOUT_S
         try:
             self.tell(resolution, timeout_s)
         except TransactionError:
@@ -190,7 +190,7 @@ class HalfMessage:
             TxmqError: it could not be told.
         """
         try:
-            lines = settle(self._client, self.txid, resolution, timeout_s)
+            lines = resolve(self._client, self.txid, resolution, timeout_s)
         except TransactionConflictError as error:
             self._ended(Outcome.COMMITTED if resolution is Resolution.ROLLBACK else Outcome.ROLLED_BACK)
             if resolution is Resolution.COMMIT:

@@ -34,7 +34,7 @@ from txmq.xa.last_resource.coordinator import (
 )
 from txmq.xa.last_resource.proof import Step, prove
 
-SETTLE_S_MIN = 1.0  # after the decision, and for looking it up, even where the deadline is closer
+RESOLVE_S_MIN = 1.0  # after the decision, and for looking it up, even where the deadline is closer
 LOOK_UP_PAUSE_S = 0.05
 
 
@@ -167,11 +167,11 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
 
     def _patience_ends_s(self) -> float:
         """The deadline, as what ``remaining_s`` will be; later where it is closer than SETTLE_S_MIN."""
-        return min(self._broker.remaining_s, SETTLE_S_MIN) - SETTLE_S_MIN
+        return min(self._broker.remaining_s, RESOLVE_S_MIN) - RESOLVE_S_MIN
 
     def _proved(self) -> Step:
         try:
-            database = self._branch.resource.open_settling(self._broker.cluster)
+            database = self._branch.resource.open_for_resolver(self._broker.cluster)
         except Exception:  # noqa: BLE001  unreachable, in whatever way of the driver: nothing is known
             return Step.UNDECIDED
         try:

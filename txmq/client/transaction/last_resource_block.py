@@ -25,7 +25,7 @@ from txmq.xa import LastResource
 from txmq.xa.database import marker
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import LastResourceEvent, LastResourceState
-from txmq.xa.last_resource.resolving import Unsettled
+from txmq.xa.last_resource.resolving import Unresolved
 from txmq.xa.last_resource.resource import UsedConnection
 
 
@@ -123,11 +123,11 @@ class LastResourceBlock:
             return
         self.pending = ("broker",)
 
-        def settled() -> None:
+        def resolved() -> None:
             self.pending = ()
             broker.finished()
 
-        self._resource.unsettled.append(Unsettled(broker.txid, marker.COMMITTED, broker.deadline_ms, settled))
+        self._resource.unresolved.append(Unresolved(broker.txid, marker.COMMITTED, broker.deadline_ms, resolved))
         self._resolver.wake()
 
     def _hazarded(self) -> tuple[Outcome, TransactionError | None]:
@@ -152,5 +152,5 @@ class LastResourceBlock:
     def _leave(self, outcome: str | None) -> None:
         """Let the resolver tell the broker, by this outcome or (None) by what the database proves."""
         broker = self._broker
-        self._resource.unsettled.append(Unsettled(broker.txid, outcome, broker.deadline_ms, broker.finished))
+        self._resource.unresolved.append(Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished))
         self._resolver.wake()

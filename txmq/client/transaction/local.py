@@ -135,13 +135,13 @@ def _refused(broker: BrokerTransaction, error: TxmqError) -> list[PartResult]:
     elif isinstance(error, FencedError):
         raise OutcomeUnknownError(f"an attempt to commit was not answered, then: {error}", broker.txid) from error
     else:
-        lines = _settled(broker, error)
+        lines = _resolved(broker, error)
         if lines is not None:
             return lines
     raise_rolled_back(error, broker.txid_or_none)
 
 
-def _settled(broker: BrokerTransaction, error: TxmqError) -> list[PartResult] | None:
+def _resolved(broker: BrokerTransaction, error: TxmqError) -> list[PartResult] | None:
     """Fence the transaction id; None if that rolled it back, else where the parts went."""
     try:
         try:

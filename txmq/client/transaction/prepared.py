@@ -87,7 +87,7 @@ def repeat_prepare(
             return
 
 
-def settle(client: Broker, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
+def resolve(client: Broker, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
     """Tell the broker COMMIT or ROLLBACK of what is prepared.
 
     Args:
@@ -101,7 +101,7 @@ def settle(client: Broker, txid: str, resolution: Resolution, timeout_s: float) 
         FencedError, UnknownTransactionError, NotOwnerError: this broker does not know (any more).
         ConnectionLostError, RequestTimeoutError, ...: not told, or told and not answered.
 
-    Durability: settled, in the broker's journal, when this returns.
+    Durability: resolved, in the broker's journal, when this returns.
     """
     deadline = client.clock.monotonic() + timeout_s
     named: dict[str, Any] = {"body": ()} if resolution is Resolution.COMMIT else {}

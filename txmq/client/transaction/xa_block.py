@@ -108,16 +108,16 @@ class XaBlock:
             self._broker.keep()
         self.pending = tuple(resource.name for resource in left)
         for resource in left:
-            self._resolver.watch(resource, txid, self._settled(resource.name, on_end))
+            self._resolver.watch(resource, txid, self._resolved(resource.name, on_end))
         self._resolver.wake()
 
-    def _settled(self, name: str, on_end: Callable[[], None]) -> Callable[[], None]:
-        def settled() -> None:
+    def _resolved(self, name: str, on_end: Callable[[], None]) -> Callable[[], None]:
+        def resolved() -> None:
             self.pending = tuple(other for other in self.pending if other != name)
             if not self.pending:
                 on_end()
 
-        return settled
+        return resolved
 
     def _told(self) -> None:
         self._untold -= 1

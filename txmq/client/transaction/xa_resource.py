@@ -10,7 +10,7 @@ Calls answer an ``XACode`` or raise ``XAError`` with one, as the specification l
 cannot be reached; nothing is known, call again.
 
 Invariants:
-    * what is not prepared is rolled back when the client goes away; what is prepared stays until it is settled;
+    * what is not prepared is rolled back when the client goes away; what is prepared stays until it is resolved;
     * "not there" (XAER_NOTA) is answered only by the broker, or for a branch that never left this process;
     * a heuristic outcome is told (XA_HEURCOM, XA_HEURRB) each time, until ``forget``.
 
@@ -27,7 +27,7 @@ from txmq.client.transaction import local
 from txmq.client.transaction.broker_side import LOST
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
 from txmq.client.transaction.foreign_branch import BranchState, Call, ForeignBranch
-from txmq.client.transaction.prepared import prepare, settle
+from txmq.client.transaction.prepared import prepare, resolve
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
     ClosedError,
@@ -135,7 +135,7 @@ class BrokerXAResource:
         Raises:
             XAError: XA_RB* (it is rolled back, and over), XAER_NOTA, XAER_PROTO, XAER_RMFAIL (unknown: roll back).
 
-        Durability: the messages are in the broker's journal when this returns XA_OK, until somebody settles them.
+        Durability: the messages are in the broker's journal when this returns XA_OK, until somebody resolves them.
         """
         branch = self._known(_checked(xid))
         following = branch.next_state(Call.PREPARE)
@@ -179,7 +179,7 @@ class BrokerXAResource:
         if branch is not None:
             branch.next_state(Call.COMMIT)
         row = self._required_row(xid)
-        self._settle(row["txid"], Resolution.COMMIT, XACode.XA_HEURRB)
+        self._resolve(row["txid"], Resolution.COMMIT, XACode.XA_HEURRB)
         self._forget(branch)
         return XACode.XA_OK
 
@@ -203,12 +203,12 @@ class BrokerXAResource:
             txid = branch.broker.txid
         else:
             txid = self._required_row(xid)["txid"]
-        self._settle(txid, Resolution.ROLLBACK, XACode.XA_HEURCOM)
+        self._resolve(txid, Resolution.ROLLBACK, XACode.XA_HEURCOM)
         self._forget(branch)
         return XACode.XA_OK
 
     def recover(self, flags: int = XAFlag.TMSTARTRSCAN | XAFlag.TMENDRSCAN) -> list[Xid]:
-        """Branches that are prepared, or were settled by an operator alone, whoever prepared them.
+        """Branches that are prepared, or were resolved by an operator alone, whoever prepared them.
 
         Args:
             flags: TMSTARTRSCAN begins a scan and answers all; without it the scan has nothing more; TMENDRSCAN ends it.
@@ -279,10 +279,10 @@ class BrokerXAResource:
         self._forget(branch)
         raise XAError(XACode.XA_RBCOMMFAIL, "the commit never arrived: the branch is rolled back")
 
-    def _settle(self, txid: str, resolution: Resolution, contrary: XACode) -> None:
+    def _resolve(self, txid: str, resolution: Resolution, contrary: XACode) -> None:
         with _as_xa():
             try:
-                settle(self._client, txid, resolution, self._timeout)
+                resolve(self._client, txid, resolution, self._timeout)
             except TransactionConflictError as error:
                 raise XAError(contrary, f"the branch ended otherwise: {error}") from error
             except (FencedError, UnknownTransactionError) as error:

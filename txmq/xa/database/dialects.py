@@ -52,7 +52,7 @@ class Dialect:
         table_options: what follows the column list of CREATE TABLE.
         why_not_idle: why a transaction cannot begin on this connection now, or None.
         weakness: which setting lets a commit be lost, as text, or None.
-        short_waits: statement that lets locks be waited for a second only, for one who settles; empty for SQLite, where
+        short_waits: statement that lets locks be waited for a second only, for a resolver; empty for SQLite, where
             ``connect`` is told.
         placeholder: how most drivers write a parameter.
         read_committed: statement that lets a session lock no more than the rows it changes; empty where that takes none
@@ -308,8 +308,8 @@ def dialect_for(driver: ModuleType | None, name: str | None) -> Dialect:
     return DIALECTS[name]
 
 
-def make_settling(connection: Connection, dialect: Dialect) -> None:
-    """Let one who settles wait for locks shortly, and lock only what he changes: no gaps between others' rows."""
+def limit_lock_waits(connection: Connection, dialect: Dialect) -> None:
+    """Let a resolver wait for locks shortly, and lock only what he changes: no gaps between others' rows."""
     for statement in (dialect.short_waits, dialect.read_committed(connection)):
         if statement:
             run(connection, statement)

@@ -2,14 +2,14 @@
 
 Theory of operation. ``install`` creates the tables and stores who the database is (name, uuid, cluster). ``verify``
 looks at a connection before its first use: not in autocommit and idle, durable commits, tables that can roll back, the
-identity the expected one, the privileges that settling needs. The first uuid seen is the one that holds.
+identity the expected one, the privileges that resolving needs. The first uuid seen is the one that holds.
 
 Deadlines are judged by the database's clock: its distance to ours is measured when a connection is verified, and again
 each minute, together with the tables.
 
 Invariants:
     * a database whose uuid, name or cluster is another one is refused: unreachable, never absent;
-    * what could only be found out when a transaction is to be settled (a missing privilege) is found out before the
+    * what could only be found out when a transaction is to be resolved (a missing privilege) is found out before the
       first one begins;
     * ``install`` touches nothing where everything is there: a transaction in doubt holds locks on the tables.
 """
@@ -158,7 +158,7 @@ class Installation:
             get_logger(resource=self.name).info("server known from now on", server=found, before=known)
 
     def sqlite_path(self, connection: Connection) -> str:
-        """The file of an SQLite database, which whoever settles opens; one in memory has none.
+        """The file of an SQLite database, which a resolver opens; one in memory has none.
 
         Raises:
             ConfigError: it is in memory. No demand lifts that: nobody else could ever read its markers.

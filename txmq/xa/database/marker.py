@@ -124,7 +124,7 @@ class MarkerTable:
         return True
 
     def probe(self, connection: Connection) -> None:
-        """Try the statements that settling needs, without effect. Own transaction, rolled back.
+        """Try the statements that resolving needs, without effect. Own transaction, rolled back.
 
         Raises:
             the driver's error: a privilege is missing, or the database is read-only.
@@ -235,7 +235,7 @@ class MarkerTable:
             False where the deadline has passed, or the database is not ``uuid``: nothing was inserted.
 
         Raises:
-            the driver's IntegrityError: somebody settled the transaction before.
+            the driver's IntegrityError: somebody resolved the transaction before.
         """
         _, count = run(connection, self._insert_committed, (txid, deadline_ms, uuid, deadline_ms))
         return count == 1

@@ -44,7 +44,7 @@ SAID_MAX = 10_000
 
 
 class Markers(Protocol):
-    """A marker table, through a connection of one who settles."""
+    """A marker table, through a connection of a resolver."""
 
     @property
     def uuid(self) -> str:

@@ -1,4 +1,4 @@
-"""The file of an SQLite database: which it is; and opened by one who settles, it is never made anew."""
+"""The file of an SQLite database: which it is; and opened by a resolver, it is never made anew."""
 
 from __future__ import annotations
 

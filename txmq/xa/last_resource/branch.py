@@ -26,7 +26,7 @@ from txmq.xa.database.guarded_connection import Guard, GuardedConnection
 from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.mysql_server import discard_results, send
 from txmq.xa.database.sqlite_turns import WriterTurn
-from txmq.xa.last_resource.resolving import Settling
+from txmq.xa.last_resource.resolving import ResolvingConnection
 
 _SAVEPOINT = "txmq_body"
 BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
@@ -54,7 +54,7 @@ class BranchResource(Protocol):
     def give_back(self, session: DatabaseSession) -> None:
         """Keep a connection whose transaction has ended."""
 
-    def open_settling(self, cluster: str) -> Settling:
+    def open_for_resolver(self, cluster: str) -> ResolvingConnection:
         """A connection for looking up what became of a transaction."""
 
 

@@ -118,7 +118,7 @@ class LastResourceEffect(enum.Enum):
     INSERT_MARKER = "insert marker"
     AWAIT_PREPARED = "await prepared"
     COMMIT_DATABASE = "commit database"
-    LOOK_UP = "look up"  # close the connection, then settle by the marker table as a resolver does
+    LOOK_UP = "look up"  # close the connection, then resolve by the marker table as a resolver does
     SEND_COMMIT = "send commit"
     ROLL_BACK_DATABASE = "roll back database"
     SEND_ROLLBACK = "send rollback"

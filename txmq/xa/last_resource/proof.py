@@ -1,9 +1,9 @@
-"""How a transaction in doubt is settled: the steps as a table, and the proof by the marker table.
+"""How a transaction in doubt is resolved: the steps as a table, and the proof by the marker table.
 
 ```
- INSERT --INSERTED---------------------> TELL_ROLLBACK --TOLD--> SETTLED
+ INSERT --INSERTED---------------------> TELL_ROLLBACK --TOLD--> RESOLVED
    |  \\--DUPLICATE--> READ --ROLLED_BACK----^   |
-   |                   | \\---COMMITTED--> TELL_COMMIT --TOLD--> SETTLED
+   |                   | \\---COMMITTED--> TELL_COMMIT --TOLD--> RESOLVED
    |                   |                        |
    +------FAILED-------+--------FAILED----------+--> UNDECIDED: again later
    |
@@ -19,7 +19,7 @@ CONTRADICTED: the broker decided otherwise.
 Invariants:
     * a lock that is held, a deadlock, a busy or lost database, a missing row: UNDECIDED, never a guess;
     * nobody is told anything before the row it rests on is durable (``marker``);
-    * two who settle the same transaction meet at the primary key and come to the same end.
+    * two who resolve the same transaction meet at the primary key and come to the same end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Step(enum.Enum):
     READ_ELSEWHERE = "look for a committed marker where absence proves nothing"
     TELL_COMMIT = "tell the broker commit"
     TELL_ROLLBACK = "tell the broker rollback"
-    SETTLED = "settled"
+    RESOLVED = "resolved"
     UNDECIDED = "undecided"
     CONTRADICTED = "contradicted"
 
@@ -71,17 +71,17 @@ TRANSITIONS: dict[tuple[Step, Found], Step] = {
     (_S.READ, _F.FAILED): _S.UNDECIDED,
     (_S.READ_ELSEWHERE, _F.COMMITTED): _S.TELL_COMMIT,
     (_S.READ_ELSEWHERE, _F.FAILED): _S.UNDECIDED,
-    (_S.TELL_COMMIT, _F.TOLD): _S.SETTLED,
+    (_S.TELL_COMMIT, _F.TOLD): _S.RESOLVED,
     (_S.TELL_COMMIT, _F.CONTRADICTED): _S.CONTRADICTED,
     (_S.TELL_COMMIT, _F.FAILED): _S.UNDECIDED,
-    (_S.TELL_ROLLBACK, _F.TOLD): _S.SETTLED,
+    (_S.TELL_ROLLBACK, _F.TOLD): _S.RESOLVED,
     (_S.TELL_ROLLBACK, _F.CONTRADICTED): _S.CONTRADICTED,
     (_S.TELL_ROLLBACK, _F.FAILED): _S.UNDECIDED,
 }
 
 
 class Prover(Protocol):
-    """A database as the one who settles sees it (``last_resource.Settling``)."""
+    """A database as a resolver sees it (``ResolvingConnection``)."""
 
     @property
     def connection(self) -> Any:
@@ -100,7 +100,7 @@ class Prover(Protocol):
 
 
 def prove(database: Prover, txid: str, deadline_ms: int) -> tuple[Step, Exception | None]:
-    """Settle the outcome in the database.
+    """Resolve the outcome in the database.
 
     Args:
         deadline_ms: of the transaction; the rolled-back row is kept until long after it.
@@ -145,7 +145,7 @@ def _read(database: Prover, txid: str, _deadline_ms: int) -> Found:
     if outcome == marker.COMMITTED:
         crash_point("resolver.read_committed")
         return Found.COMMITTED
-    # A row that has gone was removed by somebody who had settled the transaction: the broker says so next time.
+    # A row that has gone was removed by somebody who had resolved the transaction: the broker says so next time.
     return Found.ROLLED_BACK if outcome == marker.ROLLED_BACK else Found.FAILED
 
 

@@ -14,17 +14,17 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
-class Unsettled(NamedTuple):
+class Unresolved(NamedTuple):
     """A transaction of this process that the broker must still hear of."""
 
     txid: str
     outcome: str | None  # marker.COMMITTED, marker.ROLLED_BACK, or None: the marker table is to be asked
     deadline_ms: int
-    on_settled: Callable[[], None] = _nothing
+    on_resolved: Callable[[], None] = _nothing
 
 
-class Settling(NamedTuple):
-    """A connection of one who settles."""
+class ResolvingConnection(NamedTuple):
+    """A connection of a resolver."""
 
     connection: Any
     table: MarkerTable

@@ -3,7 +3,7 @@
 Theory of operation. ``LastResource`` knows how to reach the database, and keeps verified idle connections. ``enlist``
 begins a transaction on one and answers a ``Branch``: the transaction's side in this database.
 
-SQLite: the path that a connection reports (always absolute) is remembered, and whoever settles opens it with
+SQLite: the path that a connection reports (always absolute) is remembered, and a resolver opens it with
 ``mode=rw``: a file that is gone is unreachable, never a new empty database. Its writers queue up (``turns``) from BEGIN
 to COMMIT, so that nobody sleeps while the file is free.
 
@@ -22,7 +22,7 @@ from txmq.errors import ConfigError
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import driver_of, may_change_threads, run
-from txmq.xa.database.dialects import make_settling
+from txmq.xa.database.dialects import limit_lock_waits
 from txmq.xa.database.installation import DatabaseSession, Demands
 from txmq.xa.database.marker_sweep import FINISHED_MAX
 from txmq.xa.database.mysql_server import sends_packets
@@ -30,7 +30,7 @@ from txmq.xa.database.resource import DatabaseResource
 from txmq.xa.database.sqlite_file import open_existing
 from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, WriterTurn
 from txmq.xa.last_resource.branch import Branch
-from txmq.xa.last_resource.resolving import Settling, Unsettled
+from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
 
 RESOLVE_WAIT_S = 1.0  # for a lock, by a resolver
 
@@ -61,7 +61,7 @@ class LastResource(DatabaseResource[DatabaseSession]):
         self._sqlite: tuple[ModuleType | None, str] | None = None  # driver and file, once seen
         self.turns = SQLiteWriterQueue()  # of SQLite's writers; others lock rows
         # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
-        self.unsettled: deque[Unsettled] = deque()
+        self.unresolved: deque[Unresolved] = deque()
         self.finished: deque[str] = deque(maxlen=FINISHED_MAX)  # committed in the broker, durably: their markers may go
 
     def using(self, connection: Any) -> UsedConnection:
@@ -111,8 +111,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
         self._lent.remember(session, cluster)
         return branch
 
-    def open_settling(self, cluster: str) -> Settling:
-        """A verified connection for one who settles; waits for locks only shortly.
+    def open_for_resolver(self, cluster: str) -> ResolvingConnection:
+        """A verified connection for a resolver; waits for locks only shortly.
 
         Raises:
             Exception: unreachable, in whatever way; nothing is known.
@@ -120,12 +120,12 @@ class LastResource(DatabaseResource[DatabaseSession]):
         if not self._knows_sqlite():
             session = self._open(cluster)
             if not self._knows_sqlite():
-                make_settling(session.connection, session.table.dialect)
+                limit_lock_waits(session.connection, session.table.dialect)
                 session.connection.commit()  # PostgreSQL takes a SET back with its transaction
-                return Settling(session.connection, session.table, self.installation.required_uuid)
+                return ResolvingConnection(session.connection, session.table, self.installation.required_uuid)
             close_connection(session.connection)
         session = self._open(cluster, self._open_existing_sqlite)
-        return Settling(session.connection, session.table, self.installation.required_uuid)
+        return ResolvingConnection(session.connection, session.table, self.installation.required_uuid)
 
     def _knows_sqlite(self) -> bool:
         return self._sqlite is not None

@@ -4,7 +4,7 @@ Theory of operation. A round asks the broker for the resource's prepared transac
 gone for a second or its deadline has passed, both by the broker's clock: waiting is courtesy, the marker table is what
 makes it safe. Due ones are proved by the database (``proof.prove``), oldest first, and then all are reported to the
 broker at once: a commit may have to wait for an earlier one of the same rows, so none is waited for before the rest is
-sent. What this process itself left (``LastResource.unsettled``) is always due.
+sent. What this process itself left (``LastResource.unresolved``) is always due.
 
 Committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after their deadline.
 
@@ -47,7 +47,7 @@ from txmq.xa.database import marker
 from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.last_resource.proof import Step, prove
-from txmq.xa.last_resource.resolving import Settling, Unsettled
+from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.reporter import Reporter
 
@@ -55,13 +55,13 @@ from txmq.xa.reporter import Reporter
 class _Told(NamedTuple):
     """A transaction that is told to the broker now."""
 
-    item: Unsettled
+    item: Unresolved
     step: Step
     answer: Answer
 
 
 def is_due(listed: Mapping[str, Any]) -> bool:
-    """Whether a transaction that ``recover`` lists may be settled by others than its owner. By the broker's clock."""
+    """Whether a transaction that ``recover`` lists may be resolved by others than its owner. By the broker's clock."""
     now_ms = int(listed["prepared_ms"]) + int(listed["age_ms"])
     deadline_ms = int(listed["deadline_ms"])
     is_late = 0 < deadline_ms <= now_ms
@@ -75,7 +75,7 @@ class LastResourceResolver:
         self.resource, self.has_failed = resource, False
         self.problem: Exception | None = None  # what kept the last round from the database or the broker
         self._client, self._clock = client, clock
-        self._database: Settling | None = None
+        self._database: ResolvingConnection | None = None
         self._sweep = MarkerSweep(client, clock, resource.finished, resource.name)
         self._reporter = Reporter(client, resource, TransactionKind.LAST_RESOURCE, clock)
         self._is_reached = False  # in this round
@@ -83,17 +83,17 @@ class LastResourceResolver:
         self._log = get_logger(resource=resource.name)
 
     def round(self) -> set[str]:
-        """Settle what is due, then keep house; the txids that were settled."""
+        """Resolve what is due, then keep house; the txids that were resolved."""
         was_failing, self.has_failed, self.problem = self.has_failed, False, None
         self._is_reached = False
-        settled: set[str] = set()
+        resolved: set[str] = set()
         left = {item.txid: item for item in self._own()}
         own = set(left)
         try:
             if self._reporter.is_unreachable:
                 self._open()
             left.update((item.txid, item) for item in self._due() if item.txid not in own)
-            settled = self._settle(left)
+            resolved = self._resolve(left)
             self._keep_house()
         except ClosedError:
             raise
@@ -101,10 +101,10 @@ class LastResourceResolver:
             self._failed("resource or broker away", error, is_new=not was_failing)
         finally:
             # What the broker listed it lists again; this process's own it may never call due.
-            self.resource.unsettled.extend(item for txid, item in left.items() if txid in own)
+            self.resource.unresolved.extend(item for txid, item in left.items() if txid in own)
         if self._is_reached or self.problem is not None:
             self._reporter.tell(is_reachable=self._is_reached, problem=self.problem)
-        return settled
+        return resolved
 
     def end(self) -> None:
         """Remove the last markers, if the database is there, and close the connection to it."""
@@ -120,17 +120,17 @@ class LastResourceResolver:
 
     # --- what is in doubt --------------------------------------------------------------------------------------------
 
-    def _own(self) -> list[Unsettled]:
+    def _own(self) -> list[Unresolved]:
         found = []
         with suppress(IndexError):
             while True:
-                found.append(self.resource.unsettled.popleft())
+                found.append(self.resource.unresolved.popleft())
         return found
 
-    def _due(self) -> list[Unsettled]:
+    def _due(self) -> list[Unresolved]:
         uuid = self.resource.uuid or self._open().uuid
         return [
-            Unsettled(listed["txid"], None, int(listed["deadline_ms"]))
+            Unresolved(listed["txid"], None, int(listed["deadline_ms"]))
             for listed in list_transactions(self._client, uuid, "prepared", PAGE_SIZE)
             if self._is_ours(listed, uuid) and is_due(listed)
         ]
@@ -142,15 +142,15 @@ class LastResourceResolver:
             and is_at_home(self._client.session, listed["txid"])
         )
 
-    # --- settling ----------------------------------------------------------------------------------------------------
+    # --- resolving ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, left: dict[str, Unsettled]) -> set[str]:
-        """Prove, oldest first, then tell all; what is settled leaves ``left``, and is returned."""
+    def _resolve(self, left: dict[str, Unresolved]) -> set[str]:
+        """Prove, oldest first, then tell all; what is resolved leaves ``left``, and is returned."""
         told = [_Told(item, step, self._tell(item.txid, step)) for step, item in self._proved(list(left.values()))]
         return {item.item.txid for item in told if self._conclude(item, left)}
 
-    def _proved(self, doubtful: list[Unsettled]) -> list[tuple[Step, Unsettled]]:
-        proved: list[tuple[Step, Unsettled]] = []
+    def _proved(self, doubtful: list[Unresolved]) -> list[tuple[Step, Unresolved]]:
+        proved: list[tuple[Step, Unresolved]] = []
         failures = 0
         for item in doubtful:
             step = self._prove(item)
@@ -164,7 +164,7 @@ class LastResourceResolver:
             self.close()  # of SQLite it may lead to a file that another one has taken the place of
         return proved
 
-    def _prove(self, item: Unsettled) -> Step:
+    def _prove(self, item: Unresolved) -> Step:
         if item.outcome is not None:
             return Step.TELL_COMMIT if item.outcome == marker.COMMITTED else Step.TELL_ROLLBACK
         step, error = prove(self._open(), item.txid, item.deadline_ms)
@@ -185,8 +185,8 @@ class LastResourceResolver:
             return control.submit("commit", txid, body=(), timeout=TELL_TIMEOUT_S)
         return control.submit("rollback", txid, timeout=TELL_TIMEOUT_S)
 
-    def _conclude(self, told: _Told, left: dict[str, Unsettled]) -> bool:
-        """Wait for the broker's word; whether the transaction is settled."""
+    def _conclude(self, told: _Told, left: dict[str, Unresolved]) -> bool:
+        """Wait for the broker's word; whether the transaction is resolved."""
         txid = told.item.txid
         try:
             told.answer.result()
@@ -198,10 +198,10 @@ class LastResourceResolver:
         else:
             crash_point("resolver.told_broker")
             is_committed = told.step is Step.TELL_COMMIT
-            self._log.info("transaction settled", txid=txid, outcome="committed" if is_committed else "rolled-back")
+            self._log.info("transaction resolved", txid=txid, outcome="committed" if is_committed else "rolled-back")
             if is_committed:
                 self.resource.finished.append(txid)
-        told.item.on_settled()
+        told.item.on_resolved()
         del left[txid]
         return True
 
@@ -211,7 +211,7 @@ class LastResourceResolver:
             # committed marker is kept as the proof.
             self._log.error("heuristic: rows committed, messages are not", txid=txid, error=str(error))
         else:
-            self._log.info("transaction was settled by somebody else", txid=txid, error=str(error))
+            self._log.info("transaction was resolved by another process", txid=txid, error=str(error))
 
     # --- housekeeping ------------------------------------------------------------------------------------------------
 
@@ -224,9 +224,9 @@ class LastResourceResolver:
             self.close()
             raise
 
-    def _open(self) -> Settling:
+    def _open(self) -> ResolvingConnection:
         if self._database is None:
-            self._database = self.resource.open_settling(cluster_of(self._client))
+            self._database = self.resource.open_for_resolver(cluster_of(self._client))
             self._is_reached = True
         return self._database
 

@@ -1,4 +1,4 @@
-"""A connection of one who settles XA branches in MySQL or MariaDB.
+"""A resolver's connection to the XA branches in MySQL or MariaDB.
 
 Theory of operation. The connection is in autocommit: on any other one MariaDB refuses to end a branch that it did not
 begin (XAER_OUTSIDE). It waits for locks a second only, and leaves no locks on gaps between marker rows.
@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import run
-from txmq.xa.database.dialects import make_settling
+from txmq.xa.database.dialects import limit_lock_waits
 from txmq.xa.database.mysql_server import (
     ACCESS_DENIED,
     NOTA,
@@ -51,7 +51,7 @@ class MySQLRecovery:
         self._session, self._connection, self._cluster = session, session.connection, int(cluster, 16)
         self._log = get_logger(resource=name)
         self._connection.autocommit(True)
-        make_settling(self._connection, session.table.dialect)
+        limit_lock_waits(self._connection, session.table.dialect)
 
     def prepared(self) -> list[ListedXid]:
         """See ``Recovery``."""

@@ -2,7 +2,7 @@
 
 Theory of operation. ``MySQLResource`` knows how to reach the database and who it is (``installed``), keeps idle
 connections for all threads of a process, and begins branches on them (``mysql_branch``). One connection serves one
-branch from XA START to its end. Whoever settles for an owner that has gone gets a connection of its own
+branch from XA START to its end. Whoever resolves for an owner that has gone gets a connection of its own
 (``mysql_recovery``).
 
 A connection is verified before its first use. A pooled one is not asked again: where the server has ended it, the
@@ -102,7 +102,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         return branch
 
     def open_recovery(self, cluster: str) -> MySQLRecovery:
-        """A connection for one who settles. See ``XAResource``."""
+        """A connection for a resolver. See ``XAResource``."""
         session = self._open(cluster)
         try:
             session.table.require_known(session.connection)  # a copy has prepared branches, too, and lacks others

@@ -173,7 +173,7 @@ class UsedXAConnection(NamedTuple):
 
 
 class Recovery(Markers, Protocol):
-    """A connection of one who settles, to the identified database. Used by one thread at a time.
+    """A connection of a resolver, to the identified database. Used by one thread at a time.
 
     Any method may raise the driver's own error: nothing is known then, and the connection should be given up.
     """
@@ -233,7 +233,7 @@ class XAResource(Protocol):
         """
 
     def open_recovery(self, cluster: str) -> Recovery:
-        """A connection for one who settles.
+        """A connection for a resolver.
 
         Raises:
             Exception: unreachable, in whatever way, or not the known server; nothing is known.

@@ -106,9 +106,9 @@ class BranchResolver:
         """``complete`` of a branch was sent; its marker may go once that is answered."""
         self._answers.append((txid, answer))
 
-    def watch(self, txid: str, on_settled: Callable[[], None]) -> None:
+    def watch(self, txid: str, on_resolved: Callable[[], None]) -> None:
         """Call when nothing of this transaction is in doubt here; its owner in this process has given it up."""
-        self._left.append(Watched(txid, on_settled))
+        self._left.append(Watched(txid, on_resolved))
 
     def await_answers(self, until: float) -> None:
         """Wait for the answers to what was told by ``completed``, until a monotonic time."""
@@ -132,10 +132,10 @@ class BranchResolver:
         """Finish what is due, then keep house; the txids whose branch here is finished."""
         was_failing, self.has_failed, self._failures = self.has_failed, False, 0
         self.problem, self._is_reached = None, False
-        settled: set[str] = set()
+        resolved: set[str] = set()
         try:
             self._take_answers()
-            settled = self._settle()
+            resolved = self._resolve()
             self._sweep.keep(self._database)
         except ClosedError:
             raise
@@ -143,7 +143,7 @@ class BranchResolver:
             self._failed("resource or broker away", error, is_new=not was_failing)
             self.close()
         self._reporter.tell(is_reachable=self._is_reached, problem=self.problem)
-        return settled
+        return resolved
 
     def end(self) -> None:
         """Remove the last markers, if the database is there, and close the connection to it."""
@@ -158,7 +158,7 @@ class BranchResolver:
             self._recovery.close()
             self._recovery = None
 
-    def _settle(self) -> set[str]:
+    def _resolve(self) -> set[str]:
         while self._left:
             left = self._left.popleft()
             self._watched[left.txid] = left
@@ -196,8 +196,8 @@ class BranchResolver:
     def _is_ours(self, txid: str) -> bool:
         if is_at_home(self._client.session, txid):
             return True
-        # Another broker's, whose own resolver settles it; or this one's from before its journal was lost or replaced.
-        self._say_once(txid, "prepared branch of another home: its resolver, or the operator, settles it")
+        # Another broker's, whose own resolver resolves it; or this one's from before its journal was lost or replaced.
+        self._say_once(txid, "prepared branch of another home: its resolver, or the operator, resolves it")
         return False
 
     def _due(self, row: Mapping[str, Any], deadlines: Mapping[Xid, int], now_ms: int) -> Decided | None:
@@ -271,7 +271,7 @@ class BranchResolver:
                 work.finished.add(txid)
                 if found is Verdict.DONE:
                     self._sweep.finished.append(txid)
-                    self._log.info("transaction settled", txid=txid, outcome="committed")
+                    self._log.info("transaction resolved", txid=txid, outcome="committed")
                 else:
                     self._log.error("heuristic: decided to commit, the branch is not", txid=txid, verdict=found.value)
 
@@ -329,7 +329,9 @@ class BranchResolver:
                 yield orphan, answer.result(REQUEST_TIMEOUT_S)
             except FencedError as error:
                 self._say_once(
-                    orphan.txid, "prepared branch whose outcome nobody keeps: the operator settles it", error=str(error)
+                    orphan.txid,
+                    "prepared branch whose outcome nobody keeps: the operator resolves it",
+                    error=str(error),
                 )
             except TransactionConflictError:
                 pass  # decided meanwhile: the next round sees it
@@ -366,7 +368,7 @@ class BranchResolver:
             crash_point("resolver.xa.rolled_back")
             self._database().force()
             for txid in done:
-                self._log.info("transaction settled", txid=txid, outcome="rolled-back")
+                self._log.info("transaction resolved", txid=txid, outcome="rolled-back")
         return done
 
     # --- held by a session -------------------------------------------------------------------------------------------
@@ -403,7 +405,7 @@ class BranchResolver:
 
     def _tell_watchers(self, still_open: set[str]) -> None:
         for txid in [txid for txid in self._watched if txid not in still_open]:
-            self._watched.pop(txid).on_settled()
+            self._watched.pop(txid).on_resolved()
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Watched(NamedTuple):
     """Something this process left, and who wants to know its end."""
 
     txid: str
-    on_settled: Callable[[], None]
+    on_resolved: Callable[[], None]
 
 
 def is_gone(owner_line: str) -> bool:

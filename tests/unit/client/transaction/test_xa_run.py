@@ -64,7 +64,7 @@ def notes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     found.resolver.close()
 
 
-def settle(world: XAFixture, rounds: int = 3) -> None:
+def resolve(world: XAFixture, rounds: int = 3) -> None:
     """The owner has gone, everything answers again, and another process's resolver works."""
     world.die()
     world.home.faults.clear()
@@ -252,7 +252,7 @@ def test_an_address_that_leads_to_another_broker_leaves_the_branches(world: XAFi
     with pytest.raises(RolledBackError):
         world.transfer(b"1")
     assert all(database.prepared for database in world.databases)
-    settle(world)
+    resolve(world)
     world.check()
 
 
@@ -350,7 +350,7 @@ def test_a_doubt_that_nobody_clears_up_is_unknown(world: XAFixture, word: Fault,
     world.home.faults["rollback"].append(word)
     with pytest.raises(OutcomeUnknownError):
         world.transfer(b"1")
-    settle(world)
+    resolve(world)
     world.check()
     assert world.databases[0].rows == ([b"1"] if is_executed else [])
 
@@ -395,7 +395,7 @@ def test_lost_complete_is_found_by_the_resolver(world: XAFixture) -> None:
     world.home.faults["complete"].extend([lost(is_executed=False)] * len(world.databases))
     assert world.transfer(b"1").outcome is Outcome.COMMITTED
     assert world.home.values("orders") == []
-    settle(world)
+    resolve(world)
     world.check()
 
 
@@ -421,7 +421,7 @@ def test_a_death_at_any_point_is_settled_by_another_process(pair: XAFixture, poi
         except (SimulatedCrash, RolledBackError):
             pass
     assert point in reached
-    settle(pair)
+    resolve(pair)
     pair.check()
     is_dead = reached.count(point) == nth
     is_decided = point.rpartition(".")[2] in DECIDED_BEHIND
@@ -464,7 +464,7 @@ def test_an_interrupt_at_any_point_ends_well(world: XAFixture, point: str, kind:
         assert tx.outcome is Outcome.COMMITTED
     assert tx.outcome is not Outcome.UNKNOWN, "the broker was asked"
     assert all(branch.is_over for resource in world.resources for branch in resource.branches)
-    settle(world)
+    resolve(world)
     world.check()
     assert world.databases[0].rows == ([b"x"] if tx.outcome is Outcome.COMMITTED else [])
 
@@ -488,7 +488,7 @@ def test_an_interrupt_in_a_request_ends_well(world: XAFixture, verb: str, is_exe
     world.home.submit = interrupt  # type: ignore[method-assign,assignment]
     with pytest.raises(KeyboardInterrupt), world.block() as tx:
         world.insert(tx, b"x")
-    settle(world)
+    resolve(world)
     world.check()
     if verb == "decide":
         assert tx.outcome is (Outcome.COMMITTED if is_executed else Outcome.ROLLED_BACK)

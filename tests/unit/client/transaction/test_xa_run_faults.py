@@ -91,7 +91,7 @@ class Pair:
         """Of one database."""
         return sorted(key for table, key in self.databases[number].committed if table == "rows")  # type: ignore[type-var]
 
-    def settle(self, resolver: Resolver) -> None:
+    def resolve(self, resolver: Resolver) -> None:
         """A few rounds, with everybody there."""
         self.home.faults.clear()
         for number in (0, 1):
@@ -134,7 +134,7 @@ def test_any_failure_leaves_rows_equal_messages_and_a_true_outcome(
     pair.restart()
     for database in pair.databases:
         database.crash()  # what was not durable comes back
-    pair.settle(pair.notes.resolver)
+    pair.resolve(pair.notes.resolver)
     pair.check()
     is_there = b"x" in pair.rows(0)
     assert told is Outcome.UNKNOWN or is_there is (told is Outcome.COMMITTED)
@@ -159,7 +159,7 @@ def test_a_resolver_whose_database_fails_under_it_goes_on(
     for number in (0, 1):
         pair.fail(number, call, fault)
     resolver.run_once()
-    pair.settle(resolver)
+    pair.resolve(resolver)
     pair.check()
     assert pair.rows(0) == [b"x"]
 

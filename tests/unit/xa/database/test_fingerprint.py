@@ -42,7 +42,7 @@ def resource_at(path: Path) -> LastResource:
     return LastResource(NAME, connect=lambda: sqlite3.connect(path, timeout=0.05))
 
 
-def settle(world: LastResourceFixture, path: Path, rounds: int = 1) -> None:
+def resolve(world: LastResourceFixture, path: Path, rounds: int = 1) -> None:
     """A resolver over that file."""
     resolver = Resolver(world.home, [resource_at(path)])
     for _ in range(rounds):
@@ -58,12 +58,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_copy_proves_no_rollback_and_logs_it_once(world: LastResourceFixture, caplog: pytest.LogCaptureFixture) -> None:
     """A resolver on a staging copy, with production's broker, rolled back what production was about to commit."""
     txid = abandon(world, b"left")
-    settle(world, copied(world), rounds=3)
+    resolve(world, copied(world), rounds=3)
     assert world.home.states() == {txid: "prepared"}
     with closing(sqlite3.connect(copied(world))) as copy:
         assert copy.execute("SELECT * FROM txmq_marker").fetchall() == []
     assert warnings(caplog).count("rollback not proved") == 1
-    settle(world, world.path)
+    resolve(world, world.path)
     assert world.home.states() == {txid: "rolled-back"}
 
 
@@ -71,7 +71,7 @@ def test_a_committed_marker_proves_a_commit_wherever_it_is(world: LastResourceFi
     """Behind more undecided ones than a round has patience for."""
     absent = [abandon(world, b"%d" % number) for number in range(5)]
     committed = abandon(world, b"left", "client.tx.db_committed")
-    settle(world, copied(world))
+    resolve(world, copied(world))
     assert world.home.states() == dict.fromkeys(absent, "prepared") | {committed: "committed"}
 
 
@@ -80,7 +80,7 @@ def test_a_rolled_back_marker_proves_nothing_in_a_copy(world: LastResourceFixtur
     path = copied(world)
     with closing(sqlite3.connect(path)) as copy, copy:
         copy.execute("INSERT INTO txmq_marker VALUES (?, 'rolled-back', 0, 0, 0)", (txid,))
-    settle(world, path)
+    resolve(world, path)
     assert world.home.states() == {txid: "prepared"}
 
 
@@ -88,10 +88,10 @@ def test_an_adopted_copy_is_the_database_from_then_on(world: LastResourceFixture
     txid = abandon(world, b"left")
     path = copied(world)
     resource_at(path).install(world.home)
-    settle(world, path)
+    resolve(world, path)
     assert world.home.states() == {txid: "prepared"}, "to install is not to adopt"
     resource_at(path).install(world.home, adopt=True)
-    settle(world, path)
+    resolve(world, path)
     assert world.home.states() == {txid: "rolled-back"}
 
 
@@ -110,7 +110,7 @@ def test_file_that_was_put_in_its_place_is_another_one(world: LastResourceFixtur
     for _ in range(2):
         resolver.run_once()
     resolver.close()
-    settle(world, world.path)
+    resolve(world, world.path)
     assert world.home.states() == {txid: "prepared"}
 
 
@@ -131,10 +131,10 @@ def test_a_resolver_that_was_there_before_sees_what_was_adopted(world: LastResou
 def test_moved_file_is_another_one_until_adopted(world: LastResourceFixture) -> None:
     txid = abandon(world, b"left")
     moved = world.path.rename(world.path.parent / "moved.db")
-    settle(world, moved)
+    resolve(world, moved)
     assert world.home.states() == {txid: "prepared"}
     resource_at(moved).install(adopt=True)
-    settle(world, moved)
+    resolve(world, moved)
     assert world.home.states() == {txid: "rolled-back"}
 
 
@@ -157,12 +157,12 @@ def test_database_of_an_older_txmq_is_refused_until_reinstalled(world: LastResou
         connection.execute(what)
     with pytest.raises(ConfigError, match="call install"):
         world.new_resource().enlist(cluster_of(world.home))
-    settle(world, world.path)
+    resolve(world, world.path)
     assert world.home.states() == {txid: "prepared"}
     installed = world.new_resource()
     installed.install(world.home)
     assert installed.uuid == world.resource.uuid
-    settle(world, world.path)
+    resolve(world, world.path)
     assert world.home.states()[txid] == "rolled-back"
 
 

@@ -107,25 +107,25 @@ def test_full_table_is_swept_at_once_not_page_minute(world: LastResourceFixture)
 @pytest.mark.parametrize("state", ["prepared", "decided", "heuristic"])
 def test_what_the_broker_still_lists_keeps_its_marker(world: LastResourceFixture, state: str) -> None:
     """The proof of what an operator decided alone stays until he has the broker forget it."""
-    settled = abandon(world, b"y", "client.tx.committed")
+    resolved = abandon(world, b"y", "client.tx.committed")
     listed = abandon(world, b"z", "client.tx.db_committed")
     world.home._held[listed].state = state
     world.home._outcome = lambda *_: _answer(FencedError("no longer kept"))  # type: ignore[method-assign]
     _age(world)
-    assert set(world.markers()) == {settled, listed}
-    with closing(world.new_resource().open_settling(cluster_of(world.home))) as database:
+    assert set(world.markers()) == {resolved, listed}
+    with closing(world.new_resource().open_for_resolver(cluster_of(world.home))) as database:
         MarkerSweep(world.home, world.home.clock).keep(lambda: database)
     assert set(world.markers()) == {listed}
 
 
 def test_old_committed_markers_of_others_leave_if_the_broker_agrees(world: LastResourceFixture) -> None:
     world.order(b"x")
-    settled = abandon(world, b"y", "client.tx.committed")
+    resolved = abandon(world, b"y", "client.tx.committed")
     prepared = abandon(world, b"z", "client.tx.db_committed")
     world.home.owner_connected = True
     _age(world, broker_port.SWEEP_AGE_MS - 60_000)
     world.resolver().run_once()
-    assert {settled, prepared} <= set(world.markers())
+    assert {resolved, prepared} <= set(world.markers())
     _age(world, 120_000)
     world.resolver().run_once()
     assert world.markers() == {prepared: "committed"}

@@ -88,25 +88,25 @@ def test_who_settles_waits_for_its_turn_as_well(world: LastResourceFixture) -> N
     turns = world.resource.turns = Watched()
     cluster = f"{world.home.session.cluster:016x}"
 
-    def settle() -> bool:
-        settling = world.resource.open_settling(cluster)
+    def resolve() -> bool:
+        resolving = world.resource.open_for_resolver(cluster)
         try:
             said.append("settles")
-            return settling.table.insert_rolled_back(settling.connection, "t", settling.uuid, 1)
+            return resolving.table.insert_rolled_back(resolving.connection, "t", resolving.uuid, 1)
         finally:
             said.append("settled")
-            settling.close()
+            resolving.close()
 
     said: list[str] = []
     turn = turns.take(0.0)
     assert turn is not None
     turns.asked.clear()
     with ThreadPoolExecutor(1) as other:
-        settled = other.submit(settle)
+        resolved = other.submit(resolve)
         assert turns.asked.wait(DEADLINE_S)
         said.append("end of the turn")
         turn.release()
-        settled.result(DEADLINE_S)
+        resolved.result(DEADLINE_S)
     assert said == ["settles", "end of the turn", "settled"]
     assert is_free(turns)
 
@@ -181,11 +181,11 @@ def test_a_turn_that_is_held_refuses_nobody_who_settles(
     world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.order(b"1")
-    monkeypatch.setattr(last_resource, "RESOLVE_WAIT_S", 0.01)  # the busy timeout of who settles
+    monkeypatch.setattr(last_resource, "RESOLVE_WAIT_S", 0.01)  # the busy timeout of a resolver
     assert world.resource.turns.take(0.0) is not None
-    settling = world.resource.open_settling(f"{world.home.session.cluster:016x}")
-    assert settling.table.delete_expired_rolled_back(settling.connection) == 0
-    settling.close()
+    resolving = world.resource.open_for_resolver(f"{world.home.session.cluster:016x}")
+    assert resolving.table.delete_expired_rolled_back(resolving.connection) == 0
+    resolving.close()
 
 
 def test_a_forked_child_begins_its_own_queue() -> None:

@@ -80,7 +80,7 @@ def test_a_database_of_somebody_else_is_refused(
     with pytest.raises(ConfigError, match=words), world.block():
         pass
     with pytest.raises(ConfigError, match=words):
-        world.resource.open_settling("00000000000000c1")
+        world.resource.open_for_resolver("00000000000000c1")
     assert world.home.requests == []
 
 

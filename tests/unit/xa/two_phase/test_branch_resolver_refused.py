@@ -1,4 +1,4 @@
-"""The resolver of XA branches where the broker refuses one of several: the others are settled all the same."""
+"""The resolver of XA branches where the broker refuses one of several: the others are resolved all the same."""
 
 from __future__ import annotations
 
