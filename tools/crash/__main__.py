@@ -15,7 +15,7 @@ from tools.crash.groups.campaign import GroupCampaign, GroupReport
 from tools.crash.ordered.campaign import ORDERED_POINTS, OrderedCampaign, OrderedReport
 from tools.crash.processes import CampaignError
 from tools.crash.spark.campaign import SparkCampaign
-from tools.crash.xa.campaign import CELLS, XaCampaign
+from tools.crash.xa.campaign import CELLS, XACampaign
 from txmq.testing.checkers.history import describe
 
 
@@ -48,7 +48,7 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
     print(f"seed {seed}, in {directory}", flush=True)
     try:
-        campaign = (XaCampaign if arguments.xa else Campaign)(directory, seed, arguments.sync, _say)
+        campaign = (XACampaign if arguments.xa else Campaign)(directory, seed, arguments.sync, _say)
         campaign.settle_s_max = arguments.settle_s
         report = campaign.run(arguments.cycles, arguments.check_every)
     except (CampaignError, txmq.TxmqError) as error:  # the latter: a final read was refused
@@ -56,7 +56,7 @@ def main() -> int:
         return 1
     complaints = complaints_of(report, campaign.points if arguments.cycles >= campaign.cycles_for_all else ())
     _summary(report)
-    if isinstance(campaign, XaCampaign):
+    if isinstance(campaign, XACampaign):
         print(f"cells played: {len(campaign.cells)} of {CELLS}; {campaign.database_deaths} deaths of databases")
     if complaints:
         print(f"\nBROKEN\n{complaints}\nkept: {directory}\nrepeat: {again}")

@@ -48,7 +48,7 @@ _ZOMBIE_S = 1.5  # beyond the second that a resolver waits for an owner that has
 
 
 @dataclass(frozen=True, slots=True)
-class XaDeath(Death):
+class XADeath(Death):
     """Deaths of servers, too. With a point, the worker stops there while ``victims`` die."""
 
     databases: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class XaDeath(Death):
         return Death.__str__(self) + "".join(f" + database {'ab'[number]}" for number in self.databases)
 
 
-def cells(rng: random.Random) -> Iterator[XaDeath]:
+def cells(rng: random.Random) -> Iterator[XADeath]:
     """Endless: every cell once in a random order, with deaths at random moments between them."""
     while True:
         listed = [(point, victims) for point in CLIENT_POINTS for victims in VICTIMS]
@@ -71,15 +71,15 @@ def cells(rng: random.Random) -> Iterator[XaDeath]:
             yield _cell(rng, point, victims)
 
 
-def _cell(rng: random.Random, point: str, victims: tuple[str, ...]) -> XaDeath:
+def _cell(rng: random.Random, point: str, victims: tuple[str, ...]) -> XADeath:
     databases = tuple(number for number, name in enumerate("ab") if name in victims)
     worker, nth = rng.randrange(WORKERS), rng.randint(1, _VISITS_MAX)
     if victims == RESOLVER:
-        return XaDeath(False, (worker,), True, point, 1, 0.0, (), victims)
-    return XaDeath("broker" in victims, (worker,), False, point, nth, 0.0, databases, victims)
+        return XADeath(False, (worker,), True, point, 1, 0.0, (), victims)
+    return XADeath("broker" in victims, (worker,), False, point, nth, 0.0, databases, victims)
 
 
-def _at_random(rng: random.Random) -> XaDeath:
+def _at_random(rng: random.Random) -> XADeath:
     some = tuple(sorted(rng.sample(range(WORKERS), rng.randint(1, 2))))
     broker, workers, databases = rng.choice(
         [
@@ -87,10 +87,10 @@ def _at_random(rng: random.Random) -> XaDeath:
             (False, some, (1,)), (False, (), (0, 1)), (True, tuple(range(WORKERS)), (0, 1)),
         ]
     )  # fmt: skip
-    return XaDeath(broker, workers, rng.random() < 0.3, None, 0, rng.uniform(0, _RUN_S_MAX), databases)
+    return XADeath(broker, workers, rng.random() < 0.3, None, 0, rng.uniform(0, _RUN_S_MAX), databases)
 
 
-class XaCampaign(Campaign):
+class XACampaign(Campaign):
     """See the module's docstring."""
 
     points = (*CLIENT_POINTS, *LEFT_FOR_XA_RESOLVER)
@@ -111,7 +111,7 @@ class XaCampaign(Campaign):
         return cells(rng)
 
     def let_die(self, death: Death) -> None:
-        assert isinstance(death, XaDeath)
+        assert isinstance(death, XADeath)
         if death.point is None:
             pause(death.delay_s)
             self.kill(death)
@@ -124,7 +124,7 @@ class XaCampaign(Campaign):
             self._play_cell(death, self.workers[death.workers[0]], death.point)
             self.report.points_hit[death.point] += 1
 
-    def _play_cell(self, death: XaDeath, worker: Child, point: str) -> None:
+    def _play_cell(self, death: XADeath, worker: Child, point: str) -> None:
         crash = f"{point}:{death.nth}:stop"
         worker.kill()
         worker.start(crash)
@@ -141,7 +141,7 @@ class XaCampaign(Campaign):
             pause(_ZOMBIE_S)
         worker.signal(signal.SIGCONT)
 
-    def _kill_databases(self, death: XaDeath) -> None:
+    def _kill_databases(self, death: XADeath) -> None:
         for number in death.databases:
             self.world.servers[number].kill()
             self.database_deaths += 1

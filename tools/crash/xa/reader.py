@@ -21,7 +21,7 @@ from tools.crash.xa.directory import RESOURCES, SERVER_OF, XaCampaignDirectory
 from txmq.runtime.threads import until_terminated
 
 
-class XaReader(Follower):
+class XAReader(Follower):
     """Follows the log; a server that is away is asked again later, about what was seen meanwhile."""
 
     def __init__(self, world: XaCampaignDirectory, client: txmq.Client, history: HistoryFile) -> None:
@@ -58,7 +58,7 @@ def main(directory: str, address: str, name: str) -> None:
     """Read until SIGTERM."""
     world, stop = XaCampaignDirectory(Path(directory)), threading.Event()
     with until_terminated(stop.set), connect(address, name) as client:
-        XaReader(world, client, HistoryFile(world.histories, name)).run(stop)
+        XAReader(world, client, HistoryFile(world.histories, name)).run(stop)
 
 
 if __name__ == "__main__":

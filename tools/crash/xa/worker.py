@@ -25,7 +25,7 @@ from txmq.runtime.threads import until_terminated
 EXPECTED = (txmq.TxmqError, MySQLdb.Error, ChangedMindError)
 
 
-class XaWorker(Teller):
+class XAWorker(Teller):
     """The work of one process."""
 
     def __init__(
@@ -94,7 +94,7 @@ def main(directory: str, address: str, name: str, seed: str) -> None:
     world, stop = XaCampaignDirectory(Path(directory)), threading.Event()
     history = HistoryFile(world.histories, name)
     with until_terminated(stop.set), connect(address, name) as client:
-        XaWorker(world, client, history, random.Random(int(seed)), stop).run()
+        XAWorker(world, client, history, random.Random(int(seed)), stop).run()
     history.close()
 
 

@@ -31,7 +31,7 @@ from txmq.client.transaction.ending import BlockEnding
 from txmq.client.transaction.last_resource_block import LastResourceBlock
 from txmq.client.transaction.local import LocalBlock
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transaction.xa_block import XaBlock, is_xa, refuse_twins
+from txmq.client.transaction.xa_block import XABlock, is_xa, refuse_twins
 from txmq.client.transport.ports import Broker, MessageRouter
 from txmq.errors import (
     ConfigError,
@@ -297,7 +297,7 @@ class Transaction:
         if self._resource is not None:
             return LastResourceBlock(broker, self._resource, self._messages, resolver_of(self.client))
         if self._xa_resources:
-            return XaBlock(broker, self._xa_resources, self._messages, resolver_of(self.client))
+            return XABlock(broker, self._xa_resources, self._messages, resolver_of(self.client))
         return LocalBlock(broker, self._messages)
 
     def _stream(self, broker: BrokerTransaction) -> None:

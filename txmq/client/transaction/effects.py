@@ -1,6 +1,6 @@
 """The end of a transaction block with databases: feeds events to a coordinator and carries out what it asks for.
 
-``LastResourceRun`` and ``XaRun`` say how each effect is carried out. Every effect becomes at most one event, whatever
+``LastResourceRun`` and ``XARun`` say how each effect is carried out. Every effect becomes at most one event, whatever
 is raised meanwhile: a driver's error, the broker's refusal, a lost connection, Ctrl-C. The first error that led away
 from the commit is kept for the caller.
 

@@ -12,7 +12,7 @@ from typing import Any
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.ending import BlockResolver, Ending, begin_for_caller, no_part
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transaction.xa_run import XaRun
+from txmq.client.transaction.xa_run import XARun
 from txmq.errors import (
     ConfigError,
     HeuristicError,
@@ -31,7 +31,7 @@ from txmq.xa.two_phase.coordinator import BranchState, XAEvent, XAState
 _ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK)
 
 
-class XaBlock:
+class XABlock:
     """See the module's docstring.
 
     Attributes:
@@ -39,7 +39,7 @@ class XaBlock:
         pending: names of the resources whose branch the resolver finishes; shrinks as it does.
     """
 
-    run: XaRun
+    run: XARun
 
     def __init__(
         self, broker: BrokerTransaction, resources: Sequence[Any], messages: MessageBuffer, resolver: BlockResolver
@@ -64,7 +64,7 @@ class XaBlock:
                 branch.roll_back(False)
             broker.finished()
             raise
-        self.run = XaRun(broker, branches, self._messages)
+        self.run = XARun(broker, branches, self._messages)
 
     def connection(self, resource: Any) -> Any:
         """See ``BlockEnding``."""

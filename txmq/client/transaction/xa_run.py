@@ -108,7 +108,7 @@ class BranchRun:
                 self.branch.abandon()
 
 
-class XaRun(EffectRun[XAState, XAEvent, XAEffect]):
+class XARun(EffectRun[XAState, XAEvent, XAEffect]):
     """One block's end, or its undoing.
 
     Attributes:
