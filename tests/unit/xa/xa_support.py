@@ -401,7 +401,7 @@ class Notes:
         self.resolver.branch_resolver(resource).watch(txid, on_resolved)
 
 
-def foreign_branch(world: XAFixture, database: Database, *, how: str) -> Xid:
+def external_branch(world: XAFixture, database: Database, *, how: str) -> Xid:
     """A prepared branch that is not ours."""
     home = world.home.session
     txid = TxId(home.cluster, home.home, 7, 99)

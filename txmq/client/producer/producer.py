@@ -286,7 +286,9 @@ class Producer:
         if self._closed:
             raise ClosedError("the producer is closed")
         if associated_branch(self.client) is not None:
-            raise TransactionStateError("this thread stands in a branch of a foreign transaction manager: end it first")
+            raise TransactionStateError(
+                "this thread stands in a branch of an external transaction manager: end it first"
+            )
         return Transaction(self.client, self, resources, timeout, compression=self.settings.compression)
 
     def half(

@@ -1,8 +1,8 @@
-"""``client.xa_resource()``: the broker as a resource of a foreign transaction manager (X/Open XA).
+"""``client.xa_resource()``: the broker as a resource of an external transaction manager (X/Open XA).
 
 Theory of operation. Between ``start`` and ``end`` what the calling thread sends with a producer of this client joins
 the branch. ``prepare`` forces its messages in the broker's journal, under a transaction id of ours that carries the
-foreign xid; from then on any client's ``commit``, ``rollback``, ``recover`` and ``forget`` find it by its xid.
+external xid; from then on any client's ``commit``, ``rollback``, ``recover`` and ``forget`` find it by its xid.
 ``commit`` and ``rollback`` ask the broker first what it has under that xid, so that they are the same for the process
 that prepared and for one that recovers.
 
@@ -26,7 +26,7 @@ from typing import Any
 from txmq.client.transaction import local
 from txmq.client.transaction.broker_side import LOST
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
-from txmq.client.transaction.foreign_branch import BranchState, Call, ForeignBranch
+from txmq.client.transaction.external_branch import BranchState, Call, ExternalBranch
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
@@ -71,7 +71,7 @@ class BrokerXAResource:
 
     def __init__(self, client: Broker, timeout: float) -> None:
         self._client, self._timeout = client, timeout
-        self._branches: dict[Xid, ForeignBranch] = {}
+        self._branches: dict[Xid, ExternalBranch] = {}
         self._lock = Lock()
         self._scan: list[Xid] | None = None
 
@@ -99,10 +99,10 @@ class BrokerXAResource:
         associate(branch)
         return XACode.XA_OK
 
-    def _begin(self, xid: Xid) -> ForeignBranch:
+    def _begin(self, xid: Xid) -> ExternalBranch:
         if xid in self._branches or self._row(xid) is not None:
             raise XAError(XACode.XAER_DUPID, "a branch of that xid exists")
-        branch = ForeignBranch(self._client, xid, self._timeout)
+        branch = ExternalBranch(self._client, xid, self._timeout)
         with self._lock:
             if self._branches.setdefault(xid, branch) is not branch:
                 raise XAError(XACode.XAER_DUPID, "a branch of that xid exists")
@@ -243,7 +243,7 @@ class BrokerXAResource:
 
     # --- how -------------------------------------------------------------------------------------------------------
 
-    def _commit_one_phase(self, branch: ForeignBranch) -> XACode:
+    def _commit_one_phase(self, branch: ExternalBranch) -> XACode:
         branch.next_state(Call.COMMIT_ONE_PHASE)
         if branch.state is BranchState.ROLLBACK_ONLY:
             self._drop(branch)
@@ -266,7 +266,7 @@ class BrokerXAResource:
         self._forget(branch)
         return XACode.XA_OK
 
-    def _look_up(self, branch: ForeignBranch) -> XACode:
+    def _look_up(self, branch: ExternalBranch) -> XACode:
         """A commit in one phase was not answered: make its outcome final, and tell it."""
         branch.renew_deadline()
         with _as_xa():
@@ -304,18 +304,18 @@ class BrokerXAResource:
             raise XAError(_HEURISTICS.get(outcome, XACode.XA_HEURHAZ), f"an operator decided alone: {outcome}")
         return row
 
-    def _known(self, xid: Xid) -> ForeignBranch:
+    def _known(self, xid: Xid) -> ExternalBranch:
         branch = self._branches.get(xid)
         if branch is None:
             raise XAError(XACode.XAER_NOTA, "no branch of that xid was begun here")
         return branch
 
-    def _drop(self, branch: ForeignBranch) -> None:
+    def _drop(self, branch: ExternalBranch) -> None:
         """It was never prepared: nobody else knows of it, but for parts streamed ahead."""
         local.withdraw(branch.broker)
         self._forget(branch)
 
-    def _forget(self, branch: ForeignBranch | None) -> None:
+    def _forget(self, branch: ExternalBranch | None) -> None:
         if branch is not None:
             branch.state = BranchState.ENDED
             self._branches.pop(branch.xid, None)

@@ -193,7 +193,7 @@ class SimulatedXADatabase:
         elif branch.state is _State.PREPARED and branch.has_written:
             self._branches_rolled_back.append(branch)
 
-    def foreign_branch(self, xid: Xid) -> _Branch | None:
+    def external_branch(self, xid: Xid) -> _Branch | None:
         """A prepared branch whose session has ended."""
         branch = self._branches.get(_key(xid))
         return branch if branch is not None and branch.owner is None else None
@@ -396,7 +396,7 @@ class SimulatedSession:
             raise SimulatedError(OUTSIDE, "XAER_OUTSIDE")
         if one_phase:
             raise SimulatedError(INVAL, "XAER_INVAL")
-        branch = self._database.foreign_branch(xid)
+        branch = self._database.external_branch(xid)
         if branch is None:
             raise SimulatedError(NOTA, "XAER_NOTA")
         self._database.end_branch(branch, is_commit=is_commit)

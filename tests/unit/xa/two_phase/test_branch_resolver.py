@@ -31,7 +31,7 @@ from txmq.xa.two_phase.branch_resolver import BranchResolver
 from txmq.xid import FORMAT_ID, Xid
 
 from ..support import at_point, crash_at
-from ..xa_support import FakeResource, Notes, Prepared, XAFixture, foreign_branch
+from ..xa_support import FakeResource, Notes, Prepared, XAFixture, external_branch
 
 POINTS = ["resolver.xa.committed", "resolver.xa.completed", "resolver.xa.fenced", "resolver.xa.rolled_back"]
 
@@ -311,7 +311,7 @@ def test_a_transaction_that_somebody_else_decides_is_left_alone(world: XAFixture
 @pytest.mark.parametrize("how", ["format id", "cluster", "resource", "home", "binary"])
 def test_what_is_not_ours_is_never_touched(world: XAFixture, how: str) -> None:
     database = world.databases[0]
-    xid = foreign_branch(world, database, how=how)
+    xid = external_branch(world, database, how=how)
     world.home.owner_connected = False
     world.home.clock.advance(100.0)
     assert rounds(world, 3, world.resolver()) == 0

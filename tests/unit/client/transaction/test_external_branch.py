@@ -1,4 +1,4 @@
-"""Branches of a foreign transaction manager: every state x call, and what the resource refuses by itself."""
+"""Branches of an external transaction manager: every state x call, and what the resource refuses by itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from txmq.client.transaction import current
-from txmq.client.transaction import foreign_branch as foreign
+from txmq.client.transaction import current, external_branch
 from txmq.client.transaction.current import associated_branch
-from txmq.client.transaction.foreign_branch import TRANSITIONS, BranchState, Call, ForeignBranch
+from txmq.client.transaction.external_branch import TRANSITIONS, BranchState, Call, ExternalBranch
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import ConnectionLostError, RolledBackError, TopicClosedError, TransactionStateError, XAError
 from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
@@ -49,7 +48,7 @@ def idle(resource: BrokerXAResource, home: SimulatedBroker, xid: Xid = XID, valu
 def test_every_state_and_call_leads_somewhere_or_is_protocol_error(
     home: SimulatedBroker, state: BranchState, call: Call
 ) -> None:
-    branch = ForeignBranch(home, XID, 1.0)
+    branch = ExternalBranch(home, XID, 1.0)
     branch.state = state
     expected = TRANSITIONS.get((state, call))
     if expected is not None:
@@ -180,7 +179,7 @@ def test_broker_that_is_away_is_no_answer_about_branch(home: SimulatedBroker, re
 def test_what_outgrows_one_request_goes_ahead_and_commits_with_rest(
     home: SimulatedBroker, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign, "_STREAM_AT_BYTES", 10)
+    monkeypatch.setattr(external_branch, "_STREAM_AT_BYTES", 10)
     idle(resource, home, value=b"large" * 10)
     assert "put" in home.requests
     resource.prepare(XID)
@@ -191,7 +190,7 @@ def test_what_outgrows_one_request_goes_ahead_and_commits_with_rest(
 def test_part_that_is_refused_leaves_branch_to_be_rolled_back(
     home: SimulatedBroker, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign, "_STREAM_AT_BYTES", 10)
+    monkeypatch.setattr(external_branch, "_STREAM_AT_BYTES", 10)
     resource.start(XID)
     home.faults["put"].append(Fault(TopicClosedError("closed")))
     with pytest.raises(RolledBackError):

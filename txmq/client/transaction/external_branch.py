@@ -1,4 +1,4 @@
-"""One branch of a foreign transaction manager in this client: its messages until they are prepared, and its state.
+"""One branch of an external transaction manager in this client: its messages until they are prepared, and its state.
 
 ```
              start            end(TMSUCCESS)            prepare               commit, rollback
@@ -86,7 +86,7 @@ TRANSITIONS: dict[tuple[BranchState, Call], BranchState] = {
 }
 
 
-class ForeignBranch:
+class ExternalBranch:
     """See the module's docstring.
 
     Attributes:
