@@ -344,7 +344,7 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
         host.world.trace(host.name, "proves", txid[34:], step.name, type(error).__name__)
         if step is not proof.Step.UNDECIDED:
             before, who = proved.setdefault(txid, (step, host.name))
-            if before is proof.Step.TELL_ROLLBACK and step is not before:
+            if before is proof.Step.REPORT_ROLLBACK and step is not before:
                 raise Violation(f"P3: {txid}: {who} proved {before.name}, {host.name} {step.name}")
             if before is not step:  # the marker had gone, as it may once the broker has committed: its word counts
                 host.world.trace(txid, "proved", before.name, "and", step.name)
@@ -352,7 +352,7 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
                 host.world.meet("two resolvers met")
             if host.world.clock.now_ms() >= deadline_ms > 0:
                 host.world.meet("deadline passed while prepared")
-            met = "real resolver committed" if step is proof.Step.TELL_COMMIT else "real resolver rolled back"
+            met = "real resolver committed" if step is proof.Step.REPORT_COMMIT else "real resolver rolled back"
             host.world.meet(met)
         return step, error
 

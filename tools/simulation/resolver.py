@@ -46,7 +46,7 @@ class Resolver(Process):
                     None: proof.Found.FAILED,
                 }[database.markers.get(txid)]  # fmt: skip
             else:
-                found = yield from self._tell(step is proof.Step.TELL_COMMIT, txid)
+                found = yield from self._tell(step is proof.Step.REPORT_COMMIT, txid)
             step = next_step(proof.TRANSITIONS, step, found)
 
     def _tell(self, is_commit: bool, txid: str) -> Generator[float | bytes, Reply, proof.Found]:
@@ -58,4 +58,4 @@ class Resolver(Process):
         self.world.meet("resolver committed" if is_commit else "resolver rolled back")
         if is_commit:
             self.shared.database.markers.pop(txid, None)
-        return proof.Found.TOLD
+        return proof.Found.REPORTED

@@ -13,7 +13,7 @@ POLL_S = 0.5
 FAILED_POLL_S_MAX = 0.5  # with the second that an owner has, resolved within 2 s of both sides being there again
 OWNER_GONE_MS = 1000
 REQUEST_TIMEOUT_S = 5.0
-TELL_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due yet; it is told again
+REPORT_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due yet; it is reported again
 FAILURES_PER_ROUND_MAX = 3  # each may wait a second for a lock
 PAGE_SIZE = 1000  # transactions in one answer to ``recover``
 DELETE_SIZE = 500  # rows in one DELETE
@@ -92,7 +92,7 @@ def cluster_of(client: SessionOwner) -> str:
     return f"{client.session.cluster:016x}"
 
 
-def is_at_home(session: Session, text: str) -> bool:
+def is_of_this_broker(session: Session, text: str) -> bool:
     """Whether a transaction id is one that this broker answers for."""
     try:
         txid = TxId.parse(text)
@@ -101,13 +101,13 @@ def is_at_home(session: Session, text: str) -> bool:
     return (txid.cluster, txid.home) == (session.cluster, session.home)
 
 
-def is_owner_gone(told: Mapping[str, Any]) -> bool:
-    """Whether the owner, as ``recover`` tells of it, has been gone long enough."""
-    return not told["owner_connected"] and int(told["owner_gone_ms"]) >= OWNER_GONE_MS
+def is_owner_gone(row: Mapping[str, Any]) -> bool:
+    """Whether the owner of a transaction that ``recover`` lists has been gone long enough."""
+    return not row["owner_connected"] and int(row["owner_gone_ms"]) >= OWNER_GONE_MS
 
 
 def list_transactions(client: Client, uuid: str, state: str, page_size: int) -> list[dict[str, Any]]:
-    """What ``recover`` tells of one resource's transactions in a state, oldest first, each once."""
+    """List one resource's transactions in a state (``recover``), oldest first, each once."""
 
     def ask(wanted: Wanted) -> bytes:
         return client.control.call("recover", extensions=wanted, timeout=REQUEST_TIMEOUT_S)
@@ -122,14 +122,14 @@ def recover_rows(ask: Callable[[Wanted], bytes], wanted: Wanted) -> Iterator[dic
         ask: sends the request and returns the body of its answer.
         wanted: extensions of the request.
     """
-    told: set[str] = set()
+    seen: set[str] = set()
     after: dict[str, str | int | bytes | None] = {}
     while True:
         page = json_object(ask({**wanted, **after}))
         for row in page["transactions"]:
-            # Of one that was decided meanwhile the list tells again; where the broker was restarted, it begins anew.
-            if row["txid"] not in told:
-                told.add(row["txid"])
+            # A transaction that is decided meanwhile is listed again; after a restart of the broker all are.
+            if row["txid"] not in seen:
+                seen.add(row["txid"])
                 yield row
         if page["next"] is None:
             return

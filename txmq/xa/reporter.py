@@ -61,7 +61,7 @@ class Reporter:
         self._branches: list[Hanging] = []
         self._first_seen: dict[str, float] = {}
         self._due_at = float("-inf")
-        self._told: tuple[bool, bool] | None = None
+        self._reported: tuple[bool, bool] | None = None
 
     @property
     def hanging(self) -> list[Hanging]:
@@ -71,7 +71,7 @@ class Reporter:
     @property
     def is_unreachable(self) -> bool:
         """Whether the broker was last told that the database is not reached."""
-        return self._told is not None and not self._told[0]
+        return self._reported is not None and not self._reported[0]
 
     def saw(self, branches: Iterable[Hanging]) -> None:
         """What is prepared in the database."""
@@ -86,9 +86,9 @@ class Reporter:
         now = self._clock.monotonic()
         ages = {one.txid: self._age_ms(one, now) for one in self._branches}
         state = is_reachable, max(ages.values(), default=0) >= HANGS_AFTER_MS
-        if now < self._due_at and state == self._told:
+        if now < self._due_at and state == self._reported:
             return
-        self._due_at, self._told = now + REPORT_EVERY_S, state
+        self._due_at, self._reported = now + REPORT_EVERY_S, state
         oldest = sorted(self._branches, key=lambda one: -ages[one.txid])[:LISTED_MAX]
         body = {
             "kind": self._kind.value, "uuid": self._resource.uuid, "reachable": is_reachable,

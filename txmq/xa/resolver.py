@@ -16,7 +16,7 @@ from txmq.errors import ClosedError, FencedError, TransactionConflictError, Txmq
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
-from txmq.xa.broker_port import FAILED_POLL_S_MAX, POLL_S, TELL_TIMEOUT_S, Client, Stop
+from txmq.xa.broker_port import FAILED_POLL_S_MAX, POLL_S, REPORT_TIMEOUT_S, Client, Stop
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.last_resource.resource_resolver import LastResourceResolver
@@ -69,9 +69,9 @@ class Resolver:
                 return resource_resolver
         raise LookupError(f"{resource!r} is not known to the resolver")
 
-    def await_completes(self, patience_s: float) -> None:
+    def await_completes(self, timeout_s: float) -> None:
         """Wait for what owners of this process told the broker without waiting."""
-        until = self._clock.monotonic() + patience_s
+        until = self._clock.monotonic() + timeout_s
         for resource_resolver in list(self._resource_resolvers):
             if isinstance(resource_resolver, BranchResolver):
                 resource_resolver.await_answers(until)
@@ -89,20 +89,20 @@ class Resolver:
         Raises:
             ClosedError: the client is closed. What is away is logged, not raised.
         """
-        self._tell_hazards()
+        self._report_hazards()
         return {txid for resource_resolver in list(self._resource_resolvers) for txid in resource_resolver.round()}
 
-    def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
-        """Tell the broker of it in the next round, and again until it keeps it; then call ``on_told``."""
-        self._hazards.append((hazard, on_told))
+    def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
+        """Tell the broker of it in the next round, and again until it keeps it; then call ``on_reported``."""
+        self._hazards.append((hazard, on_reported))
 
-    def _tell_hazards(self) -> None:
+    def _report_hazards(self) -> None:
         for _ in range(len(self._hazards)):
-            hazard, on_told = self._hazards[0]
+            hazard, on_reported = self._hazards[0]
             log = get_logger(resource=hazard.resource)
             try:
                 self.client.control.submit(
-                    "rollback", hazard.txid, extensions=hazard.extensions(), timeout=TELL_TIMEOUT_S
+                    "rollback", hazard.txid, extensions=hazard.extensions(), timeout=REPORT_TIMEOUT_S
                 ).result()
             except ClosedError:
                 raise
@@ -111,7 +111,7 @@ class Resolver:
             except TxmqError:
                 return  # away, or full of them: the next round
             self._hazards.popleft()
-            on_told()
+            on_reported()
 
     @property
     def wants_another_look(self) -> bool:

@@ -64,14 +64,14 @@ def test_missing_row_in_a_copy_proves_nothing_until_adopted(copies: Copies) -> N
     step, error = copies.proved(copies.other, "t1")
     assert step is Step.UNDECIDED
     assert isinstance(error, StrangeServerError)
-    assert copies.proved(copies.original, "t1") == (Step.TELL_ROLLBACK, None)
+    assert copies.proved(copies.original, "t1") == (Step.REPORT_ROLLBACK, None)
     copies.resource(copies.other).install(adopt=True)
-    assert copies.proved(copies.other, "t1") == (Step.TELL_ROLLBACK, None)
+    assert copies.proved(copies.other, "t1") == (Step.REPORT_ROLLBACK, None)
 
 
 def test_a_committed_marker_in_a_copy_proves_a_commit(copies: Copies) -> None:
     copies.other.execute("INSERT INTO txmq_marker VALUES ('c', 'committed', 0, 0, 0), ('r', 'rolled-back', 0, 0, 0)")
-    assert copies.proved(copies.other, "c")[0] is Step.TELL_COMMIT
+    assert copies.proved(copies.other, "c")[0] is Step.REPORT_COMMIT
     assert copies.proved(copies.other, "r")[0] is Step.UNDECIDED
 
 
@@ -94,13 +94,13 @@ def test_to_adopt_waits_for_no_transaction_that_is_open(copies: Copies) -> None:
     branch.commit()
     branch.finish()
     resource.close()
-    assert copies.proved(copies.other, "open")[0] is Step.TELL_COMMIT
+    assert copies.proved(copies.other, "open")[0] is Step.REPORT_COMMIT
 
 
 def test_restarted_server_is_recognised(copies: Copies) -> None:
     copies.original.kill()
     copies.original.start()
-    assert copies.proved(copies.original, "t2") == (Step.TELL_ROLLBACK, None)
+    assert copies.proved(copies.original, "t2") == (Step.REPORT_ROLLBACK, None)
 
 
 def test_tables_of_an_older_txmq_are_refused_until_reinstalled(copies: Copies, tmp_path: Path) -> None:
@@ -109,4 +109,4 @@ def test_tables_of_an_older_txmq_are_refused_until_reinstalled(copies: Copies, t
         with pytest.raises(ConfigError, match="call install"):
             copies.resource(copies.original, kind).enlist(CLUSTER, *given)
     copies.resource(copies.original).install()
-    assert copies.proved(copies.original, "t3") == (Step.TELL_ROLLBACK, None)
+    assert copies.proved(copies.original, "t3") == (Step.REPORT_ROLLBACK, None)

@@ -155,9 +155,9 @@ class Quiet:
         """See ``BackgroundResolver``."""
         self.wakes += 1
 
-    def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
+    def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
         """See ``BackgroundResolver``."""
-        self.hazards.append((hazard, on_told))
+        self.hazards.append((hazard, on_reported))
 
 
 def quiet_resolver(monkeypatch: pytest.MonkeyPatch) -> Quiet:

@@ -45,8 +45,8 @@ def test_every_step_and_finding_has_a_row_or_an_error(step: Step, found: Found) 
         Step.INSERT: {Found.INSERTED, Found.DUPLICATE, Found.STRANGE, Found.FAILED},
         Step.READ: {Found.COMMITTED, Found.ROLLED_BACK, Found.FAILED},
         Step.READ_ELSEWHERE: {Found.COMMITTED, Found.FAILED},
-        Step.TELL_COMMIT: {Found.TOLD, Found.CONTRADICTED, Found.FAILED},
-        Step.TELL_ROLLBACK: {Found.TOLD, Found.CONTRADICTED, Found.FAILED},
+        Step.REPORT_COMMIT: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
+        Step.REPORT_ROLLBACK: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
     }
     if found in expected.get(step, set()):
         assert next_step(proof.TRANSITIONS, step, found) is not step
@@ -58,7 +58,7 @@ def test_every_step_and_finding_has_a_row_or_an_error(step: Step, found: Found) 
 
 
 def test_only_a_read_committed_marker_leads_to_a_commit() -> None:
-    assert [pair for pair, step in resolve.TRANSITIONS.items() if step is Step.TELL_COMMIT] == [
+    assert [pair for pair, step in proof.TRANSITIONS.items() if step is Step.REPORT_COMMIT] == [
         (Step.READ, Found.COMMITTED),
         (Step.READ_ELSEWHERE, Found.COMMITTED),
     ]

@@ -386,9 +386,9 @@ class Notes:
         """See ``Settler``."""
         self.wakes += 1
 
-    def report(self, hazard: Any, on_told: Callable[[], None]) -> None:
+    def report(self, hazard: Any, on_reported: Callable[[], None]) -> None:
         """See ``Settler``."""
-        self.resolver.report(hazard, on_told)
+        self.resolver.report(hazard, on_reported)
 
     def completed(self, resource: Any, txid: str, answer: Any) -> None:
         """See ``Settler``."""

@@ -19,7 +19,7 @@ from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import XAResource
 
 _THREAD_NAME = "txmq-resolver"
-CLOSE_PATIENCE_S = 1.0  # a connection that is closed with answers unread may take requests with it
+CLOSE_WAIT_S = 1.0  # a connection that is closed with answers unread may take requests with it
 
 
 class BackgroundResolver:
@@ -61,9 +61,9 @@ class BackgroundResolver:
         """Something was left in doubt: look at once."""
         self._signal.set()
 
-    def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
+    def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
         """The broker could not be told that a body has ended its database's transaction: go on telling it."""
-        self._resolver.report(hazard, on_told)
+        self._resolver.report(hazard, on_reported)
         self.wake()
 
     def completed(self, resource: XAResource, txid: str, answer: Answer) -> None:
@@ -81,11 +81,11 @@ class BackgroundResolver:
         """
         is_running = self._process == current_owner()[0]
         if is_running:
-            self._resolver.await_completes(CLOSE_PATIENCE_S)
+            self._resolver.await_completes(CLOSE_WAIT_S)
         self._is_stopping = True
         self._signal.set()
         if is_running and self._thread != thread_number():
-            self._ended.wait(CLOSE_PATIENCE_S)
+            self._ended.wait(CLOSE_WAIT_S)
 
     def wait(self, timeout: float) -> bool:
         """See ``txmq.xa.resolver.Stop``."""

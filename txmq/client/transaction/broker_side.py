@@ -236,7 +236,7 @@ class BrokerTransaction:
             extensions: Extensions = {"tx": self.txid}
             # Stated before it is sent: an unanswered part makes the decision fail, never pass without it.
             self.streamed.add(part.batch)
-            self._call(self._patience_s, "put", part.topic, part.partition, extensions=extensions, body=(part.batch,))
+            self._call(self._wait_s, "put", part.topic, part.partition, extensions=extensions, body=(part.batch,))
 
     def fits_one_request(self, parts: Sequence[EncodedPart], beside_bytes: int = 0) -> bool:
         """Whether the parts can go with the decision, and with ``beside_bytes`` of something else."""
@@ -251,19 +251,21 @@ class BrokerTransaction:
         Raises:
             TxmqError: nothing was sent.
         """
-        given: dict[str, str | int] = {"resource": resource, "uuid": uuid, "table": table}
-        stated = given | {"deadline": self.deadline_ms} | self._floor() | self._stated()
+        fields: dict[str, str | int] = {
+            "resource": resource, "uuid": uuid, "table": table, "deadline": self.deadline_ms, **self._floor(),
+            **self._fields(),
+        }  # fmt: skip
         head = f"prepare {self.txid} last-resource"
-        return self._control.submit_transaction(head, stated, self._body(parts), self._until(0.0))
+        return self._control.submit_transaction(head, fields, self._body(parts), self._until(0.0))
 
-    def submit_prepare_as(self, kind: str, given: Extensions, parts: Sequence[EncodedPart]) -> Answer:
-        """Send ``prepare`` of any kind, with the words of that kind; its answer is to be waited for.
+    def submit_prepare_as(self, kind: str, fields: Extensions, parts: Sequence[EncodedPart]) -> Answer:
+        """Send ``prepare`` of any kind, with the fields of that kind; its answer is to be waited for.
 
         Raises:
             TxmqError: nothing was sent.
         """
         return self._control.submit(
-            "prepare", self.txid, kind, extensions=given | self._floor() | self._stated(),
+            "prepare", self.txid, kind, extensions=fields | self._floor() | self._fields(),
             body=self._body(parts), timeout=max(self.remaining_s, 0.0),
         )  # fmt: skip
 
@@ -275,13 +277,13 @@ class BrokerTransaction:
             TransactionTimeoutError: the deadline passed and nothing was ever sent.
             ConnectionLostError, RequestTimeoutError, UnavailableError: the deadline passed without an answer.
         """
-        body, stated = self._body(parts), self._stated()
+        body, fields = self._body(parts), self._fields()
         while True:
             if not self.may_have_arrived:
                 self.check_deadline()
             is_sent, head = False, f"commit {self.txid}"
             try:
-                reply = self._control.submit_transaction(head, self._floor() | stated, body, self.deadline)
+                reply = self._control.submit_transaction(head, self._floor() | fields, body, self.deadline)
                 is_sent = True
                 return parse_result_lines(reply.result())
             except SessionFullError as error:
@@ -306,9 +308,9 @@ class BrokerTransaction:
         Raises:
             TxmqError: nothing was sent.
         """
-        stated = {"branches": len(branches), **self._floor(), **self._stated()}
+        fields = {"branches": len(branches), **self._floor(), **self._fields()}
         until, body = self._clock.monotonic() + timeout_s, [*branches, *self._body(parts)]
-        return self._control.submit_transaction(f"decide {self.txid}", stated, body, until)
+        return self._control.submit_transaction(f"decide {self.txid}", fields, body, until)
 
     def submit_complete(self, uuid: str) -> Answer:
         """Send ``complete`` of the branch in a resource; its answer need not be waited for."""
@@ -325,10 +327,10 @@ class BrokerTransaction:
             TransactionConflictError: it is committed, or about to be.
             TxmqError: the broker could not be told.
         """
-        stated: Extensions = {**self._floor()}
+        fields: Extensions = {**self._floor()}
         if hazard is not None:
-            stated |= hazard.extensions()
-        self._call(ROLLBACK_TIMEOUT_S, "rollback", self.txid, extensions=stated)
+            fields |= hazard.extensions()
+        self._call(ROLLBACK_TIMEOUT_S, "rollback", self.txid, extensions=fields)
 
     def try_rollback(self) -> None:
         """As ``rollback``, where the broker rolls it back by itself in the end."""
@@ -337,10 +339,10 @@ class BrokerTransaction:
 
     def outcome(self) -> tuple[str, list[PartResult]]:
         """Ask what became of it: the word of ``outcome`` and the places of a commit."""
-        return parse_outcome(self._call(self._patience_s, "outcome", self.txid))
+        return parse_outcome(self._call(self._wait_s, "outcome", self.txid))
 
     @property
-    def _patience_s(self) -> float:
+    def _wait_s(self) -> float:
         return max(self.remaining_s, RETRY_S)
 
     def _call(self, timeout: float, verb: str, *arguments: str | int, **named: Any) -> bytes:
@@ -356,7 +358,7 @@ class BrokerTransaction:
         """The deadline; later where it is closer than that."""
         return max(self.deadline, self._clock.monotonic() + seconds_min)
 
-    def _stated(self) -> Numbers:
+    def _fields(self) -> Numbers:
         """What was streamed, and what stands in front of the parts."""
         streamed = self.streamed.extensions()
         return streamed if self.acks is None else {"offsets": len(self.acks.encoded()), **streamed}

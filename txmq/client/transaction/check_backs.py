@@ -35,7 +35,7 @@ from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
 WAIT_MS = 1000  # of a long poll; what is to be told waits so long at most
 HALVES_PER_POLL = 20  # a slow checker must not hold many that another member could be asked about
 PAUSE_S = 1.0  # after an error that is not a lost connection
-TELL_TIMEOUT_S = 1.0
+REPORT_TIMEOUT_S = 1.0
 _THREAD_NAME = "txmq-checks"
 
 
@@ -91,7 +91,7 @@ class CheckBacks:
         self._client, self._new_connection = client, connection
         self._connection: ReconnectingConnection | None = None
         self._log = get_logger(group=group)
-        self._untold: deque[tuple[HalfMessage, Resolution]] = deque()
+        self._unreported: deque[tuple[HalfMessage, Resolution]] = deque()
         self._lock = Lock()
         self._signal = Signal()
         self._process: int | None = None
@@ -110,7 +110,7 @@ class CheckBacks:
 
     def leave(self, half: HalfMessage, resolution: Resolution) -> None:
         """See ``half.Desk``."""
-        self._untold.append((half, resolution))
+        self._unreported.append((half, resolution))
         self.start()
         self._signal.set()
 
@@ -136,7 +136,7 @@ class CheckBacks:
     def forked(self) -> None:
         """In a forked child: no thread runs, and what the parent is still to tell it tells itself."""
         self._lock, self._signal = Lock(), Signal()
-        self._untold.clear()
+        self._unreported.clear()
 
     def _run(self, connection: ReconnectingConnection) -> None:
         try:
@@ -147,7 +147,7 @@ class CheckBacks:
     def _serve(self) -> None:
         while not self._is_stopping:
             try:
-                self.tell_untold()
+                self.report_decisions()
                 self.poll()
                 self._is_away = False
             except ClosedError:
@@ -170,9 +170,9 @@ class CheckBacks:
             TxmqError: the broker could not be asked.
         """
         connection = self._connection or self._client.control
-        given = {"limit": HALVES_PER_POLL, "wait": wait_ms}
+        fields = {"limit": HALVES_PER_POLL, "wait": wait_ms}
         timeout_s = wait_ms / 1000 + self._client.timeout
-        due = split_halves(connection.call("checks", self.group, extensions=given, timeout=timeout_s))
+        due = split_halves(connection.call("checks", self.group, extensions=fields, timeout=timeout_s))
         for half in due:
             if self._is_stopping:
                 break
@@ -191,7 +191,7 @@ class CheckBacks:
             return
         crash_point("client.check.answered")
         try:
-            resolve(self._client, due.txid, resolution, TELL_TIMEOUT_S)
+            resolve(self._client, due.txid, resolution, REPORT_TIMEOUT_S)
         except TransactionConflictError:
             self._log.error("a half message was decided otherwise before", txid=due.txid, answer=resolution.value)
         except TxmqError as error:  # the broker hands it out again
@@ -210,16 +210,16 @@ class CheckBacks:
             return Resolution.UNKNOWN
         return answer
 
-    def tell_untold(self) -> None:
+    def report_decisions(self) -> None:
         """Tell what this process decided and the broker has not heard.
 
         Raises:
             TxmqError: the broker cannot be told now.
         """
-        while self._untold:
-            half, resolution = self._untold[0]
+        while self._unreported:
+            half, resolution = self._unreported[0]
             try:
-                half.tell(resolution, TELL_TIMEOUT_S)
+                half.tell(resolution, REPORT_TIMEOUT_S)
             except TransactionError as error:
                 self._log.error("a half message ended otherwise than decided", error=str(error))
-            self._untold.popleft()
+            self._unreported.popleft()

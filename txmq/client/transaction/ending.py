@@ -74,7 +74,7 @@ class BlockResolver(Protocol):
     def wake(self) -> None:
         """Something was left: look at once."""
 
-    def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
+    def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
         """The broker could not be told of it: go on telling."""
 
     def completed(self, resource: Any, txid: str, answer: Answer) -> None:

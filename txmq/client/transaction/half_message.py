@@ -110,8 +110,8 @@ class HalfMessage:
         self._messages.add(topic, partition, record)
         try:
             self._broker.begin()
-            given: Extensions = {"group": self._group.group, "deadline": self._broker.deadline_ms}
-            prepare(self._broker, "half", given, self._messages)
+            fields: Extensions = {"group": self._group.group, "deadline": self._broker.deadline_ms}
+            prepare(self._broker, "half", fields, self._messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
             self._withdraw()  # it may be prepared: nobody may be asked about work that was never begun
             raise_rolled_back(error, self._broker.txid_or_none)

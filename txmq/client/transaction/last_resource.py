@@ -42,14 +42,14 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     """One block's end, or its undoing.
 
     Attributes:
-        is_told: whether the broker has acknowledged the rollback; None where it was not asked for one.
+        is_acknowledged: whether the broker has acknowledged the rollback; None where it was not asked for one.
         hazard: what the broker is to keep, where the body had ended the database's transaction by itself.
     """
 
     def __init__(self, broker: BrokerTransaction, branch: Branch, messages: MessageBuffer) -> None:
         super().__init__(broker, messages, LastResourceCoordinator(), LastResourceEvent.INTERRUPTED)
         self._branch = branch
-        self.is_told: bool | None = None
+        self.is_acknowledged: bool | None = None
         self.hazard: Hazard | None = None
         self._reply: Answer | None = None
         self._parts: list[EncodedPart] = []
@@ -154,18 +154,18 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
 
     def _look_up(self) -> LastResourceEvent:
         self._branch.abandon()
-        until_s = self._patience_ends_s()
+        until_s = self._wait_ends_s()
         while True:
             step = self._proved()
-            if step is Step.TELL_COMMIT:
+            if step is Step.REPORT_COMMIT:
                 return LastResourceEvent.PROVED_COMMITTED
-            if step is Step.TELL_ROLLBACK:
+            if step is Step.REPORT_ROLLBACK:
                 return LastResourceEvent.PROVED_ROLLED_BACK
             if self._broker.remaining_s <= until_s:
                 return LastResourceEvent.LOOKUP_FAILED
             self._broker.pause(LOOK_UP_PAUSE_S)
 
-    def _patience_ends_s(self) -> float:
+    def _wait_ends_s(self) -> float:
         """The deadline, as what ``remaining_s`` will be; later where it is closer than SETTLE_S_MIN."""
         return min(self._broker.remaining_s, RESOLVE_S_MIN) - RESOLVE_S_MIN
 
@@ -182,7 +182,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     # --- after it ----------------------------------------------------------------------------------------------------
 
     def _send_commit(self) -> LastResourceEvent:
-        until_s = self._patience_ends_s()
+        until_s = self._wait_ends_s()
         while True:
             try:
                 reply = self._broker.submit_commit(max(self._broker.remaining_s - until_s, RETRY_S))
@@ -214,7 +214,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return LastResourceEvent.DATABASE_ENDED
 
     def _send_rollback(self, hazard: Hazard | None = None) -> LastResourceEvent:
-        self.is_told = False
+        self.is_acknowledged = False
         if isinstance(self.error, TransactionAwayError):
             return LastResourceEvent.BROKER_UNKNOWN
         try:
@@ -225,5 +225,5 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             return LastResourceEvent.BROKER_CONTRADICTS
         except TxmqError:
             return LastResourceEvent.BROKER_UNKNOWN
-        self.is_told = True
+        self.is_acknowledged = True
         return LastResourceEvent.BROKER_ROLLED_BACK

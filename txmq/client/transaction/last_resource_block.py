@@ -90,7 +90,7 @@ class LastResourceBlock:
             return Outcome.COMMITTED
         is_over = (
             outcome is Outcome.ROLLED_BACK or state is LastResourceState.HAZARD
-        ) and self.run.is_told is not False
+        ) and self.run.is_acknowledged is not False
         return Outcome.ROLLED_BACK if is_over and state is not LastResourceState.BROKER_ALONE else Outcome.UNKNOWN
 
     def _concluded(self, state: LastResourceState) -> tuple[Outcome, TransactionError | None]:
@@ -132,7 +132,7 @@ class LastResourceBlock:
 
     def _hazarded(self) -> tuple[Outcome, TransactionError | None]:
         broker, run = self._broker, self.run
-        if run.hazard is not None and not run.is_told:
+        if run.hazard is not None and not run.is_acknowledged:
             broker.keep()  # of what is finished the broker soon takes nothing more
             self._resolver.report(run.hazard, broker.finished)
         else:
@@ -142,7 +142,7 @@ class LastResourceBlock:
         return (Outcome.UNKNOWN, run.error)
 
     def _rolled_back(self) -> tuple[Outcome, TransactionError | None]:
-        if self.run.is_told is False:
+        if self.run.is_acknowledged is False:
             self._leave(marker.ROLLED_BACK)
         else:
             self._broker.finished()

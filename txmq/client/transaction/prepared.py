@@ -26,7 +26,7 @@ _PASSING = (*LOST, OverloadedError)
 OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
 
 
-def prepare(broker: BrokerTransaction, kind: str, given: Extensions, messages: MessageBuffer) -> None:
+def prepare(broker: BrokerTransaction, kind: str, fields: Extensions, messages: MessageBuffer) -> None:
     """Prepare all messages that were not sent ahead.
 
     Raises:
@@ -41,13 +41,13 @@ def prepare(broker: BrokerTransaction, kind: str, given: Extensions, messages: M
     if broker.streamed.parts or not broker.fits_one_request(parts):
         broker.stream(parts)
         parts = []
-    repeat_prepare(broker, kind, given, parts)
+    repeat_prepare(broker, kind, fields, parts)
 
 
 def repeat_prepare(
     broker: BrokerTransaction,
     kind: str,
-    given: Extensions,
+    fields: Extensions,
     parts: Sequence[EncodedPart],
     *,
     waits_for_broker: bool = False,
@@ -66,7 +66,7 @@ def repeat_prepare(
         except TransactionTimeoutError as error:
             raise error from last
         try:
-            reply = broker.submit_prepare_as(kind, given, parts)
+            reply = broker.submit_prepare_as(kind, fields, parts)
             broker.may_have_arrived = True
             reply.result()
         except SessionFullError as error:

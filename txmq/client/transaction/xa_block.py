@@ -47,7 +47,7 @@ class XABlock:
         self._broker, self._resources, self._messages, self._resolver = broker, resources, messages, resolver
         self._branches: list[XABranch] = []
         self.pending: tuple[str, ...] = ()
-        self._untold = 0  # hazards that the broker has yet to hear of
+        self._unreported = 0  # hazards that the broker has yet to hear of
 
     def begin(self) -> None:
         """See ``BlockEnding``."""
@@ -96,7 +96,7 @@ class XABlock:
                 self._resolver.completed(resource, txid, side.complete)
             elif side.state not in _ENDED or state is XAState.COMMITTED_PENDING:
                 left.append(resource)
-        if state in (XAState.COMMITTED, XAState.COMMITTED_PENDING, XAState.ROLLED_BACK) and not self._untold:
+        if state in (XAState.COMMITTED, XAState.COMMITTED_PENDING, XAState.ROLLED_BACK) and not self._unreported:
             # Whatever floor the session states, the broker keeps a decision until every branch is complete.
             self._broker.finished()
             on_end = _nothing
@@ -119,12 +119,12 @@ class XABlock:
 
         return resolved
 
-    def _told(self) -> None:
-        self._untold -= 1
+    def _hazard_reported(self) -> None:
+        self._unreported -= 1
         self._finish()
 
     def _finish(self) -> None:
-        if not (self._untold or self.pending):
+        if not (self._unreported or self.pending):
             self._broker.finished()
 
     def _hazarded(self, resources: Sequence[XAResource]) -> TransactionError:
@@ -143,8 +143,8 @@ class XABlock:
                 self._broker.rollback(hazard)
             except TxmqError:
                 self._broker.keep()  # of what is finished the broker soon takes nothing more
-                self._untold += 1
-                self._resolver.report(hazard, self._told)
+                self._unreported += 1
+                self._resolver.report(hazard, self._hazard_reported)
         get_logger(txid=txid).error("heuristic: the body ended its branch by itself", error=str(error))
         return error
 

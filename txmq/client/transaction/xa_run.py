@@ -46,7 +46,7 @@ from txmq.xa.two_phase.coordinator import (
     vote,
 )
 
-DECIDE_PATIENCE_S = 1.0  # behind the deadline, where decide was sent and not answered
+DECIDE_WAIT_S = 1.0  # behind the deadline, where decide was sent and not answered
 _ENTRY_SIZE_BYTES_MAX = BRANCH_SIZE_BYTES_MAX + 256
 _MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
 _ALONE = Job()  # of every branch that is the only one: what is for it is called, and never late
@@ -177,7 +177,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
             return self._refused(error, is_doubtful=False)
         entries = [_entry(side.branch) for side in self.sides]
         while True:
-            left_s = broker.remaining_s + (DECIDE_PATIENCE_S if is_doubtful else 0.0)
+            left_s = broker.remaining_s + (DECIDE_WAIT_S if is_doubtful else 0.0)
             if left_s <= 0:
                 self.error = TransactionTimeoutError("the deadline passed before decide was answered", broker.txid)
                 return XAEvent.DECIDE_UNKNOWN if is_doubtful else XAEvent.DECIDE_REFUSED
@@ -227,9 +227,9 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
                 if side.state is BranchState.COMMITTED and side.complete is None:
                     side.complete = self._broker.submit_complete(side.branch.resource.uuid or "")
         except TxmqError:
-            return XAEvent.NOT_TOLD
+            return XAEvent.NOT_REPORTED
         crash_point("client.xa.complete_sent")
-        return XAEvent.TOLD
+        return XAEvent.REPORTED
 
     # --- away from it ------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from txmq.xa.broker_port import (
     SWEEP_AGE_MS,
     SWEEP_EVERY_S,
     Client,
-    is_at_home,
+    is_of_this_broker,
     list_transactions,
 )
 
@@ -112,7 +112,7 @@ class MarkerSweep:
         """Look at one page; whether the next one should not wait."""
         page = database.committed_before(SWEEP_AGE_MS, self._after, DELETE_SIZE)
         is_full = len(page) == DELETE_SIZE
-        over = set(self._over([txid for txid in page if is_at_home(self._client.session, txid)]))
+        over = set(self._over([txid for txid in page if is_of_this_broker(self._client.session, txid)]))
         if over:
             over.difference_update(
                 row["txid"] for row in list_transactions(self._client, database.uuid, "all", PAGE_SIZE)

@@ -64,8 +64,8 @@ class Branch:
     def __init__(self, resource: BranchResource, session: DatabaseSession, *, is_own: bool) -> None:
         self.resource, self._session, self._is_own = resource, session, is_own
         connection = session.connection
-        is_told = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
-        self._guard = Guard((lambda: connection.in_transaction) if is_told else None)
+        knows_state = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
+        self._guard = Guard((lambda: connection.in_transaction) if knows_state else None)
         self._has_savepoint = True  # txmq has not released it
         self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
         is_begun, checked = self._is_begun(session), session.checked

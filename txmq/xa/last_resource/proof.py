@@ -1,13 +1,13 @@
 """How a transaction in doubt is resolved: the steps as a table, and the proof by the marker table.
 
 ```
- INSERT --INSERTED---------------------> TELL_ROLLBACK --TOLD--> RESOLVED
+ INSERT --INSERTED---------------------> REPORT_ROLLBACK --REPORTED--> RESOLVED
    |  \\--DUPLICATE--> READ --ROLLED_BACK----^   |
-   |                   | \\---COMMITTED--> TELL_COMMIT --TOLD--> RESOLVED
+   |                   | \\---COMMITTED--> REPORT_COMMIT --REPORTED--> RESOLVED
    |                   |                        |
    +------FAILED-------+--------FAILED----------+--> UNDECIDED: again later
    |
-   +--STRANGE--> READ_ELSEWHERE --COMMITTED--> TELL_COMMIT
+   +--STRANGE--> READ_ELSEWHERE --COMMITTED--> REPORT_COMMIT
                        \\--FAILED--> UNDECIDED
 ```
 
@@ -18,7 +18,7 @@ CONTRADICTED: the broker decided otherwise.
 
 Invariants:
     * a lock that is held, a deadlock, a busy or lost database, a missing row: UNDECIDED, never a guess;
-    * nobody is told anything before the row it rests on is durable (``marker``);
+    * nothing is reported before the row that it rests on is durable (``marker``);
     * two who resolve the same transaction meet at the primary key and come to the same end.
 """
 
@@ -40,8 +40,8 @@ class Step(enum.Enum):
     INSERT = "insert the rolled-back marker"
     READ = "read the marker, durably"
     READ_ELSEWHERE = "look for a committed marker where absence proves nothing"
-    TELL_COMMIT = "tell the broker commit"
-    TELL_ROLLBACK = "tell the broker rollback"
+    REPORT_COMMIT = "report the commit to the broker"
+    REPORT_ROLLBACK = "report the rollback to the broker"
     RESOLVED = "resolved"
     UNDECIDED = "undecided"
     CONTRADICTED = "contradicted"
@@ -55,28 +55,28 @@ class Found(enum.Enum):
     STRANGE = "not the known server"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
-    TOLD = "told"
+    REPORTED = "reported"
     CONTRADICTED = "contradicted"
     FAILED = "failed"
 
 
 _S, _F = Step, Found
 TRANSITIONS: dict[tuple[Step, Found], Step] = {
-    (_S.INSERT, _F.INSERTED): _S.TELL_ROLLBACK,
+    (_S.INSERT, _F.INSERTED): _S.REPORT_ROLLBACK,
     (_S.INSERT, _F.DUPLICATE): _S.READ,
     (_S.INSERT, _F.STRANGE): _S.READ_ELSEWHERE,
     (_S.INSERT, _F.FAILED): _S.UNDECIDED,
-    (_S.READ, _F.COMMITTED): _S.TELL_COMMIT,
-    (_S.READ, _F.ROLLED_BACK): _S.TELL_ROLLBACK,
+    (_S.READ, _F.COMMITTED): _S.REPORT_COMMIT,
+    (_S.READ, _F.ROLLED_BACK): _S.REPORT_ROLLBACK,
     (_S.READ, _F.FAILED): _S.UNDECIDED,
-    (_S.READ_ELSEWHERE, _F.COMMITTED): _S.TELL_COMMIT,
+    (_S.READ_ELSEWHERE, _F.COMMITTED): _S.REPORT_COMMIT,
     (_S.READ_ELSEWHERE, _F.FAILED): _S.UNDECIDED,
-    (_S.TELL_COMMIT, _F.TOLD): _S.RESOLVED,
-    (_S.TELL_COMMIT, _F.CONTRADICTED): _S.CONTRADICTED,
-    (_S.TELL_COMMIT, _F.FAILED): _S.UNDECIDED,
-    (_S.TELL_ROLLBACK, _F.TOLD): _S.RESOLVED,
-    (_S.TELL_ROLLBACK, _F.CONTRADICTED): _S.CONTRADICTED,
-    (_S.TELL_ROLLBACK, _F.FAILED): _S.UNDECIDED,
+    (_S.REPORT_COMMIT, _F.REPORTED): _S.RESOLVED,
+    (_S.REPORT_COMMIT, _F.CONTRADICTED): _S.CONTRADICTED,
+    (_S.REPORT_COMMIT, _F.FAILED): _S.UNDECIDED,
+    (_S.REPORT_ROLLBACK, _F.REPORTED): _S.RESOLVED,
+    (_S.REPORT_ROLLBACK, _F.CONTRADICTED): _S.CONTRADICTED,
+    (_S.REPORT_ROLLBACK, _F.FAILED): _S.UNDECIDED,
 }
 
 
@@ -106,8 +106,8 @@ def prove(database: Prover, txid: str, deadline_ms: int) -> tuple[Step, Exceptio
         deadline_ms: of the transaction; the rolled-back row is kept until long after it.
 
     Returns:
-        TELL_COMMIT or TELL_ROLLBACK: proved and durable. UNDECIDED, with what stood in the way: nothing is known, and
-        the connection should be given up.
+        REPORT_COMMIT or REPORT_ROLLBACK: proved and durable. UNDECIDED, with what stood in the way: nothing is known,
+        and the connection should be closed.
     """
     error: Exception | None = None
     step = Step.INSERT

@@ -35,11 +35,11 @@ from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import (
     FAILURES_PER_ROUND_MAX,
     PAGE_SIZE,
-    TELL_TIMEOUT_S,
+    REPORT_TIMEOUT_S,
     Answer,
     Client,
     cluster_of,
-    is_at_home,
+    is_of_this_broker,
     is_owner_gone,
     list_transactions,
 )
@@ -52,7 +52,7 @@ from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.reporter import Reporter
 
 
-class _Told(NamedTuple):
+class _Reported(NamedTuple):
     """A transaction that is told to the broker now."""
 
     item: Unresolved
@@ -139,15 +139,17 @@ class LastResourceResolver:
         return (
             listed["kind"] == TransactionKind.LAST_RESOURCE.value
             and listed["uuid"] == uuid
-            and is_at_home(self._client.session, listed["txid"])
+            and is_of_this_broker(self._client.session, listed["txid"])
         )
 
     # --- resolving ----------------------------------------------------------------------------------------------------
 
     def _resolve(self, left: dict[str, Unresolved]) -> set[str]:
         """Prove, oldest first, then tell all; what is resolved leaves ``left``, and is returned."""
-        told = [_Told(item, step, self._tell(item.txid, step)) for step, item in self._proved(list(left.values()))]
-        return {item.item.txid for item in told if self._conclude(item, left)}
+        reported = [
+            _Reported(item, step, self._report(item.txid, step)) for step, item in self._proved(list(left.values()))
+        ]
+        return {item.item.txid for item in reported if self._conclude(item, left)}
 
     def _proved(self, doubtful: list[Unresolved]) -> list[tuple[Step, Unresolved]]:
         proved: list[tuple[Step, Unresolved]] = []
@@ -166,7 +168,7 @@ class LastResourceResolver:
 
     def _prove(self, item: Unresolved) -> Step:
         if item.outcome is not None:
-            return Step.TELL_COMMIT if item.outcome == marker.COMMITTED else Step.TELL_ROLLBACK
+            return Step.REPORT_COMMIT if item.outcome == marker.COMMITTED else Step.REPORT_ROLLBACK
         step, error = prove(self._open(), item.txid, item.deadline_ms)
         if isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
             self._failed("rollback not proved", error, is_new=not self._is_strange)
@@ -176,37 +178,37 @@ class LastResourceResolver:
             self.close()
         else:
             self._is_reached = True
-            self._is_strange = self._is_strange and step is Step.TELL_COMMIT
+            self._is_strange = self._is_strange and step is Step.REPORT_COMMIT
         return step
 
-    def _tell(self, txid: str, step: Step) -> Answer:
+    def _report(self, txid: str, step: Step) -> Answer:
         control = self._client.control
-        if step is Step.TELL_COMMIT:
-            return control.submit("commit", txid, body=(), timeout=TELL_TIMEOUT_S)
-        return control.submit("rollback", txid, timeout=TELL_TIMEOUT_S)
+        if step is Step.REPORT_COMMIT:
+            return control.submit("commit", txid, body=(), timeout=REPORT_TIMEOUT_S)
+        return control.submit("rollback", txid, timeout=REPORT_TIMEOUT_S)
 
-    def _conclude(self, told: _Told, left: dict[str, Unresolved]) -> bool:
+    def _conclude(self, reported: _Reported, left: dict[str, Unresolved]) -> bool:
         """Wait for the broker's word; whether the transaction is resolved."""
-        txid = told.item.txid
+        txid = reported.item.txid
         try:
-            told.answer.result()
+            reported.answer.result()
         except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
-            self._contradicted(txid, told.step, error)
+            self._contradicted(txid, reported.step, error)
         except TxmqError as error:
             self._failed("broker could not be told", error, txid=txid)
             return False
         else:
             crash_point("resolver.told_broker")
-            is_committed = told.step is Step.TELL_COMMIT
+            is_committed = reported.step is Step.REPORT_COMMIT
             self._log.info("transaction resolved", txid=txid, outcome="committed" if is_committed else "rolled-back")
             if is_committed:
                 self.resource.finished.append(txid)
-        told.item.on_resolved()
+        reported.item.on_resolved()
         del left[txid]
         return True
 
     def _contradicted(self, txid: str, step: Step, error: BrokerError) -> None:
-        if step is Step.TELL_COMMIT and not isinstance(error, FencedError):
+        if step is Step.REPORT_COMMIT and not isinstance(error, FencedError):
             # The rows are there and the broker has given the messages up: an operator did, or data was lost. The
             # committed marker is kept as the proof.
             self._log.error("heuristic: rows committed, messages are not", txid=txid, error=str(error))

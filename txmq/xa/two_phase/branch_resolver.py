@@ -52,7 +52,7 @@ from txmq.xa.broker_port import (
     REQUEST_TIMEOUT_S,
     Answer,
     Client,
-    is_at_home,
+    is_of_this_broker,
     list_transactions,
 )
 from txmq.xa.database.marker_sweep import MarkerSweep
@@ -94,7 +94,7 @@ class BranchResolver:
         self._sweep = MarkerSweep(client, clock, name=resource.name)
         self._suspects: set[str] = set()  # looked lost in the round before
         self._committed_before: set[str] = set()  # orphans that the broker called committed in the round before
-        self._told_once: dict[str, str] = {}
+        self._said: dict[str, str] = {}
         self._reporter = Reporter(client, resource, TransactionKind.XA, clock)
         self._is_reached = False  # in this round
         self._failures = 0
@@ -178,7 +178,7 @@ class BranchResolver:
         ]
         branches_rolled_back = self._roll_back(self._to_roll_back(orphans))
         open_ones = rows.keys() | {str(entry.txid) for entry in listed}
-        self._tell_watchers(open_ones - finished - branches_rolled_back)
+        self._notify_watchers(open_ones - finished - branches_rolled_back)
         self._report(
             (entry for entry in listed if str(entry.txid) not in finished | branches_rolled_back), rows, now_ms
         )
@@ -189,12 +189,12 @@ class BranchResolver:
         for entry in left:
             txid = str(entry.txid)
             why = "decided to commit, not committed here yet" if txid in decided else "nobody has decided yet"
-            why = self._told_once.get(txid, why)
+            why = self._said.get(txid, why)
             found.append(Hanging(txid, entry.xid.bqual.decode("ascii"), now_ms - entry.deadline_ms, why))
         self._reporter.saw(found)
 
     def _is_ours(self, txid: str) -> bool:
-        if is_at_home(self._client.session, txid):
+        if is_of_this_broker(self._client.session, txid):
             return True
         # Another broker's, whose own resolver resolves it; or this one's from before its journal was lost or replaced.
         self._say_once(txid, "prepared branch of another home: its resolver, or the operator, resolves it")
@@ -403,7 +403,7 @@ class BranchResolver:
             else:
                 self._sweep.finished.append(txid)
 
-    def _tell_watchers(self, still_open: set[str]) -> None:
+    def _notify_watchers(self, still_open: set[str]) -> None:
         for txid in [txid for txid in self._watched if txid not in still_open]:
             self._watched.pop(txid).on_resolved()
 
@@ -429,10 +429,10 @@ class BranchResolver:
             return None
 
     def _say_once(self, txid: str, event: str, **fields: object) -> None:
-        if txid not in self._told_once:
-            if len(self._told_once) >= REMEMBERED_MAX:
-                self._told_once.clear()
-            self._told_once[txid] = event
+        if txid not in self._said:
+            if len(self._said) >= REMEMBERED_MAX:
+                self._said.clear()
+            self._said[txid] = event
             self._log.warning(event, txid=txid, **fields)
 
     def _failed(self, event: str, error: Exception | None, *, is_new: bool = True, **fields: object) -> None:

@@ -7,11 +7,11 @@ each branch has a ``BranchState`` of its own, and ``vote``, ``committed`` and ``
 of them.
 
 ```
- ACTIVE --BODY_DONE--> PREPARING --PREPARED--> DECIDING --DECIDED--> COMMITTING --BRANCHES_COMMITTED--> TELLING
+ ACTIVE --BODY_DONE--> PREPARING --PREPARED--> DECIDING --DECIDED--> COMMITTING --BRANCHES_COMMITTED--> REPORTING
    |                     |    |                 | |  |                 ^    |                              |
    | BODY_FAILED         |    | MAYBE_PREPARED  | |  | DECIDE_DOUBTFUL |    | SOME_COMMITTED               v
    |       NOT_PREPARED  |    |                 | |  v                 |    v                          COMMITTED
-   |       PARTS_REFUSED |    | DECIDE_REFUSED  | | ASKING --DECIDED---+  TELLING_SOME
+   |       PARTS_REFUSED |    | DECIDE_REFUSED  | | ASKING --DECIDED---+  REPORTING_SOME
    v                     |    v                 | |  |  |                   |
  UNDOING <---------------+  FENCING <-----------+ |  |  | FENCE_UNKNOWN     v
    |                         |   |                |  |  v                COMMITTED_PENDING
@@ -58,8 +58,8 @@ class XAState(enum.Enum):
     PREPARING = "preparing"  # the branches are being prepared
     DECIDING = "deciding"  # every branch is prepared; decide is under way: may be decided
     COMMITTING = "committing"  # decided; the branches are being committed
-    TELLING = "telling"  # every branch is committed; the broker is being told
-    TELLING_SOME = "telling-some"  # the same of some branches; the others are left to the resolver
+    REPORTING = "reporting"  # every branch is committed; that is being reported to the broker
+    REPORTING_SOME = "reporting-some"  # the same of some branches; the others are left to the resolver
     FENCING = "fencing"  # to be rolled back; some branch may be prepared; nothing was decided
     ASKING = "asking"  # decide may have been executed: the broker fences, or says so
     UNDOING = "undoing"  # no branch can be prepared: they are rolled back
@@ -95,8 +95,8 @@ class XAEvent(enum.Enum):
     DECIDE_UNKNOWN = "decide unknown"  # no answer, and no time left
     BRANCHES_COMMITTED = "branches committed"
     SOME_COMMITTED = "some committed"  # of the others nothing is known
-    TOLD = "told"
-    NOT_TOLD = "not told"
+    REPORTED = "reported"
+    NOT_REPORTED = "not reported"
     FENCED = "fenced"  # the broker has forced the rollback: a decide that comes later is refused
     FORGOTTEN = "forgotten"  # the broker keeps nothing of this id, and executes nothing under it any more
     FENCE_UNKNOWN = "fence unknown"
@@ -147,7 +147,7 @@ _UNDO_FENCED: _Step = (_S.UNDOING_FENCED, (_F.ROLL_BACK_BRANCHES,))
 _FENCE: _Step = (_S.FENCING, (_F.SEND_ROLLBACK,))
 _ASK: _Step = (_S.ASKING, (_F.SEND_ROLLBACK,))
 _COMMIT: _Step = (_S.COMMITTING, (_F.COMMIT_BRANCHES,))
-_TELL_SOME: _Step = (_S.TELLING_SOME, (_F.CLOSE_BRANCHES, _F.SEND_COMPLETE))
+_REPORT_SOME: _Step = (_S.REPORTING_SOME, (_F.CLOSE_BRANCHES, _F.SEND_COMPLETE))
 _LEAVE: _Step = (_S.LEAVING, (_F.LEAVE,))
 _LEAVE_UNKNOWN: _Step = (_S.LEAVING_UNKNOWN, (_F.LEAVE,))
 _PENDING: _Step = (_S.COMMITTED_PENDING, ())
@@ -166,15 +166,15 @@ TRANSITIONS: dict[tuple[XAState, XAEvent], _Step] = {
     (_S.DECIDING, _E.DECIDE_DOUBTFUL): _ASK,
     (_S.DECIDING, _E.DECIDE_UNKNOWN): _LEAVE_UNKNOWN,
     (_S.DECIDING, _E.INTERRUPTED): _ASK,
-    (_S.COMMITTING, _E.BRANCHES_COMMITTED): (_S.TELLING, (_F.SEND_COMPLETE,)),
-    (_S.COMMITTING, _E.SOME_COMMITTED): _TELL_SOME,
-    (_S.COMMITTING, _E.INTERRUPTED): _TELL_SOME,
-    (_S.TELLING, _E.TOLD): (_S.COMMITTED, ()),
-    (_S.TELLING, _E.NOT_TOLD): _PENDING,
-    (_S.TELLING, _E.INTERRUPTED): _PENDING,
-    (_S.TELLING_SOME, _E.TOLD): _PENDING,
-    (_S.TELLING_SOME, _E.NOT_TOLD): _PENDING,
-    (_S.TELLING_SOME, _E.INTERRUPTED): (_S.TELLING_SOME, (_F.CLOSE_BRANCHES, _F.SEND_COMPLETE)),
+    (_S.COMMITTING, _E.BRANCHES_COMMITTED): (_S.REPORTING, (_F.SEND_COMPLETE,)),
+    (_S.COMMITTING, _E.SOME_COMMITTED): _REPORT_SOME,
+    (_S.COMMITTING, _E.INTERRUPTED): _REPORT_SOME,
+    (_S.REPORTING, _E.REPORTED): (_S.COMMITTED, ()),
+    (_S.REPORTING, _E.NOT_REPORTED): _PENDING,
+    (_S.REPORTING, _E.INTERRUPTED): _PENDING,
+    (_S.REPORTING_SOME, _E.REPORTED): _PENDING,
+    (_S.REPORTING_SOME, _E.NOT_REPORTED): _PENDING,
+    (_S.REPORTING_SOME, _E.INTERRUPTED): (_S.REPORTING_SOME, (_F.CLOSE_BRANCHES, _F.SEND_COMPLETE)),
     (_S.FENCING, _E.FENCED): _UNDO_FENCED,
     (_S.FENCING, _E.FORGOTTEN): _UNDO_FENCED,  # as good as a fence: this owner's decide was not executed before
     (_S.FENCING, _E.FENCE_UNKNOWN): _LEAVE,

@@ -166,7 +166,7 @@ def test_possibly_prepared_half_message_is_rolled_back_later(home: SimulatedBrok
         group.half()
     assert list(home.states().values()) == ["prepared"]
     home.faults["rollback"].clear()
-    group.group.tell_untold()
+    group.group.report_decisions()
     assert list(home.states().values()) == ["rolled-back"]
 
 
@@ -187,7 +187,7 @@ def test_absent_broker_is_told_later_and_the_block_ends_normally(home: Simulated
         pass
     assert (half.pending, half.outcome, home.states()) == (("broker",), Outcome.UNKNOWN, {half.txid: "prepared"})
     home.faults["commit"].clear()
-    group.group.tell_untold()
+    group.group.report_decisions()
     assert (half.pending, half.outcome, home.values("orders")) == ((), Outcome.COMMITTED, [b"v"])
 
 
@@ -227,7 +227,7 @@ def test_ctrl_c_while_broker_is_told_does_not_undo_decision(
         patch.setattr(home, "call", interrupt)
         with pytest.raises(KeyboardInterrupt):
             half.commit()
-    group.group.tell_untold()
+    group.group.report_decisions()
     assert (half.outcome, home.values("orders")) == (Outcome.COMMITTED, [b"v"])
 
 
@@ -354,6 +354,6 @@ def test_late_decision_that_meets_another_is_logged_and_dropped(
         pass
     home.faults["commit"].clear()
     home.call("rollback", half.txid, timeout=1.0)
-    group.group.tell_untold()
+    group.group.report_decisions()
     assert (half.outcome, half.pending) == (Outcome.ROLLED_BACK, ())
     assert said(caplog)[0]["event"] == "a half message ended otherwise than decided"

@@ -131,10 +131,10 @@ def test_broker_that_could_not_be_told_hears_it_from_resolver(
     with pytest.raises(HeuristicHazardError), world.block() as tx:
         world.insert(tx, b"x")
         tx.connection(world.resource).execute("COMMIT")
-    ((hazard, on_told),) = quiet.hazards
+    ((hazard, on_reported),) = quiet.hazards
     assert (hazard.txid, hazard.resource) == (tx.txid, NAME)
     resolver = Resolver(world.home, [], world.home.clock)
-    resolver.report(hazard, on_told)
+    resolver.report(hazard, on_reported)
     world.home.faults["rollback"].append(lost(is_executed=False))
     resolver.run_once()
     resolver.run_once()
@@ -149,9 +149,9 @@ def test_broker_that_is_away_is_told_when_it_is_back(world: LastResourceFixture,
         world.insert(tx, b"x")
         tx.connection(world.resource).execute("COMMIT")
         world.home.faults["rollback"].append(Fault(BrokerAwayError("away")))
-    ((hazard, on_told),) = quiet.hazards
+    ((hazard, on_reported),) = quiet.hazards
     resolver = Resolver(world.home, [], world.home.clock)
-    resolver.report(hazard, on_told)
+    resolver.report(hazard, on_reported)
     resolver.run_once()
     assert len(world.home.heuristics(tx.txid)) == 1
     resolver.close()
@@ -183,8 +183,8 @@ def test_a_broker_that_has_committed_is_not_asked_for_ever(world: LastResourceFi
         world.home.faults["rollback"].append(Fault(TransactionConflictError("committed")))
     assert tx.outcome is Outcome.UNKNOWN
     resolver = Resolver(world.home, [], world.home.clock)
-    for hazard, on_told in quiet.hazards:
-        resolver.report(hazard, on_told)
+    for hazard, on_reported in quiet.hazards:
+        resolver.report(hazard, on_reported)
     world.home.faults["rollback"].append(Fault(TransactionConflictError("committed")))
     resolver.run_once()
     asked = world.home.requests.count("rollback")

@@ -30,8 +30,8 @@ EXPECTED: dict[XAState, set[XAEvent]] = {
     S.PREPARING: {E.PARTS_REFUSED, E.PREPARED, E.NOT_PREPARED, E.MAYBE_PREPARED},
     S.DECIDING: {E.DECIDED, E.DECIDE_REFUSED, E.DECIDE_DOUBTFUL, E.DECIDE_UNKNOWN},
     S.COMMITTING: {E.BRANCHES_COMMITTED, E.SOME_COMMITTED},
-    S.TELLING: {E.TOLD, E.NOT_TOLD},
-    S.TELLING_SOME: {E.TOLD, E.NOT_TOLD},
+    S.REPORTING: {E.REPORTED, E.NOT_REPORTED},
+    S.REPORTING_SOME: {E.REPORTED, E.NOT_REPORTED},
     S.FENCING: {E.FENCED, E.FORGOTTEN, E.FENCE_UNKNOWN, E.DECIDED},
     S.ASKING: {E.FENCED, E.FORGOTTEN, E.FENCE_UNKNOWN, E.DECIDED},
     S.UNDOING: {E.BRANCHES_ROLLED_BACK, E.SOME_ROLLED_BACK},
@@ -116,7 +116,7 @@ def test_interrupt_is_expected_in_every_state_and_leads_to_end() -> None:
         for _ in range(5):
             if following not in ENDS:
                 following = TRANSITIONS[following, E.INTERRUPTED][0]
-        assert following in ENDS | {S.LEAVING, S.LEAVING_UNKNOWN, S.TELLING_SOME}
+        assert following in ENDS | {S.LEAVING, S.LEAVING_UNKNOWN, S.REPORTING_SOME}
 
 
 # --- laws ------------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_decide_is_sent_once_when_every_branch_is_prepared() -> None:
 
 
 def test_behind_decision_nothing_rolls_back_and_nothing_takes_it_back() -> None:
-    for start in (S.COMMITTING, S.TELLING, S.TELLING_SOME):
+    for start in (S.COMMITTING, S.REPORTING, S.REPORTING_SOME):
         assert _reachable(start) & ENDS <= COMMITTED
         for state in _reachable(start):
             for event in EXPECTED.get(state, ()):
@@ -191,7 +191,7 @@ def test_committed_is_told_only_if_the_broker_said_it() -> None:
             assert E.DECIDED in way.events
         if way.end is S.COMMITTED:
             assert E.BRANCHES_COMMITTED in way.events
-            assert E.TOLD in way.events
+            assert E.REPORTED in way.events
 
 
 # --- the branches' voices --------------------------------------------------------------------------------------------
@@ -251,12 +251,14 @@ DECIDED = (*PREPARED, E.DECIDED)
             (*PREPARED, E.DECIDE_DOUBTFUL, E.FENCED, E.BRANCHES_ROLLED_BACK), S.ROLLED_BACK, id="13 it was lost"
         ),
         pytest.param(
-            (*PREPARED, E.DECIDE_DOUBTFUL, E.DECIDED, E.BRANCHES_COMMITTED, E.TOLD), S.COMMITTED, id="16 it was forced"
+            (*PREPARED, E.DECIDE_DOUBTFUL, E.DECIDED, E.BRANCHES_COMMITTED, E.REPORTED),
+            S.COMMITTED,
+            id="16 it was forced",
         ),
         pytest.param((*PREPARED, E.DECIDE_DOUBTFUL, E.FENCE_UNKNOWN, E.LEFT), S.UNKNOWN, id="15 nobody says"),
-        pytest.param((*DECIDED, E.SOME_COMMITTED, E.TOLD), S.COMMITTED_PENDING, id="17-20 a branch is unreachable"),
-        pytest.param((*DECIDED, E.BRANCHES_COMMITTED, E.NOT_TOLD), S.COMMITTED_PENDING, id="21-22 broker not told"),
-        pytest.param((*DECIDED, E.BRANCHES_COMMITTED, E.TOLD), S.COMMITTED, id="23-24 all is done"),
+        pytest.param((*DECIDED, E.SOME_COMMITTED, E.REPORTED), S.COMMITTED_PENDING, id="17-20 a branch is unreachable"),
+        pytest.param((*DECIDED, E.BRANCHES_COMMITTED, E.NOT_REPORTED), S.COMMITTED_PENDING, id="21-22 broker not told"),
+        pytest.param((*DECIDED, E.BRANCHES_COMMITTED, E.REPORTED), S.COMMITTED, id="23-24 all is done"),
         pytest.param(
             (E.BODY_FAILED, E.SOME_ROLLED_BACK), S.ROLLED_BACK_PENDING, id="26 a rollback that is not certain"
         ),
@@ -265,7 +267,7 @@ DECIDED = (*PREPARED, E.DECIDED)
             (E.BODY_DONE, E.INTERRUPTED, E.FENCED, E.BRANCHES_ROLLED_BACK), S.ROLLED_BACK, id="ctrl-c in prepare"
         ),
         pytest.param(
-            (*PREPARED, E.INTERRUPTED, E.DECIDED, E.INTERRUPTED, E.TOLD), S.COMMITTED_PENDING, id="ctrl-c twice"
+            (*PREPARED, E.INTERRUPTED, E.DECIDED, E.INTERRUPTED, E.REPORTED), S.COMMITTED_PENDING, id="ctrl-c twice"
         ),
         pytest.param((*PREPARED, E.INTERRUPTED, E.INTERRUPTED, E.LEFT), S.UNKNOWN, id="ctrl-c in decide, twice"),
     ],
