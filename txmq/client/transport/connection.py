@@ -66,7 +66,8 @@ class Connection:
         self.clock, self.address = clock, address
         self.failure: TxmqError | None = None
         self.session: ClientSession | None = None
-        self.used_at = self.lived_at = clock.monotonic()
+        # ``_counted_at``: the ``lived_at`` that ``was_just_heard`` has counted; the greeting's counts for nothing.
+        self.used_at = self.lived_at = self._counted_at = clock.monotonic()
         self._stream = stream
         self._answers = AnswerReader()
         self._pending: dict[bytes, tuple[Pending, float]] = {}  # with ``used_at`` as it was then
@@ -239,6 +240,14 @@ class Connection:
     def has_unsent(self) -> bool:
         """Whether the socket has not taken all requests yet; see ``push``."""
         return self._stuck
+
+    def was_just_heard(self, now: float, within_s: float) -> bool:
+        """Whether a request sent since ``now - within_s`` is answered and none is open; each answer counts once."""
+        lived_at = self.lived_at
+        if self._pending or self.failure is not None or lived_at == self._counted_at or now - lived_at > within_s:
+            return False
+        self._counted_at = lived_at
+        return True
 
     def is_stale(self) -> bool:
         """Whether the connection has ended; asked before it is used after a while in which nobody read it."""

@@ -6,9 +6,10 @@ next one waits for a back-off first, so that callers may simply repeat. No reque
 whether that is safe (``repeat`` is for requests that only ask).
 
 *The broker is away.* If no connection can be made, ``BrokerAwayError`` says so: nothing was sent. A caller that is
-about to lock rows asks first (``reach``): a dead connection is made again, a silent one is asked. A broker that is
-frozen or cut off is found out once, by a request that is not answered in time. From then on, until it answers, no block
-waits for it longer than ``AWAY_S_MAX``.
+about to lock rows asks first (``reach``): a dead connection is made again, a silent one is asked. An answer to a
+request of the last ``JUST_HEARD_S`` spares one such look: the next look notices a broker that died since. A broker that
+is frozen or cut off is found out once, by a request that is not answered in time. From then on, until it answers, no
+block waits for it longer than ``AWAY_S_MAX``.
 
 Invariants:
     * A ``Connection`` that is returned has been greeted, and the session, if there is one, is bound to it.
@@ -43,6 +44,7 @@ BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
 _TURN_S = 0.002  # a thread that finds another one connecting looks again this often
 IDLE_CHECK_S = 0.05  # unused for longer, a connection is checked before use: the broker may have been restarted
 SILENT_S = 0.05  # a broker without a sign of life for longer is asked before rows are locked: it may be frozen
+JUST_HEARD_S = 0.001  # an answer to a request no older than this spares ``reach`` one look at the socket
 AWAY_S_MAX = 1.0  # a caller with locks waits no longer than this for a broker that is known to be away
 
 T = TypeVar("T")
@@ -167,7 +169,10 @@ class ReconnectingConnection:
             ClosedError: the connection was closed.
         """
         connection, now = self._connection, self._clock.monotonic()
-        if connection is not None and not connection.is_stale() and now - connection.lived_at <= SILENT_S:
+        if connection is not None and (
+            connection.was_just_heard(now, JUST_HEARD_S)
+            or (not connection.is_stale() and now - connection.lived_at <= SILENT_S)
+        ):
             return
         until, is_away = min(deadline, now + self.wait_s_max), True
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream, scripted_broker
 from txmq.client.transport.connection import ABANDONED_MAX, Connection
-from txmq.client.transport.reconnecting import AWAY_S_MAX, BACKOFF_S_MAX, SILENT_S, ReconnectingConnection
+from txmq.client.transport.reconnecting import AWAY_S_MAX, BACKOFF_S_MAX, JUST_HEARD_S, SILENT_S, ReconnectingConnection
 from txmq.client.transport.reply import Waiter
 from txmq.errors import (
     BrokerAwayError,
@@ -258,6 +258,29 @@ def test_dead_broker_is_noticed_within_a_second_and_found_again(broker: Scripted
     connection.reach(broker.clock.now + 600)
     assert broker.verbs[-1] == "hello"
     assert connection.wait_s_max > AWAY_S_MAX
+
+
+def test_fresh_answer_spares_only_one_look(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.call("ping", timeout=9)
+    broker.clock.now += JUST_HEARD_S / 2
+    connection.call("ping", timeout=9)
+    broker.cut()
+    connection.reach(broker.clock.now + 600)
+    assert len(broker.streams) == 1
+    connection.reach(broker.clock.now + 600)
+    assert len(broker.streams) == 2
+
+
+def test_answer_that_is_not_fresh_spares_no_look(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.call("ping", timeout=9)
+    broker.clock.now += JUST_HEARD_S / 2
+    connection.call("ping", timeout=9)
+    broker.cut()
+    broker.clock.now += 2 * JUST_HEARD_S
+    connection.reach(broker.clock.now + 600)
+    assert len(broker.streams) == 2
 
 
 def test_broker_that_was_never_there_is_away_within_second(broker: ScriptedBroker) -> None:
