@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -154,7 +155,7 @@ class Transaction:
         entered = self._require_use()
         assert self._ending is not None
         connection = self._ending.connection(resource)
-        tell_of_use(connection, lambda: note_use(entered))
+        tell_of_use(connection, partial(note_use, entered))
         return connection
 
     @contextmanager

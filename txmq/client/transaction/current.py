@@ -188,6 +188,8 @@ def refuse_enclosed(client: object, reason: str) -> None:
 
 def note_use(entered: Entered) -> None:
     """The block is used. Where the caller does not stand in it, what it sends without naming the block is refused."""
+    if _entered.get() is entered and not _holding:  # the caller stands in it
+        return
     if entered.transaction is not None and current_transaction() is not entered.transaction:
         _used.set(entered)
 

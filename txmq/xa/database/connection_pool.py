@@ -62,9 +62,10 @@ class ConnectionPool(Generic[S]):
 
     def take(self) -> S | None:
         """An idle connection; None where there is none."""
-        for idle in (self._of_this_process(), self._of_this_thread()):
-            with suppress(IndexError):
-                return idle.pop()
+        for find in (self._of_this_process, self._of_this_thread):
+            if idle := find():
+                with suppress(IndexError):  # another thread was faster
+                    return idle.pop()
         return None
 
     def give_back(self, session: S) -> None:
