@@ -1,4 +1,4 @@
-"""Whose data directory it is: ``node.json``, written once.
+"""The owner of a data directory: ``node.json``, written once.
 
 Theory of operation. Cluster id and node id are 64 random bits each; they stand in every txid (``txmq.xid``) and in
 every journal file, so a directory that was copied or swapped is noticed and not appended to. The lock file keeps a
@@ -8,7 +8,7 @@ Invariants:
 
 * written under a temporary name, forced, renamed, directory forced; never changed afterwards;
 * a directory that holds a journal or checkpoints but no identity is refused: a new one would disown them;
-* nothing is looked at before the lock is held (``claim``).
+* the caller holds the lock (``LOCK_PATH``) before it looks at anything.
 
 Layout: one line, JSON: ``{"format": 1, "cluster": "<16 hex>", "node": "<16 hex>", "created_ms": n, "crc32c": "<8
 hex>"}``; the CRC is over the same JSON without the member ``crc32c``, keys in this order, separators ``", "`` and ``":
@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
-from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
+from txmq.errors import CorruptRecordError, StorageError
 from txmq.redo.checkpoint import DIRECTORY as CHECKPOINT_DIRECTORY
 from txmq.redo.files import list_bases
-from txmq.runtime.ports import Clock, Disk, Lock, Random
+from txmq.runtime.ports import Clock, Disk, Random
 
 PATH: Final = "node.json"
 LOCK_PATH: Final = "lock"
@@ -44,47 +44,21 @@ class Node(NamedTuple):
     created_ms: int
 
 
-def claim(disk: Disk, random: Random, clock: Clock, *, expected_node_id: int | None = None) -> tuple[Lock, Node]:
-    """Lock the directory, then load or create its identity.
-
-    Raises:
-        DirectoryInUseError: another process holds it, or it belongs to another node than expected.
-        CorruptRecordError, StorageError: as ``load_or_create``.
-    """
-    lock = disk.lock(LOCK_PATH)
-    try:
-        return lock, load_or_create(disk, random, clock, expected_node_id=expected_node_id)
-    except BaseException:
-        lock.release()
-        raise
-
-
-def load_or_create(
-    disk: Disk, random: Random, clock: Clock, *, expected_node_id: int | None = None, cluster_id: int | None = None
-) -> Node:
+def load_or_create(disk: Disk, random: Random, clock: Clock) -> Node:
     """The directory's identity; a directory without one gets one. The caller holds the lock.
 
-    Args:
-        expected_node_id: refuse any other.
-        cluster_id: of a new identity; drawn if it is None.
-
-    Durability: the identity is forced when this returns.
+    Durability: the identity is synced when this returns.
 
     Raises:
-        DirectoryInUseError: it belongs to another node than expected.
         CorruptRecordError: damaged, or missing although there is a journal.
         StorageError: a newer version wrote it.
     """
     node = load(disk)
     if node is None:
         _refuse_orphans(disk)
-        drawn_cluster = cluster_id if cluster_id is not None else random.bits(64)
-        drawn_node = expected_node_id if expected_node_id is not None else random.bits(64)
-        node = Node(drawn_cluster, drawn_node, clock.now_ms())
+        node = Node(random.bits(64), random.bits(64), clock.now_ms())
         _write(disk, node)
     disk.sync_directory(_ROOT)  # also if an earlier process died between the rename and this
-    if expected_node_id is not None and node.node_id != expected_node_id:
-        raise DirectoryInUseError(f"{PATH}: belongs to node {node.node_id:016x}, not to {expected_node_id:016x}")
     return node
 
 

@@ -308,7 +308,7 @@ class Walk:
         if following is not Next.NONE:
             return Observation(at, following, Mark.NONE), successor, Behind(False, -1, 0)
         behind = look_behind(self.file, self.header, lsn)
-        mark = Mark.FORCED if behind.durable_lsn > lsn else Mark.SILENT if behind.claims else Mark.NONE
+        mark = Mark.FORCED if behind.durable_lsn > lsn else Mark.SILENT if behind.is_claimed else Mark.NONE
         return Observation(at, following, mark), None, behind
 
     def _look_ahead(self) -> tuple[Next, tuple[File, FileHeader] | None]:

@@ -64,7 +64,7 @@ class At(enum.Enum):
 class Behind(NamedTuple):
     """The records that claim an address of this file behind a place: none, torn or whole, and their highest mark."""
 
-    claims: bool
+    is_claimed: bool
     durable_lsn: int
     position: int  # of the record with that mark
 
@@ -212,16 +212,16 @@ def is_valid_at(file: File, header: FileHeader, position: int, record: RecordHea
 
 def look_behind(file: File, header: FileHeader, lsn: int) -> Behind:
     """Whether anything behind ``lsn`` claims an address of this file, and the highest mark of whole records there."""
-    claims, durable_lsn, at = False, -1, 0
+    is_claimed, durable_lsn, at = False, -1, 0
     position = lsn - header.base_lsn + ALIGNMENT
     for found, record in _stated_positions(file, header, position):
-        claims = True
+        is_claimed = True
         if found < position or not is_valid_at(file, header, found, record):
             continue  # inside a whole record: its payload is not looked at
         position = found + record_size(record.length)
         if record.durable_lsn > durable_lsn:
             durable_lsn, at = record.durable_lsn, found
-    return Behind(claims, durable_lsn, at)
+    return Behind(is_claimed, durable_lsn, at)
 
 
 def _stated_positions(file: File, header: FileHeader, position: int) -> Iterator[tuple[int, RecordHeader]]:

@@ -74,7 +74,7 @@ def consistent_hash(members: Members, partitions: Mapping[str, int], _current: M
     return owners
 
 
-class _Share:
+class _Owned:
     """A member's partitions: numbers by topic, the newest last."""
 
     __slots__ = ("load", "numbers", "wants")
@@ -87,7 +87,7 @@ class _Share:
         self.numbers.setdefault(topic, []).append(number)
         self.load += 1
 
-    def give(self, poor: _Share) -> None:
+    def give(self, poor: _Owned) -> None:
         """Hand over one partition that the other one wants."""
         topic = max(self.numbers.keys() & poor.wants)
         poor.take(topic, self.numbers[topic].pop())
@@ -101,7 +101,7 @@ def sticky(members: Members, partitions: Mapping[str, int], current: Mapping[Top
 
     A few microseconds a partition: members join and leave while all others wait for the broker.
     """
-    shares = {member: _Share(topics) for member, topics in sorted(members.items())}
+    shares = {member: _Owned(topics) for member, topics in sorted(members.items())}
     free: dict[str, list[int]] = {}
     for topic, number in _slots(members, partitions):
         share = shares.get(current.get((topic, number), ""))
@@ -121,7 +121,7 @@ def sticky(members: Members, partitions: Mapping[str, int], current: Mapping[Top
     }
 
 
-def _deal(shares: Mapping[str, _Share], wanting: Sequence[str], topic: str, free: Sequence[int]) -> None:
+def _deal(shares: Mapping[str, _Owned], wanting: Sequence[str], topic: str, free: Sequence[int]) -> None:
     """Each to who has least of those who want the topic."""
     ranking = [(shares[member].load, member) for member in wanting]
     heapify(ranking)
@@ -131,7 +131,7 @@ def _deal(shares: Mapping[str, _Share], wanting: Sequence[str], topic: str, free
         heapreplace(ranking, (load + 1, member))
 
 
-def _level(shares: Sequence[_Share]) -> bool:
+def _level(shares: Sequence[_Owned]) -> bool:
     """Move one partition after the other from who has most to who has least, while that lessens the difference.
 
     Members with the same wishes stand in one heap; an entry whose load is not its member's (any more) is passed over.
@@ -141,7 +141,7 @@ def _level(shares: Sequence[_Share]) -> bool:
     """
     richest = [(-share.load, rank, share) for rank, share in enumerate(shares)]
     heapify(richest)
-    poorest: dict[frozenset[str], list[tuple[int, int, _Share]]] = {}
+    poorest: dict[frozenset[str], list[tuple[int, int, _Owned]]] = {}
     for rank, share in enumerate(shares):
         heappush(poorest.setdefault(share.wants, []), (share.load, rank, share))
     has_moved = False
@@ -160,7 +160,7 @@ def _level(shares: Sequence[_Share]) -> bool:
     return has_moved
 
 
-def _first(heap: list[tuple[int, int, _Share]]) -> tuple[int, int, _Share]:
+def _first(heap: list[tuple[int, int, _Owned]]) -> tuple[int, int, _Owned]:
     while heap[0][0] != heap[0][2].load:
         heappop(heap)
     return heap[0]

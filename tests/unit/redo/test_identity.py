@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
+from txmq.errors import CorruptRecordError, StorageError
 from txmq.redo import identity
-from txmq.redo.identity import PATH, claim, load, load_or_create
+from txmq.redo.identity import PATH, load, load_or_create
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.crash_images import enumerate_images
 from txmq.testing.simulated.disk import SimDisk
@@ -36,14 +36,6 @@ def test_identity_is_drawn_once_and_survives_a_power_loss() -> None:
     node = _create(disk, 1)
     assert node.node_id != node.cluster_id
     assert _create(disk.crash(), 2) == node
-
-
-def test_another_node_than_expected_is_refused() -> None:
-    disk = SimDisk()
-    node = _create(disk)
-    assert load_or_create(disk, SeededRandom(2), SimClock(), expected_node_id=node.node_id) == node
-    with pytest.raises(DirectoryInUseError, match=f"{node.node_id:016x}"):
-        load_or_create(disk, SeededRandom(2), SimClock(), expected_node_id=node.node_id ^ 1)
 
 
 def test_a_journal_without_an_identity_gets_no_new_one() -> None:
@@ -102,14 +94,3 @@ def test_identity_that_was_found_is_durable_when_it_is_returned() -> None:
     killed = disk.kill()  # died before the directory was forced
     assert _create(killed, 2) == node
     assert load(killed.crash()) == node
-
-
-def test_second_process_is_kept_out_and_failed_claim_lets_go() -> None:
-    disk = SimDisk()
-    lock, node = claim(disk, SeededRandom(1), SimClock())
-    with pytest.raises(DirectoryInUseError):
-        claim(disk, SeededRandom(2), SimClock())
-    lock.release()
-    with pytest.raises(DirectoryInUseError):
-        claim(disk, SeededRandom(2), SimClock(), expected_node_id=node.node_id ^ 1)
-    assert claim(disk, SeededRandom(2), SimClock())[1] == node

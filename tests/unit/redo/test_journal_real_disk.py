@@ -6,7 +6,7 @@ from pathlib import Path
 
 from txmq.redo import checkpoint, inspect
 from txmq.redo.files import list_bases
-from txmq.redo.identity import claim
+from txmq.redo.identity import LOCK_PATH, load_or_create
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.os_disk import OSDisk
 
@@ -16,7 +16,8 @@ from .test_identity import SeededRandom
 
 def test_a_life_with_rotation_checkpoint_release_and_restart(tmp_path: Path) -> None:
     disk = OSDisk(tmp_path / "node")
-    lock, _ = claim(disk, SeededRandom(1), OSClock())
+    lock = disk.lock(LOCK_PATH)
+    load_or_create(disk, SeededRandom(1), OSClock())
     journal, _ = open_journal(disk, file_size_bytes=65536)
     assert journal.prepare_next()
     for number in range(300):

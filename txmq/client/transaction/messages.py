@@ -35,7 +35,7 @@ class EncodedPart(NamedTuple):
     keys: frozenset[int] | None
 
 
-class _Place:
+class _PartitionBuffer:
     """One partition's messages."""
 
     __slots__ = ("records", "results", "size_bytes")
@@ -52,7 +52,7 @@ class MessageBuffer:
     def __init__(self, compression: str | None = None) -> None:
         self.size_bytes = 0  # of what is not taken yet, about
         self._compression = compression
-        self._places: dict[tuple[str, int], _Place] = {}
+        self._places: dict[tuple[str, int], _PartitionBuffer] = {}
         self._results: list[SendResult] = []
         self._lines: Sequence[PartResult] = ()  # not entered into the results yet
         self._taken = 0  # messages that were taken
@@ -64,7 +64,7 @@ class MessageBuffer:
         """Append one message."""
         place = self._places.get((topic, partition))
         if place is None:
-            place = self._places[topic, partition] = _Place()
+            place = self._places[topic, partition] = _PartitionBuffer()
         size = _size(record)
         place.records.append(record)
         place.size_bytes += size
@@ -140,7 +140,7 @@ def _size(record: Record) -> int:
     return size
 
 
-def _chunks(place: _Place, size_bytes_max: int) -> Iterator[list[Record]]:
+def _chunks(place: _PartitionBuffer, size_bytes_max: int) -> Iterator[list[Record]]:
     chunk: list[Record] = []
     room = size_bytes_max
     for record in place.records:
