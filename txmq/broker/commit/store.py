@@ -254,7 +254,7 @@ def open_store(
         DirectoryInUseError: another process holds it.
         CorruptRecordError: damage that a torn tail does not explain; nothing was changed.
     """
-    lock = disk.lock("lock")
+    lock = disk.lock(identity.LOCK_PATH)
     try:
         return _Opening(disk, clock, random, settings, files_lock or nullcontext(), on_progress).run(lock)
     except BaseException:
