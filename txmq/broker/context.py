@@ -16,10 +16,10 @@ from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.check_backs import CheckBacks
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.identity import BrokerIdentity
-from txmq.broker.state.liveness import LivenessClock
 from txmq.broker.state.membership import Membership
 from txmq.broker.state.pending_groups import PendingGroups
 from txmq.broker.state.resources import Resources
+from txmq.broker.state.silence_clock import LivenessClock
 from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
 from txmq.log.partition import Partition

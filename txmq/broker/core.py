@@ -26,15 +26,15 @@ from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.state import State
 from txmq.broker.verbs import (
     check_backs,
+    decide,
     fast_path,
     get,
     hello,
+    prepare_commit,
     recover,
     session_expiry,
     stats,
     topic,
-    transactions,
-    xa,
 )
 from txmq.broker.verbs.group import group as groups
 from txmq.broker.verbs.parts import parts
@@ -65,11 +65,11 @@ VERBS: dict[bytes, _Verb] = {
     b"hello": hello.hello,
     b"prepare": fast_path.prepare,
     b"commit": fast_path.commit,
-    b"rollback": transactions.rollback,
-    b"outcome": transactions.outcome,
-    b"decide": xa.decide,
-    b"complete": xa.complete,
-    b"forget": xa.forget,
+    b"rollback": prepare_commit.rollback,
+    b"outcome": prepare_commit.outcome,
+    b"decide": decide.decide,
+    b"complete": decide.complete,
+    b"forget": decide.forget,
     b"recover": recover.recover,
     b"parts": parts,
     b"checks": check_backs.checks,
@@ -127,7 +127,7 @@ class Core:
         if session is not None and session.bound == client.number:
             session.bound = None
             session.gone_ms = self.context.now_ms
-            transactions.owner_gone(self.context, session)
+            prepare_commit.owner_gone(self.context, session)
 
     def read_again(self, client: ClientConnection) -> None:
         """A connection that was held is read from now on."""
@@ -303,8 +303,8 @@ class Core:
             self._clock_set_back()
         self._ticked_ms = now_ms
         get.expire_polls(self.context)
-        transactions.expire_streams(self.context)
-        xa.make_overdue_visible(self.context)
+        prepare_commit.expire_streams(self.context)
+        decide.make_overdue_visible(self.context)
         check_backs.tick(self.context)
         groups.tick(self.context)
         session_expiry.tick(self.context)
@@ -315,7 +315,7 @@ class Core:
         for session in self.context.state.sessions.values():
             if session.bound is None and session.gone_ms > self.context.now_ms:
                 session.gone_ms = self.context.now_ms
-                transactions.owner_gone(self.context, session)
+                prepare_commit.owner_gone(self.context, session)
 
     def wake_memory(self) -> None:
         """Partitions in memory moved their end by themselves: wake their polls."""

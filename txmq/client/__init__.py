@@ -21,7 +21,7 @@ from txmq.client.producer.producer import Producer
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.client.topics import Topics
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.check_backs import CheckRequest
+from txmq.client.transaction.checker import CheckRequest
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.client.transaction.xa_resource import BrokerXAResource
 

@@ -35,7 +35,7 @@ from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessa
 from txmq.client.spooling.retrying_producer import RetryingProducer
 from txmq.client.topics import Topics
 from txmq.client.transaction.background_resolver import resolver_of, stop_resolver
-from txmq.client.transaction.check_backs import CheckBacks, Checker
+from txmq.client.transaction.checker import CheckBacks, Checker
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession

@@ -6,7 +6,7 @@ import pytest
 
 import txmq
 from tests.services.broker.wire import Wire
-from txmq.broker.verbs.checks import UNFINISHED_OUTCOMES_MAX
+from txmq.broker.verbs.transaction_checks import UNFINISHED_OUTCOMES_MAX
 from txmq.errors import RolledBackError, SessionFullError
 from txmq.model import Outcome
 from txmq.testing.processes.broker import BrokerProcess

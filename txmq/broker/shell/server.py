@@ -41,7 +41,7 @@ from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import Connection
 from txmq.broker.shell.loop_stalls import NOTICED_S, LoopStalls
 from txmq.broker.shell.reads import Reads
-from txmq.broker.state.liveness import TICK_MS
+from txmq.broker.state.silence_clock import TICK_MS
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
 from txmq.protocol.requests import ByteBudget

@@ -36,7 +36,7 @@ class Member:
     """One consumer.
 
     Attributes:
-        heard_ms: when it was last heard of, by the clock of ``liveness``.
+        heard_ms: when it was last heard of, by the clock of ``silence_clock``.
         connection: over which it was last heard of.
         lost: that connection is gone; it has ``RECONNECT_MS`` to come back.
         version: of what it may consume.

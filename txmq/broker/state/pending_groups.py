@@ -31,7 +31,7 @@ class PendingGroups:
         unsettled: groups that are settled with the next tick: something could not be handed over, or one has no member.
         changed: groups whose members may have something to be told.
         topics_seen: how many changes of topics the groups have seen.
-        silences: groups by the time at which a member of theirs may have been silent for too long (``liveness``).
+        silences: groups by the time at which a member of theirs may have been silent for too long (``silence_clock``).
         over: heartbeats by the time at which they are answered whatever happened.
     """
 

@@ -18,7 +18,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import TransactionState
-from txmq.broker.verbs import placing, transactions
+from txmq.broker.verbs import placing, prepare_commit
 from txmq.broker.verbs.placing import check_parts
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.parts import split_parts
@@ -55,7 +55,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
             ):
                 placing.commit_in_order(context, transaction, client, opaque, int(floor_text))
                 return
-    transactions.commit(context, client, request)
+    prepare_commit.commit(context, client, request)
 
 
 def prepare(context: Context, client: ClientConnection, request: Request) -> None:
@@ -72,12 +72,12 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
         or len(extensions.get(b"floor", b"")) > _FLOOR_SIZE_MAX
         or 0 < int(extensions[b"deadline"]) <= context.now_ms
     ):
-        transactions.prepare(context, client, request)
+        prepare_commit.prepare(context, client, request)
         return
     counter = _counter_of(client, arguments[0])
     who = _who(extensions[b"resource"], extensions[b"uuid"], extensions[b"table"], client.name)
     if who is None or not _is_new(context, session, counter, len(body)):
-        transactions.prepare(context, client, request)
+        prepare_commit.prepare(context, client, request)
         return
     parts, keys = check_parts(context, split_parts(body))
     deadline_ms, now_ms = int(extensions[b"deadline"]), context.now_ms

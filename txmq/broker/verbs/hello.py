@@ -8,8 +8,8 @@ from hmac import compare_digest
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
+from txmq.broker.verbs.prepare_commit import owner_gone
 from txmq.broker.verbs.session_expiry import end
-from txmq.broker.verbs.transactions import owner_gone
 from txmq.errors import BadRequestError, FencedError, OverloadedError
 from txmq.protocol import grammar
 from txmq.protocol.requests import Request

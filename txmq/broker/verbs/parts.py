@@ -5,7 +5,7 @@ from __future__ import annotations
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
-from txmq.broker.verbs.checks import locate
+from txmq.broker.verbs.transaction_checks import locate
 from txmq.errors import UnknownTransactionError
 from txmq.protocol.answers import Records
 from txmq.protocol.parts import encode_part

@@ -15,7 +15,7 @@ from typing import Final
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.producer_sequences import Sequences
-from txmq.broker.verbs import transactions
+from txmq.broker.verbs import prepare_commit
 from txmq.broker.verbs.partitions import writable
 from txmq.broker.verbs.placing import place, refuse_batch, refuse_unready
 from txmq.errors import (
@@ -45,7 +45,7 @@ def put(context: Context, client: ClientConnection, request: Request) -> None:
     if extensions is not None:
         if b"tx" in extensions:
             part = (arguments[0], arguments[1], body, None)
-            transactions.put_part(context, client, extensions[b"tx"], part, opaque)
+            prepare_commit.put_part(context, client, extensions[b"tx"], part, opaque)
             return
         body = _raw_batch(context, extensions, body)
     count, max_timestamp_ms, producer, epoch, sequence, crc = check(body)

@@ -26,8 +26,8 @@ from txmq.broker.context import Context
 from txmq.broker.state.spark_queries import Query
 from txmq.broker.state.transaction import Transaction, TransactionState, group_key
 from txmq.broker.verbs import placing
-from txmq.broker.verbs.checks import locate
-from txmq.broker.verbs.transactions import roll_back
+from txmq.broker.verbs.prepare_commit import roll_back
+from txmq.broker.verbs.transaction_checks import locate
 from txmq.errors import (
     BadRequestError,
     FencedError,

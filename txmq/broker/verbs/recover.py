@@ -21,7 +21,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
-from txmq.broker.verbs.checks import at_home
+from txmq.broker.verbs.transaction_checks import at_home
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
 from txmq.protocol.requests import Request

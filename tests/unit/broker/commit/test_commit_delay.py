@@ -10,7 +10,7 @@ from tools.images.node import Client, Node
 from txmq.broker.commit.commit_delay import WAIT_S, CommitDelay
 
 from ..support import UUID, batch, node
-from ..verbs.test_xa import OTHER_UUID, decide
+from ..verbs.test_decide import OTHER_UUID, decide
 
 NOW = 100.0
 

@@ -15,7 +15,7 @@ import pytest
 from txmq.broker.core import REQUESTS_A_TURN
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES, Connection
-from txmq.broker.state.liveness import TICK_MS
+from txmq.broker.state.silence_clock import TICK_MS
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget
 from txmq.runtime.logging import configure, leave_to_application

@@ -10,7 +10,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import VERBS, Core
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.state import new_state
-from txmq.broker.verbs import transactions
+from txmq.broker.verbs import prepare_commit
 from txmq.config import BrokerSettings
 from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig
@@ -126,7 +126,7 @@ def test_the_short_way_leaves_what_the_table_leaves(seed: int, monkeypatch: pyte
         request = any_request(number, chance)
         core.receive(client, [copied(request)])
         with monkeypatch.context() as without:
-            without.setitem(VERBS, b"commit", transactions.commit)
+            without.setitem(VERBS, b"commit", prepare_commit.commit)
             reference.receive(other, [copied(request)])
         if number % 4 == 0:
             assert finish(core) == finish(reference)
@@ -145,7 +145,7 @@ def test_an_ordinary_commit_takes_it_also_beside_an_open_decision(
         core.receive(client, [decide(2, random.Random(1), b"d")])
         finish(core)
         client.out.clear()
-    monkeypatch.setattr(transactions, "locate", None)  # the table's way would fail here
+    monkeypatch.setattr(prepare_commit, "locate", None)  # the table's way would fail here
     body = bytearray(part(b"open", 0, batch_of()))
     offset = core.context.state.partitions[b"open", b"0"].next_offset
     core.receive(client, [(b"commit", [str(TxId(1, 2, 1, 1)).encode()], {b"floor": b"0"}, body, b"1")])

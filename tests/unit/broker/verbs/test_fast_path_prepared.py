@@ -8,8 +8,7 @@ import pytest
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import VERBS, Core
-from txmq.broker.verbs import checks as transaction_checks
-from txmq.broker.verbs import transactions
+from txmq.broker.verbs import prepare_commit, transaction_checks
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import Request
 from txmq.xid import TxId
@@ -118,8 +117,8 @@ def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pyte
             request = (*request[:3], request[3] and request[3].replace(b"open ", b"gone "), request[4])
         core.receive(clients[who], [copied(request)])
         with monkeypatch.context() as without:
-            without.setitem(VERBS, b"prepare", transactions.prepare)
-            without.setitem(VERBS, b"commit", transactions.commit)
+            without.setitem(VERBS, b"prepare", prepare_commit.prepare)
+            without.setitem(VERBS, b"commit", prepare_commit.commit)
             reference.receive(others[who], [copied(request)])
         if number % 3 == 0:
             assert finish(core) == finish(reference), request
@@ -133,7 +132,7 @@ def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pyte
 
 def test_they_are_taken_by_an_ordinary_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     core, client, _ = new_core()
-    monkeypatch.setattr(transactions, "locate", None)  # the table's way would fail here
+    monkeypatch.setattr(prepare_commit, "locate", None)  # the table's way would fail here
     given = {b"resource": b"db", b"uuid": UUIDS[0], b"table": b"t", b"deadline": b"99", b"floor": b"0"}
     core.receive(
         client,

@@ -184,7 +184,7 @@ def test_a_restart_gives_everybody_time_to_come_back() -> None:
 
 
 def test_outcomes_beyond_the_limit_without_a_floor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.verbs.checks.UNFINISHED_OUTCOMES_MAX", 3)
+    monkeypatch.setattr("txmq.broker.verbs.transaction_checks.UNFINISHED_OUTCOMES_MAX", 3)
     broker = node(outcomes_kept=2)
     client = broker.session()
     codes = [
@@ -198,8 +198,8 @@ def test_outcomes_beyond_the_limit_without_a_floor_are_refused(monkeypatch: pyte
 
 
 def test_fences_for_unused_ids_are_bounded_and_rollbacks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.verbs.checks.UNFINISHED_OUTCOMES_MAX", 1)
-    monkeypatch.setattr("txmq.broker.verbs.checks.FENCES_BESIDE_MAX", 1)
+    monkeypatch.setattr("txmq.broker.verbs.transaction_checks.UNFINISHED_OUTCOMES_MAX", 1)
+    monkeypatch.setattr("txmq.broker.verbs.transaction_checks.FENCES_BESIDE_MAX", 1)
     broker = node(outcomes_kept=2)
     owner, other = broker.session(), broker.connect()
     prepare(owner, broker.txid(1, 1), ("a", 0, batch()))
@@ -214,7 +214,7 @@ def test_fences_for_unused_ids_are_bounded_and_rollbacks_are_not(monkeypatch: py
 
 
 def test_session_that_is_full_of_commits_can_still_be_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.verbs.checks.UNFINISHED_OUTCOMES_MAX", 3)
+    monkeypatch.setattr("txmq.broker.verbs.transaction_checks.UNFINISHED_OUTCOMES_MAX", 3)
     broker = node(outcomes_kept=2)
     client, resolver = broker.session(), broker.connect()
     for n in range(2, 6):  # the first one's branch is prepared in a database that is away

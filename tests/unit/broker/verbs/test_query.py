@@ -12,7 +12,7 @@ from txmq.broker.verbs.query import prepared_of
 from txmq.redo import entries
 
 from ..support import batch, node, part, prepare, put, restarted, values
-from .test_xa import complete, decide, listed, lives
+from .test_decide import complete, decide, listed, lives
 
 Contents = tuple[str, int, bytes]
 

@@ -17,7 +17,7 @@ from txmq.broker.verbs import recover as listing
 from txmq.protocol.halves import split_halves
 
 from ..support import UUID, batch, listed_pages, node, part, prepare, restarted
-from .test_xa import complete, decide
+from .test_decide import complete, decide
 
 OTHER_UUID = "f" * 32
 LAST_RESOURCE = {"resource": "db", "uuid": UUID, "table": "txmq_marker"}

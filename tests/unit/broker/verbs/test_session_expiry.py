@@ -14,7 +14,7 @@ from txmq.broker.verbs.session_expiry import REST_MS, SESSIONS_A_TICK
 from txmq.redo import entries
 
 from ..support import UUID, batch, listed_pages, node, part, prepare, put, restarted, values
-from ..verbs.test_xa import complete, decide
+from ..verbs.test_decide import complete, decide
 
 DAY_MS = 24 * 3600 * 1000
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chains import has_circle
 from tests.logged import said
-from txmq.client.transaction.check_backs import CheckBacks, CheckRequest
+from txmq.client.transaction.checker import CheckBacks, CheckRequest
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.errors import (
     DiskFullError,
@@ -54,7 +54,7 @@ class Group:
 
 @pytest.fixture(autouse=True)
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.client.transaction.check_backs.start_daemon", lambda _name, _run: None)
+    monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda _name, _run: None)
 
 
 @pytest.fixture

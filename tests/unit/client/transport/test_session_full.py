@@ -13,7 +13,7 @@ from tests.unit.xa.xa_support import Notes
 from txmq.client.client import FORMER_MAX, Client
 from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.check_backs import CheckBacks
+from txmq.client.transaction.checker import CheckBacks
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.errors import ClosedError, RolledBackError, SessionFullError
 from txmq.model import Outcome, Resolution, SendStatus
@@ -72,7 +72,7 @@ def check_recovery(home: SimulatedBroker, verb: str, transact: Callable[[], obje
 def test_the_next_transaction_has_another_session(
     verb: str, transact: Callable[[SimulatedBroker], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.client.transaction.check_backs.start_daemon", lambda _name, _run: None)
+    monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda _name, _run: None)
     home = SimulatedBroker(request_size_bytes_max=32 << 20)
     check_recovery(home, verb, lambda: transact(home))
     assert home.clock.monotonic() == SimulatedBroker().clock.monotonic()  # nobody waited for room that does not come

@@ -1,9 +1,10 @@
 """The verbs of transactions: ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``.
 
 Every request becomes an event, and the table ``transaction.TRANSITIONS`` says what follows. Checks come first
-(``checks``, ``placing``), then one or several entries go into the commit group, and the answer waits for their record.
+(``transaction_checks``, ``placing``), then one or several entries go into the commit group, and the answer waits for
+their record.
 A refused request leaves no trace. ``fast_path`` stands in front of ``prepare`` and ``commit``. ``decide`` and
-``complete`` are in ``xa``, ``recover`` in ``recover``, ``checks`` in ``check_backs``.
+``complete`` are in ``decide``, ``recover`` in ``recover``, ``checks`` in ``check_backs``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from txmq.broker.state.transaction import (
     next_action,
 )
 from txmq.broker.verbs import check_backs, placing, session_expiry
-from txmq.broker.verbs.checks import (
+from txmq.broker.verbs.transaction_checks import (
     check_streamed,
     floor_of,
     locate,

@@ -19,7 +19,8 @@ from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, TransactionEvent, next_action
 from txmq.broker.verbs import placing
-from txmq.broker.verbs.checks import (
+from txmq.broker.verbs.recover import txid_of
+from txmq.broker.verbs.transaction_checks import (
     at_home,
     check_streamed,
     floor_of,
@@ -30,7 +31,6 @@ from txmq.broker.verbs.checks import (
     require_owner,
     state_of,
 )
-from txmq.broker.verbs.recover import txid_of
 from txmq.broker.verbs.transaction_offsets import check_offsets, take_offsets
 from txmq.errors import BadRequestError, UnknownTransactionError
 from txmq.model import TransactionKind
