@@ -65,6 +65,30 @@ def test_owners_session_is_killed_by_number_in_xid(world: MySQLOrders) -> None:
     assert world.rows() == [1]
 
 
+def test_killed_session_has_gone_before_its_branch_is_ended(world: MySQLOrders) -> None:
+    """An XA COMMIT in between was acknowledged, and the row was gone: three of 341."""
+    recovery = world.recovery()
+    for number in range(5):
+        branch = world.prepared(number)
+        owner = branch.details()["connection"]
+        assert recovery.kill(owner)
+        assert world.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {owner}") == []
+        assert recovery.commit(branch.xid) is Ended.DONE
+        assert world.rows() == list(range(number + 1))
+
+
+def test_commit_is_not_done_while_branch_holds_its_marker(world: MySQLOrders, monkeypatch: pytest.MonkeyPatch) -> None:
+    branch, recovery = world.prepared(1), world.recovery()
+    world.end_session(branch)
+    with monkeypatch.context() as server_loses_sight:
+        server_loses_sight.setattr("txmq.xa.mysql.recovery.execute", lambda _connection, _statement: None)
+        with pytest.raises(MySQLdb.OperationalError, match="1205"):
+            recovery.commit(branch.xid)
+    assert world.rows() == []
+    assert recovery.commit(branch.xid) is Ended.DONE
+    assert world.rows() == [1]
+
+
 def test_only_session_in_transaction_is_killed_and_never_killers_own(world: MySQLOrders) -> None:
     recovery, idle = world.recovery(), world.connect(autocommit=True)
     assert not recovery.kill(idle.thread_id())

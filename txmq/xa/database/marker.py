@@ -301,6 +301,14 @@ class MarkerTable:
             rows, _ = self._run(connection, f"SELECT outcome FROM {self.name} WHERE txid = ?", (txid,))  # noqa: S608
         return text(rows[0][0]) if rows and count == 1 else None
 
+    def wait_for_lock(self, connection: Connection, txid: str) -> None:
+        """Wait until no transaction holds the row of ``txid``, if there is one.
+
+        Raises:
+            Exception: the driver's error for a lock that was waited for in vain.
+        """
+        self._read(connection, f"SELECT 1 FROM {self.name} WHERE txid = ? FOR UPDATE", (txid,))  # noqa: S608
+
     def committed_before(self, connection: Connection, age_ms: int, after: str, limit: int) -> list[str]:
         """Transaction ids of committed rows older than ``age_ms`` and behind ``after``, in order."""
         rows = self._read(

@@ -6,6 +6,11 @@ begin (XAER_OUTSIDE). It waits for locks a second only, and leaves no locks on g
 "Not known" (XAER_NOTA) is answered for a branch that has ended and for one whose owner's connection lives; only a later
 ``is_listed`` tells them apart, and ``kill`` ends the owner's session.
 
+An XA COMMIT that comes while the owner's session ends may be acknowledged without a commit (MariaDB 10.11): the server
+strikes the branch from its list, and InnoDB keeps it prepared, with its locks, until the server is restarted; then it
+is listed again. So ``kill`` waits until the session has gone, and ``commit`` waits for the lock on the branch's marker
+row before it says DONE. Without the row there is no proof, and none is asked for.
+
 Invariants:
     * nothing but prepared branches with txmq's format id, this cluster and this database's uuid is listed;
     * a rollback is not durable when it is acknowledged: it is after ``force``;
@@ -35,6 +40,7 @@ from txmq.xa.two_phase.branch import Ended, ListedXid, listed_xid
 from txmq.xid import Xid
 
 _TRANSACTIONS = "innodb_trx WHERE trx_mysql_thread_id"
+_GONE_TRIES, _GONE_PAUSE_S = 400, 0.005  # until a killed session has ended
 _TRANSACTIONS_KEPT_S = 0.15  # InnoDB answers from memory for 0.1 s after somebody has asked
 
 
@@ -67,8 +73,11 @@ class MySQLRecovery:
         return xid in self._listed()
 
     def commit(self, xid: Xid) -> Ended:
-        """See ``Recovery``."""
-        return self._end("COMMIT", xid)
+        """See ``Recovery``. The driver's error for a lock, if the server has only lost sight of the branch."""
+        ended = self._end("COMMIT", xid)
+        if ended is Ended.DONE:
+            self._session.table.wait_for_lock(self._connection, xid.gtrid.decode("ascii"))
+        return ended
 
     def rollback(self, xid: Xid) -> Ended:
         """See ``Recovery``."""
@@ -105,6 +114,10 @@ class MySQLRecovery:
                 return False
             raise
         self._log.info("session killed: it held a prepared branch", connection=connection)
+        for _ in range(_GONE_TRIES):
+            if not self._finds("processlist WHERE id", connection):
+                break
+            run(self._connection, f"SELECT SLEEP({_GONE_PAUSE_S})")
         return True
 
     def now_ms(self) -> int:
