@@ -48,7 +48,7 @@ def rows(client: Any, **given: Any) -> list[dict[str, Any]]:
 
 def test_half_message_is_handed_out_until_settled_with_rising_numbers(client: Any) -> None:
     group = f"g{next(_numbers)}"
-    home = prepared(client, "half", group=group, deadline=deadline_ms(client, 0.3))
+    home = prepared(client, "half", group=group, deadline=deadline_ms(client, 2.0))
     for attempt in (1, 2):
         [half] = due(client, group)
         assert (half.txid, half.attempt) == (home.txid, attempt)
@@ -65,7 +65,7 @@ def test_half_message_is_handed_out_until_settled_with_rising_numbers(client: An
 
 def test_a_half_of_another_group_is_not_handed_out(client: Any) -> None:
     mine, other = (f"g{next(_numbers)}" for _ in range(2))
-    until_ms = deadline_ms(client, 0.3)
+    until_ms = deadline_ms(client, 2.0)
     prepared(client, "half", group=other, deadline=until_ms)
     home = prepared(client, "half", group=mine, deadline=until_ms)
     assert [half.txid for half in due(client, mine)] == [home.txid]

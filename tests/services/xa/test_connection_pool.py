@@ -59,10 +59,13 @@ def test_connections_of_ended_threads_are_used_by_later_ones(world: PooledOrders
         thread.start()
     for thread in threads:
         thread.join()
+    # The server may still be ending the session of the statement before.
+    eventually(lambda: len(world.sessions()) == 6, "only the threads' own sessions are left")
     left = world.sessions()
     for number in range(7, 13):
         world.order(number)
-    assert (len(world.rows()), len(left), world.sessions()) == (12, 6, left)
+    assert len(world.rows()) == 12
+    eventually(lambda: world.sessions() == left, "later ones have used these")
 
 
 def test_idle_connections_are_bounded_and_closed_from_any_thread(

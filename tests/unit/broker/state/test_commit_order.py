@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from txmq.broker.state.commit_order import CommitOrder
@@ -50,6 +50,7 @@ _transactions = st.lists(
 )  # fmt: skip
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a loaded machine is slow
 @given(_transactions, st.data())
 def test_who_must_wait_is_whom_an_earlier_one_collides_with(made: list, data: st.DataObject) -> None:  # type: ignore[type-arg]
     order, naive = CommitOrder(), Naive()
