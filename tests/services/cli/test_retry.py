@@ -291,8 +291,8 @@ def test_delayed_commit_of_redrive_that_was_overtaken_is_refused(
     late = Redrive(client, GROUP)
     settled = late._settled
 
-    def overtaken(begun: int, origins: set[Any]) -> set[Any]:
-        found = settled(begun, origins)
+    def overtaken(txid: str, begun: int, origins: Any) -> set[Any]:
+        found = settled(txid, begun, origins)
         other = threading.Thread(target=run, args=(shared_broker, "dead-letter", "redrive", GROUP, "--all"))
         other.start()  # a thread of its own: outside of the block this stands in
         other.join(WAIT_S)

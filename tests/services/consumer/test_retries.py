@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import txmq
+from tests.services.consumer.consuming import WAIT_S
 from tests.services.consumer.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, clear, listening, never, saved
 from txmq.client.consumer import failures
 from txmq.client.consumer.retry.file_store import RetryStore
@@ -26,8 +29,12 @@ REQUEST_SIZE_BYTES_MAX = 1 << 20
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that looks for old segments all the time, takes no large requests, and makes topics in memory."""
-    limits = {"request_size_bytes_max": REQUEST_SIZE_BYTES_MAX, "batch_size_bytes_max": REQUEST_SIZE_BYTES_MAX}
+    """A broker that forgets at once, takes no large requests, and makes topics in memory."""
+    limits = {
+        "request_size_bytes_max": REQUEST_SIZE_BYTES_MAX,
+        "batch_size_bytes_max": REQUEST_SIZE_BYTES_MAX,
+        "outcomes_kept": 1,
+    }
     settings = {"retention_check_interval_ms": 10, "default_storage": "memory", **limits}
     with BrokerProcess(tmp_path_factory.mktemp("retries") / "broker", settings=settings) as process:
         yield process
@@ -139,12 +146,7 @@ def test_retry_topic_has_equal_limits_and_dead_letters(client: txmq.Client) -> N
 
 def test_a_redrive_that_cannot_read_the_account_yet_sends_nothing(client: txmq.Client) -> None:
     """Behind a decision whose database is away no account is visible: run twice, each dead letter went out twice."""
-    for name in (f"{GROUP}.dead-letter", f"{GROUP}.dead-letter.redriven"):
-        client.topics.create(name, storage="disk")
-    for number in range(2):
-        origin = {"txmq.dead.topic": TOPIC, "txmq.dead.partition": "0", "txmq.dead.offset": str(number)}
-        headers = {name: word.encode() for name, word in origin.items()}
-        client.producer().send(f"{GROUP}.dead-letter", b"letter %d" % number, headers=headers)
+    put_dead_letters(client, 2)
     dead_letters = Redrive(client, GROUP)
     first, second = dead_letters.dead_letters()
     decision, uuid = hold(client)
@@ -157,6 +159,65 @@ def test_a_redrive_that_cannot_read_the_account_yet_sends_nothing(client: txmq.C
     client.control.call("complete", decision, extensions={"uuid": uuid}, timeout=5.0)
     assert [redriven.outcome for redriven in dead_letters.redrive(dead_letters.dead_letters())] == ["done", "sent"]
     assert [message.value for message in client.browse(TOPIC)] == [b"held", b"letter 0", b"letter 1"]
+
+
+def test_redrive_sends_nothing_twice_when_an_earlier_outcome_is_gone(
+    client: txmq.Client, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have begun, the earlier commits, and its session moves on before the later asks; no account is visible."""
+    put_dead_letters(client, 1)
+    decision, uuid = hold(client)
+    later = Redrive(client, GROUP)
+    letters = list(later.dead_letters())
+    begin = later._begin
+    earlier_has_begun, later_has_begun, outcome_is_gone = (threading.Event() for _ in range(3))
+
+    def commit_and_move_on() -> None:
+        with txmq.connect(broker.address) as other:
+            earlier = Redrive(other, GROUP)
+            settled = earlier._settled
+
+            def await_later(*words: Any) -> set[Any]:
+                found = settled(*words)
+                earlier_has_begun.set()
+                assert later_has_begun.wait(WAIT_S)
+                return found
+
+            monkeypatch.setattr(earlier, "_settled", await_later)
+            assert [redriven.outcome for redriven in earlier.redrive(letters)] == ["sent"]
+            for _ in range(3):  # the broker keeps one finished outcome
+                with other.producer().transaction() as tx:
+                    tx.send(TOPIC, b"other")
+        outcome_is_gone.set()
+
+    def begin_and_await_earlier(*words: Any) -> int:
+        offset = begin(*words)
+        later_has_begun.set()
+        assert outcome_is_gone.wait(WAIT_S)
+        return offset
+
+    thread = threading.Thread(target=commit_and_move_on)
+    thread.start()
+    assert earlier_has_begun.wait(WAIT_S)
+    monkeypatch.setattr(later, "_begin", begin_and_await_earlier)
+    client.timeout = 0.2
+    with pytest.raises(TransactionStateError, match="run it again"):
+        list(later.redrive(letters))
+    thread.join(WAIT_S)
+    client.timeout = 5.0
+    client.control.call("complete", decision, extensions={"uuid": uuid}, timeout=5.0)
+    assert [redriven.outcome for redriven in later.redrive(letters)] == ["done"]
+    assert [message.value for message in client.browse(TOPIC)].count(b"letter 0") == 1
+
+
+def put_dead_letters(client: txmq.Client, count: int) -> None:
+    """Dead letters of the first messages of the topic, and an account that is empty."""
+    for name in (f"{GROUP}.dead-letter", f"{GROUP}.dead-letter.redriven"):
+        client.topics.create(name, storage="disk")
+    for number in range(count):
+        origin = {"txmq.dead.topic": TOPIC, "txmq.dead.partition": "0", "txmq.dead.offset": str(number)}
+        headers = {name: word.encode() for name, word in origin.items()}
+        client.producer().send(f"{GROUP}.dead-letter", b"letter %d" % number, headers=headers)
 
 
 def hold(client: txmq.Client) -> tuple[str, str]:

@@ -9,7 +9,8 @@ will be. Messages that are done are left out. Of two that begin at the same time
 earlier.
 
 The account is read when the redrive's own record in it is visible: then all before it is. The record waits if an
-earlier decision waits for a database that is away.
+earlier decision waits for a database that is away. An outcome that the broker no longer keeps (410) is final, but not
+known: another record is appended, and the account is read once more when that record is visible.
 
 A message is known by where it came from: two dead letters of one message, because a consumer died in between, go out
 once.
@@ -146,7 +147,7 @@ class Redrive:
             with producer.transaction() as tx:
                 begun = self._begin(tx.txid, origins)
                 crash_point("client.redrive.begun")
-                done = set() if again else self._settled(begun, {origin for origin in origins if origin is not None})
+                done = set() if again else self._settled(tx.txid, begun, origins)
                 results = []
                 for dead_letter, message in found:
                     outcome = "gone" if message is None else "done" if dead_letter.origin in done else "sent"
@@ -167,15 +168,22 @@ class Redrive:
         )
         return int(body)
 
-    def _settled(self, begun: int, origins: set[Origin]) -> set[Origin]:
+    def _settled(self, txid: str, begun: int, origins: Sequence[Origin | None]) -> set[Origin]:
         """Messages that earlier redrives have sent, once none of them may send more."""
         self._await_visible(begun)
         account = list(self._records(begun))
         finished = {txid for kind, txid, _ in account if kind == "done"}
         committed: set[Origin] = set()
-        for kind, txid, theirs in account:
-            if kind == "begun" and txid not in finished and origins & set(theirs) and self._is_committed(txid):
+        is_forgotten = False
+        for kind, other, theirs in account:
+            if kind != "begun" or other in finished or set(origins).isdisjoint(theirs):
+                continue
+            outcome = self._outcome(other)
+            if outcome is Outcome.COMMITTED:
                 committed.update(theirs)  # it is decided, and may not be visible yet
+            is_forgotten = is_forgotten or outcome is None
+        if is_forgotten:
+            self._await_visible(self._begin(txid, origins))
         return committed | self.done()
 
     def _await_visible(self, offset: int) -> None:
@@ -188,16 +196,17 @@ class Redrive:
                 )
             self._client.clock.sleep(_LOOK_AGAIN_S)
 
-    def _is_committed(self, txid: str) -> bool:
+    def _outcome(self, txid: str) -> Outcome | None:
+        """Its final outcome; None if the broker no longer keeps it: then it will not commit any more."""
         try:
             outcome = self._client.transactions.fence(txid)
         except FencedError:
-            return False  # its session is gone: it is committed and visible, or refused for ever
+            return None
         if outcome is Outcome.UNKNOWN:
             raise TransactionStateError(
                 f"another redrive of these dead letters is being decided (txid {txid}): run it again"
             )
-        return bool(outcome is Outcome.COMMITTED)
+        return outcome
 
     def _records(self, below: int | None) -> Iterator[tuple[str, str, list[Origin]]]:
         try:
