@@ -327,9 +327,7 @@ def test_prepare_at_a_frozen_server_is_unknown_and_found_later(world: MySQLOrder
     finally:
         world.server.resume()
     recovery = world.recovery()
-    eventually(
-        lambda: recovery.is_listed(branch.xid), "the branch is listed"
-    )  # what was sent is carried out when it goes on
+    eventually(recovery.prepared, "the branch is listed: what was sent is carried out when it goes on")
     eventually(lambda: recovery.rollback(branch.xid) is Ended.DONE, "the branch is rolled back")
     recovery.force()
     assert world.rows() == []

@@ -198,13 +198,13 @@ def test_prepared_branch_of_a_gone_owner_is_finished_by_another(world: ResourceU
     branch, recovery = prepared(world, 1), world.recovery()
     end = getattr(recovery, verb)
     assert end(branch.xid) is Ended.NOT_KNOWN
-    assert recovery.is_listed(branch.xid)
     (listed,) = recovery.prepared()
+    assert listed.xid == branch.xid
     assert (str(listed.txid), listed.connection) == (branch.xid.gtrid.decode(), branch.details()["connection"])
     assert recovery.kill(listed.connection)
     eventually(lambda: end(branch.xid) is Ended.DONE, "the owner's session has ended")
     assert end(branch.xid) is Ended.NOT_KNOWN
-    assert not recovery.is_listed(branch.xid)
+    assert recovery.prepared() == []
     assert not recovery.kill(listed.connection)
     assert world.rows() == ([1] if verb == "commit" else [])
     assert not branch.commit()

@@ -258,10 +258,6 @@ class FakeRecovery:
             if listed is not None and listed.uuid == self.uuid and listed.txid.cluster == self._cluster
         ]  # fmt: skip
 
-    def is_listed(self, xid: Xid) -> bool:
-        """Now."""
-        return xid in self._database.prepared
-
     def _end(self, call: str, xid: Xid) -> Ended:
         planned = self._database.fault(call)
         if planned == "rolled back":

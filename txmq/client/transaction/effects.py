@@ -10,6 +10,7 @@ Invariant: nothing is decided here. Which effect follows which event stands in t
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
@@ -33,7 +34,7 @@ class Body(Protocol):
         """Take the connection from the body; raises if the transaction cannot commit any more."""
 
 
-class EffectRun(Generic[State, Event, Effect]):
+class EffectRun(ABC, Generic[State, Event, Effect]):
     """See the module's docstring.
 
     Attributes:
@@ -98,5 +99,6 @@ class EffectRun(Generic[State, Event, Effect]):
             self._messages.place(self.lines)
         return coordinator.state
 
+    @abstractmethod
     def _carry_out(self, effect: Effect) -> Event | None:
-        raise NotImplementedError(f"{type(self).__name__} carries out {effect}")
+        """Do it; the event that came of it, or None if that is only known later."""

@@ -246,10 +246,6 @@ class SimulatedXARecovery:
             item for item in found if item is not None and item.uuid == self.uuid and item.txid.cluster == self._cluster
         ]
 
-    def is_listed(self, xid: Xid) -> bool:
-        """See ``Recovery``."""
-        return xid in self._session.xa_recover()
-
     def commit(self, xid: Xid) -> Ended:
         """See ``Recovery``."""
         return _ended(lambda: self._session.xa_commit(xid))

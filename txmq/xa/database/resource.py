@@ -8,6 +8,7 @@ Invariant: a forked child never uses, and never closes, its parent's connections
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +21,7 @@ from txmq.xa.database.installation import DatabaseSession, Demands, Installation
 S = TypeVar("S", bound=DatabaseSession)
 
 
-class DatabaseResource(Generic[S]):
+class DatabaseResource(ABC, Generic[S]):
     """See the module's docstring.
 
     Thread safety: yes.
@@ -85,8 +86,10 @@ class DatabaseResource(Generic[S]):
         self.installation.keep(session)
         return session
 
+    @abstractmethod
     def _check_driver(self, connection: Any) -> None:
-        """Any will do."""
+        """Refuse a connection of a driver that this kind of resource cannot use."""
 
+    @abstractmethod
     def _verified(self, connection: Any, cluster: str) -> S:
-        raise NotImplementedError(f"{type(self).__name__} verifies its connections")
+        """The session on a connection on which a transaction may begin (``Installation.verify``)."""

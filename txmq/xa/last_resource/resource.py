@@ -136,6 +136,9 @@ class LastResource(DatabaseResource[DatabaseSession]):
         driver, path = self._sqlite
         return open_existing(driver, path, RESOLVE_WAIT_S)
 
+    def _check_driver(self, connection: Any) -> None:
+        """Accept any driver."""
+
     def _verified(self, connection: Any, cluster: str) -> DatabaseSession:
         session = self.installation.verify(connection, cluster)
         if session.table.dialect.name == "sqlite":

@@ -4,7 +4,7 @@ Theory of operation. The connection is in autocommit: on any other one MariaDB r
 begin (XAER_OUTSIDE). It waits for locks a second only, and leaves no locks on gaps between marker rows.
 
 "Not known" (XAER_NOTA) is answered for a branch that has ended and for one whose owner's connection lives; only a later
-``is_listed`` tells them apart, and ``kill`` ends the owner's session.
+``prepared`` tells them apart, and ``kill`` ends the owner's session.
 
 An XA COMMIT that comes while the owner's session ends may be acknowledged without a commit (MariaDB 10.11): the server
 strikes the branch from its list, and InnoDB keeps it prepared, with its locks, until the server is restarted; then it
@@ -61,16 +61,13 @@ class MySQLRecovery:
 
     def prepared(self) -> list[ListedXid]:
         """See ``Recovery``."""
-        found = (listed_xid(xid) for xid in self._listed())
+        xids = listed_xids(self._connection, is_mariadb=self._session.server.is_mariadb)
+        found = (listed_xid(xid) for xid in xids)
         return [
             listed
             for listed in found
             if listed is not None and listed.uuid == self.uuid and listed.txid.cluster == self._cluster
         ]
-
-    def is_listed(self, xid: Xid) -> bool:
-        """See ``Recovery``."""
-        return xid in self._listed()
 
     def commit(self, xid: Xid) -> Ended:
         """See ``Recovery``. The driver's error for a lock, if the server has only lost sight of the branch."""
@@ -140,9 +137,6 @@ class MySQLRecovery:
                 return Ended.ROLLED_BACK
             raise
         return Ended.DONE
-
-    def _listed(self) -> list[Xid]:
-        return listed_xids(self._connection, is_mariadb=self._session.server.is_mariadb)
 
     def _is_in_transaction(self, connection: int) -> bool:
         if not self._finds("processlist WHERE id", connection):

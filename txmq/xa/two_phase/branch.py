@@ -181,9 +181,6 @@ class Recovery(Markers, Protocol):
     def prepared(self) -> list[ListedXid]:
         """Prepared branches of ours in this database; never those of other transaction managers."""
 
-    def is_listed(self, xid: Xid) -> bool:
-        """Whether a branch is listed as prepared now."""
-
     def commit(self, xid: Xid) -> Ended:
         """Commit a prepared branch; durable where DONE is answered."""
 

@@ -245,7 +245,7 @@ class BranchResolver:
             outcome = self._attempt(item.txid, lambda: self._database().marker_outcome(item.txid) or "none")
             if outcome is None:
                 return  # not answered: nothing is known
-        found = verdict(ended, is_listed=False, outcome=outcome, has_marker=item.has_marker, wrote=item.wrote)
+        found = verdict(ended, outcome=outcome, has_marker=item.has_marker, wrote=item.wrote)
         if found is Verdict.DONE:
             self._send_complete(item, work)
         elif item.txid in self._suspects:

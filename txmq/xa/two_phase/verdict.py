@@ -1,19 +1,18 @@
 """What a database's answer about a decided XA branch means. No I/O.
 
-======================  ========  =============  =========================================================
-the database's answer   listed    marker         verdict
-======================  ========  =============  =========================================================
-done                                             DONE
-not known               yes                      HELD: the owner's session
-not known               no        committed      DONE: it was committed before
-not known, rolled back  no        none           LOST: it was rolled back alone (heuristic rollback)
-not known               no        not kept       HAZARD where it wrote, else DONE
-rolled back             no        not kept       LOST where it wrote, else DONE
-======================  ========  =============  =========================================================
+======================  =============  ======================================================
+the database's answer   marker         verdict
+======================  =============  ======================================================
+done                                   DONE
+not known, rolled back  committed      DONE: it was committed before
+not known, rolled back  none           LOST: it was rolled back alone (heuristic rollback)
+not known               not kept       HAZARD if the branch wrote, else DONE
+rolled back             not kept       LOST if the branch wrote, else DONE
+======================  =============  ======================================================
 
 Invariants:
-    * "not known" never counts as done by itself: the branch must be gone from a later XA RECOVER, and its marker row
-      must be there.
+    * "not known" alone never counts as done: a later XA RECOVER must not list the branch either (one that is listed is
+      held by its owner's session, and has no verdict yet), and its marker row must be there.
 """
 
 from __future__ import annotations
@@ -28,22 +27,18 @@ class Verdict(enum.Enum):
     """What a database's answer about a decided branch means."""
 
     DONE = "done"
-    HELD = "held by its owner's session"
     LOST = "rolled back alone"
     HAZARD = "not known what became of it"
 
 
-def verdict(ended: Ended, *, is_listed: bool, outcome: str | None, has_marker: bool, wrote: bool) -> Verdict:
-    """See the table above.
+def verdict(ended: Ended, *, outcome: str | None, has_marker: bool, wrote: bool) -> Verdict:
+    """Judge a branch that XA RECOVER does not list behind the database's answer; see the table above.
 
     Args:
-        is_listed: by XA RECOVER, asked behind the answer.
-        outcome: of the marker row, read behind both.
+        outcome: of the marker row, read after XA RECOVER.
     """
     if ended is Ended.DONE:
         return Verdict.DONE
-    if is_listed:
-        return Verdict.HELD
     if has_marker:
         return Verdict.DONE if outcome == marker.COMMITTED else Verdict.LOST
     if not wrote:

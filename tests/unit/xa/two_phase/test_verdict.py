@@ -11,19 +11,13 @@ from txmq.xa.two_phase.verdict import Verdict, verdict
 
 
 @pytest.mark.parametrize(
-    ("ended", "is_listed", "outcome", "has_marker", "wrote"),
-    list(
-        itertools.product(
-            Ended, (False, True), ("committed", "rolled-back", "none", None), (False, True), (False, True)
-        )
-    ),
+    ("ended", "outcome", "has_marker", "wrote"),
+    list(itertools.product(Ended, ("committed", "rolled-back", "none", None), (False, True), (False, True))),
 )
-def test_every_verdict(ended: Ended, is_listed: bool, outcome: str | None, has_marker: bool, wrote: bool) -> None:
-    found = verdict(ended, is_listed=is_listed, outcome=outcome, has_marker=has_marker, wrote=wrote)
+def test_every_verdict(ended: Ended, outcome: str | None, has_marker: bool, wrote: bool) -> None:
+    found = verdict(ended, outcome=outcome, has_marker=has_marker, wrote=wrote)
     if ended is Ended.DONE:
         expected = {Verdict.DONE}
-    elif is_listed:
-        expected = {Verdict.HELD}
     elif has_marker:
         expected = {Verdict.DONE if outcome == "committed" else Verdict.LOST}
     elif not wrote:
