@@ -16,6 +16,7 @@ from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.check_backs import CheckBacks
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.identity import BrokerIdentity
+from txmq.broker.state.ids import Ids
 from txmq.broker.state.membership import Membership
 from txmq.broker.state.pending_groups import PendingGroups
 from txmq.broker.state.resources import Resources
@@ -67,6 +68,7 @@ class Context:
 
     Attributes:
         random: draws the secrets of sessions.
+        ids: draws the ids of topics and sessions.
         now_ms: wall clock, set by the shell before it hands in requests.
         liveness: the clock by which the silence of peers is judged.
         full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
@@ -89,6 +91,7 @@ class Context:
     settings: BrokerSettings
     state: State
     random: Random
+    ids: Ids
     now_ms: int = 0
     started_ms: int = 0
     owned_since_start: set[tuple[str, int, int]] = field(default_factory=set)  # group and partition; see ``groups``

@@ -23,6 +23,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Answer, CommitGroup
 from txmq.broker.context import Context, Read
 from txmq.broker.state.identity import BrokerIdentity
+from txmq.broker.state.ids import Ids
 from txmq.broker.state.state import State
 from txmq.broker.verbs import (
     check_backs,
@@ -95,9 +96,10 @@ class Core:
     """See the module's docstring. One thread at a time."""
 
     def __init__(
-        self, identity: BrokerIdentity, settings: BrokerSettings, state: State, now_ms: int, random: Random
+        self, identity: BrokerIdentity, settings: BrokerSettings, state: State, now_ms: int, random: Random,
+        ids: Ids | None = None,
     ) -> None:  # fmt: skip
-        self.context = Context(identity, settings, state, random, now_ms=now_ms, started_ms=now_ms)
+        self.context = Context(identity, settings, state, random, ids or state, now_ms=now_ms, started_ms=now_ms)
         self._next_client = 1
         self._ticked_ms = now_ms
         for session in state.sessions.values():

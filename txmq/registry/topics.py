@@ -50,7 +50,7 @@ class Topics:
         self.next_id = 1
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[int, Topic] = {}
-        self.changes = 0  # how often a topic was made, altered or removed in this process
+        self.changes = 0  # how often a topic, or the owner of a partition, changed in this process
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self._by_name.values())
@@ -73,16 +73,15 @@ class Topics:
         """Look up by id; None if it was deleted."""
         return self._by_id.get(topic_id)
 
-    def plan(self, config: TopicConfig) -> Topic:
-        """The topic that creating ``config`` would make; changes nothing.
+    def check_new(self, name: str) -> None:
+        """Refuse a name for a new topic.
 
         Raises:
-            InvalidNameError, TopicExistsError, ForbiddenError: as their names say.
+            InvalidNameError, TopicExistsError: it is not allowed, or a topic has it.
         """
-        check_name(config.name)
-        if config.name in self._by_name:
-            raise TopicExistsError(f"topic {config.name!r} exists")
-        return Topic(self.next_id, config)
+        check_name(name)
+        if name in self._by_name:
+            raise TopicExistsError(f"topic {name!r} exists")
 
     def put(self, topic: Topic) -> None:
         """Add or replace (by id)."""

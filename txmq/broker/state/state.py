@@ -14,13 +14,14 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from txmq.broker.state.commit_order import CommitOrder
 from txmq.broker.state.decisions import Name, XADecision, XADecisions
 from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed
 from txmq.broker.state.group_offsets import SavedGroups
+from txmq.broker.state.identity import Owner
 from txmq.broker.state.in_doubt_index import InDoubtIndex
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
@@ -55,7 +56,9 @@ class State:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.topics = Topics()
-        self.partitions: dict[tuple[bytes, bytes], Partition] = {}  # by name and number as they stand on the wire
+        # By name and number as they stand on the wire: the partitions that this broker owns, and the owners of others.
+        self.partitions: dict[tuple[bytes, bytes], Partition] = {}
+        self.owners: Mapping[tuple[bytes, bytes], Owner] = {}
         self.partitions_of: dict[int, list[Partition]] = {}
         self.sessions: dict[int, BrokerSession] = {}
         self.next_session = 1
@@ -71,6 +74,14 @@ class State:
         self.saved = SavedGroups()
         self.queries = Queries()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
+
+    def new_topic_id(self) -> int:
+        """One more than the highest that this broker has ever had (``Ids``)."""
+        return self.topics.next_id
+
+    def new_session_number(self) -> int:
+        """One more than the highest that this broker has ever had (``Ids``)."""
+        return self.next_session
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -88,8 +99,19 @@ class State:
         existing.extend(added)
         name = topic.config.name.encode()
         for partition in added:
-            self.partitions[name, b"%d" % partition.number] = partition
+            self._route((name, b"%d" % partition.number), partition)
         return added
+
+    def _route(self, words: tuple[bytes, bytes], partition: Partition) -> None:
+        if words not in self.owners:
+            self.partitions[words] = partition
+
+    def set_owners(self, owners: Mapping[tuple[bytes, bytes], Owner]) -> None:
+        """Take over the map of the partitions that other homes own. It is in memory only: not a part of the fold."""
+        self.owners, self.partitions = owners, {}
+        for partition in self.all_partitions():
+            self._route((partition.topic.encode(), b"%d" % partition.number), partition)
+        self.topics.changes += 1
 
     def delete_topic(self, topic_id: int) -> list[Partition]:
         """Forget a topic; its parts of unsettled transactions go with it. Returns what it was made of.
@@ -105,7 +127,7 @@ class State:
                 partition.is_deleted = True
                 for producer in partition.producers:
                     self.produced_in[producer].pop(partition, None)
-                del self.partitions[name, b"%d" % partition.number]
+                self.partitions.pop((name, b"%d" % partition.number), None)
         return removed
 
     def partition(self, topic_id: int, number: int) -> Partition | None:

@@ -10,7 +10,7 @@ from txmq.broker.context import Context
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.broker.verbs.prepare_commit import owner_gone
 from txmq.broker.verbs.session_expiry import end
-from txmq.errors import BadRequestError, FencedError, OverloadedError
+from txmq.errors import BadRequestError, FencedError, InvariantError, OverloadedError
 from txmq.protocol import grammar
 from txmq.protocol.requests import Request
 from txmq.redo import entries
@@ -43,7 +43,9 @@ def _new_session(context: Context, name: str) -> BrokerSession:
     if len(sessions) >= context.settings.sessions_max:
         _make_room(context)
     secret = f"{context.random.bits(_SECRET_BITS):032x}"
-    session = BrokerSession(context.state.next_session, 0, name, context.now_ms, secret)
+    session = BrokerSession(context.ids.new_session_number(), 0, name, context.now_ms, secret)
+    if session.number in sessions:
+        raise InvariantError(f"session number {session.number} is in use")
     fields = {"session": session.number, "epoch": 0, "name": name, "time_ms": context.now_ms, "secret": secret}
     context.group.add_entry(entries.json_entry(entries.SESSION, fields))
     context.group.needs_sync = True

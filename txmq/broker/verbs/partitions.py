@@ -1,13 +1,14 @@
 """The door to a partition: the one place where a request's topic and number become a partition.
 
-Every verb that writes asks ``writable``, and every verb that reads asks ``readable``. What a client may do, and which
-partitions this broker owns, is to be decided here and nowhere else.
+Every verb that writes asks ``writable``, and every verb that reads asks ``readable``. Permissions are to be decided
+here and nowhere else. ``State.partitions`` holds only the partitions that this broker owns. If a look-up fails there,
+``State.owners`` tells which home owns the partition.
 """
 
 from __future__ import annotations
 
 from txmq.broker.context import Context
-from txmq.errors import TopicClosedError, UnknownTopicError
+from txmq.errors import BrokerError, NotOwnerError, TopicClosedError, UnknownTopicError
 from txmq.log.partition import Partition
 
 
@@ -18,10 +19,11 @@ def writable(context: Context, topic: bytes, number: bytes) -> Partition:
 
     Raises:
         UnknownTopicError: no such topic or partition.
+        NotOwnerError: another home owns the partition; the text names it and its leader.
     """
     partition = context.state.partitions.get((topic, number))
     if partition is None:
-        raise _unknown(context, topic, number)
+        raise _refusal(context, topic, number)
     return partition
 
 
@@ -30,17 +32,23 @@ def readable(context: Context, topic: bytes, number: bytes) -> Partition:
 
     Raises:
         UnknownTopicError: no such topic or partition.
+        NotOwnerError: another home owns the partition; the text names it and its leader.
         TopicClosedError: the topic is closed for reading.
     """
     partition = context.state.partitions.get((topic, number))
     if partition is None:
-        raise _unknown(context, topic, number)
+        raise _refusal(context, topic, number)
     if not partition.config.accept_read:
         raise TopicClosedError(f"topic {partition.topic!r} is closed for reading")
     return partition
 
 
-def _unknown(context: Context, name: bytes, number: bytes) -> UnknownTopicError:
+def _refusal(context: Context, name: bytes, number: bytes) -> BrokerError:
     text = name.decode("ascii", "replace")
+    owner = context.state.owners.get((name, number))
+    if owner is not None:
+        return NotOwnerError(
+            f"leader={owner.leader} home={owner.home:016x} owns partition {number.decode()} of topic {text!r}"
+        )
     topic = context.state.topics.named(text)  # raises for an unknown topic
     return UnknownTopicError(f"topic {text!r} has partitions 0 to {topic.config.partitions - 1}, not {number.decode()}")

@@ -7,7 +7,7 @@ import json
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.errors import BadRequestError, OverloadedError
+from txmq.errors import BadRequestError, InvariantError, OverloadedError
 from txmq.protocol.requests import Request
 from txmq.redo import entries
 from txmq.registry.topics import Topic, with_settings
@@ -26,10 +26,13 @@ def topic(context: Context, client: ClientConnection, request: Request) -> None:
 
 def _create(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     config = with_settings(context.settings.new_topic(name), words)
-    planned = context.state.topics.plan(config)
+    context.state.topics.check_new(name)
     _refuse_too_many(context, config.partitions)
-    _journal(context, planned)
-    context.answer_when_durable(client, opaque, _described(context, planned))
+    created = Topic(context.ids.new_topic_id(), config)
+    if context.state.topics.with_id(created.topic_id) is not None:
+        raise InvariantError(f"topic id {created.topic_id} is in use")
+    _journal(context, created)
+    context.answer_when_durable(client, opaque, _described(context, created))
 
 
 def _alter(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
