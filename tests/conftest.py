@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -18,6 +19,10 @@ from txmq.testing.processes.mariadb import MariaDB
 
 # Interpreters look for cycles behind every 700 objects made and kept: an eighth of the unit tests' processor time.
 gc.set_threshold(100_000, 20, 100)
+
+# A loaded machine may take longer for an example than hypothesis allows by itself.
+hypothesis.settings.register_profile("txmq", deadline=None)
+hypothesis.settings.load_profile("txmq")
 
 SPARK = "tests/spark/"
 
