@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,34 @@ def test_what_takes_no_part_and_offsets_are_refused(world: LastResourceFixture, 
         with pytest.raises(TransactionStateError, match="outside of the savepoint"), tx.savepoint(world.resource):
             tx.ack(message)
     assert tx.outcome is Outcome.COMMITTED
+
+
+def test_message_of_another_thread_is_refused_while_it_is_open(world: LastResourceFixture) -> None:
+    """It is not known whether the savepoint is to take such a message back; it did, without a word."""
+    with ThreadPoolExecutor(1) as thread, world.block() as tx:
+        with pytest.raises(ZeroDivisionError), tx.savepoint(world.resource):
+            world.insert(tx, b"undone")
+            with pytest.raises(TransactionStateError, match="savepoint"):
+                thread.submit(tx.send, "orders", b"another thread's").result()
+            _ = 1 / 0
+        world.insert(tx, b"mine")
+        thread.submit(tx.send, "orders", b"another thread's").result()
+    assert (world.rows(), world.home.values("orders")) == ([b"mine"], [b"mine", b"another thread's"])
+
+
+def test_another_thread_opens_none_while_one_is_open(world: LastResourceFixture) -> None:
+    world.options["check_same_thread"] = False
+    with ThreadPoolExecutor(1) as thread, world.block() as tx, tx.savepoint(world.resource):
+        with pytest.raises(TransactionStateError, match="savepoint"):
+            thread.submit(tx.savepoint(world.resource).__enter__).result()
+        world.insert(tx, b"x")
+    assert world.rows() == world.home.values("orders") == [b"x"]
+
+
+def test_threads_that_carry_its_context_send_in_it(world: LastResourceFixture) -> None:
+    with ThreadPoolExecutor(1) as thread, world.block() as tx:
+        with pytest.raises(ZeroDivisionError), tx.savepoint(world.resource):
+            thread.submit(copy_context().run, tx.send, "orders", b"undone").result()
+            _ = 1 / 0
+        world.insert(tx, b"behind")
+    assert world.rows() == world.home.values("orders") == [b"behind"]
