@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from txmq.client.transport.connection import Connection
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import BrokerError, FencedError, SequenceError, UnknownTopicError
 from txmq.log.batch import HEADER, stamp
 from txmq.model import TopicConfig
@@ -22,6 +24,7 @@ from txmq.runtime import net
 from txmq.runtime.ports import Buffer
 
 TOPIC_ID = 7
+CONNECT_TIMEOUT_S = 5.0
 
 
 class TurnedClock:
@@ -227,3 +230,13 @@ class ScriptedBroker:
     def _offset(self, _stream: ScriptedStream, request: Request) -> bytes:
         end = self.ends.get(int(request[1][1]), 0)
         return answers.result(200, request[4], f"{end} 0 {end}".encode())
+
+
+def connection_to(broker: ScriptedBroker, addresses: int = 1) -> ReconnectingConnection:
+    return ReconnectingConnection(
+        [("host", number) for number in range(addresses)], "test", broker.clock, CONNECT_TIMEOUT_S
+    )
+
+
+def link_of(connection: ReconnectingConnection, broker: ScriptedBroker) -> Connection:
+    return connection.connect(broker.clock.now + 5)

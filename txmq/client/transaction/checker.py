@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.client.transaction.prepared import resolve
@@ -124,7 +123,7 @@ class CheckBacks:
         with self._lock:
             if self._process != process:
                 self._process, self._connection = process, self._new_connection()
-                start_daemon(_THREAD_NAME, partial(self._run, self._connection))
+                start_daemon(_THREAD_NAME, self._serve)
 
     def stop(self) -> None:
         """End the thread soon; what is undecided is asked of another member."""
@@ -137,12 +136,6 @@ class CheckBacks:
         """In a forked child: no thread runs, and what the parent is still to tell it tells itself."""
         self._lock, self._signal = Lock(), Signal()
         self._unreported.clear()
-
-    def _run(self, connection: ReconnectingConnection) -> None:
-        try:
-            self._serve()
-        finally:
-            connection.close()  # also what was being connected while the client was closed
 
     def _serve(self) -> None:
         while not self._is_stopping:

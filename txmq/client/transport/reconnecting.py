@@ -46,6 +46,7 @@ IDLE_CHECK_S = 0.05  # unused for longer, a connection is checked before use: th
 SILENT_S = 0.05  # a broker without a sign of life for longer is asked before rows are locked: it may be frozen
 JUST_HEARD_S = 0.001  # an answer to a request no older than this spares ``reach`` one look at the socket
 AWAY_S_MAX = 1.0  # a caller with locks waits no longer than this for a broker that is known to be away
+_CLOSED = "the client is closed"
 
 T = TypeVar("T")
 
@@ -255,21 +256,27 @@ class ReconnectingConnection:
         if connection is not None and connection.failure is None:
             return connection
         self._wait_out_backoff(deadline)
-        if self._closed:
-            raise ClosedError("the client is closed")
+        self._refuse_closed()
         if self._clock.monotonic() >= deadline:
             # Nothing was tried, so the back-off does not count this: callers with deadlines shorter than the
             # back-off would put off the next attempt for ever.
             raise BrokerAwayError(self._last_failure)
         try:
-            self._connection = self._connected(deadline)
+            connection = self._connection = self._connected(deadline)
         except TxmqError as error:
             self._last_failure = str(error)
             self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
             self._retry_at = self._clock.monotonic() + self._backoff_s
             raise
         self._backoff_s = 0.0
-        return self._connection
+        self._refuse_closed(connection)  # ``close`` may have come meanwhile, when there was no connection to close
+        return connection
+
+    def _refuse_closed(self, made: Connection | None = None) -> None:
+        if self._closed:
+            if made is not None:
+                made.fail(ConnectionLostError(_CLOSED))
+            raise ClosedError(_CLOSED)
 
     def _alone(self, deadline: float, work: Callable[[], T]) -> T:
         """Run ``work`` while no other thread makes or changes the connection or the session.
@@ -379,7 +386,7 @@ class ReconnectingConnection:
         self._closed = True
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.fail(ConnectionLostError("the client was closed"))
+            connection.fail(ConnectionLostError(_CLOSED))
 
     def forked(self) -> None:
         """In a forked child: start anew."""
