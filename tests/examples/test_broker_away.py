@@ -15,7 +15,7 @@ from txmq.testing.processes.mariadb import MariaDB
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_S = 60
-SERVERS = {"order_service_fastapi.py"}  # no program: tests/examples/test_mysql_examples.py asks it
+SERVERS = {"order_service_fastapi.py", "order_service_flask.py"}  # no programs: their own tests ask them
 NEEDS_SPARK = {"spark_audit_job.py"}  # begins with a session of Spark's
 WITHOUT_DATABASE = {
     "broadcast_cache.py": ["{folder}/prices.db", "{broker}"],
