@@ -14,6 +14,7 @@ import pytest
 
 from tools.images import node
 from tools.simulation.run import simulate
+from txmq.broker.verbs import get
 
 SOURCE = Path(__file__).resolve().parents[2] / "txmq/broker/commit/pipeline.py"
 SEEDS, HARMLESS = range(1, 21), range(1, 5)
@@ -54,6 +55,12 @@ def test_mutated_pipeline_is_caught(monkeypatch: pytest.MonkeyPatch, edits: Edit
     monkeypatch.setattr(node, "CommitPipeline", _mutated(edits).CommitPipeline)
     errors = (simulate(seed, sync=sync, endless=True).error or "" for seed in SEEDS)
     assert any(re.search(finding, error) for error in errors), f"{len(SEEDS)} seeds found nothing"
+
+
+def test_read_that_does_not_wait_for_partition_files_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(get, "_waits", lambda *_: False)
+    errors = (simulate(seed, sync="always").error or "" for seed in SEEDS)
+    assert any("was acknowledged, and then" in error for error in errors), f"{len(SEEDS)} seeds found nothing"
 
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])

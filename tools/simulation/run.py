@@ -30,6 +30,8 @@ from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.simulated.clock import SimRandom
 from txmq.xa.last_resource import proof
 
+from .acknowledged import TOPIC as ACKNOWLEDGED
+from .acknowledged import AcknowledgedReader
 from .application import Application, Program, ResolverProgram, watched_prove
 from .bank import Bank
 from .broker import Broker
@@ -86,6 +88,7 @@ class Operator(Process):
         yield from self._topic("create", RETAINED, 1)
         yield from self._topic("create", OUTPUT, 1)
         yield from self._topic("create", SINK, 2)
+        yield from self._topic("create", ACKNOWLEDGED, 1)
         history.topics = dict(wanted)
         while True:
             yield rng.uniform(0.01, 0.1)
@@ -206,6 +209,7 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
         for group in GROUPS for n in range(world.rng.randint(0, 3))
     ]  # fmt: skip
     programs = _programs(shared, threads, told)
+    AcknowledgedReader(shared, "n0")
     _plan_faults(world, broker, clients, programs)
     drivers = [Driver(shared, told.written, "d0")] if world.rng.random() < 0.5 else []
     _plan_drivers(shared, told.written, drivers)

@@ -37,7 +37,7 @@ SITUATIONS = frozenset(
         "a real consumer acknowledged in a transaction",
         "a member slept", "a partition was handed over", "a fenced save was refused", "an offset was saved",
         "a fenced ack rolled its transaction back", "an offset was saved by a transaction",
-        "endless load",
+        "endless load", "read behind its acknowledgement",
         "bit flip written over by redo", "bit flip in the journal without effect",
     }
 )  # fmt: skip

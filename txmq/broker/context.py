@@ -73,6 +73,7 @@ class Context:
         liveness: the clock by which the silence of peers is judged.
         full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
         undurable: sealed groups whose record is not durable yet, oldest first.
+        unapplied: by partition, the newest durable group with messages that are not in the partition's files.
         lookups: effects: find the offset for a time (peer, opaque, partition, ms).
         moved: partitions in memory whose end moved: their polls are to be woken.
         waiting_polls: every ``get`` that waits, and its partition, until its time is over.
@@ -98,6 +99,7 @@ class Context:
     group: CommitGroup = field(default_factory=CommitGroup)
     full: deque[CommitGroup] = field(default_factory=deque)
     undurable: list[CommitGroup] = field(default_factory=list)
+    unapplied: dict[Partition, CommitGroup] = field(default_factory=dict)
     ready: list[ClientConnection] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     lookups: list[tuple[ClientConnection, bytes, Partition, int]] = field(default_factory=list)

@@ -258,6 +258,9 @@ class Core:
         if not self.context.undurable or self.context.undurable[0] is not group:
             raise InvariantError("a group became durable before an older one")
         self.context.undurable.pop(0)
+        unapplied = self.context.unapplied
+        for run in group.placed:
+            unapplied[run.partition] = group
         if group.puts:
             self._release_puts(group)
         if group.waiters:
@@ -274,6 +277,28 @@ class Core:
         for partition in changed:
             if partition.waiters:
                 get.wake_polls(self.context, partition)
+        self._end_waits(group, moved)
+
+    def put_off(self, group: CommitGroup) -> None:
+        """The disk lacks space for it: no read waits for it."""
+        self._end_waits(group, {run.partition: run.next_offset for run in group.placed})
+
+    def _end_waits(self, group: CommitGroup, moved: dict[Partition, int]) -> None:
+        unapplied = self.context.unapplied
+        for partition in moved:
+            if unapplied.get(partition) is group:
+                del unapplied[partition]
+        reads, group.waiting_reads = group.waiting_reads, []
+        for client, request in reads:
+            if not client.gone:
+                self._read_waited(client, request)
+
+    def _read_waited(self, client: ClientConnection, request: Request) -> None:
+        try:
+            get.read_waited(self.context, client, request)
+        except BrokerError as error:
+            self.context.counters.errors += 1
+            self.context.answer(client, request[4], error.with_traceback(None))
 
     def _release_puts(self, group: CommitGroup) -> None:
         ready = self.context.ready

@@ -14,6 +14,7 @@ from txmq.broker.state.visibility import VisibilityBarrier
 from txmq.log.partition import Partition
 from txmq.model import Lsn
 from txmq.protocol.answers import Reply
+from txmq.protocol.requests import Request
 from txmq.redo import entries
 
 Answer = tuple[ClientConnection, bytes, Reply]  # of which connection, to which opaque
@@ -64,6 +65,7 @@ class CommitGroup:
         waiters: answers released when the record is durable.
         needs_sync: True if some answer needs the sync whatever ``sync`` says.
         patient: how many of its requests, with one item and one waiter each, may wait for company (``commit_delay``).
+        waiting_reads: reads that wait until it is in the partition files (``Context.unapplied``).
         ended_barriers: messages that readers may see once the record is synced (``visibility``).
         deleted: partitions whose files go once the record is durable.
         unlinked: segment files that retention drops once the record is durable.
@@ -84,6 +86,7 @@ class CommitGroup:
         "size_bytes",
         "unlinked",
         "waiters",
+        "waiting_reads",
         "written_waiters",
     )
 
@@ -94,6 +97,7 @@ class CommitGroup:
         self.puts: list[PutAnswer] = []
         self.written_waiters: list[Answer] = []
         self.waiters: list[Answer] = []
+        self.waiting_reads: list[tuple[ClientConnection, Request]] = []
         self.ended_barriers: list[VisibilityBarrier] = []
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []

@@ -35,3 +35,6 @@ class Commits(Protocol):
 
     def applied(self, group: CommitGroup) -> None:
         """It is in the partition files: move the watermarks."""
+
+    def put_off(self, group: CommitGroup) -> None:
+        """The disk lacks space for it: no read waits for it."""

@@ -28,10 +28,10 @@ Invariants:
     * append, sync, answer: an answer that tells of durable things is released when its record is *stable*, a relaxed
       one when it is written;
     * the loop waits for no disk but for short syncs of the journal: ``thread`` of each step; what threads cannot keep
-      up
-      with holds back the next group;
+      up with holds back the next group;
     * files that applied groups let go of are removed in front of the next checkpoint;
-    * only stable groups are applied, in the order of the journal; watermarks move after that;
+    * only stable groups are applied, in the order of the journal; watermarks move after that; a read at the watermark
+      of a partition waits for the stable groups that are to move it, unless a full disk holds them up;
     * a checkpoint holds what stable, applied groups made, and nothing else;
     * liveness: what is due goes before the next group (release, sync, mark), so that no load starves it; a sync is due
       at the latest ``UNSYNCED_BYTES_MAX`` behind the first unsynced byte, a mark ``MARK_BUSY_S`` behind the last one;
@@ -407,6 +407,10 @@ class CommitPipeline:
                 self._look_at = 0.0
         # Nothing was held up before, and everything is there: nothing is now.
         if self._apply_retry_at < inf or len(step.applied) < len(step.groups):
+            applied = set(step.applied)
+            for group in step.groups:
+                if group not in applied:
+                    self._core.put_off(group)
             self._apply_retry_at = now + APPLY_RETRY_S if self._store.has_unapplied else inf
             self._look_at = 0.0
 

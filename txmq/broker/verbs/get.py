@@ -1,7 +1,10 @@
 """The verbs that read: ``get`` (with long poll), ``offset``, ``meta``.
 
-Readers see only what is below the high watermark, which moves when the journal record is durable and applied. The core
-decides *what* is read; the bytes come from the shell (``Context.reads``), because disks may block.
+Readers see only what is below the high watermark, which moves when the journal record is durable and applied. An answer
+to a put comes before that, if a thread writes to the partition files. A read at the watermark waits for those groups
+(``Context.unapplied``), so that it finds every message that was acknowledged before.
+
+The core decides *what* is read; the bytes come from the shell (``Context.reads``), because disks may block.
 """
 
 from __future__ import annotations
@@ -34,10 +37,16 @@ class Poll:
 
 def get(context: Context, client: ClientConnection, request: Request) -> None:
     """Read whole batches, the first of which holds the offset."""
-    _, arguments, extensions, _body, opaque = request
+    arguments = request[1]
     partition = readable(context, arguments[0], arguments[1])
-    offset, size = int(arguments[2]), min(int(arguments[3]), READ_SIZE_BYTES_MAX)
     context.counters.get_requests += 1
+    if int(arguments[2]) < partition.high_watermark or not _waits(context, partition, client, request):
+        _get_now(context, client, request, partition)
+
+
+def _get_now(context: Context, client: ClientConnection, request: Request, partition: Partition) -> None:
+    _, arguments, extensions, _body, opaque = request
+    offset, size = int(arguments[2]), min(int(arguments[3]), READ_SIZE_BYTES_MAX)
     if not partition.log_start <= offset <= partition.high_watermark:
         raise OffsetOutOfRangeError(
             f"offset {offset} of {partition.topic}-{partition.number} is outside "
@@ -90,8 +99,13 @@ def expire_polls(context: Context) -> None:
 
 def offset(context: Context, client: ClientConnection, request: Request) -> None:
     """Tell start, end, and the offset of ``earliest``, ``latest`` or a time."""
+    partition = readable(context, request[1][0], request[1][1])
+    if not _waits(context, partition, client, request):
+        _offset_now(context, client, request, partition)
+
+
+def _offset_now(context: Context, client: ClientConnection, request: Request, partition: Partition) -> None:
     _, arguments, _extensions, _body, opaque = request
-    partition = readable(context, arguments[0], arguments[1])
     start, end = partition.log_start, partition.high_watermark
     if arguments[2] in (b"earliest", b"latest"):
         found = start if arguments[2] == b"earliest" else end
@@ -100,6 +114,21 @@ def offset(context: Context, client: ClientConnection, request: Request) -> None
         context.lookups.append((client, opaque, partition, int(arguments[2])))
     else:
         raise BadRequestError("the third argument is earliest, latest or a time in ms")
+
+
+def _waits(context: Context, partition: Partition, client: ClientConnection, request: Request) -> bool:
+    """Whether messages of the partition are acknowledged, and not in its files yet: the read waits for them."""
+    group = context.unapplied.get(partition)
+    if group is None:
+        return False
+    group.waiting_reads.append((client, request))
+    return True
+
+
+def read_waited(context: Context, client: ClientConnection, request: Request) -> None:
+    """Carry out a read that has waited for its group; not once more: under load there is always another one."""
+    carry_out = _get_now if request[0] == b"get" else _offset_now
+    carry_out(context, client, request, readable(context, request[1][0], request[1][1]))
 
 
 def meta(context: Context, client: ClientConnection, request: Request) -> None:

@@ -19,7 +19,6 @@ from txmq.testing.bench.limits import LOOPBACK_BYTES, SYNC, SYNCED_ECHO
 from txmq.testing.bench.model import LATENCY_UNITS, Load, Run, Target, client_with_topic, latencies
 from txmq.testing.bench.raw import RawConnection, batch_of, put_requests
 from txmq.testing.bench.timing import in_threads, timed
-from txmq.testing.eventually import eventually
 
 PER_CHUNK = 256  # requests in one write of the raw generator
 PER_CALL = 100_000  # messages in one send_many: a list that an application would hold
@@ -88,11 +87,6 @@ def send_many(target: Target) -> Iterator[Run]:
         yield run
 
 
-def _end(client: txmq.Client, topic: str) -> int:
-    """Messages that can be read."""
-    return sum(client.offsets(topic, number).end for number in range(client.topics.describe(topic).partitions))
-
-
 @contextmanager
 def consume(target: Target) -> Iterator[Run]:
     """Read from the start: as messages, then as raw batches. Filled by ``send_many`` before the clock starts."""
@@ -105,8 +99,6 @@ def consume(target: Target) -> Iterator[Run]:
                 size = min(count - held, PER_CALL)
                 producer.send_many(target.topic, pairs_of(size, target.value))
                 held += size
-            # An answer comes in front of the high watermark: large groups are applied by a thread of their own.
-            eventually(lambda: _end(client, target.topic) >= held, "all is readable")
             started = time.perf_counter()
             messages = sum(1 for _ in islice(client.browse(target.topic), count))
             decoded_s = time.perf_counter() - started
