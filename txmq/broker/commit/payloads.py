@@ -15,7 +15,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 from txmq.broker.state.transaction import Transaction
 from txmq.errors import CorruptRecordError
@@ -98,9 +97,13 @@ class PayloadFiles:
             raise CorruptRecordError(path, 0, f"{len(bodies)} parts, a checkpoint refers to {transaction.file_parts}")
         yield from bodies[: transaction.file_parts]
 
-    def release(self, transactions: list[list[Any]]) -> None:
-        """Unlink what neither this checkpoint (its ``transactions``) nor the one before refers to."""
-        now = {f"{session}-{counter}" for session, counter, *_ in transactions}
+    def release(self, unsettled: set[tuple[int, int]]) -> None:
+        """Unlink the files to which neither this checkpoint nor the one before refers.
+
+        Args:
+            unsettled: session and counter of each transaction in this checkpoint.
+        """
+        now = {f"{session}-{counter}" for session, counter in unsettled}
         names = self._disk.list_directory(DIRECTORY)
         doomed = [name for name in names if name not in now and name not in self._referenced]
         for name in doomed:

@@ -27,7 +27,7 @@ import json
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -66,6 +66,7 @@ class PendingCheckpoint:
 
     ``payloads``: transactions with parts that are in no file yet, and how many parts they have; more may arrive before
     they are written, and those belong to the journal behind this checkpoint.
+    ``unsettled``: the names of all transactions in it, known once it is written.
     """
 
     state: FrozenState
@@ -73,6 +74,7 @@ class PendingCheckpoint:
     payloads: list[tuple[Transaction, int]]
     lsn: Lsn = _NOT_PINNED
     chain: int = 0
+    unsettled: set[tuple[int, int]] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -223,6 +225,7 @@ class Store:
             OSError: nothing is left of it, and the older checkpoint holds; for want of space it may be tried again.
         """
         self._payloads.write(pending.payloads)
+        pending.unsettled = pending.state.transaction_names()
         content = checkpoint.Checkpoint(pending.lsn, pending.chain, pending.epoch, pending.state.encode(give_way))
         checkpoint.write(self.disk, content, node_id=self.journal.node_id)
         self.checkpoint_lsn = pending.lsn
@@ -231,7 +234,7 @@ class Store:
     def end_checkpoint(self, pending: PendingCheckpoint) -> None:
         """Release what the two kept checkpoints do not need."""
         self.journal.release(checkpoint.oldest_kept_lsn(self.disk))
-        self._payloads.release(pending.state.transactions)
+        self._payloads.release(pending.unsettled)
         crash_point("checkpoint.released")
 
     def close(self) -> None:

@@ -12,15 +12,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from txmq.broker.state import visibility
 from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
 from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.visibility import VisibilityBarrier, VisibilityBarriers
 from txmq.log.partition import LogPosition, Partition
 
 Name = tuple[int, int]  # session, counter
+FROZEN_FIELDS: Final = 5
+Frozen = tuple[int, int, dict[str, Any], list[dict[str, Any]], CommittedParts]
 HELD = "held"  # under which decisions are indexed whose messages are not shown yet
 
 
@@ -29,7 +32,8 @@ class XADecision:
 
     Attributes:
         meta: decided_ms, client.
-        branches: resource, uuid, bqual, connection, wrote, marker as ``decide`` stated them; complete; heuristic.
+        branches: resource, uuid, bqual, connection, wrote, marker as ``decide`` stated them; complete; heuristic. The
+            list is replaced, never changed: a checkpoint is written of it in a thread.
         parts: where its messages stand.
         number: in order of decision, in this incarnation of the broker.
     """
@@ -101,10 +105,11 @@ class XADecisions:
         decided = self.incomplete[name]
         branch = decided.branch(uuid)
         if branch is not None:
-            branch["complete"] = True
+            heuristic = branch["heuristic"] if fact is None else fact["what"]
+            completed = {**branch, "complete": True, "heuristic": heuristic}
+            decided.branches = [completed if one is branch else one for one in decided.branches]
             self.index.remove_under(decided.number, uuid)
             if fact is not None:
-                branch["heuristic"] = fact["what"]
                 self.record(name, fact)
         if not decided.is_over:
             return None
@@ -128,7 +133,7 @@ class XADecisions:
         """Somebody decided alone."""
         if name not in self.heuristics:
             self._note(name)
-        self.heuristics.setdefault(name, []).append(dict(fact))
+        self.heuristics[name] = [*self.heuristics.get(name, ()), dict(fact)]
 
     def _note(self, name: Name) -> None:
         self._number_of[name] = self._next_number
@@ -146,23 +151,25 @@ class XADecisions:
 
     # --- snapshot ----------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
-        """JSON-able state, shared with nobody: it is written while the branches go on."""
-        return {
-            "undone": [
-                [*d.name, {**d.meta, "branches": [dict(branch) for branch in d.branches]}, d.parts]
-                for d in self.incomplete.values()
-            ],
-            "holds": [*self.barriers.snapshot(), *self._without_places()],
-            "heuristics": [[*name, list(facts)] for name, facts in self.heuristics.items()],
-        }
+    def freeze(self) -> Iterator[Frozen]:
+        """A copy of each that is incomplete; ``row`` makes it JSON-able, in any thread."""
+        for decided in self.incomplete.values():
+            yield (*decided.name, decided.meta, decided.branches, decided.parts)
 
-    def _without_places(self) -> list[list[Any]]:
-        """Barriers of decisions that keep nothing from readers (any more): whether they may be loaded stands there."""
-        return [[*d.name, d.barrier.is_ended, []] for d in self.incomplete.values() if d.barrier not in self.barriers]
+    def freeze_barriers(self) -> Iterator[visibility.Frozen]:
+        """A copy of each barrier. Those that keep nothing from readers (any more) say whether offsets may be loaded."""
+        yield from self.barriers.freeze()
+        for decided in self.incomplete.values():
+            if decided.barrier not in self.barriers:
+                yield (*decided.name, decided.barrier.is_ended, {})
+
+    def freeze_heuristics(self) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
+        """Session, counter and facts of each."""
+        for name, facts in self.heuristics.items():
+            yield (*name, facts)
 
     def restore(self, snapshot: dict[str, Any], partition: Callable[[int, int], Partition | None]) -> None:
-        """The reverse of ``snapshot``; then redo, then ``recovered``."""
+        """What ``freeze`` copied, formatted by ``FrozenState``; then redo, then ``recovered``."""
         barriers: dict[Name, VisibilityBarrier] = {}
         for session, counter, is_ended, listed in snapshot["holds"]:
             found = {partition(topic_id, number): (at[0], at[1], at[2]) for topic_id, number, *at in listed}
@@ -179,3 +186,9 @@ class XADecisions:
         for session, counter, facts in snapshot["heuristics"]:
             self.heuristics[session, counter] = facts
             self._note((session, counter))
+
+
+def row(frozen: Sequence[Any]) -> list[Any]:
+    """One decision, as ``XADecisions.restore`` takes it, of what ``freeze`` yielded."""
+    session, counter, meta, branches, parts = frozen
+    return [session, counter, {**meta, "branches": branches}, parts]

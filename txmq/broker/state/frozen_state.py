@@ -3,8 +3,8 @@
 ``State.freeze`` copies references only; rows of JSON are made of them one at a time when ``encode`` asks for them, and
 what is formatted is let go of. The text is what one ``json.dumps`` of the whole would be.
 
-The copies of sessions and partitions are *packed*: the fields of hundreds of rows stand one behind the other in a list.
-A tuple for each row would be 40,000 new objects for 10,000 of both, and the garbage collector would walk over all of
+The copies of sessions, partitions, transactions and decisions are *packed*: a list holds the fields of hundreds of
+rows, one behind the other. A tuple for each row would be a new object, and the garbage collector would walk over all of
 them on the loop, for as long as copying takes.
 
 Invariants:
@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from txmq.broker.state import group_offsets, session
+from txmq.broker.state import decisions, group_offsets, session, transaction, visibility
 from txmq.log import partition
 from txmq.registry.topics import Topic
 
@@ -36,6 +36,7 @@ _encoder: Final = json.JSONEncoder(separators=(",", ":"))
 
 PACKED_MAX: Final = 5000  # fields in one list, and those of the row that passes it
 Packed = deque[list[Any]]
+_HEURISTIC_FIELDS: Final = 3  # session, counter, facts
 _T = TypeVar("_T")
 
 
@@ -46,15 +47,17 @@ class FrozenState:
     Attributes:
         partitions: topic id, number, the fields of ``Partition.freeze``; number, next sequence and recent batches of
             each producer; None.
-        sessions: the fields of ``Session.freeze``.
+        sessions: the fields of ``Session.freeze``; the others likewise, of what ``row`` of their module takes.
     """
 
     numbers: dict[str, int]
     topics: list[Topic]
     partitions: Packed
     sessions: Packed
-    transactions: list[list[Any]]
-    decisions: dict[str, Any]
+    transactions: Packed
+    undone: Packed
+    barriers: Packed
+    heuristics: Packed
     groups: deque[group_offsets.Frozen]
     generation_floor: int
     queries: dict[str, Any]
@@ -64,12 +67,30 @@ class FrozenState:
         yield from self.numbers.items()
         yield "topics", (topic.to_json() for topic in self.topics)
         yield "partitions", _partition_rows(self.partitions)
-        yield "sessions", _session_rows(self.sessions)
-        yield "transactions", iter(self.transactions)
-        yield "decisions", self.decisions
+        yield "sessions", _rows(self.sessions, session.FROZEN_FIELDS, session.row)
+        yield "transactions", _rows(self.transactions, transaction.FROZEN_FIELDS, transaction.row)
+        yield (
+            "decisions",
+            {
+                "undone": _rows(self.undone, decisions.FROZEN_FIELDS, decisions.row),
+                "holds": _rows(self.barriers, visibility.FROZEN_FIELDS, visibility.row),
+                "heuristics": _rows(self.heuristics, _HEURISTIC_FIELDS, list),
+            },
+        )
         yield "groups", map(group_offsets.row, _taken(self.groups))
         yield "generation_floor", self.generation_floor
         yield "queries", self.queries
+
+    def transaction_names(self) -> set[tuple[int, int]]:
+        """Session and counter of each transaction; to be asked before ``encode``, which lets go of them."""
+        names: set[tuple[int, int]] = set()
+        for fields in self.transactions:
+            names.update(zip(fields[:: transaction.FROZEN_FIELDS], fields[1 :: transaction.FROZEN_FIELDS], strict=True))
+        return names
+
+    def plain(self) -> dict[str, Any]:
+        """JSON-able: what ``State.restore`` takes."""
+        return {name: _plain(value) for name, value in self.sections()}
 
     def encode(self, give_way: Callable[[], None]) -> bytearray:
         """As JSON. ``give_way`` is called now and then, to let other threads run."""
@@ -102,16 +123,34 @@ def _partition_rows(packed: Packed) -> Iterator[list[Any]]:
             yield [topic_id, number, partition.row(frozen), producers]
 
 
-def _session_rows(packed: Packed) -> Iterator[list[Any]]:
+def _rows(packed: Packed, size: int, row: Callable[[tuple[Any, ...]], list[Any]]) -> Iterator[list[Any]]:
     for fields in map(iter, _taken(packed)):
-        while frozen := tuple(islice(fields, session.FROZEN_FIELDS)):
-            yield session.row(frozen)
+        while frozen := tuple(islice(fields, size)):
+            yield row(frozen)
 
 
 def _taken(rows: deque[_T]) -> Iterator[_T]:
     """Each row once; it is let go of one by one, not all at the end."""
     while rows:
         yield rows.popleft()
+
+
+def packed(rows: Iterable[tuple[Any, ...]]) -> Packed:
+    """The fields of rows, one behind the other."""
+    fields: list[Any] = []
+    found = deque([fields])
+    for row in rows:
+        if len(fields) >= PACKED_MAX:
+            fields = []
+            found.append(fields)
+        fields += row
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return list(value) if isinstance(value, Iterator) else value
 
 
 def _texts_of(value: Any) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from txmq.broker.state.commit_order import CommitOrder
 from txmq.broker.state.decisions import Name, XADecision, XADecisions
-from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed
+from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed, packed
 from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.identity import Owner
 from txmq.broker.state.in_doubt_index import InDoubtIndex
@@ -293,9 +293,11 @@ class State:
             },
             topics=list(self.topics),
             partitions=self._freeze_partitions(),
-            sessions=self._freeze_sessions(),
-            transactions=[transaction.snapshot() for transaction in self.transactions.values()],
-            decisions=self.decisions.snapshot(),
+            sessions=packed(session.freeze() for session in self.sessions.values()),
+            transactions=packed(transaction.freeze() for transaction in self.transactions.values()),
+            undone=packed(self.decisions.freeze()),
+            barriers=packed(self.decisions.freeze_barriers()),
+            heuristics=packed(self.decisions.freeze_heuristics()),
             groups=deque(self.saved.freeze()),
             generation_floor=self.saved.generation_floor,
             queries=self.queries.snapshot(),
@@ -303,7 +305,7 @@ class State:
 
     def snapshot(self) -> dict[str, Any]:
         """The same, JSON-able: what ``restore`` takes."""
-        return {name: list(v) if isinstance(v, Iterator) else v for name, v in self.freeze().sections()}
+        return self.freeze().plain()
 
     def all_partitions(self) -> Iterator[Partition]:
         """Every partition of every topic."""
@@ -312,14 +314,14 @@ class State:
 
     def _freeze_partitions(self) -> Packed:
         known, fields = self.sessions, list[Any]()
-        packed = deque([fields])
+        found = deque([fields])
         for of_topic in self.partitions_of.values():
             for partition in of_topic:
                 if not (partition.next_offset or partition.log_start):
                     continue
                 if len(fields) >= PACKED_MAX:
                     fields = []
-                    packed.append(fields)
+                    found.append(fields)
                 fields += (partition.topic_id, partition.number)
                 fields += partition.freeze()
                 if partition.config.storage is not _MEMORY:  # else gone with the process, nothing can be repeated
@@ -327,17 +329,7 @@ class State:
                         if number in known:
                             fields += (number, sequences.next, sequences.recent)
                 fields.append(None)
-        return packed
-
-    def _freeze_sessions(self) -> Packed:
-        fields: list[Any] = []
-        packed = deque([fields])
-        for session in self.sessions.values():
-            if len(fields) >= PACKED_MAX:
-                fields = []
-                packed.append(fields)
-            fields += session.freeze()
-        return packed
+        return found
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """The reverse of ``snapshot``; then ``attach_payload`` for every part, then ``restored``."""

@@ -27,7 +27,8 @@ Laws:
 from __future__ import annotations
 
 import enum
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from txmq.log import batch as batches
 from txmq.model import TransactionKind
@@ -169,6 +170,8 @@ def halves_key(session: int) -> str:
     return f"owner {session}"
 
 
+FROZEN_FIELDS: Final = 8
+Frozen = tuple[int, int, int, TransactionState, dict[str, Any], int, int, int]
 ANY_KEY = "*"  # a part that collides with every key of its partition
 
 
@@ -260,17 +263,23 @@ class Transaction:
         """Where a checkpoint keeps its parts."""
         return f"prepared/{self.session}-{self.counter}"
 
-    def snapshot(self) -> list[object]:
-        """JSON-able state without the parts."""
-        return [
-            self.session, self.counter, self.opened_ms, self.state.value, self.meta, self.order, len(self.parts),
+    def freeze(self) -> Frozen:
+        """A copy without the parts; ``row`` makes it JSON-able, in any thread."""
+        return (
+            self.session, self.counter, self.opened_ms, self.state, self.meta, self.order, len(self.parts),
             self.checksum,
-        ]  # fmt: skip
+        )  # fmt: skip
 
     @classmethod
     def restore(cls, session: int, counter: int, opened_ms: int, *rest: Any) -> Transaction:
-        """The reverse of ``snapshot``; then ``attach`` each of its ``file_parts``."""
+        """The reverse of ``row``; then ``attach`` each of its ``file_parts``."""
         transaction = cls(session, counter, opened_ms)
         state, transaction.meta, transaction.order, transaction.file_parts, transaction.checksum = rest
         transaction.state = TransactionState(state)
         return transaction
+
+
+def row(frozen: Sequence[Any]) -> list[object]:
+    """What ``Transaction.restore`` takes, of what ``freeze`` returned."""
+    session, counter, opened_ms, state, *rest = frozen
+    return [session, counter, opened_ms, state.value, *rest]

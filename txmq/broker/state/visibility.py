@@ -18,10 +18,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from txmq.log.partition import LogPosition, Partition
+
+FROZEN_FIELDS: Final = 4
+Frozen = tuple[int, int, bool, Mapping[Partition, LogPosition]]
 
 
 class VisibilityBarrier:
@@ -29,7 +32,7 @@ class VisibilityBarrier:
 
     Attributes:
         name: (session, counter) of the transaction.
-        places: where its messages begin in each partition.
+        places: where its messages begin in each partition; replaced, never changed.
         is_ended: only its turn keeps it: every branch has completed, or it has waited too long. Assigned side.
         is_ended_durably: the record that says so is synced.
     """
@@ -39,7 +42,7 @@ class VisibilityBarrier:
     def __init__(
         self, name: tuple[int, int], places: Mapping[Partition, LogPosition], *, is_ended: bool = False
     ) -> None:
-        self.name, self.places = name, dict(places)
+        self.name, self.places = name, places
         self.is_ended = self.is_ended_durably = is_ended
 
 
@@ -121,7 +124,7 @@ class VisibilityBarriers:
         waiting = self._queues.pop(partition, {})
         self._reached.pop(partition, None)
         for barrier in waiting:
-            del barrier.places[partition]
+            barrier.places = {other: place for other, place in barrier.places.items() if other is not partition}
             if not barrier.places:
                 self._all.pop(barrier, None)
         freed: dict[Partition, None] = {}
@@ -163,15 +166,19 @@ class VisibilityBarriers:
 
     # --- snapshot ----------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> list[Any]:
-        """JSON-able, in order."""
-        return [
-            [*barrier.name, barrier.is_ended, [[p.topic_id, p.number, *place] for p, place in barrier.places.items()]]
-            for barrier in self._all
-        ]
+    def freeze(self) -> Iterator[Frozen]:
+        """A copy of each, in order; ``row`` makes it JSON-able, in any thread."""
+        for barrier in self._all:
+            yield (*barrier.name, barrier.is_ended, barrier.places)
 
     def restored(self) -> None:
         """After a restore or redo: let those leave whose end is durable."""
         for barrier in list(self._all):
             barrier.is_ended_durably = barrier.is_ended
             self._leave(barrier)
+
+
+def row(frozen: Sequence[Any]) -> list[Any]:
+    """One barrier, as a checkpoint keeps it, of what ``freeze`` yielded."""
+    session, counter, is_ended, places = frozen
+    return [session, counter, is_ended, [[p.topic_id, p.number, *place] for p, place in places.items()]]

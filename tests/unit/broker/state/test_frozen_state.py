@@ -108,7 +108,8 @@ def _change_everything(state: State) -> None:
     one.set_log_start(7)
     state.settle(2, 2, 0, ((1, 0, 12, 1),))
     state.prepare(2, 1, {"kind": "half", "resource": "p", "uuid": "", "prepared_ms": 9, "keys": [[1]]})
-    state.complete((2, 3), "u2", None)
+    state.complete((2, 3), "u2", {"what": "rolled back", "why": "late"})
+    state.decisions.barriers.drop(two)
     state.decisions.forget((2, 3))
     state.saved.save("g", [[1, 0, 9, None], [1, 2, 1, "new"]], 99)
     state.saved.hand_over("g", [[1, 1, 5]])
@@ -125,6 +126,16 @@ def test_frozen_state_is_written_unchanged_by_later_requests() -> None:
     frozen = state.freeze()
     _change_everything(state)
     assert encoded(state).decode() != WRITTEN_AT_ONCE
+    assert frozen.encode(lambda: None).decode() == WRITTEN_AT_ONCE
+
+
+def test_frozen_decision_keeps_its_branches_barrier_and_heuristics() -> None:
+    state = small_state()
+    frozen = state.freeze()
+    state.complete((2, 3), "u1", {"what": "rolled back", "why": "again"})
+    assert len(state.decisions.heuristics[2, 3]) == 2
+    for partition in state.partitions_of[1][:2]:
+        state.decisions.barriers.drop(partition)
     assert frozen.encode(lambda: None).decode() == WRITTEN_AT_ONCE
 
 
@@ -146,6 +157,30 @@ def test_freezing_ten_thousand_sessions_and_partitions_only_copies_references() 
         state.freeze()
         took_s.append(time.process_time() - began_s)
     assert min(took_s) < FREEZE_S_MAX
+
+
+def test_freezing_makes_no_object_for_each_transaction_or_decision() -> None:
+    state = State(Limits())
+    state.put_topic(Topic(1, TopicConfig("t")))
+    state.put_session(BrokerSession(1, 1, "client", 5))
+    one = state.partitions_of[1][0]
+    meta = {"kind": "last-resource", "resource": "db", "uuid": "0" * 32, "prepared_ms": 8, "keys": [[1]]}
+    for counter in range(MANY):
+        state.add_part(1, counter, PreparedPart(1, 0, bytearray(batch(b"z")), 1, 7), 6)
+        state.prepare(1, counter, meta)
+        branches = [{"resource": "r", "uuid": f"{counter}"}]
+        decided = {"decided_ms": 3, "branches": branches}
+        state.decide(1, MANY + counter, 0, ((1, 0, counter, 1),), decided, {one: (counter, 0, 9)})
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        frozen = state.freeze()
+        made = len(gc.get_objects()) - before
+    finally:
+        gc.enable()
+    assert made < MANY / 50
+    assert frozen.encode(lambda: None) == encoded(state)
 
 
 def test_freezing_makes_no_object_for_each_session_or_partition() -> None:
