@@ -122,6 +122,19 @@ class DirectoryInUseError(StorageError):
     """Another process holds the data directory, or it belongs to another node: stop that one, or take another."""
 
 
+# --- the registry ----------------------------------------------------------------------------------------------------
+
+
+class RegistryError(TxmqError):
+    """The registry refuses a call, or holds what cannot be read; nothing was changed, and the text says what to do."""
+
+
+class RegistryAwayError(RegistryError):
+    """ZooKeeper does not answer: whether a change was made is not known. Repeat the call: none has effect twice."""
+
+    retriable: bool = True
+
+
 # --- errors a broker answers -----------------------------------------------------------------------------------------
 
 

@@ -127,6 +127,7 @@ RETRIABLE = {
     errors.ConnectionLostError, errors.RequestTimeoutError, errors.SpoolFullError, errors.NotOwnerError,
     errors.OverloadedError, errors.UnavailableError, errors.DiskFullError, errors.RolledBackError,
     errors.TransactionTimeoutError, errors.SessionFullError, errors.BrokerAwayError, errors.TransactionAwayError,
+    errors.RegistryAwayError,
 }  # fmt: skip
 
 

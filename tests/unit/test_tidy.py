@@ -74,7 +74,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
 HOMES = {
     "aiokafka": ["txmq/log/records.py"],
     "cramjam": ["txmq/log/compression.py"],
-    "kazoo": [],
+    "kazoo": ["txmq/registry/zookeeper/kazoo_session.py"],
     "MySQLdb": ["txmq/xa/database/mysql_driver.py"],
     "pyarrow": ["txmq/spark/"],
     "pyspark": ["txmq/spark/", "txmq/testing/processes/spark.py"],

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,11 +24,11 @@ from typing import TYPE_CHECKING
 
 from txmq.errors import TxmqError
 from txmq.runtime.build import how_to_install
+from txmq.testing.processes.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-JAVA_VERSION_MIN = 17
 ARCHIVE_TIMEOUT_S = 300.0
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
 _SETTINGS = {
@@ -62,7 +61,7 @@ def environment(*, is_quick_start: bool = True) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
-    _require_java()
+    find_java("Spark", SparkMissingError)
     if is_quick_start:
         variables["SPARK_SUBMIT_OPTS"] = f"{_JVM_OPTIONS} -XX:SharedArchiveFile={_archive(home, variables)}"
     return variables
@@ -108,21 +107,6 @@ def _home() -> Path:
             if not link.is_symlink():
                 link.symlink_to(installed / name)
     return home
-
-
-def _require_java() -> None:
-    java_home = os.environ.get("JAVA_HOME")
-    java = str(Path(java_home) / "bin" / "java") if java_home else shutil.which("java")
-    advice = f"Spark needs Java {JAVA_VERSION_MIN} or later: apt-get install openjdk-17-jre-headless"
-    if java is None:
-        raise SparkMissingError(f"{advice}; there is no java on the PATH")
-    answer = subprocess.run(  # noqa: S603
-        [java, "-XshowSettings:properties", "-version"], capture_output=True, text=True, check=False
-    )
-    lines = (line.partition("=") for line in answer.stderr.splitlines())
-    version = next((value.strip() for key, _, value in lines if key.strip() == "java.specification.version"), "0")
-    if not version.isdecimal() or int(version) < JAVA_VERSION_MIN:  # Java 8 calls itself 1.8
-        raise SparkMissingError(f"{advice}; {java} is version {version}")
 
 
 def _archive(home: Path, variables: Mapping[str, str]) -> Path:

@@ -1,0 +1,149 @@
+"""A real ZooKeeper server as a child process over a private directory, to be killed, paused and restarted.
+
+Theory of operation. PySpark ships the server's jars: nothing else is installed, or read from this machine. ``start``
+waits until the server says in which mode it serves; before that it may say that it is well, and serve no client. It
+listens on one port of 127.0.0.1, kept over restarts. Sessions and nodes survive a kill: the server forces each change.
+
+Its clock ticks every 200 ms, so that a session may be as short as 400 ms.
+
+Source: ZooKeeper 3.9 Administrator's Guide, "Configuration Parameters", "The Four Letter Words"; Programmer's Guide,
+"ZooKeeper Sessions".
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from txmq.errors import TxmqError
+from txmq.runtime.build import how_to_install
+from txmq.testing.processes.broker import free_port
+from txmq.testing.processes.child import ChildProcess
+from txmq.testing.processes.java import find_java
+
+START_TIMEOUT_S = 60.0
+TICK_MS = 200
+SESSION_TIMEOUT_MS_MIN = 2 * TICK_MS
+_ANSWER_TIMEOUT_S = 5.0
+_ANSWER_BYTES = 4096
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_JARS = (  # the server, what it needs to answer (a server without snappy serves nobody), and what writes its log
+    "zookeeper-3.*", "zookeeper-jute-3.*", "slf4j-api-*", "metrics-core-*", "snappy-java-*", "log4j-slf4j2-impl-*",
+    "log4j-api-*", "log4j-core-*",
+)  # fmt: skip
+_JVM_OPTIONS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_CONNECT = struct.Struct(">iiqiqi16sB")  # length, version, newest change seen, timeout, session, password, read-only
+_CLOSE = struct.pack(">iii", 8, 1, -11)
+
+
+class ZooKeeperFailedError(TxmqError):
+    """The server's jars or Java are missing, or it ended, or did not serve in time; the text ends with its log."""
+
+
+class ZooKeeper(ChildProcess):
+    """One server over one directory. Usable as a block: killed at its end.
+
+    Args:
+        directory: for settings, data and log; made if it is missing. A directory used before is started again.
+    """
+
+    failure = ZooKeeperFailedError
+    title = "ZooKeeper"
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory).absolute()
+        super().__init__(self.directory / "zookeeper.log")
+        self._port = 0
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    @property
+    def port(self) -> int:
+        """The port on 127.0.0.1; 0 before the first start."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT``."""
+        return f"127.0.0.1:{self._port}"
+
+    def start(self, timeout: float = START_TIMEOUT_S) -> Self:
+        """Start the server and wait until it serves.
+
+        Raises:
+            ZooKeeperFailedError: see the class.
+        """
+        self._require_stopped()
+        self._port = self._port or free_port()
+        settings = self.directory / "zoo.cfg"
+        (self.directory / "data").mkdir(parents=True, exist_ok=True)
+        settings.write_text(self._settings(), "utf-8")
+        java = find_java("ZooKeeper", ZooKeeperFailedError)
+        self._spawn([java, *_JVM_OPTIONS, "-cp", _class_path(), _MAIN, str(settings)])
+        return self._wait_until(lambda: "Mode:" in self.ask("srvr"), timeout)
+
+    def restart(self) -> Self:
+        """Kill (if it runs) and start again, at the same address."""
+        self.kill()
+        return self.start()
+
+    def ask(self, word: str) -> str:
+        """The answer to a word of four letters, such as ``srvr`` or ``cons``; empty if it does not answer."""
+        with suppress(OSError), self._connection() as connection:
+            connection.sendall(word.encode())
+            with connection.makefile("rb") as answer:
+                return answer.read().decode()
+        return ""
+
+    def expire(self, number: int, password: bytes) -> None:
+        """End a session now, as its expiry would: another connection takes it over and closes it.
+
+        Its client learns of it when it connects again, which it does at once.
+        """
+        with self._connection() as connection:
+            connection.sendall(_CONNECT.pack(_CONNECT.size - 4, 0, 0, SESSION_TIMEOUT_MS_MIN, number, 16, password, 0))
+            self._receive(connection)
+            connection.sendall(_CLOSE)
+            self._receive(connection)
+
+    def _connection(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._port), timeout=_ANSWER_TIMEOUT_S)
+
+    def _receive(self, connection: socket.socket) -> None:
+        if not connection.recv(_ANSWER_BYTES):
+            raise self._failure("ZooKeeper closed the connection that should have ended a session")
+
+    def _settings(self) -> str:
+        return "\n".join(
+            [
+                f"tickTime={TICK_MS}",
+                f"dataDir={self.directory / 'data'}",
+                "clientPortAddress=127.0.0.1",
+                f"clientPort={self._port}",
+                "admin.enableServer=false",
+                "maxClientCnxns=0",
+                "4lw.commands.whitelist=*",
+                f"minSessionTimeout={SESSION_TIMEOUT_MS_MIN}",
+                "maxSessionTimeout=60000",
+                "",
+            ]
+        )
+
+
+def _class_path() -> str:
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise ZooKeeperFailedError(
+            f"ZooKeeper's jars are those of PySpark, which is missing: {how_to_install('spark')}"
+        )
+    directory = Path(found.origin).parent / "jars"
+    jars = [next(directory.glob(f"{pattern}.jar"), None) for pattern in _JARS]
+    if None in jars:
+        missing = [pattern for pattern, jar in zip(_JARS, jars, strict=True) if jar is None]
+        raise ZooKeeperFailedError(f"{directory} has no {', '.join(missing)}: PySpark 4.2 and 4.3 have them")
+    return ":".join(map(str, jars))

@@ -1,0 +1,362 @@
+"""A ZooKeeper ensemble in memory, held to a real one call by call (tests/services/registry/test_simulated.py).
+
+Theory of operation. ``SimZooKeeper`` has the tree and the sessions; ``SimSession`` is a client's. Everything happens
+within the call: watches and listeners are called before it returns. A test says what is to fail: a session loses its
+connection (``disconnect``) or its answer (``lose_next``), or expires (``expire``); the ensemble goes away
+(``is_reachable``). A session that waits for its connection gets one if the ensemble can be reached.
+
+Left out: access lists, quotas, containers and nodes with a lifetime.
+
+Source: ZooKeeper 3.9, ``PrepRequestProcessor`` (order of checks), ``DataTree`` (watches, versions of children).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from txmq.registry.zookeeper.session import (
+    ANY_VERSION,
+    BadVersionError,
+    Check,
+    ConnectionLossError,
+    Create,
+    Delete,
+    EphemeralParentError,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    NotConnectedError,
+    NotEmptyError,
+    Operation,
+    Result,
+    SessionState,
+    SetValue,
+    Stat,
+    Watch,
+    WatchEvent,
+    ZooKeeperError,
+    refuse_too_large,
+)
+
+
+@dataclass(slots=True)
+class _SimNode:
+    value: bytes
+    created: int
+    owner: int
+    changed: int
+    version: int = 0
+    made: int = 0  # children ever made; numbers the children of a sequence
+    children: int = 0
+
+    def stat(self) -> Stat:
+        # ZooKeeper counts the children made, and shows the changes: each one gone was a change, too.
+        changes = 2 * self.made - self.children
+        return Stat(
+            self.version, changes, self.children, len(self.value), self.created, self.changed, self.owner
+        )  # fmt: skip
+
+
+class SimZooKeeper:
+    """See the module's docstring.
+
+    Attributes:
+        is_reachable: whether sessions can connect.
+    """
+
+    def __init__(self) -> None:
+        self.is_reachable = True
+        self.lock = threading.RLock()
+        self._nodes = {"/": _SimNode(b"", 0, 0, 0)}
+        self._change = 0
+        self._sessions: dict[int, SimSession] = {}
+        self._last_session = 0
+
+    def open(self) -> SimSession:
+        """A new session, connected."""
+        session = SimSession(self)
+        session.connect()
+        return session
+
+    def begin_session(self, session: SimSession) -> int:
+        """Give a session its number."""
+        self._change += 1
+        self._last_session += 1
+        self._sessions[self._last_session] = session
+        return self._last_session
+
+    def has_session(self, number: int) -> bool:
+        """Whether it has neither expired nor been closed."""
+        return number in self._sessions
+
+    def end_session(self, number: int) -> None:
+        """The session expires, or is closed: its ephemeral nodes go."""
+        self._change += 1
+        self._sessions.pop(number, None)
+        events: list[WatchEvent] = []
+        for path in sorted(path for path, node in self._nodes.items() if node.owner == number):
+            events += self._delete(path, ANY_VERSION)
+        self._call_watches(events)
+
+    # --- reads -------------------------------------------------------------------------------------------------------
+
+    def node(self, path: str) -> _SimNode:
+        """A node as it is now.
+
+        Raises:
+            NoNodeError: there is none.
+        """
+        found = self._nodes.get(path)
+        if found is None:
+            raise NoNodeError(path)
+        return found
+
+    def children_of(self, path: str) -> list[str]:
+        """The sorted names of a node's children."""
+        self.node(path)
+        return sorted(name.rpartition("/")[2] for name in self._nodes if name != "/" and _parent(name) == path)
+
+    # --- writes ------------------------------------------------------------------------------------------------------
+
+    def transact(self, owner: int, operations: Sequence[Operation]) -> list[Result]:
+        """Carry out all operations, or none; then call the watches."""
+        self._change += 1
+        before = {path: copy.copy(node) for path, node in self._nodes.items()}
+        events: list[WatchEvent] = []
+        try:
+            results = [self._apply(owner, operation, events) for operation in operations]
+        except BaseException:
+            self._nodes = before
+            raise
+        self._call_watches(events)
+        return results
+
+    def _apply(self, owner: int, operation: Operation, events: list[WatchEvent]) -> Result:
+        match operation:
+            case Create():
+                return self._create(operation, owner, events)
+            case SetValue(path, value, version):
+                node = self._expect(path, version)
+                node.value, node.version, node.changed = value, node.version + 1, self._change
+                events.append(WatchEvent("changed", path))
+                return node.stat()
+            case Delete(path, version):
+                events += self._delete(path, version)
+            case Check(path, version):
+                self._expect(path, version)
+        return None
+
+    def _create(self, operation: Create, owner: int, events: list[WatchEvent]) -> str:
+        parent = self.node(_parent(operation.path))
+        path = f"{operation.path}{parent.made:010}" if operation.is_sequential else operation.path
+        if path in self._nodes:
+            raise NodeExistsError(path)
+        if parent.owner:
+            raise EphemeralParentError(path)
+        parent.made += 1
+        parent.children += 1
+        owned_by = owner if operation.is_ephemeral else 0
+        self._nodes[path] = _SimNode(operation.value, self._change, owned_by, self._change)
+        events += [WatchEvent("created", path), WatchEvent("children", _parent(path))]
+        return path
+
+    def _delete(self, path: str, version: int) -> list[WatchEvent]:
+        node = self._expect(path, version)
+        if node.children:
+            raise NotEmptyError(path)
+        del self._nodes[path]
+        self._nodes[_parent(path)].children -= 1
+        return [WatchEvent("deleted", path), WatchEvent("children", _parent(path))]
+
+    def _expect(self, path: str, version: int) -> _SimNode:
+        node = self.node(path)
+        if version not in (ANY_VERSION, node.version):
+            raise BadVersionError(path)
+        return node
+
+    def _call_watches(self, events: Sequence[WatchEvent]) -> None:
+        for event in events:
+            for session in list(self._sessions.values()):
+                session.call_watches(event)
+
+
+@dataclass(slots=True)
+class _Watches:
+    on_value: dict[str, list[Watch]] = field(default_factory=dict)
+    on_children: dict[str, list[Watch]] = field(default_factory=dict)
+
+    def take(self, event: WatchEvent) -> list[Watch]:
+        taken: list[Watch] = []
+        if event.kind != "children":
+            taken += self.on_value.pop(event.path, [])
+        if event.kind in ("children", "deleted"):
+            taken += self.on_children.pop(event.path, [])
+        return taken
+
+    def take_all(self) -> list[Watch]:
+        everything = [*self.on_value.values(), *self.on_children.values()]
+        self.on_value, self.on_children = {}, {}
+        return [watch for some in everything for watch in some]
+
+
+class SimSession:
+    """See ``txmq.registry.zookeeper.session.Session``, and the module's docstring."""
+
+    def __init__(self, ensemble: SimZooKeeper) -> None:
+        self._ensemble = ensemble
+        self._number = 0
+        self._state = SessionState.LOST
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._watches = _Watches()
+        self._is_answer_lost: bool | None = None
+
+    # --- what a test does to it --------------------------------------------------------------------------------------
+
+    def disconnect(self) -> None:
+        """The connection is lost; the session lives."""
+        if self._state is SessionState.CONNECTED:
+            self._become(SessionState.SUSPENDED)
+            for watch in self._watches.take_all():
+                watch(WatchEvent("disconnected", ""))
+
+    def connect(self) -> None:
+        """There is a connection again: with the same session, or with another one if that has ended."""
+        if self._state is SessionState.SUSPENDED and not self._ensemble.has_session(self._number):
+            self._become(SessionState.LOST)
+        if self._state is SessionState.LOST:
+            self._number = self._ensemble.begin_session(self)
+        if self._state is not SessionState.CONNECTED:
+            self._become(SessionState.CONNECTED)
+
+    def expire(self) -> None:
+        """The ensemble ends the session, and the client finds out at once."""
+        self.disconnect()
+        self._ensemble.end_session(self._number)
+        self.connect()
+
+    def lose_next(self, *, is_carried_out: bool) -> None:
+        """The connection is lost during the next change that is asked for: behind it, or before it."""
+        self._is_answer_lost = is_carried_out
+
+    def call_watches(self, event: WatchEvent) -> None:
+        """Something happened to a node."""
+        if self._state is SessionState.CONNECTED:
+            for watch in self._watches.take(event):
+                watch(event)
+
+    # --- the port ----------------------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """See ``Session``."""
+        return self._number if self._state is SessionState.CONNECTED else 0
+
+    @property
+    def state(self) -> SessionState:
+        """See ``Session``."""
+        return self._state
+
+    def listen(self, listener: Callable[[SessionState], None]) -> None:
+        """See ``Session``."""
+        self._listeners.append(listener)
+
+    def wait_connected(self, timeout: float) -> bool:
+        """See ``Session``; it takes no time."""
+        if self._ensemble.is_reachable:
+            self.connect()
+        return self._state is SessionState.CONNECTED
+
+    def create(self, path: str, value: bytes, *, is_ephemeral: bool = False, is_sequential: bool = False) -> str:
+        """See ``Session``."""
+        [made] = self.transact([Create(path, value, is_ephemeral, is_sequential)])
+        return str(made)
+
+    def get(self, path: str, watch: Watch | None = None) -> Node:
+        """See ``Session``."""
+        with self._connected() as ensemble:
+            node = ensemble.node(path)
+            self._keep(self._watches.on_value, path, watch)
+            return Node(node.value, node.stat())
+
+    def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        """See ``Session``."""
+        return [None if self.exists(path) is None else self.get(path) for path in paths]
+
+    def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
+        """See ``Session``."""
+        with self._connected() as ensemble:
+            self._keep(self._watches.on_value, path, watch)
+            try:
+                return ensemble.node(path).stat()
+            except NoNodeError:
+                return None
+
+    def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """See ``Session``."""
+        with self._connected() as ensemble:
+            names = ensemble.children_of(path)
+            self._keep(self._watches.on_children, path, watch)
+            return names
+
+    def set_value(self, path: str, value: bytes, version: int) -> Stat:
+        """See ``Session``."""
+        [stat] = self.transact([SetValue(path, value, version)])
+        assert isinstance(stat, Stat)
+        return stat
+
+    def delete(self, path: str, version: int) -> None:
+        """See ``Session``."""
+        self.transact([Delete(path, version)])
+
+    def transact(self, operations: Sequence[Operation]) -> list[Result]:
+        """See ``Session``."""
+        refuse_too_large(operations)
+        with self._connected() as ensemble:
+            is_answer_lost, self._is_answer_lost = self._is_answer_lost, None
+            if is_answer_lost is None:
+                return ensemble.transact(self._number, operations)
+            if is_answer_lost:
+                with suppress(ZooKeeperError):  # a refusal is an answer, too
+                    ensemble.transact(self._number, operations)
+            self.disconnect()
+            raise ConnectionLossError(operations[0].path)
+
+    def sync(self, path: str) -> None:
+        """See ``Session``."""
+        with self._connected():
+            pass
+
+    def close(self) -> None:
+        """See ``Session``."""
+        if self._state is SessionState.CONNECTED:
+            self._ensemble.end_session(self._number)
+        self._become(SessionState.LOST)
+        self._watches.take_all()
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _connected(self) -> Iterator[SimZooKeeper]:
+        if self._state is SessionState.CONNECTED and not self._ensemble.is_reachable:
+            self.disconnect()
+        if self._state is not SessionState.CONNECTED:
+            raise NotConnectedError("there is no connection to ZooKeeper")
+        with self._ensemble.lock:
+            yield self._ensemble
+
+    def _keep(self, kept: dict[str, list[Watch]], path: str, watch: Watch | None) -> None:
+        if watch is not None:
+            kept.setdefault(path, []).append(watch)
+
+    def _become(self, state: SessionState) -> None:
+        self._state = state
+        for listener in self._listeners:
+            listener(state)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
