@@ -176,13 +176,12 @@ class BranchResolver:
             for entry in listed
             if (txid := str(entry.txid)) not in rows and self._is_ours(txid)
         ]
-        branches_rolled_back = self._roll_back(self._to_roll_back(orphans))
+        to_roll_back, committed_again = self._judge_orphans(orphans)
+        finished |= committed_again | self._roll_back(to_roll_back)
         open_ones = rows.keys() | {str(entry.txid) for entry in listed}
-        self._notify_watchers(open_ones - finished - branches_rolled_back)
-        self._report(
-            (entry for entry in listed if str(entry.txid) not in finished | branches_rolled_back), rows, now_ms
-        )
-        return finished | branches_rolled_back
+        self._notify_watchers(open_ones - finished)
+        self._report((entry for entry in listed if str(entry.txid) not in finished), rows, now_ms)
+        return finished
 
     def _report(self, left: Iterable[ListedXid], decided: Container[str], now_ms: int) -> None:
         found = []
@@ -288,20 +287,21 @@ class BranchResolver:
 
     # --- prepared without a decision ---------------------------------------------------------------------------------
 
-    def _to_roll_back(self, orphans: Iterable[Orphan]) -> list[tuple[Orphan, bool]]:
-        """What the broker has rolled back, durably, and whether its owner's session may be ended."""
+    def _judge_orphans(self, orphans: Iterable[Orphan]) -> tuple[list[tuple[Orphan, bool]], set[str]]:
+        """What the broker has rolled back, durably, and whether its owner's session may be ended; txids committed."""
         found: list[tuple[Orphan, bool]] = []
         fenced: list[Orphan] = []
-        committed: set[str] = set()
+        committed, finished = set[str](), set[str]()
         for orphan, body in self._answered(orphans, "outcome", ("owner",)):
             word, _, rest = body.decode("ascii", "replace").partition("\n")
             is_given_up = orphan.is_given_up or is_gone(rest)
             if word == Outcome.ROLLED_BACK.value:
                 found.append((orphan, is_given_up))
             elif word == Outcome.COMMITTED.value:
-                committed.add(orphan.txid)
-                if orphan.txid in self._committed_before:
-                    self._commit_forgotten(orphan)
+                if orphan.txid in self._committed_before and self._commit_forgotten(orphan):
+                    finished.add(orphan.txid)
+                else:
+                    committed.add(orphan.txid)
             elif word == Outcome.UNKNOWN.value and is_given_up:
                 fenced.append(orphan)
             elif word != Outcome.UNKNOWN.value:
@@ -310,7 +310,7 @@ class BranchResolver:
         for orphan, _ in self._answered(fenced, "rollback", ()):
             crash_point("resolver.xa.fenced")
             found.append((orphan, True))
-        return found
+        return found, finished
 
     def _answered(self, orphans: Iterable[Orphan], verb: str, words: tuple[str, ...]) -> Iterable[tuple[Orphan, bytes]]:
         """Ask for all, many at a time; those that were answered."""
@@ -340,12 +340,14 @@ class BranchResolver:
             except NotOwnerError as error:
                 self._say_once(orphan.txid, "prepared branch of another home", error=str(error))
 
-    def _commit_forgotten(self, orphan: Orphan) -> None:
-        """The broker has committed and holds the branch for complete; the database has it prepared (an old copy?)."""
+    def _commit_forgotten(self, orphan: Orphan) -> bool:
+        """Commit a branch that the broker holds for complete (an old copy of the database?); whether it has ended."""
         ended = self._attempt(orphan.txid, lambda: self._database().commit(orphan.listed.xid))
+        is_done = ended is Ended.DONE
         if ended is Ended.NOT_KNOWN and orphan.is_given_up:
-            self._end_of_held(orphan.listed, commits=True)
+            is_done = self._end_of_held(orphan.listed, commits=True)
         self._log.warning("branch was prepared behind its completion", txid=orphan.txid, ended=str(ended))
+        return is_done
 
     def _roll_back(self, orphans: Iterable[tuple[Orphan, bool]]) -> set[str]:
         """Roll the branches back, and make that durable; txids that are finished."""

@@ -337,8 +337,10 @@ def test_completed_transaction_whose_branch_is_prepared_again_is_committed_again
     resolver = world.resolver()
     rounds(world, 1, resolver)
     assert xid in database.prepared, "it may have been decided a moment ago, and be the owner's"
-    rounds(world, 1, resolver)
+    assert rounds(world, 1, resolver) == 1
     assert database.rows == [b"x", b"again"]
+    assert resolver.hanging() == []
+    assert not resolver.wants_another_look
 
 
 # --- two at once, deaths, many ---------------------------------------------------------------------------------------
