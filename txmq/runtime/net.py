@@ -18,6 +18,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -48,6 +49,7 @@ class TcpStream:
         self._readable.register(self._number, select.POLLIN)
         self._both = select.poll()
         self._both.register(self._number, select.POLLIN | select.POLLOUT)
+        self._quiet_polls = deque[select.poll]()  # not in use
         self._buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 
     def send(self, buffers: Sequence[Buffer]) -> int:
@@ -93,9 +95,14 @@ class TcpStream:
 
     def is_quiet(self) -> bool:
         """Whether nothing has arrived, neither bytes nor an end nor an error. Any number of threads may ask."""
-        poll = select.poll()  # its own: one poll object does not let two threads in
-        poll.register(self._number, select.POLLIN)
-        return not poll.poll(0)
+        try:
+            poll = self._quiet_polls.pop()  # for this call alone: one poll object does not let two threads in
+        except IndexError:
+            poll = select.poll()
+            poll.register(self._number, select.POLLIN)
+        is_quiet = not poll.poll(0)
+        self._quiet_polls.append(poll)
+        return is_quiet
 
     def shut_down(self) -> None:
         """End the conversation, for every process that shares it; a waiting thread wakes up."""

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 Owner = tuple[int, int]
+# Process of the caller. What a parent began is not its forked child's to end. (A block asks four times.)
+current_process: Callable[[], int] = os.getpid
 
 
 def current_owner() -> Owner:
     """Process and thread of the caller. A thread's number may be used again once it has ended."""
     return os.getpid(), threading.get_ident()
-
-
-def current_process() -> int:
-    """Process of the caller. What a parent began is not its forked child's to end."""
-    return os.getpid()
 
 
 def silence(descriptor: int) -> None:

@@ -198,6 +198,8 @@ class BrokerTransaction:
         ``fence`` makes the answer final: its deadline is over, so what never arrived must not arrive now.
         """
         session = self._session
+        if not session.lost:
+            return
         try:
             counter = session.lost.popleft()
         except IndexError:

@@ -39,16 +39,18 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from sys import _getframe as frame_above
 from types import FrameType
-from typing import Protocol
+from typing import Final, Protocol
 
 from txmq.errors import TransactionStateError
 from txmq.log.records import Headers
 from txmq.model import SendResult
 
-_GENERATORS = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
-_AWAITED = 0x80 | 0x100 | 0x200  # CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR
+# Compiled, a ``Final`` costs no look-up.
+_GENERATORS: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
+_AWAITED: Final = 0x80 | 0x100 | 0x200  # CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR
+_SUSPENDABLE: Final = _GENERATORS | _AWAITED
 # Who calls a generator to make a context manager of it: up to its one yield, and then to its end.
-_MAKE_CONTEXT_MANAGERS = frozenset({"contextlib", "_pytest.fixtures"})
+_MAKE_CONTEXT_MANAGERS: Final = frozenset({"contextlib", "_pytest.fixtures"})
 
 
 class Enclosing(Protocol):
@@ -112,16 +114,17 @@ class Entered:
             _entered.set(_open(entered))
 
 
-_entered: ContextVar[Entered | None] = ContextVar("txmq_transaction", default=None)
-_used: ContextVar[Entered | None] = ContextVar("txmq_transaction_used", default=None)  # by a context outside of it
-_probe: ContextVar[None] = ContextVar("txmq_transaction_probe", default=None)
-_associated: ContextVar[tuple[Branch, ...]] = ContextVar("txmq_branches", default=())
-_holding: dict[FrameType, Entered] = {}  # generators in which blocks of this process are open
+_entered: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction", default=None)
+# What a context outside of the block has used.
+_used: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction_used", default=None)
+_probe: Final[ContextVar[None]] = ContextVar("txmq_transaction_probe", default=None)
+_associated: Final[ContextVar[tuple[Branch, ...]]] = ContextVar("txmq_branches", default=())
+_holding: Final[dict[FrameType, Entered]] = {}  # generators in which blocks of this process are open
 
 
 def enter(transaction: Enclosing) -> Entered:
-    """Let the caller of the caller stand in a block from now on, until ``Entered.end``."""
-    frames, is_captive = _holders(frame_above(2))
+    """Let the callers stand in a block from now on, until ``Entered.end``."""
+    frames, is_captive = _holders(frame_above())
     entered = Entered(transaction, _open(_entered.get()), frames, is_captive=is_captive)
     for frame in frames:
         _holding[frame] = entered
@@ -219,7 +222,7 @@ def refuse_stray() -> None:
 
 
 def _innermost(entered: Entered | None) -> Enclosing | None:
-    frame: FrameType | None = frame_above(2)
+    frame: FrameType | None = frame_above()
     while frame is not None:
         found = _holding.get(frame)
         if found is not None:
@@ -240,12 +243,14 @@ def _holders(frame: FrameType | None) -> tuple[list[FrameType], bool]:
     """The generators in whose hands a block is that is entered now, and whether the outermost holds it captive."""
     found: list[FrameType] = []
     while frame is not None:
-        kind, caller = frame.f_code.co_flags, frame.f_back
-        if kind & _GENERATORS and not kind & 0x100:
-            found.append(frame)
-            if caller is None or caller.f_globals.get("__name__") not in _MAKE_CONTEXT_MANAGERS:
-                return found, True
-        if kind & _AWAITED and (caller is None or not caller.f_code.co_flags & _AWAITED):
-            return found, False  # a task: what is beneath runs the loop, and has no part in it
-        frame = caller
+        kind = frame.f_code.co_flags
+        if kind & _SUSPENDABLE:
+            caller = frame.f_back
+            if kind & _GENERATORS and not kind & 0x100:
+                found.append(frame)
+                if caller is None or caller.f_globals.get("__name__") not in _MAKE_CONTEXT_MANAGERS:
+                    return found, True
+            if kind & _AWAITED and (caller is None or not caller.f_code.co_flags & _AWAITED):
+                return found, False  # a task: what is beneath runs the loop, and has no part in it
+        frame = frame.f_back
     return found, False
