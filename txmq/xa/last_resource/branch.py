@@ -8,7 +8,9 @@ snapshot.
 
 Invariants:
     * rows and marker are in one transaction, opened here, ended here;
-    * a connection goes back only when its transaction has surely ended; in doubt it is closed.
+    * a connection goes back once, and only when its transaction has surely ended; in doubt it is closed;
+    * a branch that has let go of its connection does not touch it any more: a caller that was interrupted right behind
+      that asks again for the same end.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ class Branch:
         self._guard = Guard((lambda: connection.in_transaction) if knows_state else None)
         self._has_savepoint = True  # txmq has not released it
         self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
+        self._has_let_go = False  # of the connection, which may be another block's by now
         is_begun, checked = self._is_begun(session), session.checked
         # Before BEGIN: measuring takes a transaction of its own.
         self._deadline_base_ms = resource.installation.deadline_ms(session, 0.0)
@@ -231,6 +234,8 @@ class Branch:
         self._guard.end()
         if self._was_intact is None:
             self._was_intact = not self._has_savepoint or self._is_intact()
+        if self._has_let_go:
+            return self._was_intact
         try:
             self._session.connection.rollback()
         except Exception:  # noqa: BLE001  whatever it was, a closed connection has no transaction
@@ -268,11 +273,15 @@ class Branch:
         """The transaction has ended: the connection may be used again."""
         self._guard.end()
         self._end_turn()
-        if self._is_own:
-            self.resource.give_back(self._session)
+        if not self._has_let_go:
+            self._has_let_go = True
+            if self._is_own:
+                self.resource.give_back(self._session)
 
     def abandon(self) -> None:
-        """Close the connection: what it was doing is not known."""
+        """Close the connection, unless the transaction has ended: what it was doing is not known."""
         self._guard.end()
-        close_connection(self._session.connection)
+        if not self._has_let_go:
+            self._has_let_go = True
+            close_connection(self._session.connection)
         self._end_turn()

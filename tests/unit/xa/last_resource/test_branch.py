@@ -1,0 +1,51 @@
+"""A branch and its connection, of which it lets go once."""
+
+# ruff: noqa: PT012  the error leaves a whole transaction block, so more than one statement stands in it
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from txmq.model import Outcome
+from txmq.xa.database.installation import DatabaseSession
+
+from ..support import LastResourceFixture, quiet_resolver
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
+    quiet_resolver(monkeypatch)
+    with closing(LastResourceFixture(tmp_path)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_interrupt_behind_return_of_connection_leaves_it_pooled_once(
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    """Found: it was returned twice, so that two blocks had it at a time; or it was closed in the pool."""
+    world.order(b"first")
+    resource, give_back = world.resource, world.resource.give_back
+
+    def interrupted(session: DatabaseSession) -> None:
+        monkeypatch.undo()
+        quiet_resolver(monkeypatch)
+        give_back(session)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resource, "give_back", interrupted)
+    with pytest.raises(ZeroDivisionError if raises else KeyboardInterrupt), world.block() as tx:
+        world.insert(tx, b"x")
+        _ = 1 / (not raises)
+    assert tx.outcome is (Outcome.ROLLED_BACK if raises else Outcome.COMMITTED)
+    sessions = [resource._pool.take(), resource._pool.take()]
+    assert [session is None for session in sessions] == [False, True], "one connection was ever made"
+    resource.give_back(cast(DatabaseSession, sessions[0]))
+    assert world.order(b"next").outcome is Outcome.COMMITTED
+    world.check()
+    assert len(world.opened) == 2, "that of the installation, and the one of the pool"
