@@ -20,6 +20,7 @@ from txmq.client.transport.session import ClientSession
 from txmq.errors import (
     ConnectionLostError,
     FencedError,
+    RemoteProtocolError,
     RequestTimeoutError,
     RolledBackError,
     SessionFullError,
@@ -297,6 +298,9 @@ class BrokerTransaction:
                 if self.remaining_s <= 0 if self.may_have_arrived else not self.is_back():
                     raise
                 self.pause()
+            except RemoteProtocolError:
+                self.may_have_arrived |= is_sent  # an answer that cannot be read does not say what was done
+                raise
 
     def submit_commit(self, timeout_s: float) -> Answer:
         """Send ``commit`` of what is prepared; its answer is to be waited for."""

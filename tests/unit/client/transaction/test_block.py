@@ -21,6 +21,7 @@ from txmq.errors import (
     FencedError,
     OutcomeUnknownError,
     OverloadedError,
+    RemoteProtocolError,
     RequestTimeoutError,
     RolledBackError,
     TooLargeError,
@@ -174,6 +175,19 @@ def test_lost_outcome_is_asked_later_and_no_longer_holds_floor(home: SimulatedBr
     assert home.values("orders") == [b"1"] * is_executed + [b"2"] * 2
     with pytest.raises(TransactionConflictError) if not is_executed else nullcontext():
         home.call("commit", lost_one.txid, timeout=1.0)  # fenced: what never arrived must not arrive now
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+def test_answer_to_commit_that_cannot_be_read_is_asked_about(home: SimulatedBroker, is_executed: bool) -> None:
+    """Found: ROLLED_BACK was told of what was committed."""
+    home.faults["commit"].append(Fault(RemoteProtocolError("no result line"), is_executed))
+    with nullcontext() if is_executed else pytest.raises(RolledBackError), block(home) as tx:
+        tx.send("orders", b"1")
+    assert tx.outcome is (Outcome.COMMITTED if is_executed else Outcome.ROLLED_BACK)
+    assert home.values("orders") == [b"1"] * is_executed
+    if not is_executed:
+        with pytest.raises(TransactionConflictError):
+            home.call("commit", tx.txid, timeout=1.0)
 
 
 def test_interrupted_commit_is_asked_for(home: SimulatedBroker) -> None:
