@@ -9,9 +9,11 @@ from functools import partial
 import pytest
 
 import txmq
+from tests.services.consumer.consuming import delivered
 from tools.crash.directory import ORDERS, CampaignDirectory
 from txmq.client.transaction import block
 from txmq.runtime import crashpoints
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 
@@ -40,6 +42,7 @@ class Fork:
         self._pid = os.fork()
         if self._pid:
             return True
+        os.close(self._said)  # so that a parent that fails ends the child's wait
         os.read(self._heard, 1)
         if self._raises:
             raise KeyError
@@ -132,3 +135,34 @@ def test_child_that_leaves_a_half_message_block_decides_nothing(
         assert fork.status == LEFT[txmq.errors.TransactionStateError]
         assert list(client.browse(ORDERS)) == []
     assert world.rows()["orders-db"] == []
+
+
+@pytest.mark.parametrize("use", [None, "poll", "ack", "reject"])
+def test_child_that_leaves_consumers_block_takes_nothing_from_parent(
+    broker: BrokerProcess, world: CampaignDirectory, use: str | None
+) -> None:
+    """Found: it left the group in its parent's name, and another member was given what its parent had in hand."""
+    fork = Fork(raises=False)
+    with txmq.connect(broker.address) as client:
+        client.producer().send_many(ORDERS, [(b"k", b"%d" % number) for number in range(20)])
+
+        def work() -> None:
+            with client.consumer("billing", [ORDERS]) as consumer:
+                messages = delivered(consumer, 20)
+                if fork.is_here():
+                    with client.consumer("billing", [ORDERS]) as other:
+                        eventually(lambda: len(client.groups.describe("billing")["members"]) == 2, "both have joined")
+                        fork.leave()
+                        assert other.poll(timeout=1.0) == []
+                        for message in messages:
+                            message.ack(sync=message is messages[-1])
+                elif use == "poll":
+                    consumer.poll(timeout=0.0)
+                elif use is not None:
+                    getattr(messages[0], use)()
+                else:
+                    raise KeyError
+
+        fork.play(work)
+        assert fork.status == (LEFT[KeyError] if use is None else 5)
+        assert client.groups.describe("billing")["partitions"][0]["offset"] == 20

@@ -19,11 +19,11 @@ from typing import Protocol
 
 from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition
-from txmq.errors import TxmqError
+from txmq.errors import ClosedError, TxmqError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger, Sparingly
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Condition
+from txmq.runtime.threads import Condition, watch_forks
 
 IDLE_S_MAX = 1.0
 REFUSED_MAX = 500  # by the filter, before others get the lock
@@ -34,6 +34,13 @@ class Fetches(Protocol):
 
     def more(self) -> None:
         """Fetch if there is room."""
+
+
+class _ParentsLock(Condition):
+    """In a forked child: what the lock guards is the parent's, and a thread of the parent may hold the lock."""
+
+    def __enter__(self) -> bool:
+        raise ClosedError("this consumer is the parent process's: make one here")
 
 
 class Assignment:
@@ -47,6 +54,7 @@ class Assignment:
         is_left: the group is being left.
         has_blocked: a message is blocked, and is to be deferred.
         failure: why the consumer ended, if the application did not end it.
+        is_parents: this process was forked from the one that consumes.
     """
 
     def __init__(self, consumer: object, settings: ConsumerSettings, clock: Clock, log: Logger) -> None:
@@ -55,10 +63,15 @@ class Assignment:
         self.changed = Condition()
         self.partitions: dict[TopicPartition, ConsumedPartition] = {}
         self.paused: set[TopicPartition] = set()
-        self.is_closed = self.is_left = self.has_blocked = False
+        self.is_closed = self.is_left = self.has_blocked = self.is_parents = False
         self.failure: TxmqError | None = None
         self._turn = 0
         self._has_refused = False
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """In a forked child: nothing here is the child's to take, to acknowledge or to save."""
+        self.changed, self.is_parents = _ParentsLock(), True
 
     def stop_delivery(self) -> None:
         """Deliver nothing more."""

@@ -49,7 +49,8 @@ __all__ = ["DEFAULTS", "Consumer", "ConsumerOptions", "ConsumerSettings"]
 class Consumer:
     """See the module's docstring; made by ``Client.consumer``. Usable as a block, and as an iterator.
 
-    Thread safety: any thread. Not to be used after ``fork``.
+    Thread safety: any thread. In a forked child it is the parent's: its use raises a ``ClosedError``, and a child that
+    leaves its block does nothing.
     """
 
     def __init__(
@@ -273,6 +274,8 @@ class Consumer:
         Listeners finish their messages first, if that takes no longer than 5 seconds. A listener may call this: ``run``
         ends when it returns.
         """
+        if self._assignment.is_parents:
+            return
         self._assignment.stop_delivery()
         if self._listener is None or self._listener.wait(CLOSE_S):
             self._leave()
