@@ -49,6 +49,7 @@ from txmq.broker.commit.checkpointing import Checkpointing
 from txmq.broker.commit.commit_delay import CommitDelay
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.commits import Commits
+from txmq.broker.commit.journal_thread import JournalThread
 from txmq.broker.commit.steps import (
     LOOP,
     Append,
@@ -68,10 +69,9 @@ from txmq.model import Lsn
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 
-INLINE_WRITE_SIZE_BYTES: Final = 1 << 20  # into the page cache, without a sync: 0.2 ms
 BACKGROUND_SYNC_MS: Final = 1000  # sync = never: readers see what was forced, so it is forced now and then all the same
 UNSYNCED_BYTES_MAX: Final = 64 << 20  # groups stay in memory until they are forced
-INLINE_APPLY_SIZE_BYTES: Final = 1 << 20  # likewise
+INLINE_APPLY_SIZE_BYTES: Final = 1 << 20  # into the page cache
 UNAPPLIED_BYTES_MAX: Final = 16 << 20  # stable groups that wait for partition files; then none is sealed
 UNAPPLIED_GROUPS_MAX: Final = 1000
 APPLY_RETRY_S: Final = 0.05
@@ -82,7 +82,7 @@ class CommitPipeline:
     """See the module's docstring. One thread at a time; steps may run in others.
 
     Attributes:
-        sync_ms: how long recent syncs took, smoothed.
+        journal_thread: which thread writes and syncs the journal.
         is_stopping: nothing waits for company or for a later sync any more.
         has_failed: a step failed; there is no next one.
     """
@@ -97,8 +97,6 @@ class CommitPipeline:
         "_clock",
         "_commit_delay",
         "_core",
-        "_inline_sync_ms",
-        "_inline_sync_size_bytes",
         "_is_mark_wanted",
         "_is_marked",
         "_is_sync_wanted",
@@ -120,14 +118,14 @@ class CommitPipeline:
         "_upkeep",
         "has_failed",
         "is_stopping",
-        "sync_ms",
+        "journal_thread",
     )  # fmt: skip
 
     def __init__(self, core: Commits, store: Store, settings: BrokerSettings, clock: Clock) -> None:
         self._core, self._store, self._settings, self._clock = core, store, settings, clock
         self._answers_before_sync = settings.sync != "always"
         self._commit_delay = CommitDelay()
-        self.sync_ms = 0.0
+        self.journal_thread = JournalThread(store.journal, settings)
         self.is_stopping = self.has_failed = False
         self._journal_step: JournalStep | None = None
         self._unstable: deque[CommitGroup] = deque()  # sealed, oldest first
@@ -146,7 +144,6 @@ class CommitPipeline:
         self._last_write_at = now = clock.monotonic()
         self._mark_at = now + MARK_BUSY_S
         relaxed_ms = settings.sync_interval_ms if settings.sync == "interval" else BACKGROUND_SYNC_MS
-        self._inline_sync_size_bytes, self._inline_sync_ms = settings.inline_sync_size_bytes, settings.inline_sync_ms
         self._sync_interval_s = relaxed_ms / 1000
         self._messages_max = settings.sync_interval_messages if settings.sync == "interval" else 1 << 62
 
@@ -322,22 +319,9 @@ class CommitPipeline:
         self._unstable.append(group)
         crash_point("broker.put.accepted")
         syncs = not self._answers_before_sync or group.needs_sync
-        thread = self._thread(group.size_bytes, syncs)
+        thread = self.journal_thread.choose(group.size_bytes, syncs, self._checkpoints.pending is not None)
         self._journal_step = step = Append(self._store, thread, group, syncs, self._clock)
         return step
-
-    def _thread(self, size_bytes: int, syncs: bool) -> StepThread:
-        """The loop itself if that is faster than a hop to the writer thread (figures: ``broker/shell/server.py``)."""
-        if syncs:
-            # A disk that syncs the files of a checkpoint makes the journal wait (docs/benchmarks.md, "Stalls").
-            is_fast = (
-                size_bytes <= self._inline_sync_size_bytes
-                and self.sync_ms <= self._inline_sync_ms
-                and self._checkpoints.pending is None
-            )
-        else:
-            is_fast = size_bytes <= INLINE_WRITE_SIZE_BYTES
-        return LOOP if is_fast and self._store.journal.has_room(size_bytes) else StepThread.WRITER  # another file
 
     def _journal_done(self, step: JournalStep) -> None:
         if isinstance(step, Mark):
@@ -350,7 +334,7 @@ class CommitPipeline:
     def _appended(self, step: Append, now: float) -> None:
         if step.syncs:
             self._core.synced()
-            self.sync_ms += (step.sync_ms - self.sync_ms) * 0.2
+            self.journal_thread.synced(step.sync_ms)
         group = step.group
         if group is None:
             return

@@ -2,13 +2,9 @@
 
 One event loop (uvloop if it is installed). The requests of one read go through the core at once. Their group is
 committed at the end of the loop's iteration, together with the requests of other connections
-(``commit/pipeline.py`` says in which steps; this module runs them).
-
-*The thread of a step.* The loop itself syncs when the group is small (``inline_sync_size_bytes``) and recent syncs were
-fast (``inline_sync_ms``): a hop to the writer thread and back costs more than the sync (p50 0.11 ms against 0.20;
-beside a database that syncs the same disk, so that ours take 0.3 to 0.9 ms, 8 threads' XA transactions cost the broker
-0.35 ms of processor time each against 0.43, last-resource ones 0.29 against 0.43, under load). Otherwise the one
-writer thread, so that a slow disk never stops reading and answering. A checkpoint is written by a thread of its own.
+(``commit/pipeline.py`` says in which steps; this module runs them). ``Step.thread`` names the thread: the loop itself,
+the one that writes the journal (``commit/journal_thread.py`` chooses between these two), the one that writes partition
+files, or the one for checkpoints and upkeep.
 
 Invariants:
     * an answer is handed to the socket when the pipeline has released it, before the next step;
@@ -331,7 +327,7 @@ class Server:
         self.context.shell_figures = {
             "disk_free_bytes": free,
             "unapplied_bytes": self.store.unapplied_bytes,
-            "sync_ms_recent": round(self.pipeline.sync_ms, 3),
+            "sync_ms_recent": round(self.pipeline.journal_thread.sync_ms, 3),
             "journal_lsn": self.store.journal.next_lsn,
             "journal_bytes_since_checkpoint": self.store.journal.next_lsn - self.store.checkpoint_lsn,
             "request_bytes_in_memory": self.budget.used,
