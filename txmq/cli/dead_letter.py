@@ -43,10 +43,7 @@ def list_(
         found = Redrive(client, group)
         done = found.done()
         rows = [_fields(dead_letter, done) for dead_letter in deque(found.dead_letters(), maxlen=limit)]
-    if as_json:
-        output.print_json(rows)
-    else:
-        output.print_table(f"dead letters of {group}", _COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+    output.show_rows(f"dead letters of {group}", _COLUMNS, rows, as_json=as_json)
 
 
 @app.command()
@@ -69,10 +66,7 @@ def show(
         if dead_letter is None:
             output.fail(f"{found.topic} has no dead letter at {offset}; see txmq dead-letter list {group}")
         fields = _fields(dead_letter, found.done()) | _content(dead_letter)
-    if as_json:
-        output.print_json(fields)
-    else:
-        output.print_fields(f"{found.topic}/{offset}", fields)
+    output.show_fields(f"{found.topic}/{offset}", fields, as_json=as_json)
 
 
 @app.command()
@@ -117,13 +111,9 @@ def redrive(
             output.fail(f"{found.topic} has no dead letter at {', '.join(map(str, sorted(missing)))}; nothing was sent")
         for redriven in found.redrive(found.dead_letters() if everything else chosen, to, again=again):
             counted[redriven.outcome] += 1
-    if as_json:
-        output.print_json({"group": group, "sent": counted["sent"], "before": counted["done"], "gone": counted["gone"]})
-    else:
-        output.note(
-            f"{group}: {counted['sent']} sent, {counted['done']} had been sent before, "
-            f"{counted['gone']} have no content"
-        )
+    sent, before, gone = counted["sent"], counted["done"], counted["gone"]
+    text = f"{group}: {sent} sent, {before} had been sent before, {gone} have no content"
+    output.report({"group": group, "sent": sent, "before": before, "gone": gone}, text, as_json=as_json)
 
 
 def _fields(dead_letter: DeadLetter, done: set[Origin]) -> dict[str, Any]:

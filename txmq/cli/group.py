@@ -36,10 +36,7 @@ def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: outpu
     """
     with connected(bootstrap) as client:
         groups = client.groups.list()
-    if as_json:
-        output.print_json(groups)
-        return
-    output.print_table("groups", ("group", "members"), [[row["group"], row["members"]] for row in groups])
+    output.show_rows("groups", ("group", "members"), groups, as_json=as_json)
 
 
 @app.command()
@@ -136,10 +133,7 @@ def delete(group: Group, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     """
     with connected(bootstrap, group=group) as client:
         client.groups.delete(group)
-    if as_json:
-        output.print_json({"group": group, "deleted": True})
-    else:
-        output.note(f"group {group} is forgotten")
+    output.report({"group": group, "deleted": True}, f"group {group} is forgotten", as_json=as_json)
 
 
 def _partitions(client: txmq.Client, topic: str, partition: int | None) -> list[int]:

@@ -54,6 +54,30 @@ def print_fields(title: str, fields: Mapping[str, object]) -> None:
     _print(title, table.field_lines([(name, cell(value)) for name, value in fields.items()], line_width()))
 
 
+def show_rows(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
+    """Rows as JSON with all their fields, or as a table of some columns."""
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(title, columns, [[row[column] for column in columns] for row in rows])
+
+
+def show_fields(title: str, fields: Mapping[str, object], *, as_json: bool) -> None:
+    """One thing's fields, as JSON or a line each."""
+    if as_json:
+        print_json(fields)
+    else:
+        print_fields(title, fields)
+
+
+def report(fields: Mapping[str, object], text: str, *, as_json: bool) -> None:
+    """Say what a command has done: fields on standard output for programs, or a line for people on standard error."""
+    if as_json:
+        print_json(fields)
+    else:
+        note(text)
+
+
 def print_paragraph(text: str, indent: str = "", first: str = "") -> None:
     """A sentence; on a terminal folded between words. The first line stands behind ``first``, if that is given."""
     typer.echo("\n".join(table.paragraph(escaped(text), line_width(), indent, first)))

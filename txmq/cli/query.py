@@ -30,10 +30,7 @@ def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: outpu
 
     with connected(bootstrap) as client:
         queries = Queries(client).list()
-    if as_json:
-        output.print_json(queries)
-        return
-    output.print_table("queries", _COLUMNS, [[row[column] for column in _COLUMNS] for row in queries])
+    output.show_rows("queries", _COLUMNS, queries, as_json=as_json)
 
 
 @app.command()
@@ -60,7 +57,4 @@ def delete(
         )  # fmt: skip
     with connected(bootstrap, query=query) as client:
         Queries(client).delete(query)
-    if as_json:
-        output.print_json({"query": query, "deleted": True})
-    else:
-        output.note(f"query {query} is forgotten")
+    output.report({"query": query, "deleted": True}, f"query {query} is forgotten", as_json=as_json)

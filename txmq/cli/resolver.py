@@ -139,10 +139,7 @@ def adopt(
             before = f"; adopted before it: {', '.join(adopted)}" if adopted else ""
             output.fail(f"resource {resource.name}: not reached: {type(error).__name__}: {error}{before}")
         adopted.append(resource.name)
-    if as_json:
-        output.print_json({"adopted": adopted})
-    else:
-        output.note(f"adopted: {', '.join(adopted)}")
+    output.report({"adopted": adopted}, f"adopted: {', '.join(adopted)}", as_json=as_json)
 
 
 def read_config(path: Path) -> tuple[str | None, list[Resource]]:

@@ -58,10 +58,7 @@ def list_(
         selection = Selection(topic, partition)
         _require_selection(client, selection)
         rows = [_fields(row) for row in _retries(client, group, kept).list(selection)]
-    if as_json:
-        output.print_json(rows)
-    else:
-        output.print_table(f"deferred by {group}", _COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+    output.show_rows(f"deferred by {group}", _COLUMNS, rows, as_json=as_json)
 
 
 @app.command()
@@ -86,10 +83,7 @@ def show(
         if not found:
             output.fail(f"{group} has not deferred {topic}/{partition}/{offset}; see txmq retry list {group}")
         fields = _fields(found[0]) | _content(retries.content(found[0]))
-    if as_json:
-        output.print_json(fields)
-    else:
-        output.print_fields(f"{topic}/{partition}/{offset}", fields)
+    output.show_fields(f"{topic}/{partition}/{offset}", fields, as_json=as_json)
 
 
 @app.command()
@@ -111,7 +105,7 @@ def redeliver(
         _require_selection(client, selection)
         count = _retries(client, group, None).redeliver(selection)
     _require_any(group, selection, count)
-    _say(group, "redelivered", count, as_json=as_json)
+    output.report({"group": group, "redelivered": count}, f"{group}: {count} redelivered", as_json=as_json)
 
 
 @app.command()
@@ -138,7 +132,7 @@ def drop(
         retries = _retries(client, group, kept)
         count = retries.drop_unreadable(selection) if unreadable else retries.drop(selection)
     _require_any(group, selection, count)
-    _say(group, "dropped", count, as_json=as_json)
+    output.report({"group": group, "dropped": count}, f"{group}: {count} dropped", as_json=as_json)
 
 
 def _selection(topic: str | None, partition: int | None, offset: int | None, *, everything: bool) -> Selection:
@@ -208,10 +202,3 @@ def _content(message: Message | None) -> dict[str, Any]:
         "tag": message.tag, "time": output.moment(message.timestamp_ms), "txid": message.txid,
         "size_bytes": len(message.value or b""),
     }  # fmt: skip
-
-
-def _say(group: str, what: str, count: int, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json({"group": group, what: count})
-    else:
-        output.note(f"{group}: {count} {what}")

@@ -50,10 +50,7 @@ def list_(directory: Directory, as_json: output.Json = False) -> None:
     columns = ("topic", "partition", "waiting", "parked", "size_bytes", "oldest")
     with Spool(directory, read_only=True) as spool:
         rows = [[*row, output.moment(oldest_ms)] for *row, oldest_ms in spool.summary()]
-    if as_json:
-        output.print_json([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
-        output.print_table("spool", columns, rows)
+    output.show_rows("spool", columns, [dict(zip(columns, row, strict=True)) for row in rows], as_json=as_json)
 
 
 @app.command()
@@ -73,11 +70,8 @@ def show(
 
     with Spool(directory, read_only=True) as spool:
         rows = [_shown(entry) for entry in (spool.parked(limit) if parked else spool.entries(limit))]
-    if as_json:
-        output.print_json(rows)
-        return
     columns = ("number", "topic", "partition", "created", "key", "value", "state", "attempts", "reason")
-    output.print_table("messages", columns, [[row[column] for column in columns] for row in rows])
+    output.show_rows("messages", columns, rows, as_json=as_json)
 
 
 @app.command()
@@ -112,10 +106,8 @@ def drain(
             producer.flush(timeout)
     with Spool(directory, read_only=True) as spool:
         still_kept, left = _counted(spool)
-    if as_json:
-        output.print_json({"sent": kept - still_kept, "parked": left})
-    else:
-        output.note(f"{directory}: nothing waits any more; {left} parked")
+    text = f"{directory}: nothing waits any more; {left} parked"
+    output.report({"sent": kept - still_kept, "parked": left}, text, as_json=as_json)
 
 
 def _counted(spool: Spool) -> tuple[int, int]:

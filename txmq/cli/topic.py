@@ -69,11 +69,8 @@ def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: outpu
     """
     with connected(bootstrap) as client:
         topics = [fields_of(topic) for topic in client.topics.list()]
-    if as_json:
-        output.print_json(topics)
-        return
     columns = ("name", "partitions", "storage", "retention_ms", "retention_size_bytes", "accept_publish", "accept_read")
-    output.print_table("topics", columns, [[topic.get(column) for column in columns] for topic in topics])
+    output.show_rows("topics", columns, topics, as_json=as_json)
 
 
 @app.command()
@@ -176,10 +173,7 @@ def delete(
             client.topics.describe(name)  # an unknown topic is an error before the question
             typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
         client.topics.delete(name)
-    if as_json:
-        output.print_json({"deleted": name})
-    else:
-        output.note(f"topic {name} is deleted")
+    output.report({"deleted": name}, f"topic {name} is deleted", as_json=as_json)
 
 
 def assignments(words: list[str] | None) -> dict[str, object]:
@@ -237,7 +231,4 @@ def _show_doors(config: TopicConfig, *, as_json: bool) -> None:
 
 
 def _show(config: TopicConfig, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(fields_of(config))
-    else:
-        output.print_fields(f"topic {config.name}", fields_of(config))
+    output.show_fields(f"topic {config.name}", fields_of(config), as_json=as_json)

@@ -174,7 +174,9 @@ def commit(
     with connected(bootstrap) as client:
         lines = client.transactions.commit(txid, reason)
     parts = [line._asdict() for line in lines]
-    _said({"txid": txid, "outcome": "committed", "parts": parts}, f"transaction {txid} is committed", as_json=as_json)
+    output.report(
+        {"txid": txid, "outcome": "committed", "parts": parts}, f"transaction {txid} is committed", as_json=as_json
+    )
 
 
 @app.command()
@@ -194,7 +196,7 @@ def rollback(
     _confirm(yes, f"Roll back {txid}? If its rows ARE committed, or commit later, no message will report them.")
     with connected(bootstrap) as client:
         client.transactions.rollback(txid, reason)
-    _said({"txid": txid, "outcome": "rolled-back"}, f"transaction {txid} is rolled back", as_json=as_json)
+    output.report({"txid": txid, "outcome": "rolled-back"}, f"transaction {txid} is rolled back", as_json=as_json)
 
 
 @app.command()
@@ -220,7 +222,7 @@ def complete(
     with connected(bootstrap) as client:
         client.transactions.complete(txid, resource, heuristic, reason)
     said = {"txid": txid, "resource": resource, "heuristic": heuristic}
-    _said(said, f"transaction {txid} no longer waits for {resource}", as_json=as_json)
+    output.report(said, f"transaction {txid} no longer waits for {resource}", as_json=as_json)
 
 
 @app.command()
@@ -236,7 +238,7 @@ def fence(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as
     with connected(bootstrap) as client:
         word = client.transactions.fence(txid).value
     open_still = f" yet, so nothing was fenced; why: txmq tx show {txid}" if word == "unknown" else ""
-    _said({"txid": txid, "outcome": word}, f"transaction {txid}: {word}{open_still}", as_json=as_json)
+    output.report({"txid": txid, "outcome": word}, f"transaction {txid}: {word}{open_still}", as_json=as_json)
 
 
 @app.command()
@@ -250,7 +252,7 @@ def forget(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, a
     """
     with connected(bootstrap) as client:
         client.transactions.forget(txid)
-    _said({"txid": txid, "forgotten": True}, f"the heuristic outcome of {txid} is forgotten", as_json=as_json)
+    output.report({"txid": txid, "forgotten": True}, f"the heuristic outcome of {txid} is forgotten", as_json=as_json)
 
 
 def _require(heuristic: bool, verb: str) -> None:
@@ -264,10 +266,3 @@ def _require(heuristic: bool, verb: str) -> None:
 def _confirm(yes: bool, question: str) -> None:
     if not yes:
         typer.confirm(question, abort=True, err=True)
-
-
-def _said(fields: dict[str, Any], text: str, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(fields)
-    else:
-        output.note(text)
