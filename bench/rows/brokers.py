@@ -1,9 +1,7 @@
 """NATS JetStream and RabbitMQ in the same run, from Python as txmq is: one publish at a time, in flight, transactions.
 
-What each has done when it acknowledges differs, and stands in the titles. Counted with strace on NATS 2.9.10 and
-RabbitMQ 3.10.8, the packages of Debian 12, for 1000 and 550 publishes one at a time: NATS syncs nothing (its default is
-every two minutes, and 2.9 knows no other), so its counterpart is ``sync = interval``; a quorum queue made 551
-fdatasync, a classic durable queue 552 fsync for as many ``tx.commit``: their counterpart is ``sync = always``.
+Brokers differ in how far a message is on its way to the disk when they acknowledge it: the titles say it,
+docs/benchmarks.md says how it was counted.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ async def _nats_single(count: int, stream: Any) -> dict[str, float]:
 
 
 async def _nats_in_flight(count: int, stream: Any) -> dict[str, float]:
-    """Tasks that wait for their turn: 15 k/s here; the client's ``publish_async`` gave 5 k/s."""
+    """Tasks that wait for their turn; the client's ``publish_async`` is slower."""
     turn = asyncio.Semaphore(IN_FLIGHT)
 
     async def publish() -> None:

@@ -91,6 +91,14 @@ def test_the_glossary_has_each_word_once() -> None:
     assert [word for word in words if words.count(word) > 1] == []
 
 
+def test_the_code_uses_every_word_of_the_glossary() -> None:
+    entries = re.findall(r"^\| ([^|]+) \| [^|-]", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE)
+    words = {word for entry in entries if entry != "word" for word in entry.split(", ")}
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "txmq").rglob("*.py"))
+    joined = re.sub(r"[-_\s]+", "", code).lower()  # as a name or as text
+    assert [word for word in sorted(words) if re.sub(r"[-\s]", "", word).lower() not in joined] == []
+
+
 OTHERS_ERRORS = {"IntegrityError", "OperationalError"}  # DB-API drivers
 
 

@@ -1,7 +1,7 @@
 """A client for one command, and what it says about a topic, a group or a query that is not there.
 
-The nearest name is looked for here and not by the broker: comparing one misspelt name with 10,000 holds a processor for
-200 ms, during which the broker would answer no other client.
+The nearest name is looked for here and not by the broker: while it compared one misspelt name with 10,000, it would
+answer no other client.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, HTTPException
 
 import txmq
 from txmq.client.transaction.block import Transaction
@@ -141,12 +141,14 @@ def test_failed_request_leaves_nothing_and_a_free_database(service: Service) -> 
         tx.send("orders", value.encode(), key=b"k")
         if value == "bad":
             raise ValueError(value)
+        if value == "refused":
+            raise HTTPException(404)
 
     with pytest.raises(ValueError, match="bad"):
         service.post("/bad")
-    assert service.post("/good") == 200
+    assert [service.post(path) for path in ("/refused", "/good")] == [404, 200]
     assert service.messages() == service.rows() == [b"good"]
-    assert service.ended == [txmq.Outcome.ROLLED_BACK, txmq.Outcome.COMMITTED]
+    assert service.ended == [txmq.Outcome.ROLLED_BACK, txmq.Outcome.ROLLED_BACK, txmq.Outcome.COMMITTED]
 
 
 def test_an_asynchronous_dependencys_block_is_joined(service: Service) -> None:
