@@ -59,6 +59,15 @@ class Logger(Protocol):
         """A logger whose lines carry ``fields``."""
 
 
+def in_words(value: object) -> str:
+    """What an application has made, as text that can be logged and stored, whatever its ``repr`` does."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except Exception:  # noqa: BLE001  its own code
+        text = f"a {type(value).__name__} whose repr fails"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def get_logger(**bound: object) -> Logger:
     """A logger whose lines carry ``bound``, named after the caller's module."""
     name = str(sys._getframe(1).f_globals.get("__name__", _ROOT))  # noqa: SLF001  as the standard library does

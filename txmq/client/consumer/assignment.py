@@ -21,7 +21,7 @@ from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.errors import ClosedError, TxmqError
 from txmq.model import Message, TopicPartition
-from txmq.runtime.logging import Logger, Sparingly
+from txmq.runtime.logging import Logger, Sparingly, in_words
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Condition, watch_forks
 
@@ -173,7 +173,7 @@ class Assignment:
         except Exception as error:  # noqa: BLE001  the application's own code
             self._sparingly.error(
                 "the filter failed: the message is delivered", topic=message.topic, partition=message.partition,
-                offset=message.offset, error=repr(error), exc_info=error,
+                offset=message.offset, error=in_words(error), exc_info=error,
             )  # fmt: skip
             return True
 

@@ -198,12 +198,15 @@ class Consumer:
 
         Raises:
             FencedError, GroupActiveError: as ``poll``.
+            SystemExit, ...: ``handle`` raised what is no ``Exception``; the message is not acknowledged.
         """
         require_number("threads", threads, 1, 1000)
         listener = self._listener = Listener(self._assignment, self._failures, self._fetcher, self._clock, handle)
         with until_terminated(self._assignment.stop_delivery):
             start_threads(f"txmq-{self.settings.group}", threads, listener.work)
         self._leave()
+        if listener.error is not None:
+            raise listener.error
         self._refuse_failed()
 
     # --- control -----------------------------------------------------------------------------------------------------

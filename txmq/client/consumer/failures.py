@@ -25,7 +25,7 @@ from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
 from txmq.model import Message
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.logging import Logger, Sparingly
+from txmq.runtime.logging import Logger, Sparingly, in_words
 from txmq.runtime.ports import Clock
 
 RETRY_S_MAX = 60.0
@@ -89,11 +89,12 @@ class Failures:
                 return
         self.acked(message)
 
-    def failed(self, message: Message, reason: str, error: Exception | None = None) -> None:
+    def failed(self, message: Message, reason: object, error: Exception | None = None) -> None:
         """Deliver a message that failed again, defer it, or make it a dead letter.
 
         Args:
-            reason: in a few words; it stands in the retry store and in the dead letter.
+            reason: in a few words; it stands in the retry store and in the dead letter. Of anything but text the
+                ``repr``.
             error: raised by the listener; its traceback is logged.
         """
         if self._acks.rejected(message):
@@ -106,7 +107,7 @@ class Failures:
                 return  # another thread has rejected it, too
             ours = consumed.failing[message.offset] = object()
         try:
-            self._failed(consumed, message, reason, error)
+            self._failed(consumed, message, in_words(reason), error)
         finally:
             with self._assignment.changed:
                 if consumed.failing.get(message.offset) is ours:  # else another thread has it again by now

@@ -6,7 +6,7 @@ own, decodes them and puts the messages into the partitions' buffers. Each get h
 
 Invariants:
     * one get a partition at a time, and none while the partition's share of the buffer is full;
-    * an error costs the partition a pause, never the others; an offset that is gone is logged, and the oldest message
+    * an error costs the partition a pause, never the others, and the thread survives it; an offset that is gone is logged, and the oldest message
       there is comes next;
     * sound batches are delivered up to the damage, and nothing of it or after it; an error that stays is logged each
       minute.
@@ -86,8 +86,12 @@ class ConsumerFetcher:
             except ConnectionLostError:
                 self._clock.sleep(FETCH_AGAIN_S)
                 continue
-            self.more(connection)
-            connection.wait(self._waiter, self._clock.monotonic() + FETCH_AGAIN_S)
+            try:
+                self.more(connection)
+                connection.wait(self._waiter, self._clock.monotonic() + FETCH_AGAIN_S)
+            except Exception as error:  # noqa: BLE001  memory is short, a defect; the connection has failed
+                self._log.error("the fetching thread failed; it goes on", error=repr(error), exc_info=error)
+                self._clock.sleep(FETCH_AGAIN_S)
 
     def more(self, connection: Connection | None = None) -> None:
         """Send a get for each partition that has room. Without a live connection the fetching thread does so soon."""

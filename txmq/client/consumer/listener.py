@@ -1,7 +1,8 @@
 """``Consumer.run``: a listener, called with each message by several threads.
 
 Partitions run in parallel, each in order: one thread at a time works for a partition. If a message fails, its partition
-waits until the message is delivered again.
+waits until the message is delivered again. What is no ``Exception`` (SystemExit, the end of a greenlet) is not the
+message's failure: all threads end, and ``run`` raises it. Otherwise its thread would end alone, and hold its partition.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from txmq.client.consumer.assignment import IDLE_S_MAX, Assignment, Fetches
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.model import Message
+from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import thread_number
 
@@ -19,7 +21,11 @@ Handle = Callable[[Message], object]
 
 
 class Listener:
-    """See the module's docstring. Thread safety: any thread; several threads may call ``work``."""
+    """See the module's docstring. Thread safety: any thread; several threads may call ``work``.
+
+    Attributes:
+        error: why a thread has ended before the others.
+    """
 
     def __init__(
         self, assignment: Assignment, failures: Failures, fetcher: Fetches, clock: Clock, handle: Handle
@@ -27,6 +33,7 @@ class Listener:
         self._assignment, self._failures, self._fetcher = assignment, failures, fetcher
         self._clock, self._handle = clock, handle
         self._working: set[int] = set()
+        self.error: BaseException | None = None
 
     def work(self) -> None:
         """Call the listener until nothing is delivered any more."""
@@ -34,6 +41,11 @@ class Listener:
             self._working.add(thread_number())
         try:
             self._work()
+        except SimulatedCrash:
+            raise
+        except BaseException as error:  # noqa: BLE001  raised by ``run``
+            self.error = self.error or error
+            self._assignment.stop_delivery()
         finally:
             with self._assignment.changed:
                 self._working.discard(thread_number())
@@ -60,7 +72,7 @@ class Listener:
             if failure is None:
                 self._failures.returned(message, consumed)
             else:
-                self._failures.failed(message, repr(failure), failure)
+                self._failures.failed(message, failure, failure)
                 failure = None  # and with it the listener's frames
             with self._assignment.changed:
                 consumed.is_busy = False

@@ -10,7 +10,8 @@ with an error.
 Invariants:
     * a partition is released only when its messages under way are dealt with (or their time is over) and its offset is
       saved;
-    * offsets that cannot be loaded or saved now (a store that is away) stop neither heartbeats nor other partitions.
+    * offsets that cannot be loaded or saved now (a store that is away) stop neither heartbeats nor other partitions;
+    * the thread survives every error: without it the consumer would go on with partitions that are others' by then.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from txmq.errors import (
 )
 from txmq.model import TopicPartition
 from txmq.protocol.group_rows import in_pieces
-from txmq.runtime.logging import get_logger
+from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal, start_daemon
 
@@ -111,6 +112,7 @@ class GroupMember:
         self._requests, self._clock, self._settings = requests, clock, settings
         self._partitions, self._offsets, self._acks = partitions, offsets, acks
         self._log = get_logger(group=settings.group, member=settings.name)
+        self._sparingly = Sparingly(self._log, clock)
         self._view, self._is_joined, self._is_closing = 0, False, False
         self._has_view = self._has_looked = self._has_revoked = False
         self._refusal = ""  # the broker's, as far as it is logged
@@ -155,6 +157,9 @@ class GroupMember:
                         self._partitions.lost(slot)
                     return
                 except TxmqError as error:
+                    self._cannot_reach(error)
+                except Exception as error:  # noqa: BLE001  no thread can be started, memory is short, a defect
+                    self._sparingly.error("the member's thread failed; it goes on", error=repr(error), exc_info=error)
                     self._cannot_reach(error)
         finally:
             self._ended.set()
@@ -260,7 +265,11 @@ class GroupMember:
             self._log.warning("offset could not be loaded", topic=topic, partition=partition, error=repr(error))
             return
         offset, deferred = found if found is not None else (None, None)
-        self._partitions.assigned(item._replace(offset=offset, deferred=deferred))
+        try:
+            self._partitions.assigned(item._replace(offset=offset, deferred=deferred))
+        except BaseException:
+            self._partitions.lost(item.slot)  # what was begun of it
+            raise
 
     def _save_if_due(self) -> None:
         now = self._clock.monotonic()
@@ -286,7 +295,7 @@ class GroupMember:
                 self._partitions.lost(slot)
             self._released.extend(drained)
 
-    def _cannot_reach(self, error: TxmqError) -> None:
+    def _cannot_reach(self, error: Exception) -> None:
         away_s = self._clock.monotonic() - self._heard_at
         if away_s >= self._settings.session_timeout_s:
             for slot, _ in self._partitions.held():

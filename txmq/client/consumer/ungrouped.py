@@ -54,6 +54,8 @@ class UngroupedConsumer:
                 except TxmqError as error:
                     self._log.debug("the broker cannot be reached", error=repr(error))
                     wait_s = RETRY_S
+                except Exception as error:  # noqa: BLE001  as a GroupMember's: the thread goes on
+                    self._log.error("the consumer's thread failed; it goes on", error=repr(error), exc_info=error)
                 self._wake.wait(wait_s)
         finally:
             self._ended.set()

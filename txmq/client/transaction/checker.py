@@ -27,7 +27,7 @@ from txmq.log.records import TAG_HEADER, Record, decode
 from txmq.model import Message, Resolution
 from txmq.protocol.halves import DueHalf, split_halves
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.logging import get_logger
+from txmq.runtime.logging import get_logger, in_words
 from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
 
@@ -179,7 +179,11 @@ class CheckBacks:
             self._log.warning("a half message cannot be read", txid=due.txid, error=str(error))
             return
         message.offset = -1
-        resolution = self._answer(CheckRequest(due.txid, message, due.attempt, due.age_ms))
+        try:
+            resolution = self._answer(CheckRequest(due.txid, message, due.attempt, due.age_ms))
+        except BaseException as error:  # noqa: BLE001  SystemExit: this thread serves the other half messages, too
+            self._log.error("the checker failed", txid=due.txid, error=in_words(error), exc_info=error)
+            return
         if resolution is Resolution.UNKNOWN:
             return
         crash_point("client.check.answered")
@@ -195,11 +199,11 @@ class CheckBacks:
             answer: object = self.checker(half)
         except Exception as error:  # noqa: BLE001  the application's code: whatever it raises, it has not answered
             self._log.error(
-                "the checker failed", txid=half.txid, attempt=half.attempt, error=repr(error), exc_info=error
+                "the checker failed", txid=half.txid, attempt=half.attempt, error=in_words(error), exc_info=error
             )
             return Resolution.UNKNOWN
         if not isinstance(answer, Resolution):
-            self._log.error("the checker answered no Resolution", txid=half.txid, answer=repr(answer)[:80])
+            self._log.error("the checker answered no Resolution", txid=half.txid, answer=in_words(answer)[:80])
             return Resolution.UNKNOWN
         return answer
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.logged import said
 from txmq.client.consumer.fetcher import FETCH_DAMAGED_S, REPORTED_AGAIN_S, ConsumerFetcher
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.log import records
@@ -38,6 +39,23 @@ def test_oldest_message_comes_next_unless_the_position_moved_meanwhile(
     fetching = ConsumerFetcher(client, None, Condition(), {SLOT: consumed}, 1 << 20, get_logger())  # type: ignore[arg-type]
     fetching._go_to_start(consumed, asked)
     assert (consumed.next_fetch, consumed.position) == (expected, expected)
+
+
+def test_fetching_goes_on_behind_an_error_of_any_kind(caplog: pytest.LogCaptureFixture) -> None:
+    """Found: the thread ended, and the consumer kept its partitions without ever getting a message."""
+    waits: list[float] = []
+
+    def wait(_: object, until: float) -> None:
+        waits.append(until)
+        if len(waits) == 1:
+            raise MemoryError
+        fetching._is_closed = True
+
+    reconnecting: Any = SimpleNamespace(connect=lambda _: SimpleNamespace(wait=wait))
+    client: Any = SimpleNamespace(clock=SimClock(), timeout=5.0)
+    fetching = ConsumerFetcher(client, reconnecting, Condition(), {}, 1 << 20, get_logger())
+    fetching._run()
+    assert [len(waits), [line["event"] for line in said(caplog)]] == [2, ["the fetching thread failed; it goes on"]]
 
 
 def answer(*, damaged: int) -> bytes:

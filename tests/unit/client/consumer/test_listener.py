@@ -26,11 +26,13 @@ class DeadLetters:
 
     def __init__(self) -> None:
         self.dead_lettered: list[int] = []
+        self.reasons: list[str] = []
         self.meanwhile: Callable[[Message], None] = lambda _: None
 
     def dead_letter(self, message: Message, failures: int, reason: str) -> None:
         """One more; another thread does something meanwhile."""
         self.dead_lettered.append(message.offset)
+        self.reasons.append(reason)
         meanwhile, self.meanwhile = self.meanwhile, lambda _: None
         meanwhile(message)
 
@@ -68,7 +70,7 @@ class ListenerFixture:
         consumed.fetched(1, [Message("orders", 0, at, b"k", b"v", {}, None, made_ms, None) for at in range(count)])
         return consumed
 
-    def run(self, handle: Any) -> None:
+    def run(self, handle: Any) -> Listener:
         """Call a listener with one message."""
 
         def once(message: Message) -> None:
@@ -76,7 +78,9 @@ class ListenerFixture:
             handle(message)
 
         self.share.is_closed = False
-        Listener(self.share, self.failures, SimpleNamespace(more=lambda: None), self.clock, once).work()
+        listener = Listener(self.share, self.failures, SimpleNamespace(more=lambda: None), self.clock, once)
+        listener.work()
+        return listener
 
     def reject(self, message: Message) -> None:
         """A listener that rejects, and returns."""
@@ -216,6 +220,47 @@ def test_a_failure_of_the_listener_is_logged_with_its_traceback(caplog: pytest.L
     assert "in charge" in caplog.text  # the frame of the listener
     [line] = said(caplog)
     assert (line["event"], line["level"], line["offset"], line["times"]) == ("message failed", "warning", 0, 1)
+
+
+class SpeechlessError(Exception):
+    """Fails where its words are asked for."""
+
+    def __repr__(self) -> str:
+        raise AttributeError("never set")
+
+
+@pytest.mark.parametrize("reason", ["file \udcff", SpeechlessError(), ValueError("\udcff"), None])
+def test_reason_that_cannot_be_told_dead_letters_the_message(reason: Any) -> None:
+    """Found: its encoding failed, and its partition stood still without a word."""
+    world = ListenerFixture(0, is_kept=False)
+    world.run(lambda message: world.failures.failed(message, reason))
+    (told,) = world.dead_letters.reasons
+    assert told.encode("utf-8")
+    assert (world.dead_letters.dead_lettered, world.consumed.position) == ([0], 1)
+
+
+def test_listener_whose_error_has_no_words_is_retried() -> None:
+    """Found: the listener's thread ended, and held its partition."""
+
+    def fail(_: Message) -> None:
+        raise SpeechlessError
+
+    world = ListenerFixture(0, is_kept=False)
+    world.run(fail)
+    assert world.dead_letters.dead_lettered == [0]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_listener_that_ends_its_thread_ends_all_of_them(kind: type[BaseException]) -> None:
+    """Found: one thread fewer, without a word, and its partition stood still."""
+
+    def leave(_: Message) -> None:
+        world.share.is_closed = False
+        raise kind
+
+    world = ListenerFixture(0, is_kept=False)
+    listener = world.run(leave)
+    assert (type(listener.error), world.share.is_closed, world.consumed.position) == (kind, True, 0)
 
 
 def test_what_was_rejected_has_a_reason_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from txmq.client.consumer.group_requests import GroupRequests
-from txmq.client.consumer.membership import GroupMember
+from txmq.client.consumer.membership import Assigned, GroupMember
 from txmq.client.consumer.options import MemberSettings
 from txmq.errors import ConnectionLostError, OverloadedError, UnknownTopicError
+from txmq.model import TopicPartition
 from txmq.testing.simulated.clock import SimClock
 
 SETTINGS = MemberSettings("g", "one", ("orders",), "sticky", 1.0, 6.0, 1.0)
@@ -45,6 +46,40 @@ def test_missing_topic_and_absent_broker_are_reported_once() -> None:
     for _ in range(70):
         joining._cannot_reach(ConnectionLostError("gone"))
     assert reported[1:] == ["the broker cannot be reached: partitions are given up"]
+
+
+class BrokerWithPartition:
+    """Has given the member a partition."""
+
+    def call(self, *_: Any, **__: Any) -> bytes:
+        """One answer."""
+        assigned = [["orders", 0, 3, 5, None]]
+        return json.dumps({"view": 1, "members": 1, "assigned": assigned, "revoked": []}).encode()
+
+
+def test_partition_that_cannot_be_begun_is_begun_again() -> None:
+    """Found: the thread ended, and the consumer went on with partitions that others were given."""
+    reported: list[str] = []
+    told: list[tuple[str, TopicPartition]] = []
+    joining = member(BrokerWithPartition())
+
+    def assigned(item: Assigned) -> None:
+        told.append(("assigned", item.slot))
+        joining._is_closing = len(told) > 1
+        if not joining._is_closing:
+            raise RuntimeError("can't start new thread")
+
+    joining._offsets = SimpleNamespace(
+        is_shared=True, load=lambda _slot, _generation, found: found, save=lambda **_: ()
+    )
+    joining._partitions = SimpleNamespace(
+        assigned=assigned, lost=lambda slot: told.append(("lost", slot)), held=list, drained=list
+    )
+    joining._acks = SimpleNamespace(resolve=lambda: None)
+    joining._sparingly = SimpleNamespace(error=lambda event, **_: reported.append(event))
+    joining._run()
+    assert told == [("assigned", ("orders", 0)), ("lost", ("orders", 0)), ("assigned", ("orders", 0))]
+    assert reported == ["the member's thread failed; it goes on"]
 
 
 class FullBroker:
