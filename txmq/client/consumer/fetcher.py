@@ -6,8 +6,8 @@ own, decodes them and puts the messages into the partitions' buffers. Each get h
 
 Invariants:
     * one get a partition at a time, and none while the partition's share of the buffer is full;
-    * an error costs the partition a pause, never the others, and the thread survives it; an offset that is gone is logged, and the oldest message
-      there is comes next;
+    * an error costs the partition a pause, never the others, and the thread survives it; an offset that is gone is
+      logged, and the oldest message there is comes next;
     * sound batches are delivered up to the damage, and nothing of it or after it; an error that stays is logged each
       minute.
 """

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.logged import said
 from txmq.client.consumer.group_requests import GroupRequests
 from txmq.client.consumer.membership import Assigned, GroupMember
 from txmq.client.consumer.options import MemberSettings
@@ -57,9 +58,8 @@ class BrokerWithPartition:
         return json.dumps({"view": 1, "members": 1, "assigned": assigned, "revoked": []}).encode()
 
 
-def test_partition_that_cannot_be_begun_is_begun_again() -> None:
+def test_partition_that_cannot_be_begun_is_begun_again(caplog: pytest.LogCaptureFixture) -> None:
     """Found: the thread ended, and the consumer went on with partitions that others were given."""
-    reported: list[str] = []
     told: list[tuple[str, TopicPartition]] = []
     joining = member(BrokerWithPartition())
 
@@ -76,10 +76,9 @@ def test_partition_that_cannot_be_begun_is_begun_again() -> None:
         assigned=assigned, lost=lambda slot: told.append(("lost", slot)), held=list, drained=list
     )
     joining._acks = SimpleNamespace(resolve=lambda: None)
-    joining._sparingly = SimpleNamespace(error=lambda event, **_: reported.append(event))
     joining._run()
     assert told == [("assigned", ("orders", 0)), ("lost", ("orders", 0)), ("assigned", ("orders", 0))]
-    assert reported == ["the member's thread failed; it goes on"]
+    assert [line["event"] for line in said(caplog)] == ["the member's thread failed; it goes on"]
 
 
 class FullBroker:

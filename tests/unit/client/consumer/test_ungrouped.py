@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.logged import said
 from txmq.client.consumer.membership import Assigned
 from txmq.client.consumer.options import MemberSettings
 from txmq.client.consumer.ungrouped import UngroupedConsumer
@@ -106,3 +107,19 @@ def test_absent_broker_takes_nothing_and_pending_partitions_begin_next_look() ->
     assert scene.partitions.reported == []
     scene.topics.is_away = False
     assert scene.look() == [("assigned", ("a", 1), False)]
+
+
+def test_thread_goes_on_behind_an_error_of_any_kind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = Scene().alone
+
+    def look() -> None:
+        consumer._is_closing = bool(caplog.records)
+        consumer._wake.set()
+        if not consumer._is_closing:
+            raise MemoryError
+
+    monkeypatch.setattr(consumer, "_look", look)
+    consumer._run()
+    assert [line["event"] for line in said(caplog)] == ["the consumer's thread failed; it goes on"]
