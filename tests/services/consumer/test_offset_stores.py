@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import txmq
+from tests.open_files import open_files
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
 from txmq.client.consumer.offsets.mysql_store import MySQLOffsetStore
 from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, OffsetStore, StoredOffset
@@ -192,6 +193,13 @@ class TestFileOffsetStore(OffsetStoreContract):
             self.store.enter(GROUP)
         with pytest.raises(DirectoryInUseError, match="held by process"):
             FileOffsetStore(str(self.path)).enter(GROUP)
+
+    def test_a_refused_or_left_file_is_not_held_open(self) -> None:
+        self.store.leave(GROUP)
+        self.path.write_bytes(b"damaged")
+        with pytest.raises(CorruptRecordError):
+            self.store.enter(GROUP)
+        assert open_files(self.path.parent) == []
 
     def test_file_of_another_group_or_an_older_generation_is_refused(self) -> None:
         _, generation = self.owner()

@@ -56,7 +56,7 @@ from txmq.client.spooling.spool_rows import (
 from txmq.errors import SpoolFullError, StorageError, TxmqError
 from txmq.model import TopicPartition
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.os_disk import OSDisk, OSLock
 from txmq.runtime.threads import Lock
 
 SIZE_BYTES_MAX = 1 << 30
@@ -104,14 +104,15 @@ class Spool:
         self._queue: deque[Ticket] = deque()
         self._queued: dict[TopicPartition, int] = {}
         self._failure: str | None = None
-        self._owner = None
-        if not read_only:
-            self._disk = OSDisk(self.path)
-            self._owner = self._disk.lock(LOCK_NAME)
-        elif not (self.path / name).is_file():
-            raise StorageError(f"{self.path} holds no spool")
+        self._disk: OSDisk | None = None
+        self._owner: OSLock | None = None
         with ExitStack() as undo:
             undo.callback(self._release)
+            if not read_only:
+                self._disk = OSDisk(self.path)
+                self._owner = self._disk.lock(LOCK_NAME)
+            elif not (self.path / name).is_file():
+                raise StorageError(f"{self.path} holds no spool")
             self._open(self.path / name, undo, read_only=read_only)
             self._recount()
             undo.pop_all()
@@ -437,7 +438,8 @@ class Spool:
         self._release()
 
     def _release(self) -> None:
-        if self._owner is not None:
-            self._owner.release()
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner.release()
+        if self._disk is not None:
             self._disk.close()
-            self._owner = None

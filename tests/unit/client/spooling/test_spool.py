@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.open_files import open_files
 from txmq.client.spooling.spool import FILE_NAME, Spool
 from txmq.client.spooling.spool_rows import EPOCH_MAX, AssignedSequence, Held, SpoolIdentity
 from txmq.errors import DirectoryInUseError, SpoolFullError, StorageError
@@ -138,13 +139,18 @@ def test_a_spool_that_is_refused_is_let_go_of(tmp_path: Path, damage: str) -> No
         database.execute(damage)
     with pytest.raises(StorageError) as refused:
         Spool(tmp_path)
-    assert [name for name in _open_files() if name.startswith(str(tmp_path))] == []
+    assert open_files(tmp_path) == []
     with pytest.raises(StorageError, match=re.escape(str(refused.value))):  # not: another process has it
         Spool(tmp_path)
 
 
-def _open_files() -> list[str]:
-    return [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
+def test_a_spool_of_another_process_is_not_held_open(tmp_path: Path) -> None:
+    with closing(Spool(tmp_path)):
+        before = open_files(tmp_path)
+        with pytest.raises(DirectoryInUseError):
+            Spool(tmp_path)
+        assert open_files(tmp_path) == before
+    assert open_files(tmp_path) == []
 
 
 def test_pins_stay_until_they_are_taken_back(spool: Spool) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
 from txmq.client.arguments import require_kind
@@ -22,7 +23,6 @@ from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, Fe
 from txmq.model import TopicPartition
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import Disk
-from txmq.runtime.ports import Lock as FileLock
 from txmq.runtime.threads import Lock
 
 FORMAT = 1
@@ -51,8 +51,9 @@ class FileOffsetStore:
         if not self._name or self._name in (".", ".."):
             raise ConfigError(f"path = {path!r}: expected the path of a file")
         self._folder = folder or ("/" if path.startswith("/") else ".")
-        self._disk, self.path = disk, path
-        self._held: FileLock | None = None
+        self._given, self.path = disk, path
+        self._disk: Disk | None = None  # while a consumer uses it
+        self._opened = ExitStack()
         self._lock = Lock()
         self._kept: dict[TopicPartition, _Kept] = {}
 
@@ -66,19 +67,16 @@ class FileOffsetStore:
             StorageError: it cannot be read.
         """
         with self._lock:
-            if self._held is not None:
+            if self._disk is not None:
                 raise DirectoryInUseError(f"{self.path} is used by another consumer of this process: a group of one")
-            try:
-                self._disk = self._disk or OSDisk(self._folder)
-                held = self._disk.lock(self._name + ".lock")
-            except OSError as error:
-                raise StorageError(f"{self.path}: {error}") from error
-            try:
-                self._kept = self._read(self._disk, group)
-            except BaseException:
-                held.release()
-                raise
-            self._held = held
+            with ExitStack() as opened:
+                try:
+                    disk = self._given or opened.enter_context(closing(OSDisk(self._folder)))
+                    opened.callback(disk.lock(self._name + ".lock").release)
+                except OSError as error:
+                    raise StorageError(f"{self.path}: {error}") from error
+                self._kept = self._read(disk, group)
+                self._disk, self._opened = disk, opened.pop_all()
 
     def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """See ``OffsetStore``."""
@@ -109,11 +107,10 @@ class FileOffsetStore:
             return refused
 
     def leave(self, group: str) -> None:
-        """Release the lock."""
+        """Release the lock and close the directory."""
         with self._lock:
-            held, self._held = self._held, None
-            if held is not None:
-                held.release()
+            self._disk = None
+            self._opened.close()
 
     # --- the file ----------------------------------------------------------------------------------------------------
 
@@ -142,7 +139,7 @@ class FileOffsetStore:
 
     def _write(self, group: str, kept: dict[TopicPartition, _Kept]) -> None:
         """Replace the file; what is kept here changes only once that is durable."""
-        if self._held is None or self._disk is None:
+        if self._disk is None:
             raise StorageError(f"{self.path}: not in use by a consumer")
         line = json.dumps({"format": FORMAT, "group": group, "partitions": [_row(*item) for item in kept.items()]})
         content = b"%b\n%08x\n" % (line.encode(), zlib.crc32(line.encode()))

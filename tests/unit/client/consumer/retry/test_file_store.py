@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.open_files import open_files
 from txmq.client.consumer.partition import DEFERRED_MESSAGES_MAX, ConsumedPartition, Waiting
 from txmq.client.consumer.retry.deferred import deferred_text, parsed
 from txmq.client.consumer.retry.file_store import RetryStore, Stored
@@ -63,8 +64,7 @@ def test_file_is_forced_at_every_commit_and_of_known_version(tmp_path: Path) -> 
     store.close()
     with pytest.raises(StorageError, match="version 99") as refused:
         RetryStore(tmp_path / "r")
-    open_files = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
-    assert [name for name in open_files if name.startswith(str(tmp_path))] == []
+    assert open_files(tmp_path) == []
     assert refused.value  # which holds what its frames hold
     (tmp_path / "bad").write_bytes(b"not a database at all, and long enough to be taken for one" * 20)
     with pytest.raises(StorageError) as told:
