@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import txmq
+from tests.crash_points import at_moment
 from tests.services.xa.mysql_orders import NAME, MySQLOrders
 from txmq import BrokerAwayError, Outcome, RolledBackError
 from txmq.client.transport.reconnecting import SILENT_S
-from txmq.runtime import crashpoints
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess, free_port
 from txmq.testing.processes.mariadb import MariaDB
@@ -238,16 +238,9 @@ def sqlite_shop(broker: BrokerProcess, tmp_path: Path) -> Iterator[Shop]:
 
 
 def test_committed_block_is_reported_soon_despite_broker_that_died_since(sqlite_shop: Shop) -> None:
-    def kill(name: str) -> None:
-        if name == "client.tx.db_committed":
-            sqlite_shop.broker.kill()
-
-    crashpoints.set_hook(kill)
     began = time.monotonic()
-    try:
+    with at_moment("client.tx.db_committed", sqlite_shop.broker.kill):
         assert sqlite_shop.order().status is txmq.SendStatus.PENDING
-    finally:
-        crashpoints.set_hook(None)
     assert time.monotonic() - began < SOON_S
     assert sqlite_shop.stock.pieces() == 9
     sqlite_shop.broker.start()

@@ -9,9 +9,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ import MySQLdb
 import pytest
 
 import txmq
+from tests.crash_points import at_moment
 from tests.services.xa.xa_owner import resources, transfer
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.client.transaction.block import Transaction
 from txmq.errors import RolledBackError, TopicClosedError
-from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import POINTS
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -130,22 +130,6 @@ def shared(servers: list[MariaDB], tmp_path_factory: pytest.TempPathFactory) -> 
 def bank(shared: Bank) -> Bank:
     shared.clear()
     return shared
-
-
-@contextmanager
-def at_moment(point: str, work: Callable[[], None]) -> Iterator[None]:
-    """Do something once when this process's own transaction reaches a crash point."""
-    todo = [work]
-
-    def hook(name: str) -> None:
-        if name == point and todo:
-            todo.pop()()
-
-    crashpoints.set_hook(hook)
-    try:
-        yield
-    finally:
-        crashpoints.set_hook(None)
 
 
 def test_rows_in_two_databases_and_messages_of_threads(bank: Bank) -> None:

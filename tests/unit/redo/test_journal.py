@@ -8,11 +8,11 @@ import random
 
 import pytest
 
+from tests.crash_points import hooked
 from txmq.errors import ConfigError, JournalFailedError, JournalFullError, TooLargeError
 from txmq.model import Lsn
 from txmq.redo.files import BALLAST, Settings, list_bases
 from txmq.redo.record_format import FILE_HEADER_SIZE, file_path, payload_size_max, record_size, unpack_file_header
-from txmq.runtime import crashpoints
 from txmq.runtime.ports import Buffer
 from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.disk_model import Op
@@ -392,13 +392,10 @@ def test_crash_points_stand_before_write_behind_it_and_behind_sync() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     seen: list[tuple[str, int, int]] = []
-    crashpoints.set_hook(lambda name: seen.append((name, disk.counts["write"], disk.counts["sync"])))
-    try:
-        writes, syncs = disk.counts["write"], disk.counts["sync"]
+    writes, syncs = disk.counts["write"], disk.counts["sync"]
+    with hooked(lambda name: seen.append((name, disk.counts["write"], disk.counts["sync"]))):
         journal.append(b"a")
         journal.sync()
-    finally:
-        crashpoints.set_hook(None)
     assert seen == [
         ("journal.append.before", writes, syncs),
         ("journal.append.written", writes + 1, syncs),

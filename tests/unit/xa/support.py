@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.crash_points import crash_at
 from txmq.client.transaction.block import Transaction
-from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource
@@ -165,30 +165,6 @@ def quiet_resolver(monkeypatch: pytest.MonkeyPatch) -> Quiet:
     quiet = Quiet()
     monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: quiet)
     return quiet
-
-
-@contextmanager
-def at_point(point: str, error: BaseException, nth: int = 1) -> Iterator[list[str]]:
-    """Raise ``error`` when a crash point is reached the nth time; yields the points reached."""
-    reached: list[str] = []
-
-    def hook(name: str) -> None:
-        reached.append(name)
-        if name == point and reached.count(name) == nth:
-            raise error
-
-    crashpoints.set_hook(hook)
-    try:
-        yield reached
-    finally:
-        crashpoints.set_hook(None)
-
-
-@contextmanager
-def crash_at(point: str) -> Iterator[list[str]]:
-    """The process dies at a crash point."""
-    with at_point(point, SimulatedCrash(point)) as reached:
-        yield reached
 
 
 def abandon(world: LastResourceFixture, value: bytes, point: str = "client.tx.prepared") -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.crash_points import at_moment, crash_at
 from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionStateError
-from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.state_machine import next_step
 from txmq.testing.simulated.broker import Fault, lost
@@ -26,7 +26,7 @@ from txmq.xa.last_resource.proof import Found, Step
 from txmq.xa.last_resource.resource_resolver import is_due
 from txmq.xa.resolver import Resolver
 
-from .support import LastResourceFixture, abandon, crash_at, quiet_resolver
+from .support import LastResourceFixture, abandon, quiet_resolver
 
 
 @pytest.fixture
@@ -120,19 +120,8 @@ def test_two_at_once_are_harmless(world: LastResourceFixture, moment: str, point
     """The second one's whole round falls into the first one's, at every place."""
     abandon(world, b"x", point)
     second = world.resolver()
-    rounds: list[int] = []
-
-    def hook(name: str) -> None:
-        if name == moment and not rounds:
-            rounds.append(0)
-            rounds[0] = second.run_once()
-
-    crashpoints.set_hook(hook)
-    try:
-        resolved = world.resolver().run_once()
-    finally:
-        crashpoints.set_hook(None)
-    assert resolved == 1
+    with at_moment(moment, second.run_once):
+        assert world.resolver().run_once() == 1
     second.run_once()
     world.check()
     assert world.rows() == ([b"x"] if point.endswith("committed") else [])
@@ -142,22 +131,17 @@ def test_an_owner_that_comes_back_behind_the_resolver_cannot_commit(world: LastR
     """A paused owner: the resolver's marker is in before its own."""
     held: list[str] = []
 
-    def hook(name: str) -> None:
-        if name == "client.tx.prepare_sent":
-            # The owner holds SQLite's write lock from BEGIN on: only a broken lock lets anybody in between.
-            held.extend(world.home.states())
-            owner = world.opened[-1]
-            owner.rollback()
-            world.home.owner_connected = False
-            assert world.resolver().run_once() == 1
-            owner.execute("BEGIN IMMEDIATE")
+    def resolve() -> None:
+        # The owner holds SQLite's write lock from BEGIN on: only a broken lock lets anybody in between.
+        held.extend(world.home.states())
+        owner = world.opened[-1]
+        owner.rollback()
+        world.home.owner_connected = False
+        assert world.resolver().run_once() == 1
+        owner.execute("BEGIN IMMEDIATE")
 
-    crashpoints.set_hook(hook)
-    try:
-        with pytest.raises(Exception, match="resolver"):
-            world.order(b"x")
-    finally:
-        crashpoints.set_hook(None)
+    with at_moment("client.tx.prepare_sent", resolve), pytest.raises(Exception, match="resolver"):
+        world.order(b"x")
     assert world.home.states() == {held[0]: "rolled-back"}
     world.check()
 

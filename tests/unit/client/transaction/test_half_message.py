@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.chains import has_circle
+from tests.crash_points import crash_at
 from tests.logged import said
 from txmq.client.transaction.checker import CheckBacks, CheckRequest
 from txmq.client.transaction.half_message import HalfMessage
@@ -26,7 +27,6 @@ from txmq.errors import (
 from txmq.log.records import TAG_HEADER
 from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol.halves import DueHalf, encode_half
-from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
 
@@ -65,19 +65,6 @@ def home() -> SimulatedBroker:
 @pytest.fixture
 def group(home: SimulatedBroker) -> Group:
     return Group(home)
-
-
-@pytest.fixture
-def crash_at() -> Iterator[Callable[[str], None]]:
-    def arm(point: str) -> None:
-        def die(name: str) -> None:
-            if name == point:
-                raise SimulatedCrash(name)
-
-        crashpoints.set_hook(die)
-
-    yield arm
-    crashpoints.set_hook(None)
 
 
 # --- the block -------------------------------------------------------------------------------------------------------
@@ -232,20 +219,16 @@ def test_ctrl_c_while_broker_is_told_does_not_undo_decision(
 
 
 @pytest.mark.parametrize("point", ["client.half.prepared", "client.half.decided", "client.check.answered"])
-def test_whoever_dies_another_member_decides(
-    home: SimulatedBroker, group: Group, crash_at: Callable[[str], None], point: str
-) -> None:
-    crash_at(point)
+def test_whoever_dies_another_member_decides(home: SimulatedBroker, group: Group, point: str) -> None:
     if point == "client.check.answered":
         group.answer = lambda _: COMMIT
         group.half()
-        with pytest.raises(SimulatedCrash):
+        with crash_at(point), pytest.raises(SimulatedCrash):
             group.group.poll()
     else:
-        with pytest.raises(SimulatedCrash), group.half():
+        with crash_at(point), pytest.raises(SimulatedCrash), group.half():
             pass
     assert list(home.states().values()) == ["prepared"]
-    crashpoints.set_hook(None)
     other = Group(home)
     other.answer = lambda _: COMMIT
     other.group.poll()

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.xa.support import at_point
+from tests.crash_points import at_moment, at_point
 from tests.unit.xa.xa_support import FakeResource, Notes, Rows, XAFixture
 from txmq.client.transaction import block as module
 from txmq.errors import (
@@ -32,7 +31,6 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.model import Outcome
-from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import POINTS, SimulatedCrash
 from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
 from txmq.xa import LastResource
@@ -73,22 +71,6 @@ def resolve(world: XAFixture, rounds: int = 3) -> None:
     for _ in range(rounds):
         resolver.run_once()
     resolver.close()
-
-
-@contextmanager
-def at_moment(point: str, work: Callable[[], None]) -> Iterator[None]:
-    """Do something once when a crash point is reached."""
-    todo = [work]
-
-    def hook(name: str) -> None:
-        if name == point and todo:
-            todo.pop()()
-
-    crashpoints.set_hook(hook)
-    try:
-        yield
-    finally:
-        crashpoints.set_hook(None)
 
 
 # --- the way through -------------------------------------------------------------------------------------------------

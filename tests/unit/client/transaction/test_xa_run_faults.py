@@ -11,12 +11,12 @@ from typing import Final
 
 import pytest
 
+from tests.crash_points import at_moment
 from tests.unit.xa.xa_support import Notes
 from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
 from txmq.errors import BrokerAwayError, OutcomeUnknownError, OverloadedError, RolledBackError, TxmqError
 from txmq.model import Outcome
-from txmq.runtime import crashpoints
 from txmq.testing.simulated.broker import Fault as HomeFault
 from txmq.testing.simulated.broker import SimulatedBroker, lost
 from txmq.testing.simulated.xa_answers import Fault, SimulatedError
@@ -168,16 +168,11 @@ def test_broker_silent_during_prepare_is_not_sent_decide(pair: Pair, monkeypatch
     def silent(_deadline: float) -> None:
         raise BrokerAwayError("does not answer")
 
-    def fall_silent(point: str) -> None:
-        if point == "client.xa.all_prepared":
-            monkeypatch.setattr(pair.home, "reach", silent)
+    def fall_silent() -> None:
+        monkeypatch.setattr(pair.home, "reach", silent)
 
-    crashpoints.set_hook(fall_silent)
-    try:
-        with pytest.raises(RolledBackError) as caught:
-            pair.transfer(b"x")
-    finally:
-        crashpoints.set_hook(None)
+    with at_moment("client.xa.all_prepared", fall_silent), pytest.raises(RolledBackError) as caught:
+        pair.transfer(b"x")
     assert isinstance(caught.value, BrokerAwayError)
     assert pair.home.requests == ["rollback"]
     pair.check()

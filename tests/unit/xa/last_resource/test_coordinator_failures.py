@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash_points import at_point, crash_at
 from txmq.client.transaction import block as module
 from txmq.client.transaction.current import current_transaction
 from txmq.errors import (
@@ -35,7 +36,7 @@ from txmq.testing.simulated.broker import Fault, lost
 from txmq.xa import LastResource
 from txmq.xa.resolver import Resolver
 
-from ..support import NAME, LastResourceFixture, Quiet, at_point, crash_at, quiet_resolver
+from ..support import NAME, LastResourceFixture, Quiet, quiet_resolver
 
 # But for the one of drivers that send several statements in a packet: tests/services/xa/test_last_resource_mysql.py.
 OWNER_POINTS = sorted({point for point in POINTS if point.startswith("client.tx.")} - {"client.tx.db_commit_sent"})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.crash_points import at_moment, at_point, crash_at
 from tests.logged import said
 from txmq.client.transaction import block as module
 from txmq.errors import (
@@ -21,7 +22,6 @@ from txmq.errors import (
     TransactionConflictError,
     UnavailableError,
 )
-from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.broker import FakeReply, Fault, lost
 from txmq.xa.resolver import Resolver
@@ -30,7 +30,6 @@ from txmq.xa.two_phase.branch import Bqual, encode_bqual
 from txmq.xa.two_phase.branch_resolver import BranchResolver
 from txmq.xid import FORMAT_ID, Xid
 
-from ..support import at_point, crash_at
 from ..xa_support import FakeResource, Notes, Prepared, XAFixture, external_branch
 
 POINTS = ["resolver.xa.committed", "resolver.xa.completed", "resolver.xa.fenced", "resolver.xa.rolled_back"]
@@ -352,18 +351,8 @@ def test_two_at_once_are_harmless(world: XAFixture, moment: str, point: str) -> 
     """The second one's whole round falls into the first one's, at every place."""
     abandon(world, point)
     second = world.resolver()
-    done: list[str] = []
-
-    def hook(name: str) -> None:
-        if name == moment and not done:
-            done.append(name)
-            second.run_once()
-
-    crashpoints.set_hook(hook)
-    try:
+    with at_moment(moment, second.run_once):
         rounds(world, 2, world.resolver())
-    finally:
-        crashpoints.set_hook(None)
     second.run_once()
     world.check()
     assert world.databases[0].rows == ([b"x"] if point.endswith("decided") else [])

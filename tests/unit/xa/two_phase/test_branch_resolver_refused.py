@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.crash_points import crash_at
 from tests.logged import said
 from txmq.client.transaction import block as module
 from txmq.errors import OverloadedError
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.broker import Fault
 
-from ..support import crash_at
 from ..xa_support import Notes, XAFixture
 
 
