@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,35 +14,25 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException
 
 import txmq
+from tests.services.sqlite_shop import INSERT, SQLiteShop
 from txmq.client.transaction.block import Transaction
 from txmq.errors import TransactionStateError
 from txmq.testing.processes.broker import BrokerProcess
-from txmq.xa import LastResource
-
-INSERT = "INSERT INTO orders (value) VALUES (?)"
 
 
-class Service:
-    """An application over SQLite and a broker; each request is one transaction."""
+class Service(SQLiteShop):
+    """A web application; each request is one transaction."""
 
     def __init__(self, broker: BrokerProcess, path: Path) -> None:
-        self.path, self.client = path, txmq.connect(broker.address)
-        self.producer = self.client.producer()
-        self.opened: list[sqlite3.Connection] = []
-        self.db = LastResource("shop", connect=self.connect)
+        super().__init__(broker, path)
         self.ended: list[txmq.Outcome] = []
         self.app = FastAPI()
-
-    def connect(self) -> sqlite3.Connection:
-        """A connection that any thread may use, one at a time: a request changes threads."""
-        self.opened.append(sqlite3.connect(self.path, timeout=30.0, check_same_thread=False))
-        return self.opened[-1]
 
     def unit(self) -> Iterator[Transaction]:
         """The ordinary synchronous dependency."""
         tx = None
         try:
-            with self.producer.transaction(self.db) as tx:
+            with self.producer.transaction(self.resource) as tx:
                 yield tx
         finally:
             if tx is not None:
@@ -51,13 +40,13 @@ class Service:
 
     async def unit_on_the_loop(self) -> AsyncIterator[Transaction]:
         """The asynchronous one."""
-        with self.producer.transaction(self.db) as tx:
+        with self.producer.transaction(self.resource) as tx:
             yield tx
 
     def lent(self) -> Iterator[Any]:
         """A dependency that hands out the connection, and no transaction."""
-        with self.producer.transaction(self.db) as tx:
-            yield tx.connection(self.db)
+        with self.producer.transaction(self.resource) as tx:
+            yield tx.connection(self.resource)
             self.producer.send("orders", b"from the dependency's end", key=b"k")
 
     def post(self, path: str) -> int:
@@ -70,45 +59,22 @@ class Service:
 
         return asyncio.run(ask())
 
-    def rows(self) -> list[bytes]:
-        """What is committed in the database."""
-        connection = sqlite3.connect(self.path)
-        found = [value for (value,) in connection.execute("SELECT value FROM orders ORDER BY id")]
-        connection.close()
-        return found
-
-    def messages(self) -> list[bytes | None]:
-        """What readers see."""
-        return [message.value for message in self.client.browse("orders")]
-
-    def close(self) -> None:
-        """The process ends."""
-        for connection in self.opened:
-            connection.close()
-        self.client.close()
-
 
 @pytest.fixture
 def service(broker: BrokerProcess, tmp_path: Path) -> Iterator[Service]:
-    made = Service(broker, tmp_path / "shop.db")
-    made.client.topics.create("orders")
-    connection = made.connect()
-    connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, value BLOB)")
-    connection.commit()
-    made.db.install(made.client)
-    yield made
-    made.close()
+    with Service.installed(broker, tmp_path / "shop.db") as service:
+        yield service
 
 
 def test_a_message_sent_by_name_is_committed_with_its_row(service: Service) -> None:
     @service.app.post("/{value}")
     def order(value: str, tx: Any = Depends(service.unit)) -> None:
-        tx.connection(service.db).execute(INSERT, (value.encode(),))
+        tx.connection(service.resource).execute(INSERT, (value.encode(),))
         tx.send("orders", value.encode(), key=b"k")
 
     @service.app.post("/async/{value}")
     async def order_on_the_loop(value: str, tx: Any = Depends(service.unit)) -> None:
-        tx.connection(service.db).execute(INSERT, (value.encode(),))
+        tx.connection(service.resource).execute(INSERT, (value.encode(),))
         tx.send("orders", value.encode(), key=b"k")
 
     assert [service.post(path) for path in ("/1", "/async/2", "/3")] == [200] * 3
@@ -121,7 +87,7 @@ def test_message_naming_no_block_is_refused_at_its_row(service: Service) -> None
 
     @service.app.post("/{value}")
     def order(value: str, tx: Any = Depends(service.unit)) -> None:
-        tx.connection(service.db).execute(INSERT, (value.encode(),))
+        tx.connection(service.resource).execute(INSERT, (value.encode(),))
         try:
             service.producer.send("orders", value.encode(), key=b"k")
         except TransactionStateError as error:
@@ -137,7 +103,7 @@ def test_message_naming_no_block_is_refused_at_its_row(service: Service) -> None
 def test_failed_request_leaves_nothing_and_a_free_database(service: Service) -> None:
     @service.app.post("/{value}")
     def order(value: str, tx: Any = Depends(service.unit)) -> None:
-        tx.connection(service.db).execute(INSERT, (value.encode(),))
+        tx.connection(service.resource).execute(INSERT, (value.encode(),))
         tx.send("orders", value.encode(), key=b"k")
         if value == "bad":
             raise ValueError(value)
@@ -154,12 +120,12 @@ def test_failed_request_leaves_nothing_and_a_free_database(service: Service) -> 
 def test_an_asynchronous_dependencys_block_is_joined(service: Service) -> None:
     @service.app.post("/async/{value}")
     async def on_the_loop(value: str, tx: Any = Depends(service.unit_on_the_loop)) -> None:
-        tx.connection(service.db).execute(INSERT, (value.encode(),))
+        tx.connection(service.resource).execute(INSERT, (value.encode(),))
         service.producer.send("orders", value.encode(), key=b"k")
 
     @service.app.post("/{value}")
     def in_a_thread(value: str, tx: Any = Depends(service.unit_on_the_loop)) -> None:
-        tx.connection(service.db).execute(INSERT, (value.encode(),))
+        tx.connection(service.resource).execute(INSERT, (value.encode(),))
         service.producer.send("orders", value.encode(), key=b"k")
 
     assert [service.post(path) for path in ("/async/1", "/2")] == [200, 200]

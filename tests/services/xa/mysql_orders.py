@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import threading
+from contextlib import suppress
 from typing import Any
+
+import MySQLdb
 
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
@@ -13,10 +15,11 @@ from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.mysql.recovery import MySQLRecovery
 from txmq.xid import TxId
 
+from .mysql_database import MySQLDatabase
+
 CLUSTER = "00000000000000c1"
 NAME = "orders-db"
 _numbers = itertools.count(1)
-_pause = threading.Event()  # never set
 
 
 def new_txid() -> str:
@@ -24,36 +27,18 @@ def new_txid() -> str:
     return str(TxId(0xC1, 0xB1, 1, next(_numbers)))
 
 
-class MySQLOrders:
+class MySQLOrders(MySQLDatabase):
     """One database with a table ``orders``, installed as a resource."""
 
     def __init__(self, server: MariaDB, **options: Any) -> None:
-        self.server, self.database = server, f"d{next(_numbers)}"
-        server.execute(f"CREATE DATABASE {self.database}")
+        super().__init__(server)
         self.execute("CREATE TABLE orders (id INT PRIMARY KEY, value VARCHAR(200)) ENGINE=InnoDB")
-        self.opened: list[Any] = []
         self.resource = self.new_resource(**options)
         self.resource.install()
 
     def new_resource(self, **options: Any) -> MySQLResource:
         """The same database as another process sees it."""
         return MySQLResource(NAME, connect=self.connect, **options)
-
-    def connect(self, **arguments: Any) -> Any:
-        """What the application gives as ``connect=``."""
-        connection = self.server.connect(**({"db": self.database} | arguments))
-        self.opened.append(connection)
-        return connection
-
-    def execute(self, sql: str) -> list[tuple[Any, ...]]:
-        """Somebody else's statement, committed at once."""
-        connection = self.server.connect(db=self.database, autocommit=True)
-        try:
-            cursor = connection.cursor()
-            cursor.execute(sql)
-            return list(cursor.fetchall()) if cursor.description is not None else []
-        finally:
-            connection.close()
 
     def enlist(self, timeout: float = 30.0, connection: Any = None, txid: str | None = None) -> MySQLBranch:
         """Begin a branch."""
@@ -98,24 +83,11 @@ class MySQLOrders:
 
     def resolve_everything(self) -> None:
         """Roll back what a test left prepared, so that the next one starts on a clean server."""
-        for connection in self.opened:
-            try:
-                connection.close()
-            except Exception:  # noqa: BLE001  it was closed before
-                continue
+        self.disconnect()
         eventually(self._nothing_is_prepared, "nothing is prepared")
 
     def _nothing_is_prepared(self) -> bool:
-        connection = self.server.connect(autocommit=True)
-        try:
-            cursor = connection.cursor()
-            cursor.execute("XA RECOVER FORMAT='SQL'")
-            for *_, xid in cursor.fetchall():
-                try:
-                    cursor.execute(f"XA ROLLBACK {xid}")
-                except Exception:  # noqa: BLE001  its owner's session has not ended yet
-                    continue
-            cursor.execute("XA RECOVER")
-            return not cursor.fetchall()
-        finally:
-            connection.close()
+        for *_, xid in self.execute("XA RECOVER FORMAT='SQL'"):
+            with suppress(MySQLdb.Error):  # its owner's session has not ended yet
+                self.execute(f"XA ROLLBACK {xid}")
+        return not self.listed()

@@ -20,22 +20,18 @@ from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 from txmq.xid import xid_sql
 
-from .test_last_resource_mysql import Shop
+from .mysql_shop import MySQLShop
 
 ENDS = ["COMMIT", "CREATE TABLE u (i INT)", "TRUNCATE txmq_marker"]
 
 
 @pytest.fixture
-def shop(broker: BrokerProcess, mariadb: MariaDB) -> Iterator[Shop]:
-    made = Shop(broker, mariadb)
-    made.client.topics.create(made.topic)
-    made.execute("CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, value VARBINARY(100)) ENGINE=InnoDB")
-    made.resource.install(made.client)
-    yield made
-    made.die()
+def shop(broker: BrokerProcess, mariadb: MariaDB) -> Iterator[MySQLShop]:
+    with MySQLShop.installed(broker, mariadb) as shop:
+        yield shop
 
 
-def _kept(shop: Shop) -> dict[str, list[str]]:
+def _kept(shop: MySQLShop) -> dict[str, list[str]]:
     return {
         row["txid"]: [fact["what"] for fact in row["heuristics"]]
         for row in shop.client.transactions.list(state="heuristic")
@@ -45,7 +41,7 @@ def _kept(shop: Shop) -> dict[str, list[str]]:
 @pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("statement", ENDS)
 def test_statement_failing_behind_it_is_a_hazard_listed_until_forgotten(
-    shop: Shop, broker: BrokerProcess, statement: str, is_packed: bool
+    shop: MySQLShop, broker: BrokerProcess, statement: str, is_packed: bool
 ) -> None:
     shop.arguments = {"multi_statements": is_packed}
     tx = shop.producer.transaction(shop.resource)
@@ -68,7 +64,7 @@ def test_statement_failing_behind_it_is_a_hazard_listed_until_forgotten(
 
 
 @pytest.mark.parametrize("statement", ENDS)
-def test_an_exception_behind_it_goes_on_with_a_note(shop: Shop, statement: str) -> None:
+def test_an_exception_behind_it_goes_on_with_a_note(shop: MySQLShop, statement: str) -> None:
     with pytest.raises(ZeroDivisionError) as caught, shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
         tx.connection(shop.resource).cursor().execute(statement)
@@ -78,7 +74,7 @@ def test_an_exception_behind_it_goes_on_with_a_note(shop: Shop, statement: str) 
     assert _kept(shop) == {tx.txid: ["heuristic-hazard"]}
 
 
-def test_broker_that_was_down_meanwhile_keeps_the_hazard(shop: Shop, broker: BrokerProcess) -> None:
+def test_broker_that_was_down_meanwhile_keeps_the_hazard(shop: MySQLShop, broker: BrokerProcess) -> None:
     shop.order(b"1")
     with pytest.raises(ZeroDivisionError), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"2")
@@ -93,7 +89,7 @@ def test_broker_that_was_down_meanwhile_keeps_the_hazard(shop: Shop, broker: Bro
     assert (shop.rows(), shop.messages()) == ([b"1", b"2"], [b"1"])
 
 
-def _deadlock(shop: Shop, tx: Any) -> None:
+def _deadlock(shop: MySQLShop, tx: Any) -> None:
     """Let the block's statement be the victim: the other transaction has written more."""
     other = shop.connect()
     theirs = other.cursor()
@@ -113,7 +109,7 @@ def _deadlock(shop: Shop, tx: Any) -> None:
 
 
 @pytest.mark.parametrize("is_caught", [True, False])
-def test_a_deadlock_explains_the_savepoint_that_is_gone(shop: Shop, is_caught: bool) -> None:
+def test_a_deadlock_explains_the_savepoint_that_is_gone(shop: MySQLShop, is_caught: bool) -> None:
     for value in (b"1", b"2"):
         shop.order(value)
     expected: tuple[type[Exception], str] = (RolledBackError, "1213") if is_caught else (MySQLdb.Error, "1213")
@@ -128,7 +124,7 @@ def test_a_deadlock_explains_the_savepoint_that_is_gone(shop: Shop, is_caught: b
     assert shop.rows() == shop.messages() == [b"1", b"2"]
 
 
-def test_deadlock_on_a_connection_of_the_caller_is_explained(shop: Shop) -> None:
+def test_deadlock_on_a_connection_of_the_caller_is_explained(shop: MySQLShop) -> None:
     for value in (b"1", b"2"):
         shop.order(value)
     own = shop.connect()
@@ -151,7 +147,7 @@ class _Plain:
         return self._connection
 
 
-def test_lock_that_was_waited_for_in_vain_leaves_savepoint(shop: Shop) -> None:
+def test_lock_that_was_waited_for_in_vain_leaves_savepoint(shop: MySQLShop) -> None:
     shop.order(b"1")
     holder = shop.connect()
     holder.cursor().execute("UPDATE orders SET value = 'held' WHERE id = 1")
@@ -164,7 +160,7 @@ def test_lock_that_was_waited_for_in_vain_leaves_savepoint(shop: Shop) -> None:
     assert (tx.outcome, _kept(shop)) == (txmq.Outcome.ROLLED_BACK, {})
 
 
-def test_behind_it_such_lock_explains_nothing_where_server_keeps_transaction(shop: Shop) -> None:
+def test_behind_it_such_lock_explains_nothing_where_server_keeps_transaction(shop: MySQLShop) -> None:
     shop.order(b"1")
     holder = shop.connect()
     with pytest.raises(HeuristicHazardError), shop.producer.transaction(shop.resource) as tx:
@@ -191,7 +187,7 @@ def _end_by_hand(tx: Any, connection: Any, *verbs: str) -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_branch_that_body_has_committed_by_hand_is_hazard(shop: Shop, fails: bool) -> None:
+def test_branch_that_body_has_committed_by_hand_is_hazard(shop: MySQLShop, fails: bool) -> None:
     resource = MySQLResource("shop", connect=shop.connect)
     expected = ZeroDivisionError if fails else HeuristicHazardError
     with pytest.raises(expected) as caught, shop.producer.transaction(resource) as tx:
@@ -207,7 +203,7 @@ def test_branch_that_body_has_committed_by_hand_is_hazard(shop: Shop, fails: boo
     assert shop.client.outcome(tx.txid) is txmq.Outcome.UNKNOWN
 
 
-def test_branch_that_body_has_only_ended_is_rolled_back(shop: Shop) -> None:
+def test_branch_that_body_has_only_ended_is_rolled_back(shop: MySQLShop) -> None:
     resource = MySQLResource("shop", connect=shop.connect)
     with pytest.raises(RolledBackError, match="1399") as caught, shop.producer.transaction(resource) as tx:
         connection = tx.connection(resource)
@@ -218,7 +214,7 @@ def test_branch_that_body_has_only_ended_is_rolled_back(shop: Shop) -> None:
     assert (_kept(shop), caught.value.retriable) == ({}, False)
 
 
-def test_ddl_in_branch_is_refused_by_server_and_dooms_it(shop: Shop) -> None:
+def test_ddl_in_branch_is_refused_by_server_and_dooms_it(shop: MySQLShop) -> None:
     resource = MySQLResource("shop", connect=shop.connect)
     with pytest.raises(RolledBackError, match="1399"), shop.producer.transaction(resource) as tx:
         cursor = tx.connection(resource).cursor()
@@ -235,7 +231,9 @@ def test_ddl_in_branch_is_refused_by_server_and_dooms_it(shop: Shop) -> None:
 
 @pytest.mark.parametrize("kind", [LastResource, MySQLResource])
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_duplicate_in_a_savepoint_undoes_only_its_rows_and_messages(shop: Shop, kind: Any, is_packed: bool) -> None:
+def test_duplicate_in_a_savepoint_undoes_only_its_rows_and_messages(
+    shop: MySQLShop, kind: Any, is_packed: bool
+) -> None:
     shop.arguments = {"multi_statements": is_packed}
     resource = kind("shop", connect=shop.connect)
     with shop.producer.transaction(resource) as tx:
@@ -254,7 +252,7 @@ def test_duplicate_in_a_savepoint_undoes_only_its_rows_and_messages(shop: Shop, 
     assert shop.rows() == shop.messages() == [b"before", b"behind"]
 
 
-def test_a_deadlock_in_a_savepoint_dooms_the_block(shop: Shop) -> None:
+def test_a_deadlock_in_a_savepoint_dooms_the_block(shop: MySQLShop) -> None:
     for value in (b"1", b"2"):
         shop.order(value)
     tx = shop.producer.transaction(shop.resource)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +17,10 @@ import MySQLdb.cursors
 import pytest
 
 import txmq
+from tests.crash_points import at_moment, crash_at
+from tests.services.xa.mysql_shop import MySQLShop
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.errors import ConfigError, HeuristicError, OutcomeUnknownError, RolledBackError, TransactionStateError
-from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -30,99 +30,17 @@ from txmq.xa import LastResource
 from txmq.xa.database.installation import CHECK_EVERY_S, DatabaseSession
 from txmq.xa.last_resource.branch import BEGUN_FRESH_S
 
-_numbers = itertools.count(1)
-
-
-class Shop:
-    """An order database and a client."""
-
-    def __init__(self, broker: BrokerProcess, server: MariaDB, database: str = "") -> None:
-        self.broker, self.server = broker, server
-        self.database = self.topic = database or f"shop{next(_numbers)}"
-        server.execute(f"CREATE DATABASE IF NOT EXISTS {self.database}")
-        self.client = txmq.connect(broker.address)
-        self.producer = self.client.producer()
-        self.opened: list[Any] = []
-        self.arguments: dict[str, Any] = {}
-        self.resource = LastResource("shop", connect=self.connect)
-
-    def connect(self) -> Any:
-        """A connection of this process."""
-        self.opened.append(self.server.connect(**({"db": self.database} | self.arguments)))
-        return self.opened[-1]
-
-    def execute(self, sql: str) -> list[tuple[Any, ...]]:
-        """Somebody else's statement, committed at once."""
-        connection = self.server.connect(db=self.database, autocommit=True)
-        try:
-            cursor = connection.cursor()
-            cursor.execute(sql)
-            return list(cursor.fetchall()) if cursor.description is not None else []
-        finally:
-            connection.close()
-
-    def order(self, value: bytes, resource: Any = None, timeout: float = 30.0) -> txmq.Outcome:
-        """A row and its message."""
-        with self.producer.transaction(resource or self.resource, timeout=timeout) as tx:
-            self.insert(tx, value)
-        return tx.outcome
-
-    def insert(self, tx: Any, value: bytes) -> None:
-        """The row and the message."""
-        tx.connection(self.resource).cursor().execute("INSERT INTO orders (value) VALUES (%s)", (value,))
-        self.producer.send(self.topic, value, key=b"k")
-
-    def rows(self) -> list[bytes]:
-        """The rows in order."""
-        return [value for (value,) in self.execute("SELECT value FROM orders ORDER BY id")]
-
-    def messages(self) -> list[bytes | None]:
-        """The messages in order."""
-        return [message.value for message in self.client.browse(self.topic)]
-
-    def is_resolved(self) -> bool:
-        """Whether nothing is in doubt."""
-        return list(self.client.transactions.list(state="in-doubt")) == []
-
-    def die(self) -> None:
-        """The process ends."""
-        for connection in self.opened:
-            with suppress(MySQLdb.Error):
-                connection.close()
-        self.client.close()
-
 
 @pytest.fixture
-def shop(shared_broker: BrokerProcess, mariadb: MariaDB) -> Iterator[Shop]:
-    shop = Shop(shared_broker, mariadb)
-    shop.client.topics.create(shop.topic)
-    shop.execute("CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, value VARBINARY(100)) ENGINE=InnoDB")
-    shop.resource.install(shop.client)
-    yield shop
-    shop.die()
-
-
-def at(point: str, action: Any) -> Any:
-    """Do something when a crash point is reached for the first time."""
-    left = [action]
-
-    def hook(name: str) -> None:
-        if name == point and left:
-            left.pop()()
-
-    return hook
-
-
-@pytest.fixture
-def hook() -> Iterator[Any]:
-    yield crashpoints.set_hook
-    crashpoints.set_hook(None)
+def shop(shared_broker: BrokerProcess, mariadb: MariaDB) -> Iterator[MySQLShop]:
+    with MySQLShop.installed(shared_broker, mariadb) as shop:
+        yield shop
 
 
 # --- rows and messages -----------------------------------------------------------------------------------------------
 
 
-def test_rows_and_messages_of_threads_agree(shop: Shop) -> None:
+def test_rows_and_messages_of_threads_agree(shop: MySQLShop) -> None:
     with ThreadPoolExecutor(4) as threads:
         outcomes = list(threads.map(shop.order, [b"%d" % number for number in range(100)]))
     assert set(outcomes) == {txmq.Outcome.COMMITTED}
@@ -130,7 +48,7 @@ def test_rows_and_messages_of_threads_agree(shop: Shop) -> None:
     assert sorted(shop.rows()) == sorted(message or b"" for message in shop.messages())
 
 
-def test_messages_of_rows_with_lock_conflicts_follow_order_of_rows(shop: Shop) -> None:
+def test_messages_of_rows_with_lock_conflicts_follow_order_of_rows(shop: MySQLShop) -> None:
     shop.execute("CREATE TABLE counter (n INT) ENGINE=InnoDB")
     shop.execute("INSERT INTO counter VALUES (0)")
 
@@ -146,7 +64,7 @@ def test_messages_of_rows_with_lock_conflicts_follow_order_of_rows(shop: Shop) -
     assert shop.messages() == [b"%d" % number for number in range(1, 81)]
 
 
-def test_a_body_that_raises_leaves_neither_row_nor_message(shop: Shop) -> None:
+def test_a_body_that_raises_leaves_neither_row_nor_message(shop: MySQLShop) -> None:
     with pytest.raises(ZeroDivisionError), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
         _ = 1 / 0
@@ -155,7 +73,7 @@ def test_a_body_that_raises_leaves_neither_row_nor_message(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("cursors", ["DictCursor", "SSCursor"])
-def test_connections_with_other_cursors_and_without_unicode_work(shop: Shop, cursors: str) -> None:
+def test_connections_with_other_cursors_and_without_unicode_work(shop: MySQLShop, cursors: str) -> None:
     shop.arguments = {"cursorclass": getattr(MySQLdb.cursors, cursors), "use_unicode": False}
     shop.resource = LastResource("shop", connect=shop.connect)
     shop.resource.install(shop.client)
@@ -163,7 +81,7 @@ def test_connections_with_other_cursors_and_without_unicode_work(shop: Shop, cur
     assert shop.messages() == shop.rows() == [b"1"]
 
 
-def test_a_connection_of_the_caller_stays_open_and_idle(shop: Shop) -> None:
+def test_a_connection_of_the_caller_stays_open_and_idle(shop: MySQLShop) -> None:
     connection = shop.connect()
     for number in range(2):
         with shop.producer.transaction(shop.resource.using(connection)) as tx:
@@ -177,7 +95,7 @@ def test_a_connection_of_the_caller_stays_open_and_idle(shop: Shop) -> None:
 # --- what dooms a transaction ----------------------------------------------------------------------------------------
 
 
-def test_a_failed_statement_dooms_the_transaction(shop: Shop) -> None:
+def test_a_failed_statement_dooms_the_transaction(shop: MySQLShop) -> None:
     with pytest.raises(RolledBackError, match="Duplicate") as caught, shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
         with suppress(MySQLdb.IntegrityError):
@@ -186,7 +104,7 @@ def test_a_failed_statement_dooms_the_transaction(shop: Shop) -> None:
     assert (shop.rows(), shop.messages()) == ([], [])
 
 
-def test_a_lock_that_is_held_dooms_the_transaction(shop: Shop) -> None:
+def test_a_lock_that_is_held_dooms_the_transaction(shop: MySQLShop) -> None:
     shop.order(b"1")
     holder = shop.connect()
     holder.cursor().execute("UPDATE orders SET value = 'held' WHERE id = 1")
@@ -202,7 +120,7 @@ def test_a_lock_that_is_held_dooms_the_transaction(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("leave", [lambda c: c.execute("SELECT 1"), lambda c: c.close(), lambda c: None])
-def test_later_statement_of_one_text_that_fails_unread_dooms_transaction(shop: Shop, leave: Any) -> None:
+def test_later_statement_of_one_text_that_fails_unread_dooms_transaction(shop: MySQLShop, leave: Any) -> None:
     with pytest.raises(RolledBackError, match="Duplicate"), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
         cursor = tx.connection(shop.resource).cursor()
@@ -212,7 +130,7 @@ def test_later_statement_of_one_text_that_fails_unread_dooms_transaction(shop: S
     assert (shop.rows(), shop.messages()) == ([], [])
 
 
-def test_error_that_comes_out_when_cursors_block_ends_dooms_transaction(shop: Shop) -> None:
+def test_error_that_comes_out_when_cursors_block_ends_dooms_transaction(shop: MySQLShop) -> None:
     with pytest.raises(RolledBackError, match="Duplicate"), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
         with suppress(MySQLdb.IntegrityError), tx.connection(shop.resource).cursor() as cursor:
@@ -251,7 +169,7 @@ class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the drive
         super().commit()
 
 
-def noting(shop: Shop, clock: SimClock, **arguments: Any) -> LastResource:
+def noting(shop: MySQLShop, clock: SimClock, **arguments: Any) -> LastResource:
     """The same database through noting connections, by a clock turned by hand."""
     Noting.seen.clear()
     known = shop.server.connect_arguments() | {"db": shop.database} | arguments
@@ -259,7 +177,7 @@ def noting(shop: Shop, clock: SimClock, **arguments: Any) -> LastResource:
     return shop.resource
 
 
-def idle(shop: Shop) -> DatabaseSession:
+def idle(shop: MySQLShop) -> DatabaseSession:
     """The connection that the next block takes."""
     session = shop.resource._pool.take()
     assert session is not None
@@ -267,14 +185,14 @@ def idle(shop: Shop) -> DatabaseSession:
     return session
 
 
-def sent_by_an_order(shop: Shop) -> list[Any]:
+def sent_by_an_order(shop: MySQLShop) -> list[Any]:
     """The packets of one more transaction."""
     Noting.seen.clear()
     assert shop.order(b"a") is txmq.Outcome.COMMITTED
     return list(Noting.seen)
 
 
-def test_transaction_costs_three_round_trips_and_six_with_single_statements(shop: Shop) -> None:
+def test_transaction_costs_three_round_trips_and_six_with_single_statements(shop: MySQLShop) -> None:
     clock = SimClock()
     for is_packed, trips in ((True, [3, 3, 4, 3]), (False, [6, 6, 6, 6])):
         resource = noting(shop, clock, multi_statements=is_packed)
@@ -288,7 +206,7 @@ def test_transaction_costs_three_round_trips_and_six_with_single_statements(shop
     assert len(shop.rows()) == len(shop.messages()) == 10
 
 
-def test_tables_are_checked_again_each_minute_also_on_begun_connections(shop: Shop) -> None:
+def test_tables_are_checked_again_each_minute_also_on_begun_connections(shop: MySQLShop) -> None:
     clock = SimClock()
     noting(shop, clock)
     sent_by_an_order(shop)
@@ -300,7 +218,7 @@ def test_tables_are_checked_again_each_minute_also_on_begun_connections(shop: Sh
     assert len(shop.rows()) == len(shop.messages()) == 4
 
 
-def test_idle_begun_connection_locks_nothing_and_has_no_snapshot(shop: Shop) -> None:
+def test_idle_begun_connection_locks_nothing_and_has_no_snapshot(shop: MySQLShop) -> None:
     noting(shop, SimClock())
     sent_by_an_order(shop)
     assert shop.execute("SELECT trx_id FROM information_schema.innodb_trx") == []
@@ -315,7 +233,7 @@ def test_idle_begun_connection_locks_nothing_and_has_no_snapshot(shop: Shop) -> 
 
 
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK"])
-def test_body_that_ends_transaction_begun_ahead_is_heuristic(shop: Shop, statement: str) -> None:
+def test_body_that_ends_transaction_begun_ahead_is_heuristic(shop: MySQLShop, statement: str) -> None:
     noting(shop, SimClock())
     sent_by_an_order(shop)
     with pytest.raises(HeuristicError, match="by itself"), shop.producer.transaction(shop.resource) as tx:
@@ -325,7 +243,7 @@ def test_body_that_ends_transaction_begun_ahead_is_heuristic(shop: Shop, stateme
     assert sent_by_an_order(shop)[0].startswith("BEGIN")
 
 
-def test_connection_ended_by_the_server_dooms_only_an_immediate_block(shop: Shop) -> None:
+def test_connection_ended_by_the_server_dooms_only_an_immediate_block(shop: MySQLShop) -> None:
     clock = SimClock()
     for passed_s in (BEGUN_FRESH_S / 2, 2 * BEGUN_FRESH_S):
         noting(shop, clock)
@@ -340,7 +258,7 @@ def test_connection_ended_by_the_server_dooms_only_an_immediate_block(shop: Shop
     assert shop.rows() == shop.messages() == [b"a", b"b", b"a", b"b"]
 
 
-def test_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop: Shop) -> None:
+def test_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop: MySQLShop) -> None:
     noting(shop, SimClock())
     assert shop.order(b"1") is txmq.Outcome.COMMITTED
     number = idle(shop).connection.thread_id()
@@ -353,7 +271,7 @@ def test_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop: S
 
 @pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "BEGIN", "CREATE TABLE u (i INT)", "TRUNCATE txmq_marker"])
-def test_body_that_ends_transaction_by_itself_is_heuristic(shop: Shop, statement: str, is_packed: bool) -> None:
+def test_body_that_ends_transaction_by_itself_is_heuristic(shop: MySQLShop, statement: str, is_packed: bool) -> None:
     shop.arguments = {"multi_statements": is_packed}
     with pytest.raises(HeuristicError, match="by itself"), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
@@ -363,7 +281,7 @@ def test_body_that_ends_transaction_by_itself_is_heuristic(shop: Shop, statement
     assert shop.order(b"next") is txmq.Outcome.COMMITTED
 
 
-def test_a_killed_session_is_rolled_back(shop: Shop) -> None:
+def test_a_killed_session_is_rolled_back(shop: MySQLShop) -> None:
     with pytest.raises(RolledBackError), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
         shop.execute(f"KILL {shop.opened[-1].thread_id()}")
@@ -374,7 +292,7 @@ def test_a_killed_session_is_rolled_back(shop: Shop) -> None:
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_tables_that_cannot_roll_back_are_refused_unless_named(shop: Shop) -> None:
+def test_tables_that_cannot_roll_back_are_refused_unless_named(shop: MySQLShop) -> None:
     shop.execute("CREATE TABLE cache (i INT) ENGINE=MyISAM")
     with pytest.raises(ConfigError, match=r"cache \(MyISAM\).*ignore_tables"):
         shop.order(b"x")
@@ -382,7 +300,7 @@ def test_tables_that_cannot_roll_back_are_refused_unless_named(shop: Shop) -> No
     assert shop.order(b"x") is txmq.Outcome.COMMITTED
 
 
-def test_weak_durability_is_refused(shop: Shop) -> None:
+def test_weak_durability_is_refused(shop: MySQLShop) -> None:
     shop.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
     try:
         with pytest.raises(ConfigError, match="innodb_flush_log_at_trx_commit = 2"):
@@ -391,7 +309,7 @@ def test_weak_durability_is_refused(shop: Shop) -> None:
         shop.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
 
 
-def test_connections_in_autocommit_or_in_a_transaction_are_refused(shop: Shop) -> None:
+def test_connections_in_autocommit_or_in_a_transaction_are_refused(shop: MySQLShop) -> None:
     connection = shop.connect()
     connection.autocommit(True)
     with pytest.raises(TransactionStateError, match="autocommit"):
@@ -407,16 +325,12 @@ def test_connections_in_autocommit_or_in_a_transaction_are_refused(shop: Shop) -
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_commit_sent", "client.tx.db_committed"])
 def test_what_dead_client_left_is_settled_by_thread_of_another(
-    shop: Shop, shared_broker: BrokerProcess, hook: Any, point: str
+    shop: MySQLShop, shared_broker: BrokerProcess, point: str
 ) -> None:
-    def die() -> None:
-        raise SimulatedCrash(point)
-
-    hook(at(point, die))
-    with pytest.raises(SimulatedCrash):
+    with crash_at(point), pytest.raises(SimulatedCrash):
         shop.order(b"left")
     shop.die()
-    other = Shop(shared_broker, shop.server, shop.database)
+    other = MySQLShop(shared_broker, shop.server, shop.database)
     assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
     expected = [b"next"] if point == "client.tx.prepared" else [b"left", b"next"]
     assert other.rows() == expected
@@ -428,10 +342,9 @@ def test_what_dead_client_left_is_settled_by_thread_of_another(
 @pytest.mark.parametrize(
     "point", ["client.tx.body_done", "client.tx.prepared", "client.tx.db_commit_sent", "client.tx.db_committed"]
 )
-def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: Shop, hook: Any, point: str) -> None:
+def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: MySQLShop, point: str) -> None:
     assert shop.order(b"1") is txmq.Outcome.COMMITTED
-    hook(at(point, shop.server.kill))
-    with suppress(RolledBackError, OutcomeUnknownError):
+    with at_moment(point, shop.server.kill), suppress(RolledBackError, OutcomeUnknownError):
         shop.order(b"2", timeout=1.0)
     shop.server.start()
     resolver_of(shop.client).wake()
@@ -442,14 +355,12 @@ def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: Shop, hook:
     assert shop.order(b"3") is txmq.Outcome.COMMITTED
 
 
-def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: Shop, hook: Any) -> None:
+def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: MySQLShop) -> None:
     """The session lives on in the database, marker row uncommitted: the resolver waits a second, and asks again."""
-    with pytest.raises(SimulatedCrash):
-        hook(at("client.tx.prepared", _crash))
+    with crash_at("client.tx.prepared"), pytest.raises(SimulatedCrash):
         shop.order(b"held")
-    hook(None)
     shop.client.close()
-    other = Shop(shop.broker, shop.server, shop.database)
+    other = MySQLShop(shop.broker, shop.server, shop.database)
     other.resource.install(other.client)
     resolver_of(other.client).add(other.resource)
     eventually(lambda: _lock_waits(shop) > 0, "the resolver waits for the row's lock")
@@ -460,9 +371,5 @@ def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: Shop, hook: An
     other.die()
 
 
-def _crash() -> None:
-    raise SimulatedCrash("client.tx.prepared")
-
-
-def _lock_waits(shop: Shop) -> int:
+def _lock_waits(shop: MySQLShop) -> int:
     return int(shop.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1])

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import txmq
+from tests.crash_points import at_moment, crash_at
+from tests.services.sqlite_shop import SQLiteShop
 from txmq.cli import tx_explain
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.errors import OffsetOutOfRangeError
-from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
@@ -22,59 +23,13 @@ from txmq.xa import LastResource
 RESOLVED_WITHIN_S = 60.0  # far above the promise of 2 s: a loaded machine must not turn it red
 
 
-class Shop:
-    """An order database and a client."""
-
-    def __init__(self, broker: BrokerProcess, path: Path) -> None:
-        self.path = path
-        self.client = txmq.connect(broker.address)
-        self.producer = self.client.producer()
-        self.opened: list[sqlite3.Connection] = []
-        self.resource = LastResource("shop", connect=self.connect)
-
-    def connect(self) -> sqlite3.Connection:
-        """A connection of this process."""
-        self.opened.append(sqlite3.connect(self.path, timeout=30.0, check_same_thread=False))
-        return self.opened[-1]
-
-    def order(self, value: bytes) -> txmq.Outcome:
-        """A row and its message."""
-        with self.producer.transaction(self.resource) as tx:
-            tx.connection(self.resource).execute("INSERT INTO orders (value) VALUES (?)", (value,))
-            self.producer.send("orders", value, key=b"k")
-        return tx.outcome
-
-    def rows(self) -> list[bytes]:
-        """The rows in order."""
-        connection = sqlite3.connect(self.path, timeout=30.0)
-        rows = [value for (value,) in connection.execute("SELECT value FROM orders ORDER BY id")]
-        connection.close()
-        return rows
-
-    def messages(self) -> list[bytes | None]:
-        """The messages in order."""
-        return [message.value for message in self.client.browse("orders")]
-
-    def die(self) -> None:
-        """The process ends."""
-        for connection in self.opened:
-            connection.close()
-        self.client.close()
-
-
 @pytest.fixture
-def shop(broker: BrokerProcess, tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(broker, tmp_path / "shop.db")
-    shop.client.topics.create("orders")
-    connection = shop.connect()
-    connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, value BLOB)")
-    connection.commit()
-    shop.resource.install(shop.client)
-    yield shop
-    shop.die()
+def shop(broker: BrokerProcess, tmp_path: Path) -> Iterator[SQLiteShop]:
+    with SQLiteShop.installed(broker, tmp_path / "shop.db") as shop:
+        yield shop
 
 
-def test_rows_and_messages_of_threads_are_equal_and_in_order(shop: Shop) -> None:
+def test_rows_and_messages_of_threads_are_equal_and_in_order(shop: SQLiteShop) -> None:
     with ThreadPoolExecutor(4) as threads:
         outcomes = list(threads.map(shop.order, [b"%d" % number for number in range(100)]))
     assert set(outcomes) == {txmq.Outcome.COMMITTED}
@@ -83,11 +38,13 @@ def test_rows_and_messages_of_threads_are_equal_and_in_order(shop: Shop) -> None
 
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
-def test_what_dead_client_left_is_settled_by_thread_of_another(shop: Shop, broker: BrokerProcess, point: str) -> None:
-    with _dying_at(point), pytest.raises(SimulatedCrash):
+def test_what_dead_client_left_is_settled_by_thread_of_another(
+    shop: SQLiteShop, broker: BrokerProcess, point: str
+) -> None:
+    with crash_at(point), pytest.raises(SimulatedCrash):
         shop.order(b"left")
     shop.die()
-    other = Shop(broker, shop.path)
+    other = SQLiteShop(broker, shop.path)
     assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
     expected = [b"left", b"next"] if point == "client.tx.db_committed" else [b"next"]
     assert other.rows() == expected
@@ -98,20 +55,13 @@ def test_what_dead_client_left_is_settled_by_thread_of_another(shop: Shop, broke
     other.die()
 
 
-def test_a_broker_that_is_restarted_meanwhile_is_told_later(shop: Shop, broker: BrokerProcess) -> None:
-    def kill(name: str) -> None:
-        if name == "client.tx.db_committed":
-            broker.kill()
-
+def test_a_broker_that_is_restarted_meanwhile_is_told_later(shop: SQLiteShop, broker: BrokerProcess) -> None:
     shop.order(b"1")
-    crashpoints.set_hook(kill)
-    try:
-        # So long it tries to tell a broker that is gone; and so long a busy machine may take to come there.
-        with shop.producer.transaction(shop.resource, timeout=4.0) as tx:
-            tx.connection(shop.resource).execute("INSERT INTO orders (value) VALUES (x'32')")
-            tx.send("orders", b"2", key=b"k")
-    finally:
-        crashpoints.set_hook(None)
+    # So long it tries to tell a broker that is gone; and so long a busy machine may take to come there.
+    block = shop.producer.transaction(shop.resource, timeout=4.0)
+    with at_moment("client.tx.db_committed", broker.kill), block as tx:
+        tx.connection(shop.resource).execute("INSERT INTO orders (value) VALUES (x'32')")
+        tx.send("orders", b"2", key=b"k")
     assert (tx.outcome, tx.pending) == (txmq.Outcome.COMMITTED, ("broker",))
     broker.start()
     resolver_of(shop.client).wake()
@@ -124,13 +74,13 @@ def test_a_broker_that_is_restarted_meanwhile_is_told_later(shop: Shop, broker: 
 
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
-def test_sql_of_show_asks_only_the_resources_own_table(shop: Shop, tmp_path: Path, point: str) -> None:
+def test_sql_of_show_asks_only_the_resources_own_table(shop: SQLiteShop, tmp_path: Path, point: str) -> None:
     """Two resources in one schema: the INSERT went to the other's table, and a committed message was given up."""
     shop.resource = LastResource("depot", connect=shop.connect, table="depot_marker")
     shop.resource.install(shop.client)
     elsewhere = LastResource("depot", connect=lambda: sqlite3.connect(tmp_path / "else.db"), table="depot_marker")
     elsewhere.install(shop.client)
-    with _dying_at(point), pytest.raises(SimulatedCrash):
+    with crash_at(point), pytest.raises(SimulatedCrash):
         shop.order(b"left")
     for connection in shop.opened:
         connection.close()
@@ -148,22 +98,9 @@ def test_sql_of_show_asks_only_the_resources_own_table(shop: Shop, tmp_path: Pat
         assert database.execute("SELECT * FROM txmq_marker").fetchall() == []
 
 
-def test_a_clean_end_of_the_client_leaves_no_markers(shop: Shop) -> None:
+def test_a_clean_end_of_the_client_leaves_no_markers(shop: SQLiteShop) -> None:
     for value in (b"1", b"2", b"3"):
         assert shop.order(value) is txmq.Outcome.COMMITTED
     shop.client.close()
     with closing(sqlite3.connect(shop.path)) as database:
         assert database.execute("SELECT * FROM txmq_marker").fetchall() == []
-
-
-@contextmanager
-def _dying_at(point: str) -> Iterator[None]:
-    def die(name: str) -> None:
-        if name == point:
-            raise SimulatedCrash(name)
-
-    crashpoints.set_hook(die)
-    try:
-        yield
-    finally:
-        crashpoints.set_hook(None)

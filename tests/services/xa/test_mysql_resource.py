@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import MySQLdb
@@ -12,20 +11,12 @@ import pytest
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionStateError, TransactionTimeoutError
 from txmq.testing.eventually import eventually
-from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa.database.mysql_server import xa
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, decode_bqual
 from txmq.xid import FORMAT_ID
 
 from .mysql_orders import MySQLOrders, new_txid
-
-
-@pytest.fixture
-def world(mariadb: MariaDB) -> Iterator[MySQLOrders]:
-    world = MySQLOrders(mariadb)
-    yield world
-    world.resolve_everything()
 
 
 def end(branch: MySQLBranch) -> None:
@@ -37,26 +28,26 @@ def end(branch: MySQLBranch) -> None:
 # --- the life of a branch --------------------------------------------------------------------------------------------
 
 
-def test_prepared_branch_is_invisible_until_commit_then_has_its_marker(world: MySQLOrders) -> None:
-    branch = world.prepared(1)
-    assert world.rows() == []
-    assert world.markers() == {}
-    assert len(world.listed()) == 1
+def test_prepared_branch_is_invisible_until_commit_then_has_its_marker(orders: MySQLOrders) -> None:
+    branch = orders.prepared(1)
+    assert orders.rows() == []
+    assert orders.markers() == {}
+    assert len(orders.listed()) == 1
     assert branch.commit()
-    assert world.rows() == [1]
-    assert list(world.markers().values()) == ["committed"]
-    assert world.listed() == []
+    assert orders.rows() == [1]
+    assert list(orders.markers().values()) == ["committed"]
+    assert orders.listed() == []
 
 
-def test_the_xid_says_transaction_resource_deadline_and_connection(world: MySQLOrders) -> None:
+def test_the_xid_says_transaction_resource_deadline_and_connection(orders: MySQLOrders) -> None:
     txid = new_txid()
-    branch = world.enlist(timeout=30.0, txid=txid)
-    now_ms = world.execute("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")[0][0]
+    branch = orders.enlist(timeout=30.0, txid=txid)
+    now_ms = orders.execute("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")[0][0]
     details = branch.details()
     bqual = decode_bqual(details["bqual"].encode())
     assert (branch.xid.format_id, branch.xid.gtrid) == (FORMAT_ID, txid.encode())
     assert bqual is not None
-    assert bqual.uuid == world.resource.uuid
+    assert bqual.uuid == orders.resource.uuid
     assert abs(bqual.deadline_ms - now_ms - 30_000) < 5_000
     assert bqual.connection == details["connection"]
     cursor = branch.connection.cursor()
@@ -67,75 +58,75 @@ def test_the_xid_says_transaction_resource_deadline_and_connection(world: MySQLO
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
-def test_a_rollback_leaves_nothing_and_the_connection_is_used_again(world: MySQLOrders, is_prepared: bool) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
+def test_a_rollback_leaves_nothing_and_the_connection_is_used_again(orders: MySQLOrders, is_prepared: bool) -> None:
+    branch = orders.enlist()
+    orders.insert(branch, 1)
     if is_prepared:
         branch.end_body()
         branch.prepare()
     number = branch.details()["connection"]
     assert branch.roll_back(prepared=is_prepared)
-    assert (world.rows(), world.markers(), world.listed()) == ([], {}, [])
-    following = world.enlist()
+    assert (orders.rows(), orders.markers(), orders.listed()) == ([], {}, [])
+    following = orders.enlist()
     assert following.details()["connection"] == number
     assert following.roll_back(prepared=False)
 
 
-def test_a_rollback_before_end_body_ends_the_body(world: MySQLOrders) -> None:
-    branch = world.enlist()
+def test_a_rollback_before_end_body_ends_the_body(orders: MySQLOrders) -> None:
+    branch = orders.enlist()
     cursor = branch.connection.cursor()
     assert branch.roll_back(prepared=False)
     with pytest.raises(TransactionStateError, match="over"):
         cursor.execute("SELECT 1")
 
 
-def test_each_end_gives_the_connection_back_once(world: MySQLOrders) -> None:
-    branch = world.prepared(1)
+def test_each_end_gives_the_connection_back_once(orders: MySQLOrders) -> None:
+    branch = orders.prepared(1)
     assert branch.commit()
     branch.finish()
     branch.abandon()
     assert branch.commit()
     assert branch.roll_back(prepared=True)
-    first, second = world.enlist(), world.enlist()
+    first, second = orders.enlist(), orders.enlist()
     assert first.details()["connection"] != second.details()["connection"]
     assert first.roll_back(prepared=False)
     assert second.roll_back(prepared=False)
-    assert world.rows() == [1]
+    assert orders.rows() == [1]
 
 
 # --- what dooms a branch ---------------------------------------------------------------------------------------------
 
 
-def test_failed_statement_dooms_branch_even_if_body_goes_on(world: MySQLOrders) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
+def test_failed_statement_dooms_branch_even_if_body_goes_on(orders: MySQLOrders) -> None:
+    branch = orders.enlist()
+    orders.insert(branch, 1)
     with pytest.raises(MySQLdb.IntegrityError):
-        world.insert(branch, 1)
-    world.insert(branch, 2)
+        orders.insert(branch, 1)
+    orders.insert(branch, 2)
     with pytest.raises(RolledBackError, match="Duplicate"):
         branch.end_body()
     assert branch.roll_back(prepared=False)
-    assert (world.rows(), world.listed()) == ([], [])
+    assert (orders.rows(), orders.listed()) == ([], [])
 
 
-def test_a_lock_wait_that_times_out_dooms_the_branch(world: MySQLOrders) -> None:
-    holder = world.enlist()
-    world.insert(holder, 1)
-    branch = world.enlist()
+def test_a_lock_wait_that_times_out_dooms_the_branch(orders: MySQLOrders) -> None:
+    holder = orders.enlist()
+    orders.insert(holder, 1)
+    branch = orders.enlist()
     branch.connection.cursor().execute("SET SESSION innodb_lock_wait_timeout = 1")
-    world.insert(branch, 2)
+    orders.insert(branch, 2)
     with pytest.raises(MySQLdb.OperationalError, match="1205"):
-        world.insert(branch, 1)
+        orders.insert(branch, 1)
     with pytest.raises(RolledBackError, match="1205"):
         branch.end_body()
     assert branch.roll_back(prepared=False)
     assert holder.roll_back(prepared=False)
-    assert world.rows() == []
+    assert orders.rows() == []
 
 
-def test_a_deadlocks_victim_is_doomed_and_its_connection_used_again(world: MySQLOrders) -> None:
-    world.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
-    branches = [world.enlist(), world.enlist()]
+def test_a_deadlocks_victim_is_doomed_and_its_connection_used_again(orders: MySQLOrders) -> None:
+    orders.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+    branches = [orders.enlist(), orders.enlist()]
     for number, branch in enumerate(branches, 1):
         branch.connection.cursor().execute(f"UPDATE orders SET value = 'c' WHERE id = {number}")
     errors: list[Exception] = []
@@ -157,7 +148,7 @@ def test_a_deadlocks_victim_is_doomed_and_its_connection_used_again(world: MySQL
     with pytest.raises(RolledBackError, match="1213"):
         doomed[0].end_body()
     assert doomed[0].roll_back(prepared=False)
-    following = world.enlist()
+    following = orders.enlist()
     assert following.details()["connection"] == number
     assert following.roll_back(prepared=False)
     survivor.end_body()
@@ -165,35 +156,35 @@ def test_a_deadlocks_victim_is_doomed_and_its_connection_used_again(world: MySQL
     assert survivor.commit()
 
 
-def test_later_statement_of_one_text_that_failed_unread_dooms_branch(world: MySQLOrders) -> None:
-    branch = world.enlist()
+def test_later_statement_of_one_text_that_failed_unread_dooms_branch(orders: MySQLOrders) -> None:
+    branch = orders.enlist()
     cursor = branch.connection.cursor()
     cursor.execute("INSERT INTO orders VALUES (1, ''); INSERT INTO orders VALUES (1, '')")
     with pytest.raises(RolledBackError, match="Duplicate"):
         branch.end_body()
     assert branch.roll_back(prepared=False)
-    assert world.rows() == []
+    assert orders.rows() == []
 
 
-def test_unread_results_of_several_statements_in_one_text_all_succeed(world: MySQLOrders) -> None:
-    branch = world.enlist()
+def test_unread_results_of_several_statements_in_one_text_all_succeed(orders: MySQLOrders) -> None:
+    branch = orders.enlist()
     branch.connection.cursor().execute("INSERT INTO orders VALUES (1, ''); SELECT 5; INSERT INTO orders VALUES (2, '')")
     branch.end_body()
     branch.prepare()
     assert branch.commit()
-    assert world.rows() == [1, 2]
+    assert orders.rows() == [1, 2]
 
 
 @pytest.mark.parametrize("statement", ["COMMIT", "BEGIN", "CREATE TABLE u (i INT)", "XA PREPARE 'x'", "XA END 'x'"])
-def test_statements_that_xa_refuses_doom_the_branch(world: MySQLOrders, statement: str) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
+def test_statements_that_xa_refuses_doom_the_branch(orders: MySQLOrders, statement: str) -> None:
+    branch = orders.enlist()
+    orders.insert(branch, 1)
     with pytest.raises(MySQLdb.OperationalError):
         branch.connection.cursor().execute(statement)
     with pytest.raises(RolledBackError):
         branch.end_body()
     assert branch.roll_back(prepared=False)
-    assert world.rows() == []
+    assert orders.rows() == []
 
 
 def _end_by_hand(branch: MySQLBranch, *verbs: str) -> None:
@@ -203,63 +194,63 @@ def _end_by_hand(branch: MySQLBranch, *verbs: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["COMMIT ONE PHASE", "ROLLBACK"])
-def test_body_that_ends_branch_by_itself_is_heuristic(world: MySQLOrders, verb: str) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
+def test_body_that_ends_branch_by_itself_is_heuristic(orders: MySQLOrders, verb: str) -> None:
+    branch = orders.enlist()
+    orders.insert(branch, 1)
     _end_by_hand(branch, "END", verb)
     with pytest.raises(HeuristicError, match="by itself"):
         end(branch)
     assert branch.roll_back(prepared=False)
-    assert world.rows() == ([1] if verb.startswith("COMMIT") else [])
-    assert world.prepared(2).commit()
+    assert orders.rows() == ([1] if verb.startswith("COMMIT") else [])
+    assert orders.prepared(2).commit()
 
 
 @pytest.mark.parametrize("verbs", [("END",), ("END", "PREPARE")])
-def test_body_that_ends_its_work_by_itself_is_rolled_back(world: MySQLOrders, verbs: tuple[str, ...]) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
+def test_body_that_ends_its_work_by_itself_is_rolled_back(orders: MySQLOrders, verbs: tuple[str, ...]) -> None:
+    branch = orders.enlist()
+    orders.insert(branch, 1)
     _end_by_hand(branch, *verbs)
     with pytest.raises(RolledBackError, match="could not be ended"):
         end(branch)
     assert branch.roll_back(prepared=False)
-    assert (world.rows(), world.listed()) == ([], [])
+    assert (orders.rows(), orders.listed()) == ([], [])
 
 
-def test_work_behind_manual_end_is_undone_and_connection_dropped(world: MySQLOrders) -> None:
-    branch = world.enlist()
+def test_work_behind_manual_end_is_undone_and_connection_dropped(orders: MySQLOrders) -> None:
+    branch = orders.enlist()
     number = branch.details()["connection"]
     _end_by_hand(branch, "END", "ROLLBACK")
-    world.insert(branch, 1)  # in a transaction of its own, since the connection is not in autocommit
+    orders.insert(branch, 1)  # in a transaction of its own, since the connection is not in autocommit
     with pytest.raises(HeuristicError):
         end(branch)
     assert branch.roll_back(prepared=False)
-    following = world.enlist()
+    following = orders.enlist()
     assert following.details()["connection"] != number
     assert following.roll_back(prepared=False)
-    assert world.rows() == []
+    assert orders.rows() == []
 
 
-def test_deadline_passed_on_the_databases_clock_admits_no_marker(world: MySQLOrders) -> None:
-    branch = world.enlist(timeout=-1.0)
-    world.insert(branch, 1)
+def test_deadline_passed_on_the_databases_clock_admits_no_marker(orders: MySQLOrders) -> None:
+    branch = orders.enlist(timeout=-1.0)
+    orders.insert(branch, 1)
     with pytest.raises(PrepareUnknownError, match="without its marker") as caught:
         end(branch)
     assert isinstance(caught.value.__cause__, TransactionTimeoutError)
     assert branch.roll_back(prepared=True)
-    assert (world.rows(), world.markers(), world.listed()) == ([], {}, [])
+    assert (orders.rows(), orders.markers(), orders.listed()) == ([], {}, [])
 
 
-def test_identity_that_changes_under_open_connection_lets_no_marker_in(world: MySQLOrders) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
-    world.execute(f"UPDATE txmq_marker_identity SET uuid = '{'f' * 32}'")
+def test_identity_that_changes_under_open_connection_lets_no_marker_in(orders: MySQLOrders) -> None:
+    branch = orders.enlist()
+    orders.insert(branch, 1)
+    orders.execute(f"UPDATE txmq_marker_identity SET uuid = '{'f' * 32}'")
     with pytest.raises(PrepareUnknownError, match="without its marker"):
         end(branch)
     assert branch.roll_back(prepared=True)
-    assert (world.rows(), world.listed()) == ([], [])
+    assert (orders.rows(), orders.listed()) == ([], [])
 
 
-def test_branch_costs_four_round_trips_and_eight_with_single_statements(world: MySQLOrders) -> None:
+def test_branch_costs_four_round_trips_and_eight_with_single_statements(orders: MySQLOrders) -> None:
     seen: list[Any] = []
 
     class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
@@ -268,117 +259,117 @@ def test_branch_costs_four_round_trips_and_eight_with_single_statements(world: M
             super().query(query)
 
     for number, (is_packed, trips) in enumerate(((True, 4), (False, 8))):
-        arguments = world.server.connect_arguments() | {"db": world.database, "multi_statements": is_packed}
+        arguments = orders.server.connect_arguments() | {"db": orders.database, "multi_statements": is_packed}
         connection = Noting(**arguments)
-        branch = world.enlist(connection=connection)
+        branch = orders.enlist(connection=connection)
         seen[: -1 if is_packed else -2] = []  # before it began, it was verified
-        world.insert(branch, number)
+        orders.insert(branch, number)
         end(branch)
         assert branch.commit()
         assert len(seen) == trips, seen
         connection.close()
-    assert world.rows() == [0, 1]
+    assert orders.rows() == [0, 1]
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_a_marker_that_is_refused_leaves_nothing_prepared(world: MySQLOrders, is_packed: bool) -> None:
-    branch = world.enlist(connection=world.connect(multi_statements=is_packed))
-    world.insert(branch, 1)
+def test_a_marker_that_is_refused_leaves_nothing_prepared(orders: MySQLOrders, is_packed: bool) -> None:
+    branch = orders.enlist(connection=orders.connect(multi_statements=is_packed))
+    orders.insert(branch, 1)
     txid = branch.xid.gtrid.decode()
-    world.execute(f"INSERT INTO txmq_marker VALUES ('{txid}', 'rolled-back', 0, 0, 0)")
+    orders.execute(f"INSERT INTO txmq_marker VALUES ('{txid}', 'rolled-back', 0, 0, 0)")
     with pytest.raises(RolledBackError, match="Duplicate"):
         end(branch)
-    assert world.listed() == []
+    assert orders.listed() == []
     assert branch.roll_back(prepared=False)
-    assert world.rows() == []
+    assert orders.rows() == []
 
 
 # --- deaths ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_unprepared_branch_ends_with_its_connection(world: MySQLOrders) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
+def test_an_unprepared_branch_ends_with_its_connection(orders: MySQLOrders) -> None:
+    branch = orders.enlist()
+    orders.insert(branch, 1)
     branch.end_body()
-    world.end_session(branch)
-    assert (world.rows(), world.listed()) == ([], [])
+    orders.end_session(branch)
+    assert (orders.rows(), orders.listed()) == ([], [])
 
 
-def test_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(world: MySQLOrders) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
+def test_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(orders: MySQLOrders) -> None:
+    branch = orders.enlist()
+    orders.insert(branch, 1)
     branch.end_body()
-    world.execute(f"KILL {branch.details()['connection']}")
+    orders.execute(f"KILL {branch.details()['connection']}")
     with pytest.raises(PrepareUnknownError):
         branch.prepare()
     assert not branch.roll_back(prepared=True)
-    assert (world.rows(), world.listed()) == ([], [])
+    assert (orders.rows(), orders.listed()) == ([], [])
 
 
-def test_prepare_at_a_frozen_server_is_unknown_and_found_later(world: MySQLOrders) -> None:
-    branch = world.enlist(connection=world.connect(read_timeout=1))
-    world.insert(branch, 1)
+def test_prepare_at_a_frozen_server_is_unknown_and_found_later(orders: MySQLOrders) -> None:
+    branch = orders.enlist(connection=orders.connect(read_timeout=1))
+    orders.insert(branch, 1)
     branch.end_body()
-    world.server.pause()
+    orders.server.pause()
     try:
         with pytest.raises(PrepareUnknownError):
             branch.prepare()
         assert not branch.roll_back(prepared=True)
     finally:
-        world.server.resume()
-    recovery = world.recovery()
+        orders.server.resume()
+    recovery = orders.recovery()
     eventually(recovery.prepared, "the branch is listed: what was sent is carried out when it goes on")
     eventually(lambda: recovery.rollback(branch.xid) is Ended.DONE, "the branch is rolled back")
     recovery.force()
-    assert world.rows() == []
+    assert orders.rows() == []
 
 
 def test_connection_of_caller_leaves_branch_that_failed_to_begin(
-    world: MySQLOrders, monkeypatch: pytest.MonkeyPatch
+    orders: MySQLOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = world.connect()
+    connection = orders.connect()
     monkeypatch.setattr("txmq.xa.mysql.branch._SAVEPOINT", "no name")
     with pytest.raises(MySQLdb.ProgrammingError):
-        world.enlist(connection=connection)
+        orders.enlist(connection=connection)
     monkeypatch.undo()
-    assert world.prepared(1, connection).commit()
+    assert orders.prepared(1, connection).commit()
 
 
-def test_killed_session_before_commit_leaves_branch_to_resolver(world: MySQLOrders) -> None:
-    branch = world.prepared(1)
-    world.execute(f"KILL {branch.details()['connection']}")
+def test_killed_session_before_commit_leaves_branch_to_resolver(orders: MySQLOrders) -> None:
+    branch = orders.prepared(1)
+    orders.execute(f"KILL {branch.details()['connection']}")
     assert not branch.commit()
-    recovery = world.recovery()
+    recovery = orders.recovery()
     eventually(lambda: recovery.commit(branch.xid) is Ended.DONE, "the branch is committed")
-    assert world.rows() == [1]
+    assert orders.rows() == [1]
     recovery.close()
 
 
-def test_an_idle_connection_that_the_server_has_ended_is_replaced(world: MySQLOrders) -> None:
-    branch = world.prepared(1)
+def test_an_idle_connection_that_the_server_has_ended_is_replaced(orders: MySQLOrders) -> None:
+    branch = orders.prepared(1)
     number = branch.details()["connection"]
     assert branch.commit()
-    world.execute(f"KILL {number}")
-    following = world.prepared(2)
+    orders.execute(f"KILL {number}")
+    following = orders.prepared(2)
     assert following.details()["connection"] != number
     assert following.commit()
-    assert world.rows() == [1, 2]
+    assert orders.rows() == [1, 2]
 
 
-def test_prepared_branches_survive_server_kills_and_are_committed_by_others(world: MySQLOrders) -> None:
-    branches = [world.prepared(number) for number in (1, 2, 3)]
-    world.server.restart()
+def test_prepared_branches_survive_server_kills_and_are_committed_by_others(orders: MySQLOrders) -> None:
+    branches = [orders.prepared(number) for number in (1, 2, 3)]
+    orders.server.restart()
     assert not branches[0].commit()
-    recovery = world.recovery()
+    recovery = orders.recovery()
     assert {listed.xid for listed in recovery.prepared()} == {branch.xid for branch in branches}
     assert recovery.commit(branches[0].xid) is Ended.DONE
     assert recovery.rollback(branches[1].xid) is Ended.DONE
     recovery.force()
-    world.server.restart()
-    recovery = world.recovery()
+    orders.server.restart()
+    recovery = orders.recovery()
     assert [listed.xid for listed in recovery.prepared()] == [branches[2].xid]
     assert recovery.commit(branches[2].xid) is Ended.DONE
-    assert world.rows() == [1, 3]
+    assert orders.rows() == [1, 3]
     assert recovery.marker_outcome(branches[0].xid.gtrid.decode()) == "committed"
     assert recovery.marker_outcome(branches[1].xid.gtrid.decode()) is None
     recovery.close()
