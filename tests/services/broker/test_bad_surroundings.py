@@ -222,10 +222,10 @@ def test_members_with_heartbeats_queued_at_stopped_broker_keep_their_partitions(
     broker: BrokerProcess,
 ) -> None:
     """It stands still for longer than their session timeout: it reads what came meanwhile before it judges anybody."""
-    timeout_ms, members = 1000, 8
-    with Wire(broker) as asking:
+    timeout_ms, members = 4000, 8  # so long a busy machine may take from the last heartbeats to the pause
+    with ExitStack() as opened:
+        asking, *wires = [opened.enter_context(Wire(broker)) for _ in range(1 + members)]
         assert asking.ask(b"topic create t partitions=%d 1\r\n" % members)[0] == 200
-        wires = [Wire(broker) for _ in range(members)]
         for number, wire in enumerate(wires):
             line = b"group join g member=m%d topics=t timeout=%d 0 1\r\n" % (number, timeout_ms)
             assert wire.ask(line)[0] == 200
@@ -238,14 +238,10 @@ def test_members_with_heartbeats_queued_at_stopped_broker_keep_their_partitions(
         for number, wire in enumerate(wires):
             wire.send(b"group heartbeat g member=m%d 0 h\r\n" % number)
         stopped_at = time.monotonic()
-        eventually(
-            lambda: time.monotonic() - stopped_at > 2 * timeout_ms / 1000, "the handshake timeout has passed twice"
-        )
+        eventually(lambda: time.monotonic() - stopped_at > 1.25 * timeout_ms / 1000, "every session timeout has passed")
         broker.resume()
         assert [wire.hear(1).codes for wire in wires] == [[200]] * members
         assert _owned(asking) == before
-        for wire in wires:
-            wire.socket.close()
 
 
 def _beat(wire: Wire, number: int) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from txmq.protocol.answers import AnswerReader
 from txmq.testing.processes.broker import BrokerProcess
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class Heard(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -22,6 +22,7 @@ from txmq.client.spooling.sessions import stamped
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import AssignedSequence, SpoolIdentity
 from txmq.log import records
+from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 
@@ -289,22 +290,18 @@ class _Child:
         ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.lines: list[str] = []
-        self._enough = threading.Condition()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with self._enough:
-                self.lines.append(line)
-                self._enough.notify()
+            self.lines.append(line)
 
     def wait_for(self, more: int) -> None:
         """Wait until so many more messages were told."""
-        with self._enough:
-            wanted = len(self.lines) + more
-            assert self._enough.wait_for(lambda: len(self.lines) >= wanted, 30.0), "the child sends nothing"
+        wanted = len(self.lines) + more
+        eventually(lambda: len(self.lines) >= wanted, "the child sends")
 
     def kill(self) -> list[tuple[int, str]]:
         """Kill it; what was told: key, and ``life:number``."""
@@ -315,6 +312,12 @@ class _Child:
         self.process.stdout.close()
         return [(int(line.split()[1]), line.split()[0]) for line in self.lines if line.endswith("\n")]
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
 
 @pytest.mark.parametrize("kind", ["ordered", "plain"])
 def test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing(
@@ -323,17 +326,17 @@ def test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing(
     told: dict[int, list[str]] = defaultdict(list)
     spooled = 0
     for life in range(LIVES):
-        child = _Child(broker, tmp_path / "spool", life, kind)
-        child.wait_for(20)
-        broker.kill()
-        child.wait_for(20)
-        if life % 2:  # dies while the broker is away; else while the spool drains
-            messages = child.kill()
-            broker.start()
-        else:
-            broker.start()
-            child.wait_for(1 + 7 * life)
-            messages = child.kill()
+        with _Child(broker, tmp_path / "spool", life, kind) as child:
+            child.wait_for(20)
+            broker.kill()
+            child.wait_for(20)
+            if life % 2:  # dies while the broker is away; else while the spool drains
+                messages = child.kill()
+                broker.start()
+            else:
+                broker.start()
+                child.wait_for(1 + 7 * life)
+                messages = child.kill()
         spooled += sum("spooled" in line for line in child.lines)
         for key, value in messages:
             told[key].append(value)
