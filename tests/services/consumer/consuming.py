@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from txmq.client.consumer.consumer import Consumer
 from txmq.model import Message
+from txmq.testing.eventually import eventually
 
 WAIT_S = 60.0
 
@@ -13,22 +12,26 @@ WAIT_S = 60.0
 def take(consumer: Consumer, count: int) -> list[Message]:
     """So many messages, each acknowledged."""
     found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count}"
+
+    def is_enough() -> bool:
         for message in consumer.poll(timeout=0.2):
             message.ack()
             found.append(message)
+        return len(found) >= count
+
+    eventually(is_enough, lambda: f"{len(found)} of {count} messages", WAIT_S)
     return found
 
 
 def delivered(consumer: Consumer, count: int) -> list[Message]:
     """So many messages, not acknowledged."""
     found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count}"
-        found += consumer.poll(count, timeout=0.2)
+
+    def is_enough() -> bool:
+        found.extend(consumer.poll(count, timeout=0.2))
+        return len(found) >= count
+
+    eventually(is_enough, lambda: f"{len(found)} of {count} messages", WAIT_S)
     return found
 
 

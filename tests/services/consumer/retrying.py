@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import txmq
 from tests.services.consumer.consuming import WAIT_S
 from txmq.client.consumer.consumer import Consumer, ConsumerOptions
+from txmq.client.consumer.retry.file_store import RetryStore
 from txmq.errors import UnknownGroupError
 from txmq.model import Message
 from txmq.testing.eventually import eventually
@@ -40,7 +42,7 @@ class Listening:
 @contextmanager
 def listening(
     client: txmq.Client, store: str | None, options: ConsumerOptions, fails: Callable[[Message], bool],
-    max_retries: int = 0,
+    max_retries: int = 0, threads: int = 2,
 ) -> Iterator[Listening]:  # fmt: skip
     """A member of the group, whose listener fails where it is told."""
     consumer = client.consumer(GROUP, [TOPIC], max_retries=max_retries, retry_store=store, options=options)
@@ -51,7 +53,7 @@ def listening(
         if fails(message):
             raise ValueError("cannot")
 
-    thread = threading.Thread(target=lambda: consumer.run(handle, threads=2))
+    thread = threading.Thread(target=lambda: consumer.run(handle, threads=threads))
     thread.start()
     try:
         yield found
@@ -66,6 +68,12 @@ def clear(client: txmq.Client) -> None:
         client.topics.delete(topic.name)
     with suppress(UnknownGroupError):
         client.groups.delete(GROUP)
+
+
+def kept(path: Path) -> list[bytes | None]:
+    """The values in a file of deferred messages."""
+    with closing(RetryStore(path)) as store:
+        return [row.message.value for row in store.read()]
 
 
 def never(_message: Message) -> bool:

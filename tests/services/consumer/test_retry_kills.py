@@ -11,15 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import txmq
 from tests.services.consumer.consuming import WAIT_S
-from tests.services.consumer.retrying import GROUP, LATER, NOW, TOPIC, bad, listening, never, saved
-from txmq.client.consumer.retry.file_store import RetryStore
+from tests.services.consumer.retrying import GROUP, LATER, NOW, TOPIC, bad, kept, listening, never, saved
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -46,30 +44,11 @@ consumer.run(handle)
 """
 
 
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
-    """A client of a broker with three messages in one partition."""
-    with txmq.connect(broker.address) as made:
-        made.topics.create(TOPIC)
-        for value in (b"one", b"bad", b"two"):
-            made.producer().send(TOPIC, value, key=b"k")
-        yield made
-
-
 def die(broker: BrokerProcess, store: str, point: str, *, fails: str = "once") -> None:
     """A member that is killed at a point."""
     arguments = [sys.executable, "-c", _MEMBER, broker.address, store, fails]
     done = subprocess.run(arguments, check=False, timeout=WAIT_S, env={**os.environ, VARIABLE: point})
     assert done.returncode == -signal.SIGKILL
-
-
-def rows(store: Path) -> list[bytes | None]:
-    """What a file has."""
-    opened = RetryStore(store)
-    try:
-        return [row.message.value for row in opened.read()]
-    finally:
-        opened.close()
 
 
 @pytest.mark.parametrize("kind", ["file", "topic"])
@@ -82,13 +61,13 @@ def test_kill_while_deferring_redelivers_the_message_but_not_its_copy(
     die(broker, store, point)
     is_named = saved(client)[1] is not None
     assert is_named is point.startswith("client.deferred.saved")
-    assert (rows(file) if kind == "file" else [copy.value for copy in client.browse(f"{GROUP}.retry")]) == [b"bad"]
+    assert (kept(file) if kind == "file" else [copy.value for copy in client.browse(f"{GROUP}.retry")]) == [b"bad"]
     with listening(client, store, LATER, never) as found:
         eventually(lambda: b"bad" in found.values and saved(client) == (3, None), "it is dealt with, and the rest")
         client.producer().send(TOPIC, b"last", key=b"k")
         eventually(lambda: b"last" in found.values, "nothing comes after it")
     assert found.values.count(b"bad") == 1
-    assert kind == "topic" or rows(file) == []
+    assert kind == "topic" or kept(file) == []
 
 
 @pytest.mark.parametrize(("point", "left"), [("client.deferred.saved:2", [b"bad"]), ("client.deferred.removed:1", [])])
@@ -97,12 +76,12 @@ def test_kill_after_completion_does_not_redeliver_the_message(
 ) -> None:
     file = tmp_path / "r"
     die(broker, str(file), point)
-    assert (saved(client)[1], rows(file)) == (None, left)
+    assert (saved(client)[1], kept(file)) == (None, left)
     client.producer().send(TOPIC, b"last", key=b"k")
     with listening(client, str(file), NOW, never) as found:
         eventually(lambda: b"last" in found.values, "the rest comes")
     assert b"bad" not in found.values
-    assert rows(file) == []  # what the group does not name is stale
+    assert kept(file) == []  # what the group does not name is stale
 
 
 @pytest.mark.parametrize("has_store", [True, False])
@@ -118,4 +97,4 @@ def test_kill_after_the_dead_letter_repeats_it_and_loses_none(
         eventually(lambda: saved(client) == (3, None), "a dead letter, and the rest dealt with")
     dead_letters = [dead_letter.headers["txmq.dead.offset"] for dead_letter in client.browse(f"{GROUP}.dead-letter")]
     assert dead_letters == [b"1", b"1"]
-    assert not has_store or rows(file) == []
+    assert not has_store or kept(file) == []
