@@ -13,7 +13,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,6 @@ REFUSED = (  # plain sends: the library promises that nothing was written
 
 class ChangedMindError(Exception):
     """A body that does not want its transaction any more."""
-
-
-EXPECTED = (txmq.TxmqError, sqlite3.OperationalError, ChangedMindError)
 
 
 class Teller:
@@ -112,21 +109,66 @@ class Teller:
                 return
 
 
-class Worker(Teller):
+class TransactingWorker(Teller):
+    """A process that commits rows and messages together.
+
+    Attributes:
+        expected: what a block may raise. Anything else is a defect, and ends the worker.
+    """
+
+    expected: tuple[type[Exception], ...] = (txmq.TxmqError, ChangedMindError)
+
+    def __init__(self, client: txmq.Client, history: HistoryFile, rng: random.Random, stop: threading.Event) -> None:
+        super().__init__(client, history, stop)
+        self.producer, self.rng = client.producer(timeout=TIMEOUT_S), rng
+
+    def transact(
+        self,
+        operation: str,
+        planned: Sequence[Sequence[str]],
+        resources: Mapping[str, Any],
+        write: Callable[[str, Any], None],
+    ) -> None:
+        """Send what is planned in one transaction with a row in each resource.
+
+        Args:
+            operation: its id.
+            planned: the messages, as the history has them.
+            resources: by name.
+            write: writes the row of the resource of that name on a connection.
+        """
+        rows = [["row", name, operation] for name in resources]
+        is_invoked = False
+        try:
+            with self.producer.transaction(*resources.values(), timeout=TIMEOUT_S) as tx:
+                self.history.write("txn", "invoke", operation, [*rows, *planned], txid=text_of_txid(tx.txid))
+                is_invoked = True
+                for name, resource in resources.items():
+                    write(name, tx.connection(resource))
+                for _, topic, key, value in planned:
+                    self.producer.send(topic, value.encode(), key=key.encode())
+                if self.rng.random() < CHANGES_ITS_MIND:
+                    raise ChangedMindError
+        except self.expected as error:
+            if is_invoked:
+                self.told(operation, error)
+            else:  # the block was not entered
+                self.rest_after(operation, error)
+        else:
+            self.done(operation, rows, planned, tx)
+
+
+class Worker(TransactingWorker):
     """The work of one process."""
 
+    expected = (*TransactingWorker.expected, sqlite3.OperationalError)
+
     def __init__(
-        self,
-        world: CampaignDirectory,
-        client: txmq.Client,
-        history: HistoryFile,
-        rng: random.Random,
+        self, directory: CampaignDirectory, client: txmq.Client, history: HistoryFile, rng: random.Random,
         stop: threading.Event,
-    ) -> None:
-        super().__init__(client, history, stop)
-        self.producer = client.producer(timeout=TIMEOUT_S)
-        self.database: LastResource = world.resource()
-        self.rng = rng
+    ) -> None:  # fmt: skip
+        super().__init__(client, history, rng, stop)
+        self.database: LastResource = directory.resource()
 
     def run(self) -> None:
         """Operations, one at a time, until ``stop``."""
@@ -136,37 +178,19 @@ class Worker(Teller):
 
     def take_order(self) -> None:
         """One row, one or two messages under its key."""
-        self._transaction(LAST_RESOURCE, [(ORDERS, self.rng.choice(KEYS))] * self.rng.randint(1, 2), self.database)
+        key, count = self.rng.choice(KEYS), self.rng.randint(1, 2)
+        operation = self.next(LAST_RESOURCE)
+
+        def write(_name: str, connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT INTO orders (rowid_text, key) VALUES (?, ?)", (operation, key))
+
+        self.transact(operation, _planned(operation, [ORDERS] * count, key), {RESOURCE: self.database}, write)
 
     def pay(self) -> None:
         """Messages to three topics."""
-        key = self.rng.choice(KEYS)
-        self._transaction(LOCAL, [(PAYMENTS, key), (AUDIT, key), (ORDERS, key), (PAYMENTS, key)])
-
-    def _transaction(self, kind: str, sends: list[tuple[str, str]], *resources: LastResource) -> None:
-        operation = self.next(kind)
-        planned: list[list[Any]] = [["send", topic, key, f"{operation}.{n}"] for n, (topic, key) in enumerate(sends)]
-        rows = [["row", RESOURCE, operation]] if resources else []
-        is_invoked = False
-        try:
-            block = self.producer.transaction(*resources, timeout=TIMEOUT_S)
-            with block as tx:
-                self.history.write("txn", "invoke", operation, [*rows, *planned], txid=text_of_txid(tx.txid))
-                is_invoked = True
-                for resource in resources:
-                    statement = "INSERT INTO orders (rowid_text, key) VALUES (?, ?)"
-                    tx.connection(resource).cursor().execute(statement, (operation, sends[0][1]))
-                for _, topic, key, value in planned:
-                    self.producer.send(topic, value.encode(), key=key.encode())
-                if self.rng.random() < CHANGES_ITS_MIND:
-                    raise ChangedMindError
-        except EXPECTED as error:  # what was raised is what was told; anything else is a defect, and ends the worker
-            if is_invoked:
-                self.told(operation, error)
-            else:  # the block was not entered
-                self.rest_after(operation, error)
-        else:
-            self.done(operation, rows, planned, tx)
+        operation, key = self.next(LOCAL), self.rng.choice(KEYS)
+        planned = _planned(operation, [PAYMENTS, AUDIT, ORDERS, PAYMENTS], key)
+        self.transact(operation, planned, {}, lambda _name, _connection: None)
 
     def send(self) -> None:
         """A plain send: acknowledged, refused or unknown."""
@@ -188,6 +212,10 @@ class Worker(Teller):
             self.history.write("send", "ok", operation, [[*planned, result.partition, result.offset]])
 
 
+def _planned(operation: str, topics: Sequence[str], key: str) -> list[list[str]]:
+    return [["send", topic, key, f"{operation}.{number}"] for number, topic in enumerate(topics)]
+
+
 def text_of_txid(txid: object) -> str | None:
     """As the history has it."""
     return None if txid is None else str(txid)
@@ -195,9 +223,8 @@ def text_of_txid(txid: object) -> str | None:
 
 def main(directory: str, address: str, name: str, seed: str) -> None:
     """Work until SIGTERM."""
-    world = CampaignDirectory(Path(directory))
+    world, stop = CampaignDirectory(Path(directory)), threading.Event()
     history = HistoryFile(world.histories, name)
-    stop = threading.Event()
     with until_terminated(stop.set), connect(address, name) as client:
         Worker(world, client, history, random.Random(int(seed)), stop).run()
     history.close()

@@ -18,64 +18,44 @@ import MySQLdb
 import txmq
 from tools.crash.directory import KEYS, HistoryFile
 from tools.crash.processes import connect
-from tools.crash.worker import CHANGES_ITS_MIND, REST_S, TIMEOUT_S, ChangedMindError, Teller, text_of_txid
+from tools.crash.worker import REST_S, TransactingWorker
 from tools.crash.xa.directory import LEDGER, RESOURCES, SINGLE, TRANSFER, TRANSFERS, XaCampaignDirectory
 from txmq.runtime.threads import until_terminated
 
-EXPECTED = (txmq.TxmqError, MySQLdb.Error, ChangedMindError)
 
-
-class XAWorker(Teller):
+class XAWorker(TransactingWorker):
     """The work of one process."""
 
+    expected = (*TransactingWorker.expected, MySQLdb.Error)
+
     def __init__(
-        self,
-        world: XaCampaignDirectory,
-        client: txmq.Client,
-        history: HistoryFile,
-        rng: random.Random,
+        self, directory: XaCampaignDirectory, client: txmq.Client, history: HistoryFile, rng: random.Random,
         stop: threading.Event,
-    ) -> None:
-        super().__init__(client, history, stop)
-        self.producer = client.producer(timeout=TIMEOUT_S)
+    ) -> None:  # fmt: skip
+        super().__init__(client, history, rng, stop)
         self.resources: dict[str, Any] = {
-            "bank-a": world.xa("bank-a"),
-            "bank-b": world.xa("bank-b"),
-            "ledger": world.ledger(),
+            "bank-a": directory.xa("bank-a"),
+            "bank-b": directory.xa("bank-b"),
+            "ledger": directory.ledger(),
         }
-        self.rng = rng
 
     def run(self) -> None:
         """Operations, one at a time, until ``stop``."""
         while not self.stop.wait(REST_S):
-            self.transact(self.rng.choice((TRANSFER, TRANSFER, TRANSFER, SINGLE, LEDGER)))
+            self.move(self.rng.choice((TRANSFER, TRANSFER, TRANSFER, SINGLE, LEDGER)))
 
-    def transact(self, kind: str) -> None:
+    def move(self, kind: str) -> None:
         """One transaction: its rows, and one to three messages under its key."""
         operation, key = self.next(kind), self.rng.choice(KEYS)
-        names = RESOURCES[kind]
         amount = self.rng.randint(1, 50)
-        rows = [["row", name, operation] for name in names]
         planned = [["send", TRANSFERS, key, f"{operation}.{number}"] for number in range(self.rng.randint(1, 3))]
-        is_invoked = False
-        try:
-            with self.producer.transaction(*(self.resources[name] for name in names), timeout=TIMEOUT_S) as tx:
-                self.history.write("txn", "invoke", operation, [*rows, *planned], txid=text_of_txid(tx.txid))
-                is_invoked = True
-                for name, sign in zip(names, (-1, 1), strict=False):
-                    moved = sign * amount if kind == TRANSFER else 0
-                    _write(tx.connection(self.resources[name]), operation, name, key, moved)
-                for _, topic, of_key, value in planned:
-                    self.producer.send(topic, value.encode(), key=of_key.encode())
-                if self.rng.random() < CHANGES_ITS_MIND:
-                    raise ChangedMindError
-        except EXPECTED as error:  # what was raised is what was told; anything else is a defect, and ends the worker
-            if is_invoked:
-                self.told(operation, error)
-            else:
-                self.rest_after(operation, error)
-        else:
-            self.done(operation, rows, planned, tx)
+        names = RESOURCES[kind]
+
+        def write(name: str, connection: Any) -> None:
+            sign = -1 if name == names[0] else 1
+            _write(connection, operation, name, key, sign * amount if kind == TRANSFER else 0)
+
+        self.transact(operation, planned, {name: self.resources[name] for name in names}, write)
 
 
 def _write(connection: Any, operation: str, resource: str, key: str, amount: int) -> None:
