@@ -187,9 +187,8 @@ def test_what_a_dead_client_left_is_settled_by_the_resolver(
 def test_client_that_sleeps_past_its_deadline_is_told_truth(
     world: CampaignDirectory, broker: BrokerProcess, point: str
 ) -> None:
-    order = Order(world, broker, "order-1", f"{point}:1:sleep:1.0", timeout=1.5)
+    order = Order(world, broker, "order-1", f"{point}:1:stop", timeout=3.0)
     eventually(lambda: bool(final_reads.in_doubt(broker.address)), "a transaction is prepared")
-    order.process.send_signal(signal.SIGSTOP)
     with _resolver(world):
         eventually(lambda: _is_overdue(broker), "the deadline passes")
         order.process.send_signal(signal.SIGCONT)

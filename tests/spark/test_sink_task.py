@@ -171,9 +171,9 @@ def test_next_job_in_worker_waits_as_long_as_it_says(broker: BrokerProcess) -> N
 def test_unanswered_commit_reports_what_may_have_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str | None, advice: str
 ) -> None:
-    with BrokerProcess(tmp_path / "data") as broker, txmq.connect(broker.address, timeout=0.5) as client:
+    with BrokerProcess(tmp_path / "data") as broker, txmq.connect(broker.address, timeout=2.0) as client:
         client.topics.create("out")
-        told = replace(options(broker, timeout_s=0.5), query=query, batch=None if query is None else 0)
+        told = replace(options(broker, timeout_s=2.0), query=query, batch=None if query is None else 0)
         at = life(client, query or "write-1")
         messages = [TaskMessage(sink_task.write(client, told, at, iter([rows(b"x")])))]
         monkeypatch.setattr(sink, "client_of", lambda _: client)  # it answered a moment ago

@@ -187,9 +187,9 @@ def test_a_transaction_past_its_time_is_refused_and_leaves_nothing(client: txmq.
     producer = client.producer(timeout=30.0)
 
     def too_slow() -> None:
-        with producer.transaction(timeout=0.2):
+        with producer.transaction(timeout=1.0):
             producer.send(topic, b"late")
-            over = client.clock.monotonic() + 0.2
+            over = client.clock.monotonic() + 1.0
             eventually(lambda: client.clock.monotonic() > over, "its time is over")
 
     with pytest.raises(txmq.errors.TransactionTimeoutError):

@@ -296,7 +296,7 @@ def test_stopped_owner_of_prepared_branches_is_ended_and_learns_it(bank: Bank) -
 
 
 def test_an_owner_that_stops_behind_the_decision_finds_it_finished(bank: Bank) -> None:
-    owner = bank.owner("x", "client.xa.decided:1:stop", timeout=20.0)
+    owner = bank.owner("x", "client.xa.decided:1:stop", timeout=8.0)
     eventually(lambda: bank.messages() == ["x"], "the message is visible")
     os.kill(owner.pid, signal.SIGCONT)
     _, said = owner.communicate(timeout=60)
