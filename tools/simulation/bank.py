@@ -11,14 +11,18 @@ from typing import Any
 from txmq.testing.simulated.xa_answers import Fault
 from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
+from txmq.xa.two_phase.branch import listed_xid
+from txmq.xid import Xid
 
-from .threads import pause, required_task
+from .threads import Host, pause, required_task
 from .world import Simulation, Violation
 
 NAMES = ("bank-a", "bank-b")
 KEYS_FROM = 1000
 _ROWS, _CHAIN = "rows", "chain"
-_FAULTS = (Fault.REQUEST_LOST, Fault.REPLY_LOST, Fault.CRASH_BEFORE, Fault.CRASH_AFTER)
+_FAULTS = (Fault.REQUEST_LOST, Fault.REPLY_LOST, Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CUT_OFF)
+LOST_COMMITS = 0.1  # chance of an XA COMMIT; most branches end too soon to be left to a resolver
+SLOW_ENDS, LOST_SIGHT = 0.5, 0.5
 
 
 class Bank:
@@ -64,9 +68,11 @@ class Bank:
         return all((_ROWS, row) in self.servers[number].committed for number in self._written[row])
 
     def heal(self) -> None:
-        """No more faults."""
+        """No more faults; a branch that a server has lost sight of needs a restart."""
         for server in self.servers:
             server.is_healed = True
+            if server.lost_sight_of():
+                server.crash()
             server.serve()
 
     def check(self) -> None:
@@ -74,20 +80,30 @@ class Bank:
         for name, server in zip(NAMES, self.servers, strict=True):
             if server.prepared_xids():
                 raise Violation(f"P5: prepared in {name} after healing: {server.prepared_xids()}")
+            if server.lost_to_kills:
+                raise Violation(f"P5: committed in {name} while a killed session ended: {server.lost_to_kills}")
 
 
 class Server(SimulatedXADatabase):
-    """One server that fails as the world draws it."""
+    """One server that fails as the world draws it.
+
+    Attributes:
+        lost_to_kills: branches that it lost sight of because a killed session was not waited for.
+    """
 
     def __init__(self, world: Simulation, number: int) -> None:
         super().__init__()
         self.world, self.number, self.is_healed = world, number, False
         self.fault = self._draw
         self.survives = lambda _xid: world.chance(0.5)
+        self.ends_slowly, self.loses_sight = self._ends_slowly, self._loses_sight
+        self.lost_to_kills: list[Xid] = []
+        self._killed: dict[int, Host] = {}  # sessions, and who has killed them and not connected anew since
 
     def connect(self, *, autocommit: bool = False) -> SimulatedSession:
         """A session that ends with the process that opened it."""
         host = required_task().host
+        self._killed = {number: killer for number, killer in self._killed.items() if killer is not host}
         pause(self.world.rng.uniform(0.0, 0.002))
         session = super().connect(autocommit=autocommit)
         host.on_death.append(session.close)
@@ -96,19 +112,50 @@ class Server(SimulatedXADatabase):
     def crash(self) -> None:
         """It starts again by itself."""
         super().crash()
+        self._killed.clear()  # numbers of sessions begin anew
         self.world.meet("xa database died")
         self.world.after(self.world.rng.uniform(0.02, 0.3), self.serve)
+
+    def _notice(self, session: SimulatedSession) -> None:
+        """The client of a session has been cut off for long."""
+        if not session.is_over:
+            self.end_session(session)
+
+    def kill(self, number: int) -> bool:
+        """As another session asks."""
+        self._killed[number] = required_task().host
+        return super().kill(number)
+
+    def _ends_slowly(self, session: SimulatedSession) -> bool:
+        if self.is_healed or not self.world.chance(SLOW_ENDS):
+            return False
+        longest_s = 0.05 if session.number in self._killed else 0.5
+        self.world.after(self.world.rng.uniform(0.0, longest_s), lambda: self.session_has_gone(session.number))
+        return True
+
+    def _loses_sight(self, xid: Xid) -> bool:
+        if self.is_healed or not self.world.chance(LOST_SIGHT):
+            return False
+        self.world.meet("xa commit met the end of a session")
+        self.world.trace(NAMES[self.number], "loses sight", xid)
+        listed = listed_xid(xid)
+        if listed is not None and listed.connection in self._killed:
+            self.lost_to_kills.append(xid)
+        return True
 
     def serve(self) -> None:
         """Start, if it is down."""
         if not self.is_up:
             self.start()
 
-    def _draw(self, _session: SimulatedSession, call: str) -> Fault | None:
+    def _draw(self, session: SimulatedSession, call: str) -> Fault | None:
         pause(self.world.rng.uniform(0.0, 0.002))
-        if self.is_healed or not self.world.chance(0.02):
+        is_lost = call == "xa_commit" and self.world.chance(LOST_COMMITS)
+        if self.is_healed or not (is_lost or self.world.chance(0.02)):
             return None
-        fault = self.world.rng.choice(_FAULTS)
+        fault = self.world.rng.choice((Fault.CUT_OFF, Fault.REQUEST_LOST) if is_lost else _FAULTS)
+        if fault is Fault.CUT_OFF:  # until the server has noticed, or a resolver ends the session
+            self.world.after(self.world.rng.uniform(0.5, 3.0), lambda: self._notice(session))
         self.world.trace(NAMES[self.number], call, fault.name)
         self.world.meet("xa answer lost")
         return fault

@@ -290,12 +290,46 @@ def test_branch_under_every_fault_is_committed_whole_or_not(fault: Fault, call: 
     world.database.start()
     recovery = world.recovery()
     for listed in recovery.prepared():
+        assert recovery.kill(listed.connection) is (fault is Fault.CUT_OFF)
         assert recovery.commit(listed.xid) is Ended.DONE
     markers = sum(table == "txmq_marker" for table, _ in world.database.committed)
     assert len(world.rows()) == markers
     # Carried out, or at the decision already: somebody finishes it.
     was_prepared = call == "xa_commit" or (call == "xa_prepare" and fault in (Fault.REPLY_LOST, Fault.CRASH_AFTER))
     assert len(world.rows()) == was_prepared
+
+
+def test_commit_that_loses_sight_is_not_done_before_restart() -> None:
+    world = SimulationUnderTest()
+    branch, recovery = prepared(world, 1), world.recovery()
+    world.database.ends_slowly, world.database.loses_sight = lambda _session: True, lambda _xid: True
+    world.end_session(branch)
+    with pytest.raises(SimulatedError, match="1205"):
+        recovery.commit(branch.xid)
+    assert (recovery.prepared(), recovery.commit(branch.xid), world.rows()) == ([], Ended.NOT_KNOWN, [])
+    with pytest.raises(SimulatedError, match="1205"):
+        recovery.marker_outcome(branch.xid.gtrid.decode())
+    world.restart()
+    assert [listed.xid for listed in world.recovery().prepared()] == [branch.xid]
+    assert (world.recovery().commit(branch.xid), world.rows()) == (Ended.DONE, [1])
+
+
+def test_killed_session_is_waited_for() -> None:
+    world = SimulationUnderTest()
+    branch, recovery = prepared(world, 1), world.recovery()
+    owner, looks = branch.details()["connection"], []
+    world.database.ends_slowly, world.database.loses_sight = lambda _session: True, lambda _xid: True
+
+    def look(_session: object, call: str) -> None:
+        if call == "processlist":
+            looks.append(call)
+            if len(looks) == 3:
+                world.database.session_has_gone(owner)
+
+    world.database.fault = look
+    assert recovery.kill(owner)
+    assert len(looks) == 3
+    assert (recovery.commit(branch.xid), world.rows()) == (Ended.DONE, [1])
 
 
 def test_a_database_that_is_not_installed_or_another_is_refused() -> None:

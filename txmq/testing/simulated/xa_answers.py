@@ -30,5 +30,6 @@ class Fault(enum.Enum):
 
     REQUEST_LOST = "the session ends, the call was not carried out"
     REPLY_LOST = "the call was carried out, the session ends"
+    CUT_OFF = "the call was not carried out, its client hears no more, and the session stays"
     CRASH_BEFORE = "the server dies before the call"
     CRASH_AFTER = "the server dies when the call was carried out"

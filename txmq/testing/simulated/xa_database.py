@@ -5,17 +5,19 @@ takes the calls that matter to a transaction manager (XA START, END, PREPARE, CO
 ...) and answers as MariaDB does, error numbers included. ``crash`` is a kill -9, ``start`` the restart. What a session
 writes is locked until its transaction ends; a lock that is held is an error at once (1205), without a wait.
 
-The quirks, each of them seen on the real server (tests/services/xa/test_simulated_xa.py compares every answer):
+The quirks, each of them seen on the real server (tests/services/xa/test_simulated_xa.py compares every answer but the
+last one's, which is a race):
 
     * a prepared branch survives its session and a crash; while its session lives it is listed, and not known to others;
     * on a connection that is not in autocommit, a branch that another one began cannot be ended (1400);
     * a statement that failed (1062, 1205) does not doom its branch; a deadlock's victim can only be rolled back;
     * a prepared branch without writes is listed, gone after a crash, and when its session has ended, a client that
-      commits it
-      or rolls it back is told 1402;
+      commits it or rolls it back gets 1402;
     * a rollback of a prepared branch is durable only when something else is forced after it: a crash before may bring
       the branch back, prepared. A commit and a prepare are durable when they are acknowledged;
-    * gtrid and bqual tell branches apart, the format id does not.
+    * gtrid and bqual tell branches apart, the format id does not;
+    * an XA COMMIT that comes while the session of the branch's owner ends may be acknowledged without a commit: the
+      branch is not listed any more, and stays prepared, with its locks, until a restart lists it again.
 
 Invariants:
     * deterministic: no clock, no random numbers. What a crash brings back is the caller's choice;
@@ -78,16 +80,23 @@ class SimulatedXADatabase:
     Attributes:
         fault: asked before each call of a session, with its name; tests and the simulation set it.
         survives: asked at a crash, for each rollback that nothing made durable, whether its branch comes back.
+        ends_slowly: asked when a session with a prepared branch ends, whether it stays in the processlist until
+            ``session_has_gone``.
+        loses_sight: asked at an XA COMMIT that meets such a session, whether it is acknowledged without a commit.
     """
 
     def __init__(self) -> None:
         self.committed: dict[Key, object] = {}
         self.fault: Callable[[SimulatedSession, str], Fault | None] = lambda _session, _call: None
         self.survives: Callable[[Xid], bool] = lambda _xid: True
+        self.ends_slowly: Callable[[SimulatedSession], bool] = lambda _session: False
+        self.loses_sight: Callable[[Xid], bool] = lambda _xid: False
         self.is_up = True
         self._branches: dict[tuple[bytes, bytes], _Branch] = {}
         self._branches_rolled_back: list[_Branch] = []  # rolled back since the log was forced
+        self._lost_sight_of: list[_Branch] = []
         self._sessions: dict[int, SimulatedSession] = {}
+        self._ending: dict[int, Xid] = {}  # sessions that have let go of their prepared branch
         self._last_number = 0
 
     def connect(self, *, autocommit: bool = False) -> SimulatedSession:
@@ -115,6 +124,18 @@ class SimulatedXADatabase:
         session = self._sessions.get(number)
         return session is not None and session.is_in_transaction
 
+    def is_in_processlist(self, number: int) -> bool:
+        """Whether a session is there, be it that it ends."""
+        return number in self._sessions or number in self._ending
+
+    def session_has_gone(self, number: int) -> None:
+        """The end of a session that ends slowly."""
+        self._ending.pop(number, None)
+
+    def lost_sight_of(self) -> list[Xid]:
+        """Branches that are prepared, and not listed before the next restart."""
+        return [branch.xid for branch in self._lost_sight_of]
+
     def crash(self) -> None:
         """Kill -9. What was not durable is gone, except rolled-back branches that come back (``survives``)."""
         self.is_up = False
@@ -126,6 +147,9 @@ class SimulatedXADatabase:
                 branch.state = _State.PREPARED
                 self._branches[_key(branch.xid)] = branch
         self._branches_rolled_back.clear()
+        self._branches.update((_key(branch.xid), branch) for branch in self._lost_sight_of)
+        self._lost_sight_of.clear()
+        self._ending.clear()
         prepared = {k: b for k, b in self._branches.items() if b.state is _State.PREPARED and b.has_written}
         for branch in prepared.values():
             branch.owner = None
@@ -198,12 +222,21 @@ class SimulatedXADatabase:
         branch = self._branches.get(_key(xid))
         return branch if branch is not None and branch.owner is None else None
 
+    def commit_external(self, branch: _Branch) -> None:
+        """Commit a prepared branch whose session has ended, or is about to."""
+        if branch.xid in self._ending.values() and branch.has_written and self.loses_sight(branch.xid):
+            self._lost_sight_of.append(self._branches.pop(_key(branch.xid)))
+        else:
+            self.end_branch(branch, is_commit=True)
+
     def end_session(self, session: SimulatedSession) -> None:
         """The session is over: roll back what is not prepared, let go of what is."""
         self._sessions.pop(session.number, None)
         branch = session.branch
         if branch is not None and branch.state is _State.PREPARED:
             branch.owner = None
+            if self.ends_slowly(session):
+                self._ending[session.number] = branch.xid
         elif branch is not None:
             self.end_branch(branch, is_commit=False)
         session.die()
@@ -214,6 +247,7 @@ class SimulatedXADatabase:
 
     def _works(self) -> Iterable[_Work]:
         yield from self._branches.values()
+        yield from self._lost_sight_of
         yield from (session.local for session in self._sessions.values() if session.local is not None)
 
 
@@ -225,7 +259,7 @@ class SimulatedSession:
         self.branch: _Branch | None = None
         self.local: _Work | None = None  # a transaction that is not XA
         self._has_begun = False  # by BEGIN, not by a statement
-        self._database, self._is_over = database, False
+        self._database, self._is_over, self._is_cut_off = database, False, False
 
     @property
     def is_in_transaction(self) -> bool:
@@ -242,8 +276,8 @@ class SimulatedSession:
         self._is_over, self.branch, self.local = True, None, None
 
     def close(self) -> None:
-        """End the session."""
-        if not self._is_over:
+        """End the session; the server does not hear of it if its client is cut off."""
+        if not (self._is_over or self._is_cut_off):
             self._database.end_session(self)
 
     def xa_start(self, xid: Xid) -> None:
@@ -271,6 +305,12 @@ class SimulatedSession:
         found: list[Xid] = []
         self._call("xa_recover", lambda: found.extend(self._database.prepared_xids()))
         return found
+
+    def sees(self, number: int) -> bool:
+        """Whether the processlist has a session."""
+        found: list[bool] = []
+        self._call("processlist", lambda: found.append(self._database.is_in_processlist(number)))
+        return found[0]
 
     def begin(self) -> None:
         """BEGIN: commits what is open."""
@@ -323,7 +363,7 @@ class SimulatedSession:
     # --- what the calls do -------------------------------------------------------------------------------------------
 
     def _call(self, name: str, action: Callable[[], object]) -> None:
-        if self._is_over:
+        if self._is_over or self._is_cut_off:
             raise SimulatedError(LOST, "lost connection")
         database = self._database
         fault = database.fault(self, name)
@@ -331,6 +371,8 @@ class SimulatedSession:
             database.crash()
         elif fault is Fault.REQUEST_LOST:
             database.end_session(self)
+        elif fault is Fault.CUT_OFF:
+            self._is_cut_off = True
         else:
             try:
                 action()
@@ -399,7 +441,10 @@ class SimulatedSession:
         branch = self._database.external_branch(xid)
         if branch is None:
             raise SimulatedError(NOTA, "XAER_NOTA")
-        self._database.end_branch(branch, is_commit=is_commit)
+        if is_commit:
+            self._database.commit_external(branch)
+        else:
+            self._database.end_branch(branch, is_commit=False)
         if not branch.has_written:
             raise SimulatedError(RB_ROLLBACK, "XA_RBROLLBACK")  # the engine had let go of it with its session
 

@@ -33,6 +33,7 @@ from txmq.xid import FORMAT_ID, TxId, Xid
 
 MARKER, IDENTITY, TOUCH = "txmq_marker", "txmq_marker_identity", "txmq_touch"
 COMMITTED = "committed"
+_GONE_TRIES = 400  # looks at the processlist until a killed session has ended
 
 
 class SimulatedXAConnection:
@@ -247,8 +248,11 @@ class SimulatedXARecovery:
         ]
 
     def commit(self, xid: Xid) -> Ended:
-        """See ``Recovery``."""
-        return _ended(lambda: self._session.xa_commit(xid))
+        """See ``Recovery``, and ``MySQLRecovery``: DONE only when the branch has let go of its marker row."""
+        ended = _ended(lambda: self._session.xa_commit(xid))
+        if ended is Ended.DONE:
+            self._session.read_locked(MARKER, xid.gtrid.decode("ascii"))
+        return ended
 
     def rollback(self, xid: Xid) -> Ended:
         """See ``Recovery``."""
@@ -280,7 +284,12 @@ class SimulatedXARecovery:
         """See ``Recovery``."""
         if connection == self._session.number or not self._resource.database.is_in_transaction(connection):
             return False
-        return self._resource.database.kill(connection)
+        if not self._resource.database.kill(connection):
+            return False
+        for _ in range(_GONE_TRIES):
+            if not self._session.sees(connection):
+                break
+        return True
 
     def now_ms(self) -> int:
         """See ``Recovery``."""

@@ -1,0 +1,48 @@
+"""An XA COMMIT that meets the end of the owner's session (MariaDB 10.11): believing its answer is caught by a seed.
+
+The resolver that ships waits for the marker row's lock behind the answer, and for the end of a session that it kills:
+the same seed finds nothing then.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tools.simulation import bank
+from tools.simulation.run import simulate
+from txmq.testing.simulated import xa_resource
+from txmq.testing.simulated.xa_resource import SimulatedXARecovery
+from txmq.xa.two_phase.branch import Ended
+from txmq.xid import Xid
+
+SEEDS = range(1, 201)  # until one finds it: about one in 20 does
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most XA COMMITs of owners are lost; a session that ends is met by the resolver's."""
+    for name, chance in {"LOST_COMMITS": 0.8, "SLOW_ENDS": 1.0, "LOST_SIGHT": 1.0}.items():
+        monkeypatch.setattr(bank, name, chance)
+
+
+def _seed_that_finds(findings: str) -> int:
+    return next(seed for seed in SEEDS if re.match(f"Violation: ({findings})", simulate(seed).error or ""))
+
+
+def test_commit_that_does_not_wait_for_the_marker_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(recovery: SimulatedXARecovery, xid: Xid) -> Ended:
+        return xa_resource._ended(lambda: recovery._session.xa_commit(xid))
+
+    with monkeypatch.context() as mutated:
+        mutated.setattr(SimulatedXARecovery, "commit", commit)
+        seed = _seed_that_finds("P3|P4|P5: prepared")  # complete was sent, and the rows come with the next restart
+    assert simulate(seed).error is None
+
+
+def test_kill_that_does_not_wait_for_the_session_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as mutated:
+        mutated.setattr(xa_resource, "_GONE_TRIES", 0)
+        seed = _seed_that_finds("P5: committed in bank-. while a killed session ended")
+    assert simulate(seed).error is None
