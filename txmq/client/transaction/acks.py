@@ -1,6 +1,6 @@
-"""What a transaction acknowledges: its messages by consumer, the offsets they come to, and what becomes of them.
+"""The messages that a transaction acknowledges, by consumer, and the offsets that are saved with it.
 
-No I/O but for what ``pending_acks`` does when the outcome is not known.
+No I/O, except in ``pending_acks`` if the outcome is not known.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class TransactionAcks:
         """The block is over.
 
         Args:
-            outcome: what the broker is known to have made of it; UNKNOWN where that is not known.
-            txid: None where nothing was sent under one.
+            outcome: in the broker; UNKNOWN if it is not known.
+            txid: None if nothing was sent under one.
         """
         is_known = outcome is not Outcome.UNKNOWN or txid is None or self._encoded is None
         for pending_acks, partitions in self._partitions.items():

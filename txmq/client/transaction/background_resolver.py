@@ -50,7 +50,8 @@ class BackgroundResolver:
         if self._process == process:
             return
         if self._process is not None:
-            # Its connections to databases are the parent's: neither used nor closed here, nor let go, which closes.
+            # Its connections to databases are the parent's: neither used nor closed here, nor garbage-collected, which
+            # closes.
             self._of_parents.append(self._resolver)
             self._resolver = self._resolver.anew()
         self._resolver.add(first)
@@ -58,11 +59,11 @@ class BackgroundResolver:
         start_daemon(_THREAD_NAME, self._run)
 
     def wake(self) -> None:
-        """Something was left in doubt: look at once."""
+        """Look at once: a transaction was left in doubt."""
         self._signal.set()
 
     def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
-        """The broker could not be told that a body has ended its database's transaction: go on telling it."""
+        """Report that a body has ended its database's transaction by itself, until the broker keeps it."""
         self._resolver.report(hazard, on_reported)
         self.wake()
 
@@ -71,13 +72,13 @@ class BackgroundResolver:
         self._resolver.branch_resolver(resource).completed(txid, answer)
 
     def watch(self, resource: XAResource, txid: str, on_resolved: Callable[[], None]) -> None:
-        """An owner has left a branch: call when nothing of the transaction is in doubt in this resource."""
+        """Call ``on_resolved`` when nothing is in doubt in this resource of a transaction whose owner left it."""
         self._resolver.branch_resolver(resource).watch(txid, on_resolved)
 
     def stop(self) -> None:
         """End the thread: it removes the last markers first, and is waited for a moment.
 
-        What is in doubt is found by the next resolver.
+        The next resolver finds what is in doubt.
         """
         is_running = self._process == current_owner()[0]
         if is_running:

@@ -9,9 +9,9 @@ them are prepared (``xa_block``). An exception in the body rolls back and goes o
 Invariants:
     * no block inside a block, and nothing joins a block that is over;
     * a block may be left in another context or thread than it was entered in (a synchronous dependency of FastAPI);
-    * a block belongs to the process that began it: a forked child that leaves it tells nobody anything, for what it
-      would roll back may be committed by then;
-    * a normal return means that the decision is durable; ``pending`` names who is still to be told;
+    * a block belongs to the process that began it: a forked child that leaves it sends nothing, since the transaction
+      that it would roll back may be committed by then;
+    * a normal return means that the decision is durable; ``pending`` says where it has yet to arrive;
     * an error in cleaning up never takes the place of the body's.
 """
 
@@ -55,7 +55,7 @@ from txmq.xa.two_phase.branch import UsedXAConnection, XAResource
 
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
 Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
-_UNKNOWN = Outcome.UNKNOWN  # looking it up costs 0.2 us, twice a transaction
+_UNKNOWN = Outcome.UNKNOWN  # an enum's member is slow to look up
 _savepoint: ContextVar[object | None] = ContextVar("txmq_savepoint", default=None)  # the innermost one of the context
 
 
@@ -65,16 +65,16 @@ class Transaction:
     Args:
         client: whose broker takes the messages.
         producer: chooses partitions for ``send``.
-        resources: one ``LastResource``, or any number of XA resources, or what their ``using`` answers.
+        resources: one ``LastResource``, or any number of XA resources, or the results of their ``using``.
         timeout: seconds from the beginning of the block within which it must be decided.
 
     Attributes:
         client: as given.
-        outcome: COMMITTED or ROLLED_BACK once that is durable, UNKNOWN before, and where it cannot be known: also
-            where the body has ended the database's transaction by itself.
+        outcome: COMMITTED or ROLLED_BACK once that is durable; UNKNOWN before, and if it cannot be known, as when the
+            body has ended the database's transaction by itself.
 
-    Thread safety: ``send`` and ``add`` from any thread; the block belongs to one. In a forked child it is nobody's:
-    whatever uses it, or leaves it without an error, raises a ``TransactionStateError``.
+    Thread safety: ``send`` and ``add`` from any thread; the block belongs to one. A forked child cannot use it: any
+    use, and leaving it without an error, raises a ``TransactionStateError``.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Transaction:
         return result
 
     def ack(self, message: Message) -> None:
-        """A message that a consumer delivered is dealt with, exactly when this transaction commits.
+        """Acknowledge a message that a consumer delivered, if and only if this transaction commits.
 
         Its offset is saved in the broker together with the decision. Acknowledge a partition's messages in order. When
         the block has rolled back the message is as it was: reject it, or run the block again.
@@ -142,7 +142,8 @@ class Transaction:
         Raises:
             TransactionStateError: a message before it is not acknowledged; it is not under way, or another
                 transaction's.
-            RolledBackError: its partition is somebody else's now, or an earlier transaction's outcome is not known yet.
+            RolledBackError: its partition is another member's now, or an earlier transaction's outcome is not known
+                yet.
             ConfigError: the consumer's offsets are not in the broker.
 
         Durability: with the decision.
@@ -236,12 +237,12 @@ class Transaction:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Who is still to be told of the decision: "broker", or names of XA resources; empty when all is done."""
+        """Where the decision has yet to arrive: "broker", or names of XA resources; empty when all is done."""
         return () if self._ending is None else self._ending.pending
 
     @property
     def results(self) -> list[SendResult]:
-        """One result a message, in order of sending; with offsets once the broker has told them."""
+        """One result a message, in order of sending; with offsets once the broker has answered."""
         return self._messages.results
 
     # --- the block ---------------------------------------------------------------------------------------------------
@@ -349,7 +350,9 @@ def _sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConne
         if isinstance(resource, LastResource | UsedConnection):
             last.append(resource)
         elif not is_xa(resource):
-            raise ConfigError(f"{resource!r} is not a resource: expected a LastResource, or what its using() answers")
+            raise ConfigError(
+                f"{resource!r} is not a resource: neither a LastResource nor an XA one, nor a using() of these"
+            )
     if len(last) > 1:
         raise ConfigError("a transaction takes one last resource: its COMMIT is the decision")
     if last and len(resources) > 1:

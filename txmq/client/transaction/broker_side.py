@@ -2,9 +2,9 @@
 
 Theory of operation. ``begin`` takes the id from the session of that moment, and it stands for that session's broker
 for good; a local transaction begins when its first message is to be sent. Every request may be repeated under the
-same id: the broker executes it once and gives the same answer. What is not known after a lost connection is asked
-again here until the deadline; what a refusal means is left to the caller, together with whether an earlier attempt
-may have been executed (``may_have_arrived``).
+same id: the broker executes it once and gives the same answer. After a lost connection a request is repeated here until
+the deadline. The meaning of a refusal is left to the caller, together with whether an earlier attempt may have been
+executed (``may_have_arrived``).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from txmq.xa.database.hazard import Hazard
 from txmq.xid import TxId
 
 RETRY_S = 0.02  # between attempts that failed without taking time themselves
-ROLLBACK_TIMEOUT_S = 2.0  # nobody's outcome depends on its answer
+ROLLBACK_TIMEOUT_S = 2.0  # no outcome depends on its answer
 LOST = (ConnectionLostError, UnavailableError)  # not answered, and the broker may be away
 _UNANSWERED = (*LOST, RequestTimeoutError)
 _ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
-# What was refused is this transaction's id: the block has another one when it is run again.
+# Refusals of this transaction's id: the block has another one when it is run again.
 _OF_THIS_ID = (TransactionConflictError, FencedError, UnknownTransactionError)
 _REQUEST_OVERHEAD_BYTES = 300  # one part's line
 
@@ -71,9 +71,9 @@ class BrokerTransaction:
     Attributes:
         txid: the transaction's id; empty before ``begin``.
         deadline: monotonic time.
-        streamed: what was sent ahead.
+        streamed: the parts that were sent ahead.
         may_have_arrived: a request that decides was sent and was not answered.
-        acks: what is acknowledged together with the messages.
+        acks: the offsets that are saved together with the messages.
     """
 
     _session: ClientSession  # from ``begin`` on
@@ -143,14 +143,14 @@ class BrokerTransaction:
             raise TransactionTimeoutError(text, self.txid_or_none)
 
     def was_refused(self, error: TxmqError) -> None:
-        """A prepare was: for being late, by a clock that was set meanwhile, if here it is not. The next one is not."""
+        """After a refused prepare: if it was late by the broker's clock alone, measure that clock for the next one."""
         self.leave_full_session(error)
         if isinstance(error, TransactionConflictError) and self.remaining_s > 0:
             with suppress(TxmqError):
                 self._control.measure_clock(self._session, ROLLBACK_TIMEOUT_S)
 
     def leave_full_session(self, error: TxmqError) -> None:
-        """A request was refused; where that was for its session, the client's next transactions have another one."""
+        """After a refusal: if its reason is the session, the client's next transactions have another one."""
         if isinstance(error, SessionFullError):
             self.client.leave_session(self._session)
 
@@ -166,7 +166,7 @@ class BrokerTransaction:
             raise_rolled_back(error, self.txid_or_none)
 
     def is_back(self) -> bool:
-        """The broker was lost before it answered: whether it is there again, within ``AWAY_S_MAX``."""
+        """Wait, at most ``AWAY_S_MAX``, for a broker that was lost before it answered; whether it is back."""
         try:
             self._control.regain(min(self.deadline, self._clock.monotonic() + AWAY_S_MAX))
         except TxmqError:
@@ -178,17 +178,17 @@ class BrokerTransaction:
         self._clock.sleep(seconds)
 
     def keep(self) -> None:
-        """A resolver needs the outcome from the broker until ``finished``, whoever is told it meanwhile."""
+        """Have the broker keep the outcome until ``finished``: a resolver needs it."""
         if self.txid:
             self._session.keep(self._counter)
 
     def finished(self) -> None:
-        """The end is known: the broker need not keep it for us. Once."""
+        """Let the broker drop the outcome: the end is known. To be called once."""
         if self.txid:
             self._session.finished(self._counter)
 
     def lost(self) -> None:
-        """The end was not seen, and nobody but this session's later transactions will ask for it."""
+        """Note an end that was not seen: a later transaction of this session asks for it."""
         if self.txid:
             self._session.lost.append(self._counter)
 
@@ -225,14 +225,14 @@ class BrokerTransaction:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def take_parts(self, messages: MessageBuffer, *, keyed: bool = True) -> list[EncodedPart]:
-        """What was not taken yet, in parts that the broker takes."""
+        """Encode the messages that were not taken yet, in parts that fit a request."""
         return messages.take_parts(self.txid, self.request_size_bytes_max // 2, keyed=keyed)
 
     def stream(self, parts: Sequence[EncodedPart]) -> None:
         """Send parts ahead of the decision.
 
         Raises:
-            TxmqError: the stream is broken; what was sent is rolled back by the broker, or by ``rollback``.
+            TxmqError: the stream is broken; the broker, or ``rollback``, rolls back the parts that were sent.
         """
         for part in parts:
             self.check_deadline()
@@ -294,7 +294,7 @@ class BrokerTransaction:
                 raise
             except _UNANSWERED:
                 self.may_have_arrived |= is_sent
-                # What may be committed is asked for as long as there is time; what was never sent is not waited for.
+                # A commit that may have arrived is repeated while there is time; one that was never sent is not.
                 if self.remaining_s <= 0 if self.may_have_arrived else not self.is_back():
                     raise
                 self.pause()
@@ -327,11 +327,11 @@ class BrokerTransaction:
         """Roll back, also what has not arrived yet.
 
         Args:
-            hazard: what the broker is to keep of it, until it is forgotten.
+            hazard: for the broker to keep, until an operator forgets it.
 
         Raises:
             TransactionConflictError: it is committed, or about to be.
-            TxmqError: the broker could not be told.
+            TxmqError: not sent, or not answered.
         """
         fields: Extensions = {**self._floor()}
         if hazard is not None:
@@ -339,12 +339,12 @@ class BrokerTransaction:
         self._call(ROLLBACK_TIMEOUT_S, "rollback", self.txid, extensions=fields)
 
     def try_rollback(self) -> None:
-        """As ``rollback``, where the broker rolls it back by itself in the end."""
+        """As ``rollback``, for parts that the broker rolls back by itself in the end."""
         with suppress(TxmqError):
             self.rollback()
 
     def outcome(self) -> tuple[str, list[PartResult]]:
-        """Ask what became of it: the word of ``outcome`` and the places of a commit."""
+        """Ask for the outcome: its word, and the places of a commit."""
         return parse_outcome(self._call(self._wait_s, "outcome", self.txid))
 
     @property
@@ -361,11 +361,11 @@ class BrokerTransaction:
         return body
 
     def _until(self, seconds_min: float) -> float:
-        """The deadline; later where it is closer than that."""
+        """The deadline, but not before so many seconds from now."""
         return max(self.deadline, self._clock.monotonic() + seconds_min)
 
     def _fields(self) -> Numbers:
-        """What was streamed, and what stands in front of the parts."""
+        """Fields for streamed parts, and for the offsets in front of the parts."""
         streamed = self.streamed.extensions()
         return streamed if self.acks is None else {"offsets": len(self.acks.encoded()), **streamed}
 
@@ -382,7 +382,7 @@ def _body(parts: Sequence[EncodedPart]) -> list[Buffer]:
 
 
 def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:
-    """What a refusal before the decision is to the caller: nothing happened. The refusal is its cause."""
+    """The caller's error for a refusal before the decision: nothing happened. The refusal is its cause."""
     if isinstance(error, RolledBackError):
         return error
     if isinstance(error, LOST):

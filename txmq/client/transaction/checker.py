@@ -1,10 +1,10 @@
-"""The check-back thread: a member of a producer group is asked what became of halves that nobody decided.
+"""The check-back thread: asks the application's checker about half messages that their owners did not decide.
 
 Theory of operation. One thread for each producer group of a client, with a connection of its own, long-polls
 ``checks``: the broker hands out halves whose owner has gone, or whose deadline has passed, and waits longer each time
-(1 s, doubling to a minute). The application's checker answers COMMIT, ROLLBACK or UNKNOWN; the first two are told to
-the broker, UNKNOWN is not: the broker asks again, for ever. The thread also tells what the owner decided while the
-broker could not be reached.
+(1 s, doubling to a minute). The application's checker answers COMMIT, ROLLBACK or UNKNOWN; the first two are reported
+to the broker, and after UNKNOWN it asks again, for ever. The thread also reports decisions of owners that could not
+reach the broker.
 
 Invariants:
     * a checker that raises, or answers anything but a ``Resolution``, has answered UNKNOWN, and that is logged;
@@ -31,7 +31,7 @@ from txmq.runtime.logging import get_logger, in_words
 from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
 
-WAIT_MS = 1000  # of a long poll; what is to be told waits so long at most
+WAIT_MS = 1000  # of a long poll; an unreported decision waits so long at most
 HALVES_PER_POLL = 20  # a slow checker must not hold many that another member could be asked about
 PAUSE_S = 1.0  # after an error that is not a lost connection
 REPORT_TIMEOUT_S = 1.0
@@ -40,12 +40,12 @@ _THREAD_NAME = "txmq-checks"
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What a checker is asked about.
+    """A half message that its owner has not decided, as a checker gets it.
 
     Attributes:
         txid: as ``HalfMessage.txid`` when it was sent.
-        message: what was sent; its offset is -1.
-        attempt: how often it was asked about since the broker's start; 0 where its own block has just failed.
+        message: as it was sent; its offset is -1.
+        attempt: how often the broker has asked about it since its start; 0 if its own block has just failed.
         age_ms: since it was prepared.
     """
 
@@ -56,17 +56,17 @@ class CheckRequest:
 
     @property
     def topic(self) -> str:
-        """Of the message."""
+        """The message's topic."""
         return self.message.topic
 
     @property
     def key(self) -> bytes | None:
-        """Of the message."""
+        """The message's key."""
         return self.message.key
 
     @property
     def value(self) -> bytes:
-        """Of the message."""
+        """The message's value."""
         return self.message.value or b""
 
 
@@ -100,7 +100,7 @@ class CheckBacks:
     # --- for halves of this process ----------------------------------------------------------------------------------
 
     def ask(self, txid: str, topic: str, partition: int, record: Record) -> Resolution:
-        """See ``half.Desk``."""
+        """See ``ProducerGroup``."""
         key, value, headers, timestamp_ms = record
         tag = next((content.decode() for name, content in headers if name == TAG_HEADER), None)
         rest = {name: content for name, content in headers if name != TAG_HEADER}
@@ -108,7 +108,7 @@ class CheckBacks:
         return self._answer(CheckRequest(txid, message, 0, 0))
 
     def leave(self, half: HalfMessage, resolution: Resolution) -> None:
-        """See ``half.Desk``."""
+        """See ``ProducerGroup``."""
         self._unreported.append((half, resolution))
         self.start()
         self._signal.set()
@@ -126,14 +126,14 @@ class CheckBacks:
                 start_daemon(_THREAD_NAME, self._serve)
 
     def stop(self) -> None:
-        """End the thread soon; what is undecided is asked of another member."""
+        """End the thread soon; the broker asks another member about halves that are undecided."""
         self._is_stopping = True
         self._signal.set()
         if self._connection is not None:
             self._connection.close()
 
     def forked(self) -> None:
-        """In a forked child: no thread runs, and what the parent is still to tell it tells itself."""
+        """In a forked child no thread runs, and the parent reports its own decisions."""
         self._lock, self._signal = Lock(), Signal()
         self._unreported.clear()
 
@@ -146,18 +146,18 @@ class CheckBacks:
             except ClosedError:
                 return
             except ConnectionLostError as error:  # the connection waits out its back-off by itself
-                self._tell_once(error)
+                self._warn_once(error)
             except TxmqError as error:
-                self._tell_once(error)
+                self._warn_once(error)
                 self._signal.wait(PAUSE_S)
 
-    def _tell_once(self, error: TxmqError) -> None:
+    def _warn_once(self, error: TxmqError) -> None:
         if not self._is_away and not self._is_stopping:
             self._log.warning("no check-backs for the moment", error=str(error))
         self._is_away = True
 
     def poll(self, wait_ms: int = WAIT_MS) -> int:
-        """Ask the broker for what is due, and the checker about it; how many there were.
+        """Ask the broker for halves that are due, and the checker about each. Returns how many there were.
 
         Raises:
             TxmqError: the broker could not be asked.
@@ -197,7 +197,7 @@ class CheckBacks:
     def _answer(self, half: CheckRequest) -> Resolution:
         try:
             answer: object = self.checker(half)
-        except Exception as error:  # noqa: BLE001  the application's code: whatever it raises, it has not answered
+        except Exception as error:  # noqa: BLE001  the application's code: an exception is no answer
             self._log.error(
                 "the checker failed", txid=half.txid, attempt=half.attempt, error=in_words(error), exc_info=error
             )
@@ -208,15 +208,15 @@ class CheckBacks:
         return answer
 
     def report_decisions(self) -> None:
-        """Tell what this process decided and the broker has not heard.
+        """Report decisions of this process that have not reached the broker.
 
         Raises:
-            TxmqError: the broker cannot be told now.
+            TxmqError: the broker cannot be reached now.
         """
         while self._unreported:
             half, resolution = self._unreported[0]
             try:
-                half.tell(resolution, REPORT_TIMEOUT_S)
+                half.report(resolution, REPORT_TIMEOUT_S)
             except TransactionError as error:
                 self._log.error("a half message ended otherwise than decided", error=str(error))
             self._unreported.popleft()

@@ -3,7 +3,7 @@
 Theory of operation. ``tx.send`` names its block and needs nothing of this. ``producer.send`` has to find it: a context
 variable carries the block from where it was entered, as far as contexts are copied (asyncio's tasks, ``to_thread``). A
 generator shares its caller's context and may go on in another one, so a block that is entered in a generator is also
-found by that generator's frame on the stack. What decides is the innermost of both.
+found by that generator's frame on the stack. The innermost of both decides.
 
 =====================================================  ================================================================
 where ``producer.send`` is called while the block is   what becomes of it
@@ -49,7 +49,7 @@ from txmq.model import SendResult
 _GENERATORS: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
 _AWAITED: Final = 0x80 | 0x100 | 0x200  # CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR
 _SUSPENDABLE: Final = _GENERATORS | _AWAITED
-# Who calls a generator to make a context manager of it: up to its one yield, and then to its end.
+# Modules that make a context manager of a generator: they call it up to its one yield, and then to its end.
 _MAKE_CONTEXT_MANAGERS: Final = frozenset({"contextlib", "_pytest.fixtures"})
 
 
@@ -79,7 +79,7 @@ class Entered:
 
     Attributes:
         transaction: None once the block is over.
-        is_captive: its generator is no context manager: where that is suspended, nobody stands in the block.
+        is_captive: its generator is no context manager: while that is suspended, no caller stands in the block.
         outer: what the context carried before; only a captive block can be open there.
     """
 

@@ -38,9 +38,9 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
     """See the module's docstring.
 
     Attributes:
-        error: what led away from the commit, as the caller is to see it.
+        error: the first that led away from the commit, to be raised in the caller.
         interrupt: KeyboardInterrupt and the like that came meanwhile; to be raised when all is done.
-        lines: where the parts went, once the broker has said so.
+        lines: where the parts went; None before the broker has answered.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
         self.lines: list[PartResult] | None = None
 
     def is_body_sound(self, branches: Sequence[Body], failure: RolledBackError | None) -> bool:
-        """Take the connections from the body; whether the transaction can be committed.
+        """Take the connections from the body. Returns whether the transaction can be committed.
 
         Args:
-            failure: a part sent ahead was refused.
+            failure: the refusal of a part that was sent ahead.
         """
         try:
             for branch in branches:
                 branch.end_body()
             self._broker.check_deadline()
-            self._broker.reach()  # what is prepared in a database stays locked until the broker has said something
+            self._broker.reach()  # prepared rows stay locked until the broker has answered
             if failure is not None:
                 raise anew(failure)
         except TransactionError as error:

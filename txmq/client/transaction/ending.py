@@ -13,12 +13,12 @@ from txmq.xa.database.hazard import Hazard
 
 
 class Ending(NamedTuple):
-    """What became of a block.
+    """How a block ended.
 
     Attributes:
-        outcome: what the caller is told.
-        in_broker: what the broker is known to have made of it.
-        error: what the caller is to see.
+        outcome: the transaction's, for the caller.
+        in_broker: the outcome in the broker, as far as it is known.
+        error: to be raised in the caller.
         interrupt: KeyboardInterrupt and the like that came at the end of the block.
     """
 
@@ -33,7 +33,7 @@ class BlockEnding(Protocol):
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Where the decision is still to be told: "broker", or names of XA resources."""
+        """Where the decision has yet to arrive: "broker", or names of XA resources."""
 
     def begin(self) -> None:
         """Begin in the broker and the databases.
@@ -51,14 +51,14 @@ class BlockEnding(Protocol):
         """
 
     def parts_streamed(self) -> None:
-        """A part of the messages is about to be sent ahead."""
+        """Note that a part of the messages is about to be sent ahead."""
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """Commit, or undo everything.
 
         Args:
-            body_error: what the body raised.
-            failure: a part sent ahead was refused.
+            body_error: the exception that left the body.
+            failure: the refusal of a part that was sent ahead.
 
         Raises:
             BaseException: a local transaction's outcome is not known, or its end was interrupted.
@@ -72,16 +72,16 @@ class BlockResolver(Protocol):
         """Resolve for this resource, too."""
 
     def wake(self) -> None:
-        """Something was left: look at once."""
+        """Look at once: a transaction was left in doubt."""
 
     def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
-        """The broker could not be told of it: go on telling."""
+        """Report a hazard until the broker keeps it, then call ``on_reported``."""
 
     def completed(self, resource: Any, txid: str, answer: Answer) -> None:
-        """``complete`` was sent; what becomes of the answer decides when the marker goes."""
+        """Take the request of a ``complete``: when it is answered, the branch's marker may go."""
 
     def watch(self, resource: Any, txid: str, on_resolved: Callable[[], None]) -> None:
-        """Tell when nothing of a transaction is in doubt in this resource any more."""
+        """Call ``on_resolved`` when nothing of a transaction is in doubt in this resource any more."""
 
 
 def begin_for_caller(broker: BrokerTransaction) -> None:

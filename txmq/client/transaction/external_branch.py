@@ -9,7 +9,7 @@
                    SUSPENDED  ROLLBACK_ONLY      +-+ start(TMJOIN): ACTIVE
 ```
 
-UNSURE: prepare, or a commit in one phase, was sent and not answered. Source: X/Open XA, tables 6-2 and 6-4.
+IN_DOUBT: prepare, or a commit in one phase, was sent and not answered. Source: X/Open XA, tables 6-2 and 6-4.
 
 Laws:
     * a pair that is missing from ``TRANSITIONS`` is XAER_PROTO and changes nothing;
@@ -43,12 +43,12 @@ class BranchState(enum.Enum):
     IDLE = "idle"
     ROLLBACK_ONLY = "rollback only"
     PREPARED = "prepared"
-    IN_DOUBT = "unsure"
+    IN_DOUBT = "in doubt"
     ENDED = "ended"
 
 
 class Call(enum.Enum):
-    """What a transaction manager asks of a branch that exists."""
+    """Calls of a transaction manager on a branch that exists."""
 
     JOIN = "start(TMJOIN)"
     RESUME = "start(TMRESUME)"
@@ -108,7 +108,7 @@ class ExternalBranch:
         return self.state is BranchState.ENDED
 
     def next_state(self, call: Call) -> BranchState:
-        """Where a call leads.
+        """The state that a call leads to.
 
         Raises:
             XAError: XAER_PROTO.

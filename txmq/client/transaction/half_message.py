@@ -1,18 +1,19 @@
-"""HalfMessage messages: ``with producer.half("orders", b"created", key=b"42"): save_order(42)``.
+"""Half messages: ``with producer.half("orders", b"created", key=b"42"): save_order(42)``.
 
 Theory of operation. The message is prepared in the broker, forced and invisible, before the block begins. The block
-does the application's own work, in whatever store, and commits that. Then ``commit`` lets the message out. Whoever dies
-in between, the broker asks a live member of the producer group (``checks``), and that one's checker says what became of
-the application's work.
+does the application's own work, in whatever store, and commits that. Then ``commit`` lets the message out. If the
+process dies in between, the broker asks a live member of the producer group (``checks``), whose checker says whether
+the application's work was done.
 
 An exception in the block does not say whether the work was done: the connection to a database may be lost while it
 commits. So the checker is asked there and then: COMMIT commits, ROLLBACK rolls back, UNKNOWN leaves the half to the
-check-backs. The exception goes on unchanged. What is no ``Exception`` (Ctrl-C, the end of the process) is left to them,
-too.
+check-backs. The exception goes on unchanged. After an interrupt that is no ``Exception`` (Ctrl-C, the end of the
+process) it is left to them, too.
 
 Invariants:
-    * nothing but the application's word (the end of the block, ``commit``, ``rollback``, its checker) resolves a half;
-    * what the broker could not be told is told by the check-back thread (``pending``), or asked by it;
+    * only the application's word (the end of the block, ``commit``, ``rollback``, its checker) resolves a half;
+    * a decision that did not reach the broker (``pending``) is reported by the check-back thread, or the checker is
+      asked;
     * a commit that meets a durable rollback raises, and the other way round.
 """
 
@@ -52,25 +53,25 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock
 
-RESOLVE_S = 5.0  # how long the broker is tried to be told before the check-back thread goes on with it
+RESOLVE_S = 5.0  # then the check-back thread goes on reporting
 _OUTCOMES = {Resolution.COMMIT: Outcome.COMMITTED, Resolution.ROLLBACK: Outcome.ROLLED_BACK}
 
 
 class ProducerGroup(Protocol):
-    """What a half needs of its producer group."""
+    """The producer group, as a half message sees it."""
 
     @property
     def group(self) -> str:
         """The group's name."""
 
     def start(self) -> None:
-        """See to it that somebody asks and tells, in this process."""
+        """Start the check-back thread, if it does not run in this process."""
 
     def ask(self, txid: str, topic: str, partition: int, record: Record) -> Resolution:
-        """What the application's checker says of a half of this process. Never raises Exception."""
+        """Ask the application's checker about a half of this process. Never raises Exception."""
 
     def leave(self, half: HalfMessage, resolution: Resolution) -> None:
-        """Go on telling the broker."""
+        """Report the decision until it has reached the broker."""
 
 
 class HalfMessage:
@@ -79,7 +80,7 @@ class HalfMessage:
     Attributes:
         txid: its transaction id. Write it into your row, and your checker needs to look for nothing else.
         outcome: COMMITTED or ROLLED_BACK once that is durable in the broker; UNKNOWN before.
-        pending: ("broker",) while the broker is still to be told of your decision.
+        pending: ("broker",) while your decision has yet to reach the broker.
 
     Thread safety: any thread.
     """
@@ -96,7 +97,7 @@ class HalfMessage:
         self.pending: tuple[str, ...] = ()
 
     def reach(self) -> Self:
-        """For ``Producer``: raises TransactionAwayError where the broker is away."""
+        """For ``Producer``: raises TransactionAwayError if the broker is away."""
         self._broker.reach()
         return self
 
@@ -104,7 +105,7 @@ class HalfMessage:
         """For ``Producer``: force the message in the broker. Once.
 
         Raises:
-            RolledBackError: nothing happened; TransactionAwayError where the broker is away.
+            RolledBackError: nothing happened; TransactionAwayError if the broker is away.
         """
         self._record = (topic, partition, record)
         self._messages.add(topic, partition, record)
@@ -113,7 +114,7 @@ class HalfMessage:
             fields: Extensions = {"group": self._group.group, "deadline": self._broker.deadline_ms}
             prepare(self._broker, "half", fields, self._messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
-            self._withdraw()  # it may be prepared: nobody may be asked about work that was never begun
+            self._withdraw()  # it may be prepared: no checker is to be asked about work that never began
             raise_rolled_back(error, self._broker.txid_or_none)
         except TxmqError as error:
             if self._broker.may_have_arrived and isinstance(error, LOST):
@@ -143,7 +144,7 @@ class HalfMessage:
     def commit(self) -> None:
         """Your work is done, durably: let the message out.
 
-        Returns with ``pending`` where the broker cannot be told now; the check-back thread goes on telling it.
+        If the broker is away now it returns with ``pending``, and the check-back thread reports the commit later.
 
         Raises:
             HeuristicRollbackError: it was rolled back before, durably: by another member's checker, or an operator.
@@ -168,37 +169,41 @@ class HalfMessage:
             if self._decided is resolution:
                 return
             if self._decided is not None:
-                raise TransactionStateError(f"it was decided before: {self._decided.value}", self.txid)
+                text = f"the half message was decided before, and that stands: {self._decided.value}"
+                raise TransactionStateError(text, self.txid)
             self._decided = resolution
         crash_point("client.half.decided")
         timeout_s = RESOLVE_S if resolution is Resolution.COMMIT else ROLLBACK_TIMEOUT_S
         try:
-            self.tell(resolution, timeout_s)
+            self.report(resolution, timeout_s)
         except TransactionError:
             raise
         except TxmqError:
             self._leave(resolution)
-        except BaseException:  # Ctrl-C while the broker is told: the decision stands
+        except BaseException:  # Ctrl-C in the middle of the request: the decision stands
             self._leave(resolution)
             raise
 
-    def tell(self, resolution: Resolution, timeout_s: float) -> None:
-        """Tell the broker; for the check-back thread, too.
+    def report(self, resolution: Resolution, timeout_s: float) -> None:
+        """Report the decision to the broker; the check-back thread calls this, too.
 
         Raises:
             HeuristicError, OutcomeUnknownError: as ``commit`` and ``rollback``.
-            TxmqError: it could not be told.
+            TxmqError: it was not reported, or that was not answered.
         """
         try:
             lines = resolve(self._client, self.txid, resolution, timeout_s)
         except TransactionConflictError as error:
             self._ended(Outcome.COMMITTED if resolution is Resolution.ROLLBACK else Outcome.ROLLED_BACK)
             if resolution is Resolution.COMMIT:
-                raise HeuristicRollbackError("your work is done, its message was rolled back", self.txid) from error
-            raise HeuristicCommitError("your work was not done, its message went out", self.txid) from error
+                text = "your work is done, its message was rolled back before: send it again, or undo the work"
+                raise HeuristicRollbackError(text, self.txid) from error
+            text = "your work was not done, its message went out before: do the work, or send one that takes it back"
+            raise HeuristicCommitError(text, self.txid) from error
         except (FencedError, NotOwnerError, UnknownTransactionError) as error:
             self.pending = ()
-            raise OutcomeUnknownError(f"the broker does not know it: {error}", self.txid) from error
+            text = f"the broker does not know the half message, or not any more: {error}"
+            raise OutcomeUnknownError(text, self.txid) from error
         self._ended(_OUTCOMES[resolution], lines)
 
     def _ended(self, outcome: Outcome, lines: list[PartResult] | None = None) -> None:
@@ -212,12 +217,12 @@ class HalfMessage:
         self._group.leave(self, resolution)
 
     def _withdraw(self) -> None:
-        """The work was never begun: roll back what may be prepared."""
+        """Roll back a half that may be prepared, and whose work never began."""
         self._decided = Resolution.ROLLBACK
         if not self._broker.txid:
             return
         try:
-            self.tell(Resolution.ROLLBACK, ROLLBACK_TIMEOUT_S)
+            self.report(Resolution.ROLLBACK, ROLLBACK_TIMEOUT_S)
         except TransactionError:
             pass
         except TxmqError:
@@ -227,7 +232,7 @@ class HalfMessage:
 
     def __enter__(self) -> Self:
         if self._decided is not None:
-            raise TransactionStateError("it is decided already", self.txid)
+            raise TransactionStateError("the half message is decided: a block is for one that is not", self.txid)
         self._process = current_process()
         return self
 
@@ -246,7 +251,7 @@ class HalfMessage:
         return False
 
     def _ask(self, error: Exception) -> None:
-        """The block failed: let the checker say what became of the work."""
+        """Ask the checker whether the work of a block that failed was done."""
         if self._record is None:
             return
         resolution = self._group.ask(self.txid, *self._record)

@@ -34,7 +34,7 @@ from txmq.xa.last_resource.coordinator import (
 )
 from txmq.xa.last_resource.proof import Step, prove
 
-RESOLVE_S_MIN = 1.0  # after the decision, and for looking it up, even where the deadline is closer
+RESOLVE_S_MIN = 1.0  # after the decision, and for looking it up, even if the deadline is closer
 LOOK_UP_PAUSE_S = 0.05
 
 
@@ -42,8 +42,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     """One block's end, or its undoing.
 
     Attributes:
-        is_acknowledged: whether the broker has acknowledged the rollback; None where it was not asked for one.
-        hazard: what the broker is to keep, where the body had ended the database's transaction by itself.
+        is_acknowledged: whether the broker has acknowledged the rollback; None if it was not asked for one.
+        hazard: for the broker to keep, if the body had ended the database's transaction by itself.
     """
 
     def __init__(self, broker: BrokerTransaction, branch: Branch, messages: MessageBuffer) -> None:
@@ -166,7 +166,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             self._broker.pause(LOOK_UP_PAUSE_S)
 
     def _wait_ends_s(self) -> float:
-        """The deadline, as what ``remaining_s`` will be; later where it is closer than SETTLE_S_MIN."""
+        """The value of ``remaining_s`` to stop at: 0, or later if the deadline is closer than RESOLVE_S_MIN."""
         return min(self._broker.remaining_s, RESOLVE_S_MIN) - RESOLVE_S_MIN
 
     def _proved(self) -> Step:

@@ -1,7 +1,7 @@
-"""The last resource's side of a transaction block: its branch from the beginning to what the caller is told of the end.
+"""The ending of a block with a last resource: from the beginning of its branch to the outcome for the caller.
 
-What the run (``last_resource``) could not finish is left to the client's resolver, which is told by what
-outcome to finish it.
+A transaction that the run (``last_resource``) could not finish is left to the client's resolver, with the outcome by
+which to finish it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LastResourceBlock:
     """See the module's docstring.
 
     Attributes:
-        run: what carries the end out.
-        pending: ("broker",) while the broker is still to be told of the decision.
+        run: carries out the end.
+        pending: ("broker",) while the decision has yet to reach the broker.
     """
 
     run: LastResourceRun
@@ -85,7 +85,7 @@ class LastResourceBlock:
         return Ending(outcome, self._in_broker(state, outcome), error, run.interrupt)
 
     def _in_broker(self, state: LastResourceState, outcome: Outcome) -> Outcome:
-        """What the broker is known to have made of it: a database that decided may not have told it yet."""
+        """The outcome in the broker, if known: the database's decision may not have reached it yet."""
         if state is LastResourceState.COMMITTED:
             return Outcome.COMMITTED
         is_over = (
@@ -94,24 +94,24 @@ class LastResourceBlock:
         return Outcome.ROLLED_BACK if is_over and state is not LastResourceState.BROKER_ALONE else Outcome.UNKNOWN
 
     def _concluded(self, state: LastResourceState) -> tuple[Outcome, TransactionError | None]:
-        """Leave the rest to the resolver; what the caller is told."""
+        """Leave the rest to the resolver. Returns outcome and error for the caller."""
         broker, run = self._broker, self.run
         if state in (LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING):
             self._committed(state)
             return (Outcome.COMMITTED, None)
         if state is LastResourceState.COMMITTED_ALONE:
             broker.finished()
-            text = f"the rows are committed, the messages were given up: {run.error}"
+            text = f"the rows are committed, the messages were given up before ({run.error}): send them again"
             return (Outcome.COMMITTED, HeuristicMixedError(text, broker.txid))
         if state is LastResourceState.UNKNOWN:
             self._leave(None)
-            text = f"COMMIT was not answered: {run.error or run.interrupt}"
+            text = f"COMMIT was not answered: {run.error or run.interrupt}; ask client.outcome(txid)"
             return (Outcome.UNKNOWN, OutcomeUnknownError(text, broker.txid))
         if state is LastResourceState.HAZARD:
             return self._hazarded()
         if state is LastResourceState.BROKER_ALONE:
             broker.finished()
-            text = "the rows are rolled back, the broker committed the messages"
+            text = "the rows are rolled back, the broker had committed the messages before: write the rows again"
             return (Outcome.ROLLED_BACK, HeuristicCommitError(text, broker.txid))
         return self._rolled_back()
 
@@ -150,7 +150,7 @@ class LastResourceBlock:
         return (Outcome.ROLLED_BACK, error)
 
     def _leave(self, outcome: str | None) -> None:
-        """Let the resolver tell the broker, by this outcome or (None) by what the database proves."""
+        """Let the resolver report this outcome, or (None) the one that the database proves."""
         broker = self._broker
         self._resource.unresolved.append(Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished))
         self._resolver.wake()

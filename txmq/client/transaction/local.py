@@ -1,6 +1,6 @@
 """The end of a local transaction: the broker alone decides, in one request.
 
-What an answer means:
+Meaning of the answers:
 
 =====================  ==========================  =====================================================================
 answer to ``commit``   earlier attempt unanswered  then
@@ -9,7 +9,7 @@ answer to ``commit``   earlier attempt unanswered  then
 409, 400, 403, 404 ..  no                          not executed: ROLLED BACK
 409, 400, 403, 404 ..  yes                         ``rollback``: 200 is ROLLED BACK, 409 may be COMMITTED: ``outcome``
 410                    no                          not executed: ROLLED BACK
-410                    yes                         UNKNOWN: nobody keeps the outcome
+410                    yes                         UNKNOWN: the outcome is not kept
 none till the deadline sent                        UNKNOWN
 none till the deadline never sent                  ROLLED BACK (timeout)
 =====================  ==========================  =====================================================================
@@ -43,7 +43,7 @@ class LocalBlock:
     """The ending of a block without databases: it begins when its first message is to be sent.
 
     Attributes:
-        pending: nobody.
+        pending: always empty.
     """
 
     def __init__(self, broker: BrokerTransaction, messages: MessageBuffer) -> None:
@@ -58,7 +58,7 @@ class LocalBlock:
         raise no_part(resource)
 
     def parts_streamed(self) -> None:
-        """Do nothing: the decision tells of them."""
+        """Do nothing: the decision states them."""
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """See ``BlockEnding``."""
@@ -115,7 +115,7 @@ def commit(broker: BrokerTransaction, messages: MessageBuffer) -> list[PartResul
         raise
     except (ConnectionLostError, RequestTimeoutError, UnavailableError) as error:
         if broker.may_have_arrived:
-            raise OutcomeUnknownError(f"no answer to commit: {error}", broker.txid) from error
+            raise OutcomeUnknownError(f"no answer to commit: {error}; ask client.outcome(txid)", broker.txid) from error
         withdraw(broker)
         raise_rolled_back(error, broker.txid_or_none)
     except TxmqError as error:

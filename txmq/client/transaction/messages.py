@@ -22,7 +22,7 @@ from txmq.protocol.parts import KEYS_MAX, NO_KEYS, PartResult
 from txmq.runtime.ports import Buffer
 
 PART_SIZE_BYTES_MAX = 4 << 20
-_PENDING = SendStatus.PENDING  # looking an enum's member up costs 0.2 us
+_PENDING = SendStatus.PENDING  # an enum's member is slow to look up
 _RECORD_OVERHEAD_BYTES = 64  # lengths, deltas, and the share of the part's own line
 
 
@@ -78,7 +78,7 @@ class MessageBuffer:
         """Everything that was not taken yet, as parts; a larger message has a part of its own.
 
         Args:
-            keyed: with the hashes of the keys, which order the commits of prepared transactions (0.5 us a message).
+            keyed: with the hashes of the keys, which order the commits of prepared transactions.
         """
         parts = []
         limit = min(part_size_bytes_max, PART_SIZE_BYTES_MAX)
@@ -94,7 +94,7 @@ class MessageBuffer:
         return parts
 
     def take_back(self, count: int) -> bool:
-        """Keep only the first ``count`` messages; False, and nothing done, where later ones were taken already."""
+        """Keep only the first ``count`` messages; False, and nothing done, if later ones were taken already."""
         if count < self._taken:
             return False
         for place in self._places.values():
@@ -116,7 +116,7 @@ class MessageBuffer:
         return list(self._results)
 
     def place(self, lines: Sequence[PartResult]) -> None:
-        """Take the offsets that the decision assigned; they are entered when somebody looks (3 us a message)."""
+        """Take the offsets that the decision assigned; they are entered when ``results`` is read."""
         self._lines = lines
 
     def _enter(self, lines: Sequence[PartResult]) -> None:
@@ -163,7 +163,7 @@ def _keys(records: Sequence[Record]) -> frozenset[int] | None:
 
 
 class Streamed:
-    """What was sent ahead of the decision, as the decision must state it."""
+    """Parts that were sent ahead of the decision, as it states them."""
 
     __slots__ = ("checksum", "parts", "size_bytes")
 
@@ -177,7 +177,7 @@ class Streamed:
         self.checksum = checksum(batch, self.checksum)
 
     def extensions(self) -> dict[str, int]:
-        """``parts= bytes= crc=``, or nothing where nothing was streamed."""
+        """``parts= bytes= crc=``; empty if nothing was streamed."""
         if not self.parts:
             return {}
         return {"parts": self.parts, "bytes": self.size_bytes, "crc": self.checksum}

@@ -1,16 +1,16 @@
 """The same thing for several databases at once: one of them in the caller's thread, the others in threads of their own.
 
-Theory of operation. Databases answer while others do, so two branches take as long as one. A thread costs about 0.05 ms
-and a database's sync ten times that; what is for one database only runs in the caller's thread, and no thread is made.
+Theory of operation. Databases answer while others do, so two branches take as long as one. Work for one database only
+runs in the caller's thread, and no thread is made.
 
-The caller waits for all. Where it is interrupted meanwhile (Ctrl-C), it waits ``GRACE_S`` more: a database that does
-not answer must not hold a person who wants to leave. What has not returned by then is *late*: it still uses its
-connection, so nobody else may; what is to be done with that is told to ``Job.when_free`` and done at the end of the
-late one's own thread.
+The caller waits for all. If it is interrupted meanwhile (Ctrl-C), it waits ``GRACE_S`` more: a database that does
+not answer must not hold a person who wants to leave. A job that has not returned by then is *late*: it still uses its
+connection, so no other thread may. Other work on that connection is given to ``Job.when_free`` and done at the end of
+the late job's thread.
 
 Invariants:
     * a connection is used by one thread at a time;
-    * what is raised in any of the threads is raised in the caller, too.
+    * an exception in any of the threads is raised in the caller, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _THREAD_NAME = "txmq-branch"
 
 
 class Job:
-    """What one thread does for one database, once at a time.
+    """Work of one thread for one database, once at a time.
 
     Attributes:
         is_busy: it runs, in whichever thread.
@@ -43,7 +43,7 @@ class Job:
         self._signal = Signal()
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run it in a thread of its own; here, where the system has none left."""
+        """Run it in a thread of its own, or here if the system has none left."""
         self.is_busy, self.error = True, None
         try:
             start_daemon(_THREAD_NAME, lambda: self._run(work))
@@ -51,7 +51,7 @@ class Job:
             self._run(work)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Run it here; what it raises is kept."""
+        """Run it here; its exception is kept."""
         self.is_busy, self.error = True, None
         self._run(work)
 
@@ -85,7 +85,7 @@ def run_all(jobs: Sequence[Job], works: Sequence[Callable[[], None]]) -> None:
     """Run each work as its job, all at once, and wait for them.
 
     Raises:
-        BaseException: what a work raised, or the caller was interrupted: then some may be late.
+        BaseException: a work's; or the caller was interrupted, and some may be late.
     """
     try:
         for job, work in zip(jobs[1:], works[1:], strict=True):

@@ -1,4 +1,4 @@
-"""Transactions that somebody outside of txmq decides: to prepare one, and to tell the broker what was decided.
+"""Transactions that are decided outside of txmq: prepares one, and reports its decision to the broker.
 
 Used by half messages and by the XA resource. Both requests are repeated under the same id until they are answered:
 the broker executes them once and gives the same answer.
@@ -34,7 +34,7 @@ def prepare(broker: BrokerTransaction, kind: str, fields: Extensions, messages: 
         UnavailableError: the broker is away; ``broker.may_have_arrived`` says if it may be prepared. TxmqError:
         refused, not prepared.
 
-    Durability: the messages are in the broker's journal when this returns, and stay until somebody decides.
+    Durability: the messages are in the broker's journal when this returns, and stay until they are decided.
     """
     broker.begin()
     parts = broker.take_parts(messages, keyed=False)
@@ -88,7 +88,7 @@ def repeat_prepare(
 
 
 def resolve(client: Broker, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
-    """Tell the broker COMMIT or ROLLBACK of what is prepared.
+    """Report COMMIT or ROLLBACK of a prepared transaction to the broker.
 
     Args:
         timeout_s: until then the request is repeated after a lost answer.
@@ -99,7 +99,7 @@ def resolve(client: Broker, txid: str, resolution: Resolution, timeout_s: float)
     Raises:
         TransactionConflictError: it ended the other way.
         FencedError, UnknownTransactionError, NotOwnerError: this broker does not know (any more).
-        ConnectionLostError, RequestTimeoutError, ...: not told, or told and not answered.
+        ConnectionLostError, RequestTimeoutError, ...: not sent, or sent and not answered.
 
     Durability: resolved, in the broker's journal, when this returns.
     """

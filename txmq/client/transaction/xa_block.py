@@ -1,7 +1,7 @@
-"""The XA side of a transaction block: its branches from their beginning to what the caller is told of their end.
+"""The ending of a block with XA resources: from the beginning of its branches to the outcome for the caller.
 
-The branches are begun in the order in which the block names its resources; one database takes part once. What the run
-(``xa_run``) could not finish is left to the client's resolver, which is told what to look for.
+The branches are begun in the order in which the block names its resources; one database takes part once. Branches that
+the run (``xa_run``) could not finish are left to the client's resolver.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class XABlock:
     """See the module's docstring.
 
     Attributes:
-        run: what carries the end out.
+        run: carries out the end.
         pending: names of the resources whose branch the resolver finishes; shrinks as it does.
     """
 
@@ -74,7 +74,7 @@ class XABlock:
         raise no_part(resource)
 
     def parts_streamed(self) -> None:
-        """Do nothing: the decision tells of them."""
+        """Do nothing: the decision states them."""
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """See ``BlockEnding``."""
@@ -128,7 +128,7 @@ class XABlock:
             self._broker.finished()
 
     def _hazarded(self, resources: Sequence[XAResource]) -> TransactionError:
-        """Bodies have ended branches by themselves: have the broker keep that."""
+        """Have the broker keep that bodies ended branches by themselves; the error for the caller."""
         txid, cause = self._broker.txid, self.run.error
         names = ", ".join(repr(resource.name) for resource in resources)
         error = HeuristicHazardError(
@@ -154,7 +154,8 @@ class XABlock:
             return (Outcome.COMMITTED, None)
         if state is XAState.UNKNOWN:
             why = run.error or run.interrupt
-            return (Outcome.UNKNOWN, OutcomeUnknownError(f"decide was not answered: {why}", txid))
+            text = f"decide was not answered: {why}; ask client.outcome(txid)"
+            return (Outcome.UNKNOWN, OutcomeUnknownError(text, txid))
         if isinstance(run.error, HeuristicError):  # the body ended a branch, which was there to be rolled back
             cause, run.error = run.error, RolledBackError(str(run.error.args[0]), retriable=False)
             run.error.__cause__, run.error.txid = cause, txid
@@ -162,7 +163,7 @@ class XABlock:
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Do nothing."""
 
 
 def is_xa(resource: Any) -> bool:

@@ -3,16 +3,16 @@
 Theory of operation. Between ``start`` and ``end`` what the calling thread sends with a producer of this client joins
 the branch. ``prepare`` forces its messages in the broker's journal, under a transaction id of ours that carries the
 external xid; from then on any client's ``commit``, ``rollback``, ``recover`` and ``forget`` find it by its xid.
-``commit`` and ``rollback`` ask the broker first what it has under that xid, so that they are the same for the process
-that prepared and for one that recovers.
+``commit`` and ``rollback`` look the xid up in the broker first, so that they are the same for the process that prepared
+and for one that recovers.
 
 Calls answer an ``XACode`` or raise ``XAError`` with one, as the specification lists them. XAER_RMFAIL: the broker
 cannot be reached; nothing is known, call again.
 
 Invariants:
-    * what is not prepared is rolled back when the client goes away; what is prepared stays until it is resolved;
+    * a branch that is not prepared is rolled back when the client goes away; a prepared one stays until it is resolved;
     * "not there" (XAER_NOTA) is answered only by the broker, or for a branch that never left this process;
-    * a heuristic outcome is told (XA_HEURCOM, XA_HEURRB) each time, until ``forget``.
+    * a heuristic outcome is answered (XA_HEURCOM, XA_HEURRB) each time, until ``forget``.
 
 Source: X/Open CAE Specification, The XA Specification, chapters 5 and 6.
 """
@@ -130,12 +130,12 @@ class BrokerXAResource:
         """First phase.
 
         Returns:
-            XA_OK, or XA_RDONLY where nothing was sent: the branch is over.
+            XA_OK, or XA_RDONLY if nothing was sent: the branch is over.
 
         Raises:
             XAError: XA_RB* (it is rolled back, and over), XAER_NOTA, XAER_PROTO, XAER_RMFAIL (unknown: roll back).
 
-        Durability: the messages are in the broker's journal when this returns XA_OK, until somebody resolves them.
+        Durability: the messages are in the broker's journal when this returns XA_OK, until the branch is resolved.
         """
         branch = self._known(_checked(xid))
         following = branch.next_state(Call.PREPARE)
@@ -197,7 +197,7 @@ class BrokerXAResource:
                 self._drop(branch)
                 return XACode.XA_OK
         if branch is not None and branch.state is BranchState.IN_DOUBT:
-            # What was not answered is fenced by its id: it may still be on its way.
+            # A prepare that was not answered may still arrive: it is fenced by its id.
             with _as_xa():
                 branch.broker.begin()
             txid = branch.broker.txid
@@ -208,7 +208,7 @@ class BrokerXAResource:
         return XACode.XA_OK
 
     def recover(self, flags: int = XAFlag.TMSTARTRSCAN | XAFlag.TMENDRSCAN) -> list[Xid]:
-        """Branches that are prepared, or were resolved by an operator alone, whoever prepared them.
+        """Branches of all clients that are prepared, or were resolved by an operator alone.
 
         Args:
             flags: TMSTARTRSCAN begins a scan and answers all; without it the scan has nothing more; TMENDRSCAN ends it.
@@ -267,7 +267,7 @@ class BrokerXAResource:
         return XACode.XA_OK
 
     def _look_up(self, branch: ExternalBranch) -> XACode:
-        """A commit in one phase was not answered: make its outcome final, and tell it."""
+        """Make the outcome of a one-phase commit that was not answered final, and return it."""
         branch.renew_deadline()
         with _as_xa():
             branch.broker.begin()  # a commit that was interrupted may not have begun
@@ -311,7 +311,7 @@ class BrokerXAResource:
         return branch
 
     def _drop(self, branch: ExternalBranch) -> None:
-        """It was never prepared: nobody else knows of it, but for parts streamed ahead."""
+        """End a branch that was never prepared; the broker knows at most parts streamed ahead."""
         local.withdraw(branch.broker)
         self._forget(branch)
 

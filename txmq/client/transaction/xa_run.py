@@ -1,10 +1,10 @@
 """Carries out the effects of ``xa/two_phase/coordinator.py``: branches, broker, waits (``effects``).
 
-What is for all branches is done for all at once (``parallel``); what is for one branch only is called, without a job.
+Work for all branches is done at once (``parallel``); work for one branch only is called, without a job.
 
 Invariants:
-    * a branch's state is set before what may change it is called, and again behind its answer: who is interrupted in
-      between finds the more careful one;
+    * a branch's state is set before a call that may change it, and again after its answer: an interrupt in between
+      leaves the more careful one;
     * a branch that a late thread still uses is touched by that thread only.
 """
 
@@ -46,10 +46,10 @@ from txmq.xa.two_phase.coordinator import (
     vote,
 )
 
-DECIDE_WAIT_S = 1.0  # behind the deadline, where decide was sent and not answered
+DECIDE_WAIT_S = 1.0  # after the deadline, if decide was sent and not answered
 _ENTRY_SIZE_BYTES_MAX = BRANCH_SIZE_BYTES_MAX + 256
 _MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
-_ALONE = Job()  # of every branch that is the only one: what is for it is called, and never late
+_ALONE = Job()  # of every branch that is the only one of its block: its work is called directly, and never late
 _ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK, BranchState.LEFT)
 
 
@@ -90,7 +90,7 @@ class BranchRun:
             self.state = BranchState.LEFT
 
     def roll_back(self) -> None:
-        """Roll back; fenced before, where it may be prepared."""
+        """Roll back; if it may be prepared, the broker has fenced the transaction before."""
         is_prepared = self.state in _MAY_BE_PREPARED
         self.state = BranchState.ENDING
         if self.branch.roll_back(is_prepared):
@@ -100,9 +100,9 @@ class BranchRun:
             self.state = BranchState.LEFT
 
     def leave(self) -> None:
-        """Close the connection, where the branch has not ended."""
+        """Close the connection, if the branch has not ended."""
         if self.state not in _ENDED:
-            # Where it is not prepared, that rolls it back; a resolver that looks for it finds nothing.
+            # If it is not prepared, that rolls it back; a resolver that looks for it finds nothing.
             self.state = BranchState.LEFT
             with suppress(Exception):
                 self.branch.abandon()
@@ -184,7 +184,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
             try:
                 reply = broker.submit_decide(self._parts, entries, left_s)
             except TxmqError as error:
-                # Rows are locked meanwhile; behind a decide that may have arrived they stay so, whatever is told here.
+                # Rows are locked meanwhile; if a decide may have arrived they stay so, whatever the caller gets.
                 is_hopeless = not error.retriable or (not is_doubtful and not broker.is_back())
                 found = self._refused(error, is_doubtful=is_doubtful) if is_hopeless else None
             else:
@@ -196,7 +196,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
             broker.pause(RETRY_S)
 
     def _decided(self, reply: Answer, *, is_doubtful: bool) -> XAEvent | None:
-        """Wait for the answer to ``decide``; None where there was none."""
+        """Wait for the answer to ``decide``; None if there was none."""
         try:
             self.lines = parse_result_lines(reply.result())
         except UnavailableError:
@@ -220,7 +220,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         return committed(side.state for side in self.sides)
 
     def _send_complete(self) -> XAEvent:
-        """Not awaited: whoever answers for the branch finds it by the broker's list where this is lost."""
+        """Not awaited: if it is lost, a resolver finds the branch in the broker's list."""
         crash_point("client.xa.all_committed")
         try:
             for side in self.sides:
@@ -246,7 +246,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         return XAEvent.FENCED
 
     def _asked(self) -> XAEvent:
-        """A rollback was refused: what has the broker decided?"""
+        """Ask for the decision of a broker that has refused the rollback."""
         broker = self._broker
         try:
             word, lines = parse_outcome(broker.client.control.call("outcome", broker.txid, timeout=ROLLBACK_TIMEOUT_S))
@@ -281,7 +281,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         if not late:
             run_all([side.job for side in self.sides], works)
             return
-        # Behind an interrupt: what is late ends in its own thread, the others here.
+        # After an interrupt: late jobs end in their own threads, the others here.
         for side, work in zip(self.sides, works, strict=True):
             if side.job.is_busy:
                 side.job.when_free(side.leave)
@@ -290,7 +290,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
 
 
 def _maybe_prepared(error: Exception, txid: str) -> RolledBackError:
-    """What the caller is to see of it: it is never decided, so nothing will have happened."""
+    """The caller's error: the transaction is never decided, so nothing will have happened."""
     cause = error.__cause__ if isinstance(error, PrepareUnknownError) else error
     if isinstance(cause, RolledBackError):
         return cause
