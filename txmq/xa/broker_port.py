@@ -17,7 +17,7 @@ REPORT_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due y
 FAILURES_PER_ROUND_MAX = 3  # each may wait a second for a lock
 PAGE_SIZE = 1000  # transactions in one answer to ``recover``
 DELETE_SIZE = 500  # rows in one DELETE
-DELETE_EVERY_S = 1.0  # where there is a DELETE full of them
+DELETE_EVERY_S = 1.0  # if they fill a DELETE
 DELETE_FEW_EVERY_S = 10.0  # each is a sync, and takes SQLite's one write lock: one row a second would double both
 SWEEP_EVERY_S = 60.0
 SWEEP_AGE_MS = 600_000
@@ -53,7 +53,7 @@ class Control(Protocol):
 
 
 class Session(Protocol):
-    """The client's session: who its broker is."""
+    """The client's session: the identity of its broker."""
 
     @property
     def cluster(self) -> int:
@@ -72,15 +72,15 @@ class Stop(Protocol):
 
 
 class SessionOwner(Protocol):
-    """What knows its broker: a client."""
+    """A client, as far as it knows its broker."""
 
     @property
     def session(self) -> Session:
-        """Who the broker is."""
+        """The broker's identity."""
 
 
 class Client(SessionOwner, Protocol):
-    """What a resolver needs of a client."""
+    """A client, as a resolver uses it."""
 
     @property
     def control(self) -> Control:
@@ -116,7 +116,7 @@ def list_transactions(client: Client, uuid: str, state: str, page_size: int) -> 
 
 
 def recover_rows(ask: Callable[[Wanted], bytes], wanted: Wanted) -> Iterator[dict[str, Any]]:
-    """What ``recover`` lists, page after page, each transaction once.
+    """The transactions that ``recover`` lists, page after page, each once.
 
     Args:
         ask: sends the request and returns the body of its answer.

@@ -1,6 +1,6 @@
 """A coordinator: one transaction's place in a transition table. Without I/O.
 
-``step(event)`` moves it and answers the effects that the caller carries out in order; what came of each is the next
+``step(event)`` moves it and answers the effects that the caller carries out in order; the result of each is the next
 event. The tables stand in ``last_resource/coordinator.py`` and ``two_phase/coordinator.py``.
 """
 

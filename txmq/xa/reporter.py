@@ -1,8 +1,8 @@
-"""Tells the broker what a desk sees in its database: whether it is reached, and the branches that are prepared there.
+"""Reports to the broker whether a resource's database is reached, and the branches that are prepared there.
 
-Theory of operation. A desk says what it saw in a round (``saw``) and how the round went (``tell``). The broker hears of
-it every REPORT_EVERY_S, and at once when the database is reached again or not any more, or when a branch begins or ends
-to hang. The answer is not awaited: nothing depends on it, and the next report says the same.
+Theory of operation. A resolver notes the branches that a round saw (``saw``) and its end (``report``). The broker gets
+a report every REPORT_EVERY_S, and at once when the database is reached again or not any more, or when a branch begins
+or ends to hang. The answer is not awaited: nothing depends on it, and the next report says the same.
 
 Invariants:
     * a database that is not reached keeps what was last seen there: its branches have not gone away;
@@ -32,7 +32,7 @@ class Hanging(NamedTuple):
 
     Attributes:
         overdue_ms: since its transaction's deadline, on the database's clock; it is at least as old.
-        why: it was left.
+        why: the reason, in words.
     """
 
     txid: str
@@ -42,11 +42,11 @@ class Hanging(NamedTuple):
 
 
 class Reported(Protocol):
-    """Whose database."""
+    """The resource whose database it is."""
 
     @property
     def name(self) -> str:
-        """Of the resource."""
+        """The resource's name."""
 
     @property
     def uuid(self) -> str | None:
@@ -65,22 +65,22 @@ class Reporter:
 
     @property
     def hanging(self) -> list[Hanging]:
-        """What was last seen."""
+        """The branches that were last seen."""
         return list(self._branches)
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether the broker was last told that the database is not reached."""
+        """Whether the last report said that the database is not reached."""
         return self._reported is not None and not self._reported[0]
 
     def saw(self, branches: Iterable[Hanging]) -> None:
-        """What is prepared in the database."""
+        """Note the branches that are prepared in the database."""
         now = self._clock.monotonic()
         self._branches = list(branches)
         self._first_seen = {one.txid: self._first_seen.get(one.txid, now) for one in self._branches}
 
-    def tell(self, *, is_reachable: bool, problem: Exception | None) -> None:
-        """Report, if it is time to or something has changed."""
+    def report(self, *, is_reachable: bool, problem: Exception | None) -> None:
+        """Send a report, if it is time or if something has changed."""
         if isinstance(problem, TxmqError) and not isinstance(problem, ConfigError):
             return  # it is the broker that is away
         now = self._clock.monotonic()

@@ -70,7 +70,7 @@ class Resolver:
         raise LookupError(f"{resource!r} is not known to the resolver")
 
     def await_completes(self, timeout_s: float) -> None:
-        """Wait for what owners of this process told the broker without waiting."""
+        """Wait for the answers to the ``complete`` requests of owners in this process."""
         until = self._clock.monotonic() + timeout_s
         for resource_resolver in list(self._resource_resolvers):
             if isinstance(resource_resolver, BranchResolver):
@@ -87,13 +87,13 @@ class Resolver:
             The transactions that were resolved: each once, of however many resources.
 
         Raises:
-            ClosedError: the client is closed. What is away is logged, not raised.
+            ClosedError: the client is closed. That a database or the broker is away is logged, not raised.
         """
         self._report_hazards()
         return {txid for resource_resolver in list(self._resource_resolvers) for txid in resource_resolver.round()}
 
     def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
-        """Tell the broker of it in the next round, and again until it keeps it; then call ``on_reported``."""
+        """Report a hazard in the next round, and again until the broker keeps it; then call ``on_reported``."""
         self._hazards.append((hazard, on_reported))
 
     def _report_hazards(self) -> None:
@@ -115,7 +115,7 @@ class Resolver:
 
     @property
     def wants_another_look(self) -> bool:
-        """Whether the last round saw what it tells only when the next one sees it too."""
+        """Whether the last round saw a loss that counts only if the next round sees it, too."""
         return any(
             resource_resolver.wants_another_look
             for resource_resolver in self._resource_resolvers
@@ -136,7 +136,7 @@ class Resolver:
         ]
 
     def problems(self) -> list[tuple[str, Exception]]:
-        """Resources that the last round did not reach, or not all through, or the broker not for them; and why."""
+        """Resources whose last round failed, in the database or at the broker, and the error."""
         return [
             (resource_resolver.resource.name, resource_resolver.problem)
             for resource_resolver in self._resource_resolvers

@@ -1,1 +1,1 @@
-"""What every SQL database needs: DB-API, dialects, marker table, installation, guarded and pooled connections."""
+"""For every SQL database: DB-API, dialects, marker table, installation, guarded and pooled connections."""

@@ -1,12 +1,12 @@
 """Idle connections of a resource: one pool a process, bounded.
 
-Theory of operation. Whoever needs a connection takes the one that was given back last, of whatever thread. Connections
+Theory of operation. A caller takes the connection that was given back last, by any thread. Connections
 of drivers that bind them to a thread (sqlite3), or that do not take threads at all, are kept by their thread instead,
 and closed when it ends.
 
 Invariants:
     * a forked child never uses, and never closes, its parent's connections;
-    * what a thread that has ended leaves is used by others, or closed.
+    * connections of a thread that has ended are used by others, or closed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _of_parents: list[Any] = []  # let go, the driver would close them
 
 
 class _Kept(Generic[S]):
-    """What one thread keeps, until it ends."""
+    """Connections that one thread keeps, until it ends."""
 
     def __init__(self) -> None:
         self.process, self.idle = current_process(), deque[S]()
@@ -61,7 +61,7 @@ class ConnectionPool(Generic[S]):
         return len(self._of_this_process()) + len(self._of_this_thread())
 
     def take(self) -> S | None:
-        """An idle connection; None where there is none."""
+        """An idle connection; None if there is none."""
         for find in (self._of_this_process, self._of_this_thread):
             if idle := find():
                 with suppress(IndexError):  # another thread was faster
@@ -81,7 +81,7 @@ class ConnectionPool(Generic[S]):
         """Close what is idle in this process."""
         _close_all(self._of_this_process())
         _close_all(self._of_this_thread())
-        self._of_thread = ThreadLocal()  # what other threads keep goes with it
+        self._of_thread = ThreadLocal()  # connections of other threads go with it
 
     def _of_this_process(self) -> deque[S]:
         return self._of_processes.setdefault(current_process(), deque())

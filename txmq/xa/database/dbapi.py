@@ -1,4 +1,4 @@
-"""What txmq uses of PEP 249, as types, and how a driver is found from one of its connections.
+"""The part of PEP 249 that txmq uses, as types; and finds a driver from one of its connections.
 
 Source: PEP 249. No driver is imported here: the module of the application's own connection is looked up, so that
 any driver works that the application has.
@@ -69,8 +69,8 @@ def innermost(connection: Any) -> Any:
 def driver_of(connection: Any) -> ModuleType | None:
     """The DB-API module that a connection comes from.
 
-    Told by the class of the connection or of the one that it wraps; or by its attribute ``Error``, which a wrapper that
-    says nothing passes on. None for a connection of which nobody can tell.
+    Found by the class of the connection or of the one that it wraps; or by its attribute ``Error``, which a wrapper
+    passes on. None if neither tells.
 
     Raises:
         ConfigError: it is no connection.

@@ -1,7 +1,7 @@
-"""What differs between databases: how a transaction begins, the clock, placeholders, durability, table options.
+"""Differences of databases: how a transaction begins, the clock, placeholders, durability, table options.
 
-A ``Dialect`` is a value; ``dialect_for`` chooses it by the driver of the connection, or by name. What takes more than a
-piece of SQL (may a transaction begin here, is durability weak) is a function of each dialect.
+A ``Dialect`` is a value; ``dialect_for`` chooses it by the driver of the connection, or by name. If a difference takes
+more than a piece of SQL (may a transaction begin here, is durability weak) it is a function of each dialect.
 
 Sources: SQLite, "Transaction", "PRAGMA synchronous"; MariaDB, "SET TRANSACTION", "innodb_flush_log_at_trx_commit";
 PostgreSQL 15, section 20.5.
@@ -44,22 +44,22 @@ class Dialect:
     """One kind of database.
 
     Attributes:
-        begin: the statement that begins a transaction that will write; empty where the driver begins by itself.
+        begin: the statement that begins a transaction that will write; empty if the driver begins by itself.
         now_ms: SQL expression, the database's clock in ms since 1970.
         is_local_clock: the database's clock is this machine's.
         text: column type for ASCII of up to 200 characters, compared byte by byte.
         number: column type for 64 bits.
-        table_options: what follows the column list of CREATE TABLE.
+        table_options: text after the column list of CREATE TABLE.
         why_not_idle: why a transaction cannot begin on this connection now, or None.
         weakness: which setting lets a commit be lost, as text, or None.
         short_waits: statement that lets locks be waited for a second only, for a resolver; empty for SQLite, where
             ``connect`` is told.
         placeholder: how most drivers write a parameter.
-        read_committed: statement that lets a session lock no more than the rows it changes; empty where that takes none
-            or the server's binary log refuses it.
+        read_committed: statement that lets a session lock no more than the rows it changes; empty if that takes none or
+            the server's binary log refuses it.
         delete: how a statement that deletes rows by their key begins.
         engines: statement that lists tables (``schema.table``, engine) that cannot roll back in the connection's
-            database, or where it has none in the schema that is its parameter; empty where all tables can.
+            database, or if it has none in the schema that is its parameter; empty if all tables can.
         engines_two_phase: the same for tables that cannot roll back or cannot prepare.
         has_privileges: users of this kind of database may lack privileges.
         is_lost: whether an error means that the session has ended.
@@ -129,7 +129,7 @@ def _sqlite_weakness(connection: Connection) -> str | None:
 
 
 def _mysql_why_not_idle(connection: Any) -> str | None:
-    known = getattr(connection, "get_autocommit", None)  # what the server said last; only some drivers tell
+    known = getattr(connection, "get_autocommit", None)  # the server's last word; only some drivers have it
     if known() if known is not None else int(run(connection, "SELECT @@autocommit")[0][0][0]):
         return _IN_AUTOCOMMIT
     try:
@@ -244,7 +244,7 @@ SQLITE = Dialect(
 MYSQL = Dialect(
     name="mysql",
     begin="BEGIN",
-    # In UTC: UNIX_TIMESTAMP(NOW()) is off by an hour where clocks have been put back.
+    # In UTC: UNIX_TIMESTAMP(NOW()) is off by an hour after clocks were put back.
     now_ms="(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(3)) DIV 1000)",
     is_local_clock=False,
     text="VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin",
@@ -287,7 +287,7 @@ def dialect_for(driver: ModuleType | None, name: str | None) -> Dialect:
     """The dialect of a driver's connections.
 
     Args:
-        driver: the DB-API module; None where nobody can tell.
+        driver: the DB-API module; None if it is not known.
         name: ``sqlite``, ``mysql`` or ``postgresql``; None to choose by the driver.
 
     Raises:
@@ -309,14 +309,14 @@ def dialect_for(driver: ModuleType | None, name: str | None) -> Dialect:
 
 
 def limit_lock_waits(connection: Connection, dialect: Dialect) -> None:
-    """Let a resolver wait for locks shortly, and lock only what he changes: no gaps between others' rows."""
+    """Let a resolver wait for locks shortly, and lock only rows that it changes: no gaps between others' rows."""
     for statement in (dialect.short_waits, dialect.read_committed(connection)):
         if statement:
             run(connection, statement)
 
 
 def placeholder_of(driver: ModuleType | None, dialect: Dialect) -> str:
-    """How the driver writes a parameter; as most drivers of the dialect do where nobody can tell which it is.
+    """How the driver writes a parameter; if it is not known, as most drivers of the dialect do.
 
     Raises:
         ConfigError: its ``paramstyle`` is not qmark, format or pyformat.

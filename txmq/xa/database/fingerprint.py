@@ -5,7 +5,7 @@ A copied database has its original's identity, and all rows: only what is not co
 ===========  ========================================================================================================
 Galera       the uuid of the cluster's state: any node may answer
 MySQL        ``server_uuid`` and the data directory (a copy of the directory must go without its ``auto.cnf``)
-MariaDB      ``server_uid`` (a hash of network address and port), or host and port where it has none; data directory
+MariaDB      ``server_uid`` (a hash of network address and port), or host and port if it has none; data directory
 PostgreSQL   system identifier and timeline; a standby has no timeline of its own, and is an error
 SQLite       device, inode and absolute path of the file
 ===========  ========================================================================================================
@@ -30,7 +30,8 @@ _VARIABLES = ("wsrep_on", "server_uuid", "server_uid", "hostname", "port", "data
 
 
 class StrangeServerError(ConfigError):
-    """The database is not the one that was installed, but perhaps a copy: what is absent from it proves nothing."""
+    """The database is not the one that was installed, but perhaps a copy: a row that is absent from it proves
+    nothing."""
 
 
 def fingerprint(connection: Connection, dialect: Dialect) -> str:

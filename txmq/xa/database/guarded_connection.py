@@ -1,12 +1,12 @@
 """The connection as the body of a transaction sees it: the driver's own, with the ends of the transaction taken away.
 
-``GuardedConnection`` and ``GuardedCursor`` pass everything through. What a driver's method raises is noted first: one
-failed statement dooms the transaction, because some databases go on with half of the work (MariaDB after 1205). What
-would end the transaction (commit, rollback, close, ``with connection``, SQLite's executescript) is refused; SQL text is
-not read, so that ``execute("COMMIT")`` is found out later, by the savepoint that is gone.
+``GuardedConnection`` and ``GuardedCursor`` pass everything through. An exception of a driver's method is noted first:
+one failed statement dooms the transaction, because some databases go on with half of the work (MariaDB after 1205).
+Calls that would end the transaction (commit, rollback, close, ``with connection``, SQLite's executescript) are refused;
+SQL text is not read, so that ``execute("COMMIT")`` is found out later, by the savepoint that is gone.
 
 Invariants:
-    * after ``Guard.end`` every use raises: the connection is somebody else's by then;
+    * after ``Guard.end`` every use raises: the connection may serve another block by then;
     * the first error is kept, later ones are mostly its consequences.
 """
 
@@ -30,13 +30,13 @@ _STATEMENTS = frozenset({"execute", "executemany"})
 
 
 class Guard:
-    """What a transaction's connection and its cursors share.
+    """State that a transaction's connection and its cursors share.
 
     Attributes:
         error: the first that the driver raised.
         errors: the last ones, with what the application made of them.
         is_over: the connection may not be used any more.
-        on_use: told of each call of the driver.
+        on_use: called before each call of the driver.
         was_ended: a call succeeded behind which no transaction was open: it has ended it.
         was_rolled_back: a call failed behind which none was open any more: the database has rolled it back.
     """
@@ -44,7 +44,7 @@ class Guard:
     __slots__ = ("_in_transaction", "error", "errors", "is_over", "on_use", "was_ended", "was_rolled_back")
 
     def __init__(self, in_transaction: Callable[[], bool] | None = None) -> None:
-        """``in_transaction``: what the driver knows; None where it cannot tell."""
+        """``in_transaction``: asks the driver; None if it cannot tell."""
         self._in_transaction = in_transaction
         self.error: BaseException | None = None
         self.errors: deque[BaseException] = deque(maxlen=_ERRORS_MAX)
@@ -87,7 +87,7 @@ class Guard:
         self.errors.extend(_behind(error))
 
     def wrap(self, method: Callable[..., Any], source: Any, stand_in: Any) -> Callable[..., Any]:
-        """``method``, noting what it raises; where it returns ``source`` itself (chaining) the stand-in is returned."""
+        """``method``, noting its exceptions; if it returns ``source`` itself (chaining) the stand-in is returned."""
 
         def guarded(*arguments: Any, **named: Any) -> Any:
             result = self.call(method, *arguments, **named)
@@ -106,7 +106,7 @@ class GuardedCursor:
         object.__setattr__(self, "_guard", guard)
 
     def execute(self, *arguments: Any, **named: Any) -> Any:
-        """Run a statement; what the driver returns, or this cursor where the driver returns its own."""
+        """Run a statement. Returns the driver's result, or this cursor if the driver returns its own."""
         cursor = self._cursor
         result = self._guard.call(cursor.execute, *arguments, **named)
         return self if result is cursor else result
@@ -220,14 +220,14 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def tell_of_use(connection: Any, on_use: Callable[[], None]) -> None:
-    """Have each call of the driver told, where the connection is a block's."""
+    """Call ``on_use`` before each call of the driver, if the connection is a block's."""
     if isinstance(connection, GuardedConnection):
         guard: Guard = object.__getattribute__(connection, "_guard")
         guard.on_use = on_use
 
 
 def doom(connection: Any, error: BaseException) -> bool:
-    """Let a transaction's block fail, as if a statement had; False where the connection is no block's."""
+    """Let a transaction's block fail, as if a statement had; False if the connection is no block's."""
     if not isinstance(connection, GuardedConnection):
         return False
     guard: Guard = object.__getattribute__(connection, "_guard")

@@ -1,7 +1,7 @@
-"""What is told to the broker of a database in which the body of a block ended the transaction by itself.
+"""The report to the broker of a database in which the body of a block ended the transaction by itself.
 
-The rows that it wrote before may be committed, and the messages were never sent: nobody can know, and nothing can be
-taken back. So the broker keeps it (``rollback ... hazard=``) and lists it until an operator forgets it.
+The rows that it wrote before may be committed, and the messages were never sent: that cannot be known, and nothing can
+be taken back. So the broker keeps it (``rollback ... hazard=``) and lists it until an operator forgets it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _REASON_LENGTH_MAX = 200  # characters; of 12 bytes at most, so that the line is
 
 
 class Hazard(NamedTuple):
-    """One of them."""
+    """One such transaction."""
 
     txid: str
     kind: TransactionKind
@@ -24,7 +24,7 @@ class Hazard(NamedTuple):
     reason: str
 
     def extensions(self) -> dict[str, str | int | bytes | None]:
-        """What ``rollback`` says of it."""
+        """Its fields in ``rollback``."""
         reason = self.reason.encode("utf-8", "replace").decode()[:_REASON_LENGTH_MAX]
         return {
             "hazard": quote(reason, safe=""), "resource": self.resource, "uuid": self.uuid, "kind": self.kind.value,

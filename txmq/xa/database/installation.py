@@ -1,6 +1,6 @@
 """Which database a resource is, and whether a transaction may begin on one of its connections.
 
-Theory of operation. ``install`` creates the tables and stores who the database is (name, uuid, cluster). ``verify``
+Theory of operation. ``install`` creates the tables and stores the database's identity (name, uuid, cluster). ``verify``
 looks at a connection before its first use: not in autocommit and idle, durable commits, tables that can roll back, the
 identity the expected one, the privileges that resolving needs. The first uuid seen is the one that holds.
 
@@ -9,9 +9,9 @@ each minute, together with the tables.
 
 Invariants:
     * a database whose uuid, name or cluster is another one is refused: unreachable, never absent;
-    * what could only be found out when a transaction is to be resolved (a missing privilege) is found out before the
-      first one begins;
-    * ``install`` touches nothing where everything is there: a transaction in doubt holds locks on the tables.
+    * a defect that would show only when a transaction is to be resolved (a missing privilege) is found before the first
+      one begins;
+    * ``install`` touches nothing if everything is there: a transaction in doubt holds locks on the tables.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DatabaseSession:
         self.checked = self.begun_at = float("-inf")
 
     def on(self, connection: Any) -> DatabaseSession:
-        """What is known of this connection, with a reference to it or (None) without."""
+        """The same session on this connection; None: without a reference to one."""
         session = copy(self)
         session.connection = connection
         return session
@@ -101,7 +101,7 @@ class Lent:
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What a resource asks of its database.
+    """A resource's demands on its database.
 
     Attributes:
         allow_weak_durability: accept a database that may lose an acknowledged commit.
@@ -136,7 +136,7 @@ class Installation:
 
     @property
     def required_uuid(self) -> str:
-        """The identity, by one who has verified a connection."""
+        """The identity, once a connection was verified."""
         if self.uuid is None:
             raise ConfigError(f"resource {self.name!r} has no identity yet")
         return self.uuid
@@ -161,7 +161,7 @@ class Installation:
         """The file of an SQLite database, which a resolver opens; one in memory has none.
 
         Raises:
-            ConfigError: it is in memory. No demand lifts that: nobody else could ever read its markers.
+            ConfigError: it is in memory. No demand lifts that: no other process could ever read its markers.
         """
         path = main_file(connection)
         if path:
@@ -216,7 +216,7 @@ class Installation:
             raise TransactionStateError(f"resource {self.name!r}: cannot begin on this connection: {why}")
 
     def recheck(self, session: DatabaseSession) -> None:
-        """Measure the clock and look at the tables, where that was a minute ago. Outside any transaction."""
+        """Measure the clock and look at the tables, if that was a minute ago. Outside any transaction."""
         now = self._clock.monotonic()
         if session.table.dialect.is_local_clock or now - session.checked < CHECK_EVERY_S:
             return
@@ -252,7 +252,7 @@ class Installation:
         self._has_privileges = True
 
     def _check_server(self, connection: Connection, table: MarkerTable) -> None:
-        """Say once where absence will prove nothing. Transactions may go on there: what commits is proved."""
+        """Log once that absence will prove nothing there. Transactions may go on: commits are proved."""
         if self._is_server_checked:
             return
         with self._named(connection, table, " was installed by an older txmq; call install() once"):
@@ -304,7 +304,7 @@ class Installation:
 
     @contextmanager
     def _named(self, connection: Connection, table: MarkerTable, says: str) -> Iterator[None]:
-        """What the database refuses is an error of the configuration; a lost connection stays what it is."""
+        """Turn a refusal of the database into an error of the configuration; a lost connection stays one."""
         try:
             yield
         except Exception as error:

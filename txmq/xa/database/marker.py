@@ -1,10 +1,10 @@
 """The marker table: one row per last-resource transaction, and the row is its outcome. And the database's identity.
 
 Theory of operation. The owner inserts ``(txid, 'committed')`` inside the application's transaction; the database's
-COMMIT makes rows and marker durable together. Whoever doubts inserts ``(txid, 'rolled-back')`` in a transaction of its
-own first: the primary key lets exactly one of the two in. If that insert is acknowledged, the owner's cannot come in
-any more: rolled back, for good. If it meets the owner's row, that one is read in a new transaction which also writes to
-it and commits, so that what was seen is durable before anybody is told.
+COMMIT makes rows and marker durable together. A resolver inserts ``(txid, 'rolled-back')`` in a transaction of its own
+first: the primary key lets exactly one of the two in. If that insert is acknowledged, the owner's cannot come in any
+more: rolled back, for good. If it meets the owner's row, that one is read in a new transaction which also writes to it
+and commits, so that it is durable before it is reported.
 
 Tables::
 
@@ -16,9 +16,9 @@ Invariants:
     * absence proves a rollback in the known server only, and the rolled-back row gets in there only; the row of the
       known server may change, and stands beside the identity's, which writers lock at REPEATABLE READ;
     * an outcome never changes; only the marker sweep deletes a row (``marker_sweep.py``);
-    * the owner's row gets in only where the identity is the expected one, and before the deadline on the database's
+    * the owner's row gets in only if the identity is the expected one, and before the deadline on the database's
       clock; both are conditions of the INSERT itself;
-    * rows are deleted by their keys, at most EXPIRED_SIZE at once: whoever writes other rows does not wait for it;
+    * rows are deleted by their keys, at most EXPIRED_SIZE at once: writers of other rows do not wait for it;
     * methods with "own transaction" in their docstring commit before they return, or raise and leave nothing.
 """
 
@@ -45,7 +45,8 @@ _LITERAL = re.compile(r"[0-9A-Za-z.-]{1,200}\Z")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseIdentity:
-    """Who a database is. ``uuid`` is 32 hex digits; ``cluster`` the broker's 16, or empty where no client was yet."""
+    """A database's identity. ``uuid`` is 32 hex digits; ``cluster`` the broker's 16, or empty before the first
+    client."""
 
     name: str
     uuid: str
@@ -100,7 +101,7 @@ class MarkerTable:
         return cls(table, dialect, placeholder_of(driver, dialect))
 
     def create(self, connection: Connection) -> None:
-        """Create the tables where they are missing. Databases commit that by themselves, or here."""
+        """Create missing tables. Databases commit that by themselves, or here."""
         d, table = self.dialect, self.name
         marker = f"txid {d.text} NOT NULL PRIMARY KEY, outcome {d.text} NOT NULL, deadline_ms {d.number} NOT NULL, "
         marker += f"written_ms {d.number} NOT NULL, seen {d.number} NOT NULL"
@@ -113,7 +114,7 @@ class MarkerTable:
             run(connection, f"CREATE TABLE IF NOT EXISTS {table}_server ({server}){d.table_options}")
 
     def is_there(self, connection: Connection) -> bool:
-        """Whether all tables can be read. False where they are missing, or for somebody who may not read them."""
+        """Whether all tables can be read. False if one is missing, or if the user may not read it."""
         try:
             for table in (self.name, f"{self.name}_identity", f"{self.name}_server"):
                 self._read(connection, f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
@@ -155,7 +156,7 @@ class MarkerTable:
         """Store who this database is. Own transaction.
 
         Raises:
-            the driver's IntegrityError: somebody did before.
+            the driver's IntegrityError: it is stored already.
         """
         with own_transaction(connection, self.dialect):
             self._run(
@@ -165,7 +166,7 @@ class MarkerTable:
             )
 
     def known_server(self, connection: Connection) -> str | None:
-        """The fingerprint of the known server; None where none was put.
+        """The fingerprint of the known server; None if none was put.
 
         Raises:
             the driver's error: the table is missing.
@@ -203,7 +204,7 @@ class MarkerTable:
             )
 
     def bind_cluster(self, connection: Connection, cluster: str) -> None:
-        """Store the cluster where none was stored yet. Own transaction."""
+        """Store the cluster if none is stored yet. Own transaction."""
         with own_transaction(connection, self.dialect):
             self._run(
                 connection,
@@ -212,7 +213,7 @@ class MarkerTable:
             )
 
     def identity(self, connection: Connection) -> DatabaseIdentity | None:
-        """Who this database is; None where nobody was put.
+        """This database's identity; None if none was put.
 
         Raises:
             the driver's error: the table is missing.
@@ -232,10 +233,10 @@ class MarkerTable:
             deadline_ms: on the database's clock.
 
         Returns:
-            False where the deadline has passed, or the database is not ``uuid``: nothing was inserted.
+            False if the deadline has passed, or the database is not ``uuid``: nothing was inserted.
 
         Raises:
-            the driver's IntegrityError: somebody resolved the transaction before.
+            the driver's IntegrityError: a resolver has resolved the transaction before.
         """
         _, count = run(connection, self._insert_committed, (txid, deadline_ms, uuid, deadline_ms))
         return count == 1
@@ -256,7 +257,7 @@ class MarkerTable:
         )
 
     def touch(self, connection: Connection) -> None:
-        """Commit a small write, so that what was done before is durable too. Own transaction; MySQL and MariaDB."""
+        """Commit a small write, so that earlier work is durable, too. Own transaction; MySQL and MariaDB."""
         now = self.dialect.now_ms
         with own_transaction(connection, self.dialect):
             self._run(
@@ -266,10 +267,10 @@ class MarkerTable:
             )
 
     def insert_rolled_back(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
-        """The doubter's row. Own transaction: when this returns True, the transaction is rolled back for good.
+        """A resolver's row. Own transaction: when this returns True, the transaction is rolled back for good.
 
         Returns:
-            False where the database is not ``uuid``: nothing was inserted, nothing is known.
+            False if the database is not ``uuid``: nothing was inserted, nothing is known.
 
         Raises:
             StrangeServerError: perhaps a copy of the database; nothing was inserted.
@@ -290,7 +291,7 @@ class MarkerTable:
         """The outcome of a row, made durable by a write of our own to it. Own transaction.
 
         Returns:
-            ``committed``, ``rolled-back``, or None where the row has gone.
+            ``committed``, ``rolled-back``, or None if the row has gone.
         """
         with own_transaction(connection, self.dialect, self.place):
             _, count = self._run(
@@ -356,8 +357,8 @@ class MarkerTable:
         try:
             return self._run(connection, operation, parameters)[0]
         finally:
-            # Drivers that begin by themselves have begun one. Where this fails, the connection is lost: the next
-            # statement says so.
+            # Drivers that begin by themselves have begun one. If this fails, the connection is lost: the next statement
+            # says so.
             with suppress(Exception):
                 connection.rollback()
 

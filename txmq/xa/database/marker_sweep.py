@@ -1,18 +1,19 @@
 """How committed markers leave: those of this process's own transactions, and those that others left behind.
 
-Theory of operation. A marker is needed until nobody can ask for the outcome any more. Those of this process's finished
+Theory of operation. A marker is needed as long as the outcome may be asked for. Those of this process's finished
 transactions leave in bulk, at most once a second if there are hundreds, every ten seconds if there are few, and the
 last ones at the end. Those of others are looked at when they are ten minutes old, a page of keys at a time, each page
-behind the one before: markers that must stay keep none from leaving. Their home is asked for the outcomes, and then for
-all that it lists of this database.
+behind the one before: markers that must stay keep none from leaving. Their broker is asked for the outcomes, and then
+for all that it lists of this database.
 
-A marker of another leaves if its home says committed, or 410 (the outcome is no longer kept, or the session has ended:
-whatever could still come is refused), and lists nothing of the transaction: not prepared, no branch undone, no lone
-decision that an operator has yet to forget. Rolled back means rows without messages: the marker stays, as the proof.
+A marker of another leaves if its broker says committed, or 410 (the outcome is no longer kept, or the session has
+ended: later requests are refused), and lists nothing of the transaction: not prepared, no branch incomplete, no
+heuristic decision that an operator has yet to forget. Rolled back means rows without messages: the marker stays, as the
+proof.
 
 Invariants:
-    * the broker lists after it was asked for the outcome: what was undone then is listed, or done;
-    * a transaction of another home is never touched.
+    * the broker lists after it was asked for the outcome: a branch that was incomplete then is listed, or complete;
+    * a transaction of another broker is never touched.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from txmq.xa.broker_port import (
     list_transactions,
 )
 
-FINISHED_MAX = 100_000  # markers waiting for their removal; what falls off is swept later
+FINISHED_MAX = 100_000  # markers waiting for their removal; one that falls off is swept later
 SAID_MAX = 10_000
 
 
@@ -61,7 +62,7 @@ class MarkerSweep:
     """One resource's share. See the module's docstring.
 
     Args:
-        finished: txids whose markers may go, appended by anybody; what stays in it is still there.
+        finished: txids whose markers may go, appended by any thread; one that stays in it is still there.
 
     Thread safety: one thread, but for ``finished``.
     """
@@ -95,7 +96,7 @@ class MarkerSweep:
         """Remove the markers of this process's transactions.
 
         Raises:
-            Exception: the driver's own; what was not removed is kept for later.
+            Exception: the driver's own; markers that were not removed are kept for later.
         """
         while self.finished:
             some = list[str]()

@@ -1,4 +1,5 @@
-"""The MySQLdb driver, imported where it is first needed: txmq works without it. Only home of ``import MySQLdb``."""
+"""The MySQLdb driver, imported where it is first needed: txmq works without it. The only module with ``import
+MySQLdb``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How MySQL and MariaDB are spoken to: statements in one packet, their error numbers, what a server is.
+"""How MySQL and MariaDB are spoken to: statements in one packet, error numbers, a server's abilities.
 
 Theory of operation. Statements without results go out together in one packet where the connection allows it (several
 statements in one text): XA costs four round trips, where bare XA has five statements, although savepoint and marker row
@@ -29,13 +29,13 @@ ROLLED_BACK: Final = frozenset({1402, 1613, 1614})  # XA_RBROLLBACK, XA_RBTIMEOU
 NO_SUCH_SAVEPOINT: Final = 1305
 ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
 UNKNOWN_THREAD: Final = 1094
-# What MySQL and MariaDB have given out; the libraries' own are 2000 to 2999 and 5000 to 5999. Whatever is not surely a
-# server's is none.
+# What MySQL and MariaDB have given out; the libraries' own are 2000 to 2999 and 5000 to 5999. A number that is not
+# surely a server's is none.
 _OF_SERVERS: Final = (range(1000, 2000), range(3000, 5000))
 
 
 class Server:
-    """What a connection's server is and can.
+    """A connection's server and its abilities.
 
     Attributes:
         is_mariadb: else MySQL.
@@ -64,7 +64,7 @@ def is_answer_of_server(error: BaseException) -> bool:
 
 
 def require_driver(connection: Any, name: str) -> None:
-    """Refuse connections of another driver: what a failed XA statement means is known of this one."""
+    """Refuse connections of another driver: the meaning of a failed XA statement is known of this one."""
     driver = driver_of(connection)
     if driver is not mysql_driver() or not hasattr(connection, "next_result"):
         which = type(connection).__qualname__ if driver in (None, mysql_driver()) else driver.__name__
@@ -144,7 +144,7 @@ def listed_xids(connection: Any, *, is_mariadb: bool) -> list[Xid]:
 
 
 def warn_of_binary_log(connection: Any, name: str) -> None:
-    """Say that crashes and the binary log do not go together, where there is one."""
+    """Warn of a binary log: crashes and it do not go together."""
     if mysql_variables(connection, "log_bin").get("log_bin") == "ON":
         get_logger(resource=name).warning(
             "binary log is on: its vendor does not promise that prepared XA branches survive a crash together with it",

@@ -1,4 +1,4 @@
-"""What every resource has: a way to its database, who that is, and idle connections.
+"""The base of every resource: a way to its database, the database's identity, and idle connections.
 
 A connection is verified before its first use (``installation``). ``LastResource`` and ``MySQLResource`` begin
 transactions on it.

@@ -26,7 +26,7 @@ def open_existing(driver: ModuleType | None, path: str, timeout_s: float) -> Any
     """Open a file that is there.
 
     Args:
-        driver: of the application's own connections; None where nobody can tell.
+        driver: of the application's own connections; None if it is not known.
 
     Raises:
         the driver's error: it is not there, or cannot be opened.

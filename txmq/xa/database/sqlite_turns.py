@@ -1,14 +1,14 @@
-"""Who writes to an SQLite file next, among the threads of this process.
+"""The queue of writers to an SQLite file, among the threads of this process.
 
-Theory of operation. SQLite has one writer a file; who finds it taken polls with sleeps of 1 to 100 ms, so the file lies
-idle while everybody sleeps. A thread that waits for its turn here is woken by the one that ends its transaction: 8
-threads make about twice the transactions. It is a queue and nothing else: the file's own lock decides, also between
-processes, and whoever waits in vain for as long as its connection's busy timeout asks SQLite all the same.
+Theory of operation. SQLite has one writer a file; the others poll with sleeps of 1 to 100 ms, so the file lies idle
+while all of them sleep. A thread that waits for its turn here is woken by the one that ends its transaction: 8 threads
+make about twice the transactions. It is a queue and nothing else: the file's own lock decides, also between processes,
+and a thread that has waited in vain for its connection's busy timeout asks SQLite all the same.
 
 Invariants:
     * nothing is ever refused here, and no turn is needed for what is correct;
     * a turn that is lost (its thread was interrupted just then, or lives in the parent of a fork) costs at most one
-      busy timeout: who began without one while none was in sight has the queue begin anew (``renew``).
+      busy timeout: a thread that began without a turn then has the queue begin anew (``renew``).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class SQLiteWriterQueue:
         watch_forks(self)
 
     def take(self, timeout_s: float) -> Lock | None:
-        """Wait for a turn; ``release`` what is returned to end it. None where the time was over first."""
+        """Wait for a turn; ``release`` what is returned to end it. None if the time was over first."""
         lock = self._lock
         return lock if lock.acquire(timeout=timeout_s) else None
 
     def renew(self) -> None:
-        """Somebody wrote without a turn: whoever holds it does not write. Everybody queues up anew."""
+        """Begin anew: a thread wrote without a turn, so the one that holds the turn does not write."""
         self._lock = Lock()
 
     forked = renew
@@ -51,10 +51,10 @@ class WriterTurn(NamedTuple):
         """Wait for a turn and begin a transaction.
 
         Returns:
-            The turn, to be released when the transaction has ended; None where it began without one.
+            The turn, to be released when the transaction has ended; None if it began without one.
 
         Raises:
-            Exception: the driver's own, where the file is locked by others; no turn is held then.
+            Exception: the driver's own, if the file is locked by others; no turn is held then.
         """
         turn = self.turns.take(self.busy_timeout_ms / 1000)
         if turn is None:

@@ -3,7 +3,7 @@
 Through mysqlclient, statements that stand together go out in one packet (``mysql_server``), three round trips instead
 of six: the savepoint's release with the marker row; COMMIT with the next transaction's BEGIN and savepoint, so that a
 block that follows at once on the same connection of ours begins without asking (later, the server may have ended it:
-BEGIN is what notices). What comes of those two is read by that block. An empty transaction holds no locks and no
+BEGIN is what notices). That block reads the results of those two. An empty transaction holds no locks and no
 snapshot.
 
 Invariants:
@@ -117,11 +117,11 @@ class Branch:
     def end_body(self) -> None:
         """Take the connection from the body, and make sure that it left the transaction as it was.
 
-        Where the release of the savepoint goes with the marker row, ``insert_marker`` makes sure of the latter.
+        If the release of the savepoint goes with the marker row, ``insert_marker`` makes sure of the latter.
 
         Raises:
             RolledBackError: a statement failed, or the connection is lost.
-            HeuristicError: the body ended the transaction by itself: what it did before may be committed.
+            HeuristicError: the body ended the transaction by itself: its earlier work may be committed.
         """
         self._guard.end()
         connection = self._session.connection
@@ -154,14 +154,14 @@ class Branch:
 
     @property
     def ended_by_body(self) -> str:
-        """What is said where ``roll_back`` finds that."""
+        """The error's text if ``roll_back`` finds that."""
         return (
             f"the body ended the transaction in {self.resource.name!r} by itself (COMMIT, ROLLBACK, or a statement "
             "that commits); its rows may be there, no message was sent"
         )
 
     def note(self, error: BaseException) -> None:
-        """The body raised this: behind it may stand what the guard did not see."""
+        """Note an exception of the body: its causes may be errors that the guard did not see."""
         self._guard.note(error)
 
     def insert_marker(self, txid: str, timeout_s: float) -> None:
@@ -192,7 +192,7 @@ class Branch:
             raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
 
     def _insert_with_release(self, txid: str, uuid: str, deadline_ms: int) -> bool:
-        """In one packet, of which the server does nothing behind what fails: no marker where the savepoint is gone."""
+        """In one packet, of which the server does nothing after a failure: no marker if the savepoint is gone."""
         insert = self._session.table.insert_committed_statement(txid, uuid, deadline_ms)
         released, error = send(
             self._session.connection, (f"RELEASE SAVEPOINT {_SAVEPOINT}", insert), in_one_packet=True
@@ -212,8 +212,8 @@ class Branch:
         if not (session.takes_packets and self._is_own):
             session.connection.commit()
             return
-        # Returns with COMMIT's own answer. The other two are read by the block that needs them, not waited for while
-        # the broker has not heard of the decision.
+        # Returns with COMMIT's own answer. The other two are read by the block that needs them: the decision is
+        # reported to the broker first.
         session.connection.send_query(f"COMMIT; {session.table.dialect.begin}; SAVEPOINT {_SAVEPOINT}")
         crash_point("client.tx.db_commit_sent")
         session.connection.read_query_result()
@@ -221,7 +221,7 @@ class Branch:
 
     @property
     def is_still_open(self) -> bool:
-        """Whether the driver knows that the transaction has not ended. False where it cannot tell."""
+        """Whether the driver knows that the transaction has not ended. False if it cannot tell."""
         connection: Any = self._session.connection
         return self._session.table.dialect.name == "sqlite" and bool(connection.in_transaction)
 
@@ -229,7 +229,7 @@ class Branch:
         """Undo everything, or close the connection, which undoes it.
 
         Returns:
-            False where the body had ended the transaction by itself: what it did before may be committed.
+            False if the body had ended the transaction by itself: its earlier work may be committed.
         """
         self._guard.end()
         if self._was_intact is None:
@@ -247,8 +247,8 @@ class Branch:
     def _is_intact(self) -> bool:
         """Whether the transaction was open to the end, or the database itself had rolled it back.
 
-        A savepoint that is gone, with no error that explains it, says that the body ended the transaction. Where
-        nothing can be asked (the connection is lost) nothing speaks for that.
+        A savepoint that is gone, with no error that explains it, says that the body ended the transaction. If the
+        connection is lost, nothing speaks for that.
         """
         guard, connection, dialect = self._guard, self._session.connection, self._session.table.dialect
         if guard.was_ended or guard.was_rolled_back:
@@ -279,7 +279,7 @@ class Branch:
                 self.resource.give_back(self._session)
 
     def abandon(self) -> None:
-        """Close the connection, unless the transaction has ended: what it was doing is not known."""
+        """Close the connection of a transaction whose state is not known, unless it has ended."""
         self._guard.end()
         if not self._has_let_go:
             self._has_let_go = True

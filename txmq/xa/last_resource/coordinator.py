@@ -1,8 +1,8 @@
 """The last-resource coordinator: a state machine without I/O. One per transaction block.
 
-Theory of operation. The messages are prepared in the broker; the database's own COMMIT, with a marker row in it, is
-the decision; then the broker is told. ``LastResourceCoordinator.step(event)`` answers the effects that the shell (or
-the simulator) carries out in order; what came of each is the next event.
+Theory of operation. The messages are prepared in the broker; the database's own COMMIT, with a marker row in it, is the
+decision; then it is reported to the broker. ``LastResourceCoordinator.step(event)`` answers the effects that the shell
+(or the simulator) carries out in order; the result of each is the next event.
 
 ```
  ACTIVE --BODY_DONE--> PREPARING --+--MARKER_INSERTED--> MARKED ---PREPARED---------+
@@ -21,20 +21,21 @@ the simulator) carries out in order; what came of each is the next event.
                                                                    COMMITTED
 ```
 
-UNDOING that finds the transaction ended by the body (DATABASE_ENDED) leads to REPORTING, whatever the broker has: it is
-told, and keeps it, and the end is HAZARD.
+UNDOING that finds the transaction ended by the body (DATABASE_ENDED) leads to REPORTING: the broker is to keep that,
+and the end is HAZARD.
 
 Laws:
     * ``COMMIT_DATABASE`` comes only after PREPARED and MARKER_INSERTED, both of them, whichever is first;
     * from DECIDED nothing leads to a rollback, an interrupt included;
-    * once a COMMIT was sent, only the database's own answer or the marker table says what became of it. A rolled-back
+    * once a COMMIT was sent, only the database's own answer or the marker table proves its result. A rolled-back
       marker that gets in proves a rollback only together with the broker's word: a resolver may have found the
-      committed marker before, told the broker, and removed it. So CONFIRMING: a broker that has committed is right;
-    * whoever may have left something in the broker sends ``SEND_ROLLBACK``, which fences the transaction id; where that
-      fails the resolver finds the prepared transaction, proves by the marker table that it is not committed, and
-      rolls it back. The caller's answer does not wait for it: without a marker row nobody can commit it;
-    * ROLLED_BACK is told only where the database's transaction was there to be undone; where the body has ended it by
-      itself its rows may be committed, which nobody can know any more;
+      committed marker before, reported it to the broker, and removed it. So CONFIRMING: a broker that has committed is
+      right;
+    * an owner that may have left a part or a prepare in the broker sends ``SEND_ROLLBACK``, which fences the
+      transaction id. If that fails, the resolver finds the prepared transaction, proves by the marker table that it is
+      not committed, and rolls it back. The caller does not wait for that: without a marker row it cannot be committed;
+    * ROLLED_BACK is the end only if the database's transaction was there to be undone. If the body has ended it by
+      itself, its rows may be committed, and that cannot be known any more;
     * a pair that is missing from ``TRANSITIONS`` is an error that names state and event.
 """
 
@@ -46,9 +47,9 @@ from txmq.xa.coordinator import Coordinator
 
 
 class LastResourceState(enum.Enum):
-    """Where a last-resource transaction stands, as its owner knows it."""
+    """State of a last-resource transaction, as its owner knows it."""
 
-    __hash__ = object.__hash__  # Enum's own is a call in Python, 23 of them a transaction
+    __hash__ = object.__hash__  # Enum's own is a call in Python for each look-up
 
     ACTIVE = "active"  # the body runs
     STREAMING = "streaming"  # the body runs, and parts of its messages are in the broker
@@ -58,13 +59,13 @@ class LastResourceState(enum.Enum):
     COMMITTING = "committing"  # COMMIT is under way: may be decided
     LOOKING_UP = "looking-up"  # COMMIT was not answered: the marker table is asked
     CONFIRMING = "confirming"  # the rolled-back marker got in: the broker says whether it was in time
-    DECIDED = "decided"  # the database has committed; the broker is to be told
+    DECIDED = "decided"  # the database has committed; the broker is next
     UNDOING = "undoing"  # the database is being rolled back; the broker was never asked for anything
-    UNDOING_BOTH = "undoing-both"  # the same, and the broker is told next
-    WITHDRAWING = "withdrawing"  # the database is rolled back; the broker is told
-    REPORTING = "reporting"  # the body had ended the database's transaction by itself; the broker is told to keep that
+    UNDOING_BOTH = "undoing-both"  # the same, and the broker is next
+    WITHDRAWING = "withdrawing"  # the database is rolled back; the broker is next
+    REPORTING = "reporting"  # the body had ended the database's transaction by itself; the broker is to keep that
     COMMITTED = "committed"
-    COMMITTED_PENDING = "committed-pending"  # the resolver will tell the broker
+    COMMITTED_PENDING = "committed-pending"  # the resolver reports it to the broker
     COMMITTED_ALONE = "committed-alone"  # the rows are there; the broker had given the messages up
     ROLLED_BACK = "rolled-back"
     BROKER_ALONE = "broker-alone"  # the rows are gone; the broker had committed the messages
@@ -82,7 +83,7 @@ ENDS = frozenset(
 
 
 class LastResourceEvent(enum.Enum):
-    """What can happen to it."""
+    """Events of a last-resource transaction."""
 
     __hash__ = object.__hash__
 
@@ -110,7 +111,7 @@ class LastResourceEvent(enum.Enum):
 
 
 class LastResourceEffect(enum.Enum):
-    """What the shell is to do. Each answers with one event, unless the comment says otherwise."""
+    """Orders to the shell. Each leads to one event, unless the comment says otherwise."""
 
     __hash__ = object.__hash__
 
@@ -186,7 +187,7 @@ TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
     (_S.WITHDRAWING, _E.BROKER_CONTRADICTS): (_S.BROKER_ALONE, ()),
     (_S.WITHDRAWING, _E.INTERRUPTED): (_S.ROLLED_BACK, ()),
     (_S.REPORTING, _E.BROKER_ROLLED_BACK): (_S.HAZARD, ()),
-    (_S.REPORTING, _E.BROKER_UNKNOWN): (_S.HAZARD, ()),  # the resolver tells it
+    (_S.REPORTING, _E.BROKER_UNKNOWN): (_S.HAZARD, ()),  # the resolver reports it
     (_S.REPORTING, _E.BROKER_CONTRADICTS): (_S.HAZARD, ()),
     (_S.REPORTING, _E.INTERRUPTED): (_S.HAZARD, ()),
 }

@@ -11,15 +11,15 @@
                        \\--FAILED--> UNDECIDED
 ```
 
-STRANGE: perhaps a copy of the database answers. A committed marker proves a commit wherever it is found; nothing else
-that is or is not there proves anything.
+STRANGE: perhaps a copy of the database answers. A committed marker proves a commit wherever it is found; no other row,
+    and no missing one, proves anything there.
 
 CONTRADICTED: the broker decided otherwise.
 
 Invariants:
     * a lock that is held, a deadlock, a busy or lost database, a missing row: UNDECIDED, never a guess;
     * nothing is reported before the row that it rests on is durable (``marker``);
-    * two who resolve the same transaction meet at the primary key and come to the same end.
+    * two resolvers of one transaction meet at the primary key and come to the same end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from txmq.xa.database.fingerprint import StrangeServerError
 
 
 class Step(enum.Enum):
-    """What is to be done next."""
+    """The next step."""
 
     INSERT = "insert the rolled-back marker"
     READ = "read the marker, durably"
@@ -48,7 +48,7 @@ class Step(enum.Enum):
 
 
 class Found(enum.Enum):
-    """What came of it."""
+    """The result of a step."""
 
     INSERTED = "inserted"
     DUPLICATE = "duplicate"
@@ -145,7 +145,7 @@ def _read(database: Prover, txid: str, _deadline_ms: int) -> Found:
     if outcome == marker.COMMITTED:
         crash_point("resolver.read_committed")
         return Found.COMMITTED
-    # A row that has gone was removed by somebody who had resolved the transaction: the broker says so next time.
+    # A row that has gone was removed by a resolver that had resolved the transaction: the broker says so next time.
     return Found.ROLLED_BACK if outcome == marker.ROLLED_BACK else Found.FAILED
 
 

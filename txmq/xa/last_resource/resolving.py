@@ -1,4 +1,4 @@
-"""What a last resource and its resolver hand to each other: a connection, and transactions that were left."""
+"""Values between a last resource and its resolver: a connection, and transactions that were left."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from txmq.xa.database.marker import MarkerTable
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 class Unresolved(NamedTuple):
-    """A transaction of this process that the broker must still hear of."""
+    """A transaction of this process whose end has yet to reach the broker."""
 
     txid: str
     outcome: str | None  # marker.COMMITTED, marker.ROLLED_BACK, or None: the marker table is to be asked

@@ -5,7 +5,7 @@ begins a transaction on one and answers a ``Branch``: the transaction's side in 
 
 SQLite: the path that a connection reports (always absolute) is remembered, and a resolver opens it with
 ``mode=rw``: a file that is gone is unreachable, never a new empty database. Its writers queue up (``turns``) from BEGIN
-to COMMIT, so that nobody sleeps while the file is free.
+to COMMIT, so that no thread sleeps while the file is free.
 
 Invariants:
     * a database whose uuid differs from the first one seen is refused: unreachable, never absent.
@@ -60,14 +60,14 @@ class LastResource(DatabaseResource[DatabaseSession]):
         super().__init__(name, connect, table, dialect, demands, clock, random)
         self._sqlite: tuple[ModuleType | None, str] | None = None  # driver and file, once seen
         self.turns = SQLiteWriterQueue()  # of SQLite's writers; others lock rows
-        # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
+        # For the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unresolved: deque[Unresolved] = deque()
         self.finished: deque[str] = deque(maxlen=FINISHED_MAX)  # committed in the broker, durably: their markers may go
 
     def using(self, connection: Any) -> UsedConnection:
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
 
-        The connection stays the caller's: it is not closed, except where its COMMIT was not answered. It may be wrapped
+        The connection stays the caller's: it is not closed, unless its COMMIT was not answered. It may be wrapped
         by tracing or by a pool (SQLAlchemy's ``connection.connection``). If the wrapper hides the driver, give the
         resource its ``dialect=``.
         """
@@ -83,7 +83,7 @@ class LastResource(DatabaseResource[DatabaseSession]):
         Raises:
             TransactionStateError: the connection is in autocommit or in a transaction.
             ConfigError: weak durability, not installed, or installed for another resource or cluster.
-            Exception: the driver's own, where it cannot connect or begin (a lock that is held).
+            Exception: the driver's own, if it cannot connect or begin (a lock that is held).
         """
         if connection is not None:
             return self._enlist_lent(cluster, connection)

@@ -1,10 +1,11 @@
-"""Resolves the transactions of one last resource that are in doubt, and removes marker rows that nobody needs.
+"""Resolves the transactions of one last resource that are in doubt, and removes marker rows that are not needed any
+more.
 
 Theory of operation. A round asks the broker for the resource's prepared transactions. One is due if its owner has been
 gone for a second or its deadline has passed, both by the broker's clock: waiting is courtesy, the marker table is what
 makes it safe. Due ones are proved by the database (``proof.prove``), oldest first, and then all are reported to the
 broker at once: a commit may have to wait for an earlier one of the same rows, so none is waited for before the rest is
-sent. What this process itself left (``LastResource.unresolved``) is always due.
+sent. Those that this process itself left (``LastResource.unresolved``) are always due.
 
 Committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after their deadline.
 
@@ -53,7 +54,7 @@ from txmq.xa.reporter import Reporter
 
 
 class _Reported(NamedTuple):
-    """A transaction that is told to the broker now."""
+    """A transaction whose outcome is on its way to the broker."""
 
     item: Unresolved
     step: Step
@@ -73,17 +74,17 @@ class LastResourceResolver:
 
     def __init__(self, client: Client, resource: LastResource, clock: Clock) -> None:
         self.resource, self.has_failed = resource, False
-        self.problem: Exception | None = None  # what kept the last round from the database or the broker
+        self.problem: Exception | None = None  # kept the last round from the database or the broker
         self._client, self._clock = client, clock
         self._database: ResolvingConnection | None = None
         self._sweep = MarkerSweep(client, clock, resource.finished, resource.name)
         self._reporter = Reporter(client, resource, TransactionKind.LAST_RESOURCE, clock)
         self._is_reached = False  # in this round
-        self._is_strange = False  # the database may be a copy, and that was said
+        self._is_strange = False  # the database may be a copy, and that was logged
         self._log = get_logger(resource=resource.name)
 
     def round(self) -> set[str]:
-        """Resolve what is due, then keep house; the txids that were resolved."""
+        """Resolve what is due, then remove markers. Returns the txids that were resolved."""
         was_failing, self.has_failed, self.problem = self.has_failed, False, None
         self._is_reached = False
         resolved: set[str] = set()
@@ -94,16 +95,16 @@ class LastResourceResolver:
                 self._open()
             left.update((item.txid, item) for item in self._due() if item.txid not in own)
             resolved = self._resolve(left)
-            self._keep_house()
+            self._clean_up()
         except ClosedError:
             raise
         except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
             self._failed("resource or broker away", error, is_new=not was_failing)
         finally:
-            # What the broker listed it lists again; this process's own it may never call due.
+            # The broker lists its own again; those of this process it may never call due.
             self.resource.unresolved.extend(item for txid, item in left.items() if txid in own)
         if self._is_reached or self.problem is not None:
-            self._reporter.tell(is_reachable=self._is_reached, problem=self.problem)
+            self._reporter.report(is_reachable=self._is_reached, problem=self.problem)
         return resolved
 
     def end(self) -> None:
@@ -145,7 +146,7 @@ class LastResourceResolver:
     # --- resolving ----------------------------------------------------------------------------------------------------
 
     def _resolve(self, left: dict[str, Unresolved]) -> set[str]:
-        """Prove, oldest first, then tell all; what is resolved leaves ``left``, and is returned."""
+        """Prove, oldest first, then report all; resolved ones leave ``left``, and are returned."""
         reported = [
             _Reported(item, step, self._report(item.txid, step)) for step, item in self._proved(list(left.values()))
         ]
@@ -188,14 +189,14 @@ class LastResourceResolver:
         return control.submit("rollback", txid, timeout=REPORT_TIMEOUT_S)
 
     def _conclude(self, reported: _Reported, left: dict[str, Unresolved]) -> bool:
-        """Wait for the broker's word; whether the transaction is resolved."""
+        """Wait for the broker's answer; whether the transaction is resolved."""
         txid = reported.item.txid
         try:
             reported.answer.result()
         except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
             self._contradicted(txid, reported.step, error)
         except TxmqError as error:
-            self._failed("broker could not be told", error, txid=txid)
+            self._failed("outcome not reported to the broker", error, txid=txid)
             return False
         else:
             crash_point("resolver.told_broker")
@@ -215,9 +216,9 @@ class LastResourceResolver:
         else:
             self._log.info("transaction was resolved by another process", txid=txid, error=str(error))
 
-    # --- housekeeping ------------------------------------------------------------------------------------------------
+    # --- markers -----------------------------------------------------------------------------------------------------
 
-    def _keep_house(self) -> None:
+    def _clean_up(self) -> None:
         try:
             # A connection is not opened for others' markers alone.
             if self._sweep.keep(self._open, sweeps=self._database is not None):

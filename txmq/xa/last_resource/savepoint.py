@@ -1,11 +1,11 @@
 """A part of a transaction in a database whose statements may fail without dooming the rest: ``tx.savepoint``.
 
-An error that leaves it rolls the part back, and the transaction is as sound as it was in front of it. Where a statement
-failed and the part ends normally, what its other statements did stays, in databases that go on behind a failed
+An error that leaves it rolls the part back, and the transaction is as sound as it was in front of it. If a statement
+failed and the part ends normally, the work of its other statements stays, in databases that go on behind a failed
 statement (MySQL, MariaDB, SQLite: it did nothing); PostgreSQL does not go on, so that the part is rolled back and that
 is said by an error.
 
-Invariant: where the savepoint is gone (a deadlock takes all of them, as a COMMIT by the body does) the block is doomed.
+Invariant: if the savepoint is gone (a deadlock takes all of them, as a COMMIT by the body does) the block is doomed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from txmq.xa.database.guarded_connection import Guard, GuardedConnection
 
 
 class Savepoint:
-    """One of them. Begun when made, ended by ``release`` or ``roll_back``.
+    """One savepoint. Begun when made, ended by ``release`` or ``roll_back``.
 
     Args:
         guarded: the connection of a block.
@@ -36,7 +36,7 @@ class Savepoint:
         guarded.cursor().execute(f"SAVEPOINT {self._name}")
 
     def release(self) -> None:
-        """The part ends normally: it stays.
+        """End the part normally: its work stays.
 
         Raises:
             RolledBackError: it could not: a statement in it failed, and the database does not go on behind that.
@@ -50,7 +50,7 @@ class Savepoint:
         self._guard.error = self._before
 
     def roll_back(self) -> None:
-        """Undo the part. Where that fails the block is doomed."""
+        """Undo the part. If that fails, the block is doomed."""
         if self._guard.is_over:
             return
         try:

@@ -7,16 +7,16 @@ Theory of operation::
     prepare     RELEASE SAVEPOINT; INSERT marker; XA END; XA PREPARE      one packet
     commit      XA COMMIT              or    roll_back   XA END where needed; XA ROLLBACK; a small committed write
 
-Four round trips, one less than bare XA with its five statements. The savepoint is gone where the body ended the branch
-by hand. The marker row makes every branch one that wrote: it cannot vanish as a read-only one does, and it proves the
+Four round trips, one less than bare XA with its five statements. The savepoint is gone if the body ended the branch by
+hand. The marker row makes every branch one that wrote: it cannot vanish as a read-only one does, and it proves the
 outcome. Without marker, a branch that did not write (by the session's own counters) is ended in ``prepare``; there is
 nothing to decide.
 
 Invariants:
     * a statement that failed dooms the branch: the server itself would prepare half of the work (1205, 1062);
-    * the server does nothing of a packet behind the statement that fails. So only its own refusal says "not prepared":
-      of a statement in front of XA PREPARE, or by its number; whatever else is PrepareUnknownError, also a marker that
-      did not get in (too late, another database), since XA PREPARE stood behind it;
+    * the server does nothing of a packet after the statement that fails. So only its own refusal says "not prepared":
+      of a statement before XA PREPARE, or by its number. Every other error is PrepareUnknownError, also a marker that
+      did not get in (too late, another database), since XA PREPARE stood after it;
     * a rollback of a prepared branch is acknowledged before it is durable: it counts once a later commit is;
     * a connection goes back only when its branch has surely ended; in doubt it is closed, and the server lets go of the
       prepared branch, for the resolver.
@@ -57,7 +57,7 @@ _WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler
 
 
 class MySQLSession(DatabaseSession):
-    """A verified connection, and what its server can."""
+    """A verified connection, and the abilities of its server."""
 
     __slots__ = ("server",)
 
@@ -110,7 +110,7 @@ class MySQLBranch:
         return self._guard.error
 
     def details(self) -> dict[str, Any]:
-        """What ``decide`` tells the broker."""
+        """See ``XABranch``."""
         return {
             "bqual": self.xid.bqual.decode("ascii"),
             "connection": self._session.server.connection_id,
@@ -156,7 +156,7 @@ class MySQLBranch:
             return True
         try:
             execute(self._session.connection, self._xa("COMMIT"))
-        except Exception as error:  # noqa: BLE001  whatever it was, the resolver finds out
+        except Exception as error:  # noqa: BLE001  of any driver's; the resolver finds out
             self._left_to_the_resolver("commit", error)
             return False
         self._has_ended = True
@@ -168,7 +168,7 @@ class MySQLBranch:
         self._guard.end()
         if self._has_ended:
             return True
-        # Refused where the branch is idle, doomed or prepared already: the next statement says what matters.
+        # Refused if the branch is idle, doomed or prepared already: only the next statement matters.
         self._send(self._xa("END"))
         _, error = self._send(self._xa("ROLLBACK"))
         if error is not None and code_of(error) not in ROLLED_BACK:
@@ -239,7 +239,7 @@ class MySQLBranch:
 
     def _not_rolled_back(self, prepared: bool, error: Exception) -> bool:
         if not prepared:
-            # Gone, and by nobody's word but the body's. Otherwise it ends with its connection, which is not trusted.
+            # If it is not there, the body has ended it. Otherwise it ends with its connection, which is not trusted.
             self.ended_by_body = not self._may_be_prepared and code_of(error) in (NOTA, OUTSIDE, RMFAIL)
             self._has_ended = True
             self.abandon()

@@ -41,7 +41,7 @@ from txmq.xid import Xid
 
 _TRANSACTIONS = "innodb_trx WHERE trx_mysql_thread_id"
 _GONE_TRIES, _GONE_PAUSE_S = 400, 0.005  # until a killed session has ended
-_TRANSACTIONS_KEPT_S = 0.15  # InnoDB answers from memory for 0.1 s after somebody has asked
+_TRANSACTIONS_KEPT_S = 0.15  # InnoDB answers from its cache for 0.1 s after a question
 
 
 class MySQLRecovery:
@@ -99,8 +99,8 @@ class MySQLRecovery:
     def kill(self, connection: int) -> bool:
         """See ``Recovery``.
 
-        The number is an innocent's where the server was restarted since: kill only for a branch that is listed and not
-        known, since a restarted server has let go of all.
+        After a restart of the server the number may be another client's: kill only for a branch that is listed and not
+        known, since a restarted server holds none for a session.
         """
         if connection == self._session.server.connection_id or not self._is_in_transaction(connection):
             return False

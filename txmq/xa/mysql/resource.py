@@ -1,12 +1,11 @@
 """MySQL and MariaDB as an XA resource: branches of two-phase commits, through the driver mysqlclient.
 
-Theory of operation. ``MySQLResource`` knows how to reach the database and who it is (``installed``), keeps idle
-connections for all threads of a process, and begins branches on them (``mysql_branch``). One connection serves one
-branch from XA START to its end. Whoever resolves for an owner that has gone gets a connection of its own
-(``mysql_recovery``).
+Theory of operation. ``MySQLResource`` knows how to reach the database and its identity (``installation``), keeps idle
+connections for all threads of a process, and begins branches on them (``branch``). One connection serves one branch
+from XA START to its end. A resolver, which works for owners that have gone, has a connection of its own (``recovery``).
 
-A connection is verified before its first use. A pooled one is not asked again: where the server has ended it, the
-branch's first statement says so, and the next connection is taken.
+A connection is verified before its first use. A pooled one is not asked again: if the server has ended it, the branch's
+first statement says so, and the next connection is taken.
 
 Invariants:
     * a forked child never uses, and never closes, its parent's connections;
@@ -41,11 +40,11 @@ class MySQLResource(DatabaseResource[MySQLSession]):
     Args:
         name: as it shows in ``txmq tx list``; stored in the database at ``install``.
         connect: makes a MySQLdb connection, not in autocommit; called whenever one more is needed, by any thread. Give
-            it ``read_timeout``, or a server that is frozen holds whoever asks it. What a block changes in its session
-            (``SET``, ``USE``) is still so for the next block on that connection.
+            it ``read_timeout``, or a frozen server holds its callers. Changes of the session by a block (``SET``,
+            ``USE``) last for the next block on that connection.
         table: name of the marker table, and of ``<table>_identity``.
-        marker: put a marker row into each branch: it proves what became of it. Without, a branch that is not found
-            where it should be committed is reported as a hazard.
+        marker: put a marker row into each branch: it proves the branch's outcome. Without, a decided branch that the
+            database does not know is reported as a hazard.
         allow_weak_durability: accept a server that may lose an acknowledged prepare or commit.
         ignore_tables: tables (``table`` or ``schema.table``) that no transaction writes to: theirs may be an engine
             that cannot roll back.
@@ -67,7 +66,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
     def using(self, connection: Any) -> UsedXAConnection:
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
 
-        The connection stays the caller's, and is given back idle. It is closed only where a branch on it could not be
+        The connection stays the caller's, and is given back idle. It is closed only if a branch on it could not be
         ended.
         """
         return UsedXAConnection(self, connection)

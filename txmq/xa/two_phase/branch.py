@@ -1,8 +1,8 @@
-"""What an XA resource is to the coordinator and to the resolver: ports, and the xids of our branches.
+"""An XA resource, as coordinator and resolver see it: ports, and the xids of branches.
 
 Theory of operation. A resource ``enlist``s: the branch that comes of it is one transaction's side in one database, from
-XA START to its end, on the owner's connection. Whoever finishes for an owner that has gone opens a ``Recovery``: a
-connection of its own that lists, commits and rolls back prepared branches of this database.
+XA START to its end, on the owner's connection. A resolver, which finishes for owners that have gone, opens a
+``Recovery``: a connection of its own that lists, commits and rolls back prepared branches of this database.
 
 Xid of a branch::
 
@@ -10,7 +10,7 @@ Xid of a branch::
     gtrid       the txid's text (ASCII, at most 64 bytes)
     bqual       <uuid of the database, 32 hex>.<deadline in ms on the database's clock, hex>.<connection id, hex>
 
-Whoever finds it in XA RECOVER knows the transaction, the resource, the deadline, and whose connection holds it.
+So XA RECOVER tells the transaction, the resource, the deadline, and the connection that holds the branch.
 
 Invariants:
     * an xid is never used twice: a txid is not, and one resource takes part in a transaction once;
@@ -35,7 +35,7 @@ class PrepareUnknownError(TransactionError):
 
 
 class Ended(enum.Enum):
-    """What a database said when a prepared branch was to be ended."""
+    """A database's answer when a prepared branch was to be ended."""
 
     DONE = "done"
     NOT_KNOWN = "not known"  # XAER_NOTA: ended before, or its owner's connection lives
@@ -43,7 +43,7 @@ class Ended(enum.Enum):
 
 
 class Bqual(NamedTuple):
-    """What the bqual of our branches says."""
+    """The content of a bqual."""
 
     uuid: str
     deadline_ms: int
@@ -71,13 +71,13 @@ def encode_bqual(bqual: Bqual) -> bytes:
 
 
 def decode_bqual(text: bytes) -> Bqual | None:
-    """Read a bqual; None where it is not one of ours."""
+    """Read a bqual; None if it is not one of ours."""
     match = _BQUAL.match(text)
     return None if match is None else Bqual(match[1].decode(), int(match[2], 16), int(match[3], 16))
 
 
 def listed_xid(xid: Xid) -> ListedXid | None:
-    """What an xid of ours says; None for one of another transaction manager."""
+    """Read an xid; None for one of another transaction manager."""
     bqual = decode_bqual(xid.bqual) if xid.format_id == FORMAT_ID else None
     if bqual is None:
         return None
@@ -91,13 +91,13 @@ def listed_xid(xid: Xid) -> ListedXid | None:
 class XABranch(Protocol):
     """One transaction's side in one database, on the owner's connection.
 
-    Used by one thread at a time, not always the same. Whatever it raises, it can still be rolled back. Each of
+    Used by one thread at a time, not always the same. After any exception it can still be rolled back. Each of
     ``commit``, ``roll_back``, ``finish`` and ``abandon`` gives the connection back or closes it, once.
     """
 
     @property
     def resource(self) -> XAResource:
-        """Whose branch it is."""
+        """The resource that it is a branch of."""
 
     @property
     def connection(self) -> Any:
@@ -116,7 +116,7 @@ class XABranch(Protocol):
         """Its name in the database."""
 
     def details(self) -> dict[str, Any]:
-        """What ``decide`` tells the broker: bqual, connection, wrote, marker. True to the end once prepared."""
+        """Its fields in ``decide``: bqual, connection, wrote, marker. True to the end once prepared."""
 
     def end_body(self) -> None:
         """Take the connection from the body.
@@ -128,13 +128,13 @@ class XABranch(Protocol):
     def prepare(self) -> None:
         """Put the marker row in, end the branch's work, and prepare it.
 
-        Durability: when this returns the branch survives the death of everybody.
+        Durability: when this returns the branch survives a crash of any process.
 
         Raises:
             RolledBackError: surely not prepared, and never will be.
             HeuristicError: the same; the body ended the branch by itself: its rows may be committed.
-            PrepareUnknownError: it may be prepared, with or without its marker. Where that has a reason that the caller
-                of the transaction is to see (the deadline has passed), it is the cause, a RolledBackError.
+            PrepareUnknownError: it may be prepared, with or without its marker. If there is a reason that the caller of
+                the transaction is to see (the deadline has passed), it is the cause, a RolledBackError.
         """
 
     def commit(self) -> bool:
@@ -182,7 +182,7 @@ class Recovery(Markers, Protocol):
         """Prepared branches of ours in this database; never those of other transaction managers."""
 
     def commit(self, xid: Xid) -> Ended:
-        """Commit a prepared branch; durable where DONE is answered."""
+        """Commit a prepared branch; durable if the answer is DONE."""
 
     def rollback(self, xid: Xid) -> Ended:
         """Roll a prepared branch back. Not durable before ``force``, DONE or not: it may come back, prepared."""
@@ -194,7 +194,7 @@ class Recovery(Markers, Protocol):
         """``committed`` or ``rolled-back`` as the marker row says, durably; None without a row."""
 
     def kill(self, connection: int) -> bool:
-        """End somebody's session, if it is there and in a transaction; whether that was done."""
+        """End an owner's session, if it is there and in a transaction, and wait for its end; whether that was done."""
 
     def now_ms(self) -> int:
         """The database's clock, to compare deadlines with."""
@@ -226,7 +226,7 @@ class XAResource(Protocol):
             TransactionStateError: the connection is in autocommit or in a transaction.
             ConfigError: weak durability, tables that cannot roll back, missing privileges, not installed, or installed
                 for another resource or cluster.
-            Exception: the driver's own, where it cannot connect.
+            Exception: the driver's own, if it cannot connect.
         """
 
     def open_recovery(self, cluster: str) -> Recovery:

@@ -1,25 +1,25 @@
-"""Finishes XA branches that their owners left: one desk per XA resource.
+"""Finishes XA branches that their owners left: one resolver for each XA resource.
 
 Theory of operation. A round knows two lists, the broker's decisions with a branch here that is not complete, and what
 XA RECOVER lists as prepared, and works on both:
 
-*Decided*. Each branch is committed, as soon as its owner has gone or has had a second; ``verdict`` says what the
-database's answer means. Where it says that the branch is done (or how it ended otherwise), ``complete`` is sent.
+*Decided*. Each branch is committed, as soon as its owner has gone or has had a second; ``verdict`` judges the
+database's answer. If the branch is done, or ended in another way, ``complete`` is sent.
 
 *Prepared without a decision*. The broker is asked for the outcome. Committed: it was decided a moment ago, and the next
 round has it in the first list; one that is not there even then is committed all the same. Rolled back: XA ROLLBACK.
 Unknown: when the owner has gone for a second or the deadline has passed by a second, the broker is made to roll it back
-(which refuses a ``decide`` that comes later), and then the branch is. Waiting is courtesy; the broker's word is what
-makes it safe. 410, or a state in which somebody else decides: left to the operator, said once.
+(which refuses a ``decide`` that comes later), and then the branch is. Waiting is courtesy; the broker's word makes it
+safe. 410, or a state in which another party decides: left to the operator, logged once.
 
-*Not known, and listed* means that the owner's session still holds the branch: it is ended (KILL) where the owner may be
-given up, and the branch tried again.
+*Not known, and listed* means that the owner's session still holds the branch. If the owner may be given up, the session
+is ended (KILL), and the branch tried again.
 
 Invariants:
     * only xids with our format id, this cluster and this database's uuid are touched (``branch.Recovery.prepared``),
       and only of transactions whose home is this broker;
     * nothing is rolled back unless the broker has said so durably; nothing is committed unless it has decided;
-    * what looks lost is looked at again a round later before it is told;
+    * a branch that looks lost is looked at again a round later before it is reported;
     * a round ends with a forced write, so that its rollbacks do not come back;
     * a marker leaves only when ``complete`` of its branch is durable: answered, or not in the broker's list any more.
 """
@@ -72,12 +72,12 @@ _T = TypeVar("_T")
 
 
 class BranchResolver:
-    """One XA resource's share of a resolver.
+    """The resolver of one XA resource.
 
     Attributes:
-        resource: whose branches.
+        resource: the database of the branches.
         has_failed: the last round left something undone.
-        problem: what kept the last round from the database or the broker, if anything did.
+        problem: the error that kept the last round from the database or the broker.
 
     Thread safety: ``completed`` and ``watch`` from any thread; the rest from one.
     """
@@ -87,7 +87,7 @@ class BranchResolver:
         self.problem: Exception | None = None
         self._client, self._clock = client, clock
         self._recovery: Recovery | None = None
-        # To ``complete``, appended by owners. What falls off costs its marker a later removal, by age.
+        # To ``complete``, appended by owners. The marker of one that falls off is removed later, by age.
         self._answers: deque[tuple[str, Answer]] = deque(maxlen=REMEMBERED_MAX)
         self._left: deque[Watched] = deque()
         self._watched: dict[str, Watched] = {}
@@ -100,18 +100,18 @@ class BranchResolver:
         self._failures = 0
         self._log = get_logger(resource=resource.name)
 
-    # --- told by owners ----------------------------------------------------------------------------------------------
+    # --- called by owners --------------------------------------------------------------------------------------------
 
     def completed(self, txid: str, answer: Answer) -> None:
-        """``complete`` of a branch was sent; its marker may go once that is answered."""
+        """Take the request of a ``complete``: the branch's marker may go once that is answered."""
         self._answers.append((txid, answer))
 
     def watch(self, txid: str, on_resolved: Callable[[], None]) -> None:
-        """Call when nothing of this transaction is in doubt here; its owner in this process has given it up."""
+        """Call ``on_resolved`` when nothing is in doubt here of a transaction that its owner, in this process, left."""
         self._left.append(Watched(txid, on_resolved))
 
     def await_answers(self, until: float) -> None:
-        """Wait for the answers to what was told by ``completed``, until a monotonic time."""
+        """Wait for the answers to what ``completed`` took, until a monotonic time."""
         for _, answer in list(self._answers):
             with suppress(TxmqError):
                 answer.result(max(until - self._clock.monotonic(), 0.0))
@@ -125,11 +125,11 @@ class BranchResolver:
 
     @property
     def wants_another_look(self) -> bool:
-        """Whether the last round saw what it tells only when it has seen it twice."""
+        """Whether the last round saw a loss that counts only if it is seen twice."""
         return bool(self._suspects or self._committed_before)
 
     def round(self) -> set[str]:
-        """Finish what is due, then keep house; the txids whose branch here is finished."""
+        """Finish what is due, then remove markers. Returns the txids whose branch here is finished."""
         was_failing, self.has_failed, self._failures = self.has_failed, False, 0
         self.problem, self._is_reached = None, False
         resolved: set[str] = set()
@@ -142,7 +142,7 @@ class BranchResolver:
         except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
             self._failed("resource or broker away", error, is_new=not was_failing)
             self.close()
-        self._reporter.tell(is_reachable=self._is_reached, problem=self.problem)
+        self._reporter.report(is_reachable=self._is_reached, problem=self.problem)
         return resolved
 
     def end(self) -> None:
@@ -195,12 +195,12 @@ class BranchResolver:
     def _is_ours(self, txid: str) -> bool:
         if is_of_this_broker(self._client.session, txid):
             return True
-        # Another broker's, whose own resolver resolves it; or this one's from before its journal was lost or replaced.
-        self._say_once(txid, "prepared branch of another home: its resolver, or the operator, resolves it")
+        # Another broker's, whose resolver resolves it; or this broker's, from before its journal was lost or replaced.
+        self._say_once(txid, "prepared branch of another broker: its resolver, or an operator, resolves it")
         return False
 
     def _due(self, row: Mapping[str, Any], deadlines: Mapping[Xid, int], now_ms: int) -> Decided | None:
-        """The branch of a decision here, where its owner has gone or has had its turn."""
+        """The branch of a decision here, if its owner has gone or has had its turn."""
         txid = row["txid"]
         branch = next(
             (b for b in row["branches"] if b["uuid"] == self.resource.uuid and not b["complete"]),
@@ -217,7 +217,7 @@ class BranchResolver:
     # --- decided -----------------------------------------------------------------------------------------------------
 
     def _commit_decided(self, due: Iterable[Decided]) -> set[str]:
-        """Commit, then look at what was not known, all of it behind one later XA RECOVER; txids that are finished."""
+        """Commit, then judge the others after one later XA RECOVER. Returns the txids that are finished."""
         work, doubtful = Work(), list[tuple[Decided, Ended]]()
         for item in due:
             ended = self._attempt(item.txid, lambda item=item: self._database().commit(item.xid))  # type: ignore[misc]
@@ -280,7 +280,7 @@ class BranchResolver:
         except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
             self._say_once(txid, "broker does not know of a decision it made", error=str(error))
         except TxmqError as error:
-            self._failed("broker could not be told", error, txid=txid)
+            self._failed("outcome not reported to the broker", error, txid=txid)
         else:
             return True
         return False
@@ -288,7 +288,7 @@ class BranchResolver:
     # --- prepared without a decision ---------------------------------------------------------------------------------
 
     def _judge_orphans(self, orphans: Iterable[Orphan]) -> tuple[list[tuple[Orphan, bool]], set[str]]:
-        """What the broker has rolled back, durably, and whether its owner's session may be ended; txids committed."""
+        """Orphans rolled back in the broker, durably, and whether their sessions may be ended; txids committed."""
         found: list[tuple[Orphan, bool]] = []
         fenced: list[Orphan] = []
         committed, finished = set[str](), set[str]()
@@ -305,7 +305,7 @@ class BranchResolver:
             elif word == Outcome.UNKNOWN.value and is_given_up:
                 fenced.append(orphan)
             elif word != Outcome.UNKNOWN.value:
-                self._say_once(orphan.txid, "prepared branch of a transaction that somebody else decides", state=word)
+                self._say_once(orphan.txid, "prepared branch of a transaction that another party decides", state=word)
         self._committed_before = committed
         for orphan, _ in self._answered(fenced, "rollback", ()):
             crash_point("resolver.xa.fenced")
@@ -313,7 +313,7 @@ class BranchResolver:
         return found, finished
 
     def _answered(self, orphans: Iterable[Orphan], verb: str, words: tuple[str, ...]) -> Iterable[tuple[Orphan, bytes]]:
-        """Ask for all, many at a time; those that were answered."""
+        """Ask for all, many at a time. Yields those that were answered."""
         extensions: dict[str, str | int | bytes | None] = dict.fromkeys(words)
         sent: deque[tuple[Orphan, Answer]] = deque()
         waiting = deque(orphans)
@@ -330,7 +330,7 @@ class BranchResolver:
             except FencedError as error:
                 self._say_once(
                     orphan.txid,
-                    "prepared branch whose outcome nobody keeps: the operator resolves it",
+                    "prepared branch whose outcome is not kept any more: an operator resolves it",
                     error=str(error),
                 )
             except TransactionConflictError:
@@ -338,7 +338,7 @@ class BranchResolver:
             except OverloadedError as error:  # its session is full of fences: no reason to leave the others alone
                 self._say_once(orphan.txid, "prepared branch that the broker does not fence yet", error=str(error))
             except NotOwnerError as error:
-                self._say_once(orphan.txid, "prepared branch of another home", error=str(error))
+                self._say_once(orphan.txid, "prepared branch of another broker", error=str(error))
 
     def _commit_forgotten(self, orphan: Orphan) -> bool:
         """Commit a branch that the broker holds for complete (an old copy of the database?); whether it has ended."""
@@ -363,7 +363,7 @@ class BranchResolver:
         listed = {entry.xid for entry in self._database().prepared()} if doubtful else set()
         for orphan, may_kill in doubtful:
             is_held = orphan.listed.xid in listed
-            # Where it is not held, its owner was faster.
+            # If it is not held, its owner was faster.
             if not is_held or (may_kill and self._end_of_held(orphan.listed, commits=False)):
                 done.add(orphan.txid)
         if done:
@@ -392,10 +392,10 @@ class BranchResolver:
         self.has_failed = True
         return False
 
-    # --- house -------------------------------------------------------------------------------------------------------
+    # --- owners' answers ---------------------------------------------------------------------------------------------
 
     def _take_answers(self) -> None:
-        """Look at what owners of this process were answered."""
+        """Look at the answers to owners of this process."""
         while self._answers and self._answers[0][1].done:
             txid, answer = self._answers.popleft()
             try:
@@ -417,7 +417,7 @@ class BranchResolver:
         return self._recovery
 
     def _attempt(self, txid: str, work: Callable[[], _T]) -> _T | None:
-        """Do something for one transaction; None where the driver raised: the others go on on a new connection."""
+        """Do something for one transaction; None if the driver raised: the others go on on a new connection."""
         try:
             return work()
         except TxmqError:

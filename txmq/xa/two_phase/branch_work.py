@@ -1,4 +1,4 @@
-"""What a round of an XA desk works on: values, and what they gather. No I/O."""
+"""The values that a round of ``BranchResolver`` works on. No I/O."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Orphan(NamedTuple):
 
 
 class Work:
-    """What a round has done about decided branches.
+    """A round's results for decided branches.
 
     Attributes:
-        sent: ``complete`` requests whose answers are not awaited yet, and what each tells.
+        sent: ``complete`` requests whose answers are not awaited yet, each with its verdict.
         finished: txids whose branch here is complete.
         suspects: txids whose branch looks lost.
     """
@@ -48,7 +48,7 @@ class Work:
 
 
 class Watched(NamedTuple):
-    """Something this process left, and who wants to know its end."""
+    """A transaction that an owner in this process left, and a callback for its end."""
 
     txid: str
     on_resolved: Callable[[], None]

@@ -2,7 +2,7 @@
 
 Theory of operation. Every branch is prepared in its database, one request ``decide`` to the broker decides, then
 every branch is committed and reported ``complete``. ``XACoordinator.step(event)`` answers the effects that the shell
-(or the simulator) carries out in order; what came of each is the next event. Effects act on all branches at once:
+(or the simulator) carries out in order; the result of each is the next event. Effects act on all branches at once:
 each branch has a ``BranchState`` of its own, and ``vote``, ``committed`` and ``branches_rolled_back`` make one event
 of them.
 
@@ -32,11 +32,11 @@ Laws:
     * ``SEND_DECIDE`` comes only when every branch is prepared; only the broker's answer makes it a decision;
     * no branch that may be prepared is rolled back before the broker has fenced the transaction: ``ROLL_BACK_BRANCHES``
       comes in UNDOING, where none can be prepared, and behind FENCED (or FORGOTTEN, where ``decide`` was never sent).
-      Who cannot fence leaves the branch to the resolver, which does;
+      An owner that cannot fence leaves the branch to the resolver, which does;
     * behind DECIDED nothing rolls back, an interrupt included; what cannot be finished here is left to the resolver;
     * a branch is reported complete only behind its own commit;
-    * ROLLED_BACK and ROLLED_BACK_PENDING are told only where no ``decide`` was executed, nor ever will be; where
-      neither can be known it is UNKNOWN;
+    * ROLLED_BACK and ROLLED_BACK_PENDING are the end only if no ``decide`` was executed, nor ever will be. If that
+      cannot be known the end is UNKNOWN;
     * every interrupt leads to an end, and none takes a decision back;
     * a pair that is missing from ``TRANSITIONS`` is an error that names state and event.
 """
@@ -50,9 +50,9 @@ from txmq.xa.coordinator import Coordinator
 
 
 class XAState(enum.Enum):
-    """Where an XA transaction stands, as its owner knows it."""
+    """State of an XA transaction, as its owner knows it."""
 
-    __hash__ = object.__hash__  # Enum's own is a call in Python, and 29 more a transaction
+    __hash__ = object.__hash__  # Enum's own is a call in Python for each look-up
 
     ACTIVE = "active"  # the body runs
     PREPARING = "preparing"  # the branches are being prepared
@@ -67,7 +67,7 @@ class XAState(enum.Enum):
     LEAVING = "leaving"  # never decided; connections are closed, what may be prepared is left to the resolver
     LEAVING_UNKNOWN = "leaving-unknown"  # perhaps decided; everything is left to the resolver
     COMMITTED = "committed"
-    COMMITTED_PENDING = "committed-pending"  # the resolver finishes some branch, or tells the broker
+    COMMITTED_PENDING = "committed-pending"  # the resolver finishes some branch, or reports it
     ROLLED_BACK = "rolled-back"
     ROLLED_BACK_PENDING = "rolled-back-pending"  # the resolver rolls some branch back
     UNKNOWN = "unknown"
@@ -79,13 +79,13 @@ ENDS = frozenset(
 
 
 class XAEvent(enum.Enum):
-    """What can happen to it."""
+    """Events of an XA transaction."""
 
     __hash__ = object.__hash__
 
     BODY_DONE = "body done"
     BODY_FAILED = "body failed"  # raised, or doomed by an SQL error, or a branch was ended by it
-    PARTS_REFUSED = "parts refused"  # what had to be sent ahead was not taken, or the deadline passed; nothing prepared
+    PARTS_REFUSED = "parts refused"  # parts sent ahead were not taken, or the deadline passed; nothing prepared
     PREPARED = "prepared"  # every branch
     NOT_PREPARED = "not prepared"  # some branch refused, and no branch is or may be prepared
     MAYBE_PREPARED = "maybe prepared"  # some branch refused or did not answer, and some is or may be prepared
@@ -107,11 +107,11 @@ class XAEvent(enum.Enum):
 
 
 class XAEffect(enum.Enum):
-    """What the shell is to do. Each answers with one event, unless the comment says otherwise."""
+    """Orders to the shell. Each leads to one event, unless the comment says otherwise."""
 
     __hash__ = object.__hash__
 
-    SEND_PARTS = "send parts"  # what does not fit into decide; an event only where that failed
+    SEND_PARTS = "send parts"  # parts that do not fit into decide; an event only if that failed
     PREPARE_BRANCHES = "prepare branches"
     SEND_DECIDE = "send decide"  # the same request until it is answered or time is up
     COMMIT_BRANCHES = "commit branches"
@@ -124,7 +124,7 @@ class XAEffect(enum.Enum):
 
 
 class BranchState(enum.Enum):
-    """Where one branch stands, as its owner knows it."""
+    """State of one branch, as its owner knows it."""
 
     __hash__ = object.__hash__
 
@@ -178,7 +178,7 @@ TRANSITIONS: dict[tuple[XAState, XAEvent], _Step] = {
     (_S.FENCING, _E.FENCED): _UNDO_FENCED,
     (_S.FENCING, _E.FORGOTTEN): _UNDO_FENCED,  # as good as a fence: this owner's decide was not executed before
     (_S.FENCING, _E.FENCE_UNKNOWN): _LEAVE,
-    (_S.FENCING, _E.DECIDED): _LEAVE_UNKNOWN,  # somebody else decided under this id: nothing here may be ended
+    (_S.FENCING, _E.DECIDED): _LEAVE_UNKNOWN,  # another client decided under this id: nothing here may be ended
     (_S.FENCING, _E.INTERRUPTED): _LEAVE,
     (_S.ASKING, _E.FENCED): _UNDO_FENCED,
     (_S.ASKING, _E.DECIDED): _COMMIT,
@@ -199,7 +199,7 @@ TRANSITIONS: dict[tuple[XAState, XAEvent], _Step] = {
 
 
 def vote(branches: Iterable[BranchState]) -> XAEvent:
-    """What the branches say when each has been asked to prepare."""
+    """The event of all branches, when each has been asked to prepare."""
     states = set(branches)
     if states <= {BranchState.PREPARED}:
         return XAEvent.PREPARED
@@ -207,12 +207,12 @@ def vote(branches: Iterable[BranchState]) -> XAEvent:
 
 
 def committed(branches: Iterable[BranchState]) -> XAEvent:
-    """What the branches say when each has been asked to commit."""
+    """The event of all branches, when each has been asked to commit."""
     return XAEvent.BRANCHES_COMMITTED if set(branches) <= {BranchState.COMMITTED} else XAEvent.SOME_COMMITTED
 
 
 def branches_rolled_back(branches: Iterable[BranchState]) -> XAEvent:
-    """What the branches say when each has been asked to roll back."""
+    """The event of all branches, when each has been asked to roll back."""
     return XAEvent.BRANCHES_ROLLED_BACK if set(branches) <= {BranchState.ROLLED_BACK} else XAEvent.SOME_ROLLED_BACK
 
 

@@ -1,4 +1,4 @@
-"""What a database's answer about a decided XA branch means. No I/O.
+"""The meaning of a database's answer about a decided XA branch. No I/O.
 
 ======================  =============  ======================================================
 the database's answer   marker         verdict
@@ -24,7 +24,7 @@ from txmq.xa.two_phase.branch import Ended
 
 
 class Verdict(enum.Enum):
-    """What a database's answer about a decided branch means."""
+    """The meaning of a database's answer about a decided branch."""
 
     DONE = "done"
     LOST = "rolled back alone"
