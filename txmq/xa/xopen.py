@@ -9,7 +9,7 @@ import enum
 
 
 class XAFlag(enum.IntFlag):
-    """What a transaction manager says with a call."""
+    """Flags of a transaction manager's call."""
 
     TMNOFLAGS = 0
     TMMIGRATE = 0x00100000
@@ -26,7 +26,7 @@ class XAFlag(enum.IntFlag):
 
 
 class XACode(enum.IntEnum):
-    """What a resource answers. Negative: the call failed. 100 to 107: the branch is rolled back, or can only be."""
+    """A resource's answer. Negative: the call failed. 100 to 107: the branch is rolled back, or can only be."""
 
     XA_RBROLLBACK = 100
     XA_RBCOMMFAIL = 101

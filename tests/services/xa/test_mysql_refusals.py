@@ -210,7 +210,6 @@ def test_a_connection_of_the_caller_comes_back_clean(orders: MySQLOrders) -> Non
     assert orders.prepared(1, connection).commit()
     assert orders.prepared(2, connection).roll_back(prepared=True)
     doomed = orders.enlist(connection=connection)
-    assert not doomed.is_own
     with pytest.raises(MySQLdb.ProgrammingError):
         doomed.connection.cursor().execute("SELECT FROM")
     assert doomed.roll_back(prepared=False)

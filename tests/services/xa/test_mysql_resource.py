@@ -142,8 +142,8 @@ def test_a_deadlocks_victim_is_doomed_and_its_connection_used_again(orders: MySQ
     lock(1, 1)
     thread.join()
     assert [error.args[0] for error in errors] == [1213]
-    doomed = [branch for branch in branches if branch.error is not None]
-    survivor = next(branch for branch in branches if branch.error is None)
+    doomed = [branch for branch in branches if branch._guard.error is not None]
+    survivor = next(branch for branch in branches if branch._guard.error is None)
     number = doomed[0].details()["connection"]
     with pytest.raises(RolledBackError, match="1213"):
         doomed[0].end_body()

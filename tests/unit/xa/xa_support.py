@@ -128,7 +128,7 @@ class FakeBranch:
     def __init__(self, resource: FakeResource, txid: str, timeout_s: float) -> None:
         self.database = resource.database
         self.resource: XAResource = resource
-        self.connection, self.is_own, self.error = Rows(), True, None
+        self.connection = Rows()
         self.session = next(self.database.numbers)
         self.database.sessions.add(self.session)
         deadline_ms = self.database.clock.now_ms() + int(timeout_s * 1000)
@@ -225,7 +225,7 @@ class FakeResource:
         self.database.fault("enlist")
         branch = FakeBranch(self, txid, timeout_s)
         if connection is not None:
-            branch.connection, branch.is_own = connection, False
+            branch.connection = connection
         self.branches.append(branch)
         return branch
 

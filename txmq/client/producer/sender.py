@@ -1,7 +1,7 @@
 """The shell around ``core``: one connection, one core, the threads that wait.
 
 Theory of operation. The thread that waits for a batch does the work (``drive``): it connects, sends what ``poll`` gives
-out, reads answers, and keeps the deadlines. So a lone ``send`` goes out and comes back on the caller's own thread. A
+out, reads answers, and keeps the deadlines. So a single ``send`` goes out and comes back on the caller's own thread. A
 background thread is started by the first ``send_async``, for whose batches no thread waits, and drives in the same way
 while such batches are unfinished.
 

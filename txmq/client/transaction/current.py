@@ -15,7 +15,7 @@ in the body of a generator that entered the block,     joins
   in whatever thread or context that goes on
 in the ``with`` of a function made by ``contextlib``,  joins: the generator is that ``with``'s beginning and end
   or in the test of a pytest fixture, that entered it
-by the caller of any other generator that is           goes alone: the block captures nobody else's messages
+by the caller of any other generator that is           goes alone: the block captures no other code's messages
   suspended inside the block
 in a thread that was started by hand, or an endpoint   goes alone while it has nothing to do with the block
   of FastAPI whose synchronous dependency entered it
@@ -115,7 +115,7 @@ class Entered:
 
 
 _entered: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction", default=None)
-# What a context outside of the block has used.
+# The block that a context outside of it has used.
 _used: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction_used", default=None)
 _probe: Final[ContextVar[None]] = ContextVar("txmq_transaction_probe", default=None)
 _associated: Final[ContextVar[tuple[Branch, ...]]] = ContextVar("txmq_branches", default=())
@@ -146,7 +146,7 @@ def associate(branch: Branch) -> None:
 
 
 def dissociate(branch: Branch) -> None:
-    """What the caller's context sends joins the branch no more."""
+    """Messages of the caller's context join the branch no more."""
     _associated.set(tuple(one for one in _associated.get() if one is not branch))
 
 
@@ -198,7 +198,7 @@ def note_use(entered: Entered) -> None:
 
 
 def refuse_stray() -> None:
-    """Refuse what stands in no block, where it may be meant for one.
+    """Refuse a call that stands in no block, if it may be meant for one.
 
     Raises:
         TransactionStateError: it may.

@@ -118,7 +118,7 @@ class SimulatedXABranch:
     def __init__(
         self, resource: SimulatedXAResource, session: SimulatedSession, txid: str, deadline_ms: int, *, is_own: bool
     ) -> None:
-        self.resource, self.is_own, self.deadline_ms = resource, is_own, deadline_ms
+        self.resource, self._is_own, self.deadline_ms = resource, is_own, deadline_ms
         self._session, self._txid, self._guard = session, txid, Guard()
         self.connection: Any = SimulatedXAConnection(session, self._guard)
         self.xid = Xid(
@@ -126,11 +126,6 @@ class SimulatedXABranch:
         )
         self._wrote, self._has_ended, self.ended_by_body = True, False, False
         session.xa_start(self.xid)
-
-    @property
-    def error(self) -> BaseException | None:
-        """The first error of the body."""
-        return self._guard.error
 
     def details(self) -> dict[str, Any]:
         """What ``decide`` tells the broker."""
@@ -217,7 +212,7 @@ class SimulatedXABranch:
     def finish(self) -> None:
         """See ``XABranch``: sessions are not pooled here."""
         self._guard.end()
-        if self.is_own:
+        if self._is_own:
             self._session.close()
 
     def abandon(self) -> None:

@@ -50,7 +50,7 @@ class Connection(Protocol):
         """Undo the transaction."""
 
     def close(self) -> None:
-        """End the session; what is not committed is undone."""
+        """End the session; uncommitted work is undone."""
 
 
 def innermost(connection: Any) -> Any:

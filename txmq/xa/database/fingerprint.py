@@ -1,6 +1,7 @@
 """Which server or file a connection leads to, whatever its contents say.
 
-A copied database has its original's identity, and all rows: only what is not copied with them tells the two apart.
+A copied database has its original's identity, and all rows: only properties that are not copied with them tell the two
+apart.
 
 ===========  ========================================================================================================
 Galera       the uuid of the cluster's state: any node may answer

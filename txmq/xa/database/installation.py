@@ -142,10 +142,10 @@ class Installation:
         return self.uuid
 
     def install(self, connection: Connection, cluster: str | None, random: Random, *, adopt: bool = False) -> None:
-        """Create tables, identity and known server where they are missing. Idempotent; see ``LastResource.install``."""
+        """Create missing tables, identity and known server. Idempotent; see ``LastResource.install``."""
         table = self._table_on(connection)
         if adopt:
-            self._check_identity(connection, table, cluster)  # what is not installed is not adopted, but mistaken
+            self._check_identity(connection, table, cluster)  # a database that is not installed is a mistake
         if not table.is_there(connection):
             with self._named(connection, table, ": its tables cannot be created"):
                 table.create(connection)
@@ -201,7 +201,8 @@ class Installation:
         self._own.add(session)
 
     def forked(self) -> None:
-        """In a forked child: the driver, letting go of its copies of connections, must not tell the server good-bye."""
+        """In a forked child: the driver, letting go of its copies of connections, must not send the server a
+        good-bye."""
         for session in list(self._own):
             descriptor = getattr(session.connection, "fileno", None)  # SQLite's have none, and say nothing
             if descriptor is not None:

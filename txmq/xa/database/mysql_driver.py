@@ -1,5 +1,4 @@
-"""The MySQLdb driver, imported where it is first needed: txmq works without it. The only module with ``import
-MySQLdb``."""
+"""The MySQLdb driver, imported when it is first needed: txmq works without it. No other module imports it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How MySQL and MariaDB are spoken to: statements in one packet, error numbers, a server's abilities.
 
-Theory of operation. Statements without results go out together in one packet where the connection allows it (several
-statements in one text): XA costs four round trips, where bare XA has five statements, although savepoint and marker row
-come on top. The server stops at the first that fails.
+Theory of operation. Statements without results go out together in one packet if the connection allows it (several
+statements in one text): XA costs four round trips with savepoint and marker row, and bare XA has five statements. The
+server stops at the first that fails.
 
 Sources: MariaDB 10.11, "XA Transactions"; MySQL 8.0 Reference Manual, 15.3.8 "XA Transactions", error reference.
 """
@@ -29,7 +29,7 @@ ROLLED_BACK: Final = frozenset({1402, 1613, 1614})  # XA_RBROLLBACK, XA_RBTIMEOU
 NO_SUCH_SAVEPOINT: Final = 1305
 ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
 UNKNOWN_THREAD: Final = 1094
-# What MySQL and MariaDB have given out; the libraries' own are 2000 to 2999 and 5000 to 5999. A number that is not
+# Error numbers of MySQL and MariaDB; the libraries' own are 2000 to 2999 and 5000 to 5999. A number that is not
 # surely a server's is none.
 _OF_SERVERS: Final = (range(1000, 2000), range(3000, 5000))
 

@@ -109,11 +109,6 @@ class Branch:
         if turn is not None:
             turn.release()
 
-    @property
-    def error(self) -> BaseException | None:
-        """The first error a statement of the body raised: it dooms the transaction."""
-        return self._guard.error
-
     def end_body(self) -> None:
         """Take the connection from the body, and make sure that it left the transaction as it was.
 

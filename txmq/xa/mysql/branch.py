@@ -5,7 +5,7 @@ Theory of operation::
     begin       XA START; SAVEPOINT                                       one packet
     body        the application's statements, through the guard
     prepare     RELEASE SAVEPOINT; INSERT marker; XA END; XA PREPARE      one packet
-    commit      XA COMMIT              or    roll_back   XA END where needed; XA ROLLBACK; a small committed write
+    commit      XA COMMIT              or    roll_back   XA END if needed; XA ROLLBACK; a small committed write
 
 Four round trips, one less than bare XA with its five statements. The savepoint is gone if the body ended the branch by
 hand. The marker row makes every branch one that wrote: it cannot vanish as a read-only one does, and it proves the
@@ -88,7 +88,7 @@ class MySQLBranch:
 
     def __init__(self, resource: Pool, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool) -> None:
         self.resource: Pool = resource
-        self.is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
+        self._is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
         self._guard = Guard()
         self.connection = GuardedConnection(session.connection, self._guard)
         bqual = Bqual(resource.uuid or "", deadline_ms, session.server.connection_id)
@@ -103,11 +103,6 @@ class MySQLBranch:
                 self.roll_back(prepared=False)  # a connection of the caller's must not stay in the branch
             raise error
         crash_point("client.xa.branch_started")
-
-    @property
-    def error(self) -> BaseException | None:
-        """The first error a statement of the body raised."""
-        return self._guard.error
 
     def details(self) -> dict[str, Any]:
         """See ``XABranch``."""
@@ -191,7 +186,7 @@ class MySQLBranch:
         self._guard.end()
         if not self._is_given_back:
             self._is_given_back = True
-            if self.is_own:
+            if self._is_own:
                 self.resource.give_back(self._session)
 
     def abandon(self) -> None:

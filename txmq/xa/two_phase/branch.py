@@ -104,14 +104,6 @@ class XABranch(Protocol):
         """The connection for the body of the block."""
 
     @property
-    def error(self) -> BaseException | None:
-        """The first error a statement of the body raised: it dooms the transaction."""
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the connection is the resource's, not the caller's."""
-
-    @property
     def xid(self) -> Xid:
         """Its name in the database."""
 

@@ -31,9 +31,10 @@ has decided.
 Laws:
     * ``SEND_DECIDE`` comes only when every branch is prepared; only the broker's answer makes it a decision;
     * no branch that may be prepared is rolled back before the broker has fenced the transaction: ``ROLL_BACK_BRANCHES``
-      comes in UNDOING, where none can be prepared, and behind FENCED (or FORGOTTEN, where ``decide`` was never sent).
+      comes in UNDOING, when none can be prepared, and after FENCED (or FORGOTTEN, if ``decide`` was never sent).
       An owner that cannot fence leaves the branch to the resolver, which does;
-    * behind DECIDED nothing rolls back, an interrupt included; what cannot be finished here is left to the resolver;
+    * after DECIDED nothing rolls back, an interrupt included; branches that cannot be finished here are left to the
+      resolver;
     * a branch is reported complete only behind its own commit;
     * ROLLED_BACK and ROLLED_BACK_PENDING are the end only if no ``decide`` was executed, nor ever will be. If that
       cannot be known the end is UNKNOWN;
