@@ -21,8 +21,8 @@ NAMES = ("bank-a", "bank-b")
 KEYS_FROM = 1000
 _ROWS, _CHAIN = "rows", "chain"
 _FAULTS = (Fault.REQUEST_LOST, Fault.REPLY_LOST, Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.CUT_OFF)
-LOST_COMMITS = 0.1  # chance of an XA COMMIT; most branches end too soon to be left to a resolver
-SLOW_ENDS, LOST_SIGHT = 0.5, 0.5
+LOST_COMMITS = 0.3  # chance of an XA COMMIT; most branches end too soon to be left to a resolver
+SLOW_ENDS, LOST_SIGHT = 0.8, 0.8
 
 
 class Bank:
