@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.rows.client import PARTITIONS, TOPIC
+from txmq.protocol.branches import encode_branch
 from txmq.testing.bench import loads
 from txmq.testing.bench.limits import SYNC, SYNCED_ECHO, cpu_seconds
 from txmq.testing.bench.model import LATENCY_UNITS, Target
@@ -17,6 +19,10 @@ from txmq.testing.processes.broker import BrokerProcess
 from txmq.xid import TxId
 
 IN_FLIGHT, THREADS = 64, 64
+_UUID = b"00112233445566778899aabbccddeeff"
+_BRANCH = encode_branch(
+    "bench", _UUID.decode(), {"bqual": "b", "connection": None, "wrote": True, "marker": True, "table": "txmq_marker"}
+)
 
 
 @contextmanager
@@ -46,8 +52,8 @@ def _many_threads(surroundings: Surroundings) -> Iterator[Measure]:
 
 
 @contextmanager
-def _raw(surroundings: Surroundings) -> Iterator[Measure]:
-    """Commit requests of a session of the generator's own, computed before the clock starts."""
+def _raw(surroundings: Surroundings, requests_of: Callable[[TxId, int, bytes], Iterable[bytes]]) -> Iterator[Measure]:
+    """Transactions of a session of the generator's own, computed before the clock starts."""
     count = surroundings.count(100_000)
     batch = message_of(200)
     with BrokerProcess(surroundings.directory / "data") as broker:
@@ -60,9 +66,8 @@ def _raw(surroundings: Surroundings) -> Iterator[Measure]:
                 answer = connection.ask(b"hello 1 bench session=new 1\r\n")
                 answered = json.loads(answer.partition(b"\r\n")[2])
                 who = (int(answered["cluster"], 16), int(answered["home"], 16), int(answered["session"], 16))
-                requests = (_commit(TxId(*who, number), batch) for number in range(1, count + 1))
                 # An eighth a write: the generator never waits for a full window.
-                chunks = chunked(requests, IN_FLIGHT // 8)
+                chunks = chunked(requests_of(TxId(*who, 0), count, batch), IN_FLIGHT // 8)
                 used_s = cpu_seconds(broker.pid)
                 took_s = connection.pipeline(chunks, IN_FLIGHT)
                 return {"rate": count / took_s, "broker CPU": (cpu_seconds(broker.pid) - used_s) / count * 1e6}
@@ -71,10 +76,27 @@ def _raw(surroundings: Surroundings) -> Iterator[Measure]:
         yield measure
 
 
-def _commit(txid: TxId, batch: bytes) -> bytes:
-    part = b"%b %d %d\r\n%b" % (TOPIC.encode(), txid.counter % PARTITIONS, len(batch), batch)
-    floor = max(0, txid.counter - IN_FLIGHT - 1)
-    return b"commit %b floor=%d %d %x\r\n%b" % (str(txid).encode(), floor, len(part), txid.counter, part)
+def _commits(session: TxId, count: int, batch: bytes) -> Iterator[bytes]:
+    for number in range(1, count + 1):
+        part, floor = _part(number, batch), max(0, number - IN_FLIGHT - 1)
+        words = str(session._replace(counter=number)).encode(), floor, len(part), number, part
+        yield b"commit %b floor=%d %d %x\r\n%b" % words
+
+
+def _decides(session: TxId, count: int, batch: bytes) -> Iterator[bytes]:
+    """Decisions of XA transactions with one branch, each followed by ``complete`` of one whose decision is answered."""
+    for number in range(1, count + IN_FLIGHT + 1):
+        if number <= count:
+            body, floor = _BRANCH + _part(number, batch), max(0, number - 2 * IN_FLIGHT)
+            words = str(session._replace(counter=number)).encode(), floor, len(body), number, body
+            yield b"decide %b branches=1 floor=%d %d %x\r\n%b" % words
+        decided = number - IN_FLIGHT
+        if decided > 0:
+            yield b"complete %b uuid=%b c%x\r\n" % (str(session._replace(counter=decided)).encode(), _UUID, decided)
+
+
+def _part(number: int, batch: bytes) -> bytes:
+    return b"%b %d %d\r\n%b" % (TOPIC.encode(), number % PARTITIONS, len(batch), batch)
 
 
 ROWS = (
@@ -88,9 +110,13 @@ ROWS = (
         (SYNCED_ECHO,),
     ),
     Row(
-        "tx-raw", f"local transactions, {IN_FLIGHT} in flight, raw generator", _raw,
-        {"rate": "tx/s", "broker CPU": "us/tx"},
+        "tx-raw", f"local transactions, {IN_FLIGHT} in flight, raw generator",
+        partial(_raw, requests_of=_commits), {"rate": "tx/s", "broker CPU": "us/tx"},
         (Bound("rate", 60_000, "tx/s"),), (SYNC,),
+    ),
+    Row(
+        "tx-decide", f"XA: decide and complete of one branch, {IN_FLIGHT} in flight, raw generator",
+        partial(_raw, requests_of=_decides), {"rate": "tx/s", "broker CPU": "us/tx"}, (), (SYNC,),
     ),
     Row(
         "tx-threads", f"local transactions, {THREADS} threads of one process: on one processor (taskset), and spread",
