@@ -225,11 +225,22 @@ def test_latest_is_where_the_group_began_not_its_next_member(client: txmq.Client
         assert values(take(consumer, 1)) == [b"first"]
 
 
-def test_dead_letter_stays_when_transaction_around_it_rolls_back(client: txmq.Client) -> None:
+@pytest.mark.parametrize("retry_store", [None, "topic"])
+@pytest.mark.parametrize("is_generator", [False, True])
+def test_dead_letter_stays_when_transaction_around_it_rolls_back(
+    client: txmq.Client, is_generator: bool, retry_store: str | None
+) -> None:
+    """Found: of a generator's block it was part, and was rolled back with it, while the group went on."""
     producer = client.producer()
     producer.send(TOPIC, b"bad", key=b"k", tag="red")
-    with client.consumer(GROUP, [TOPIC], max_retries=0) as consumer:
+    with client.consumer(GROUP, [TOPIC], max_retries=0, retry_store=retry_store) as consumer:
         (message,) = consumer.poll(timeout=WAIT_S)
+
+        def in_generator() -> Iterator[None]:
+            with producer.transaction():
+                message.reject("cannot")
+                yield
+                raise ValueError("no")
 
         def rolled_back() -> None:
             with producer.transaction():
@@ -237,8 +248,8 @@ def test_dead_letter_stays_when_transaction_around_it_rolls_back(client: txmq.Cl
                 raise ValueError("no")
 
         with pytest.raises(ValueError, match="no"):
-            rolled_back()
-    (dead,) = client.browse(f"{GROUP}.dead-letter")
+            list(in_generator()) if is_generator else rolled_back()
+    (dead,) = client.browse(f"{GROUP}.dead-letter" if retry_store is None else f"{GROUP}.retry")
     assert (dead.value, dead.key, dead.tag) == (b"bad", b"k", "red")
 
 

@@ -24,6 +24,8 @@ in a context, of either of the last two rows, that     refused by name: a ``Tran
   ``tx.send``, ``tx.ack``, ``tx.savepoint``
 in a task or a copied context, begun where a           refused by name: it may be meant for the block, or not
   generator's block was open that is no ``with``'s
+in what txmq itself calls by ``run_alone``: dead       goes alone, also on a generator's stack
+  letters, copies in the retry topic
 =====================================================  ================================================================
 
 Invariants:
@@ -44,6 +46,7 @@ from typing import Final, Protocol
 from txmq.errors import TransactionStateError
 from txmq.log.records import Headers
 from txmq.model import SendResult
+from txmq.runtime.contexts import is_alone
 
 # Compiled, a ``Final`` costs no look-up.
 _GENERATORS: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
@@ -222,6 +225,8 @@ def refuse_stray() -> None:
 
 
 def _innermost(entered: Entered | None) -> Enclosing | None:
+    if is_alone():
+        return None
     frame: FrameType | None = frame_above()
     while frame is not None:
         found = _holding.get(frame)

@@ -20,6 +20,7 @@ from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.current import current_transaction
 from txmq.errors import TransactionStateError
 from txmq.model import Outcome, SendResult, SendStatus
+from txmq.runtime.contexts import run_alone
 from txmq.testing.simulated.broker import SimulatedBroker
 
 STRAY = r"tx\.send"
@@ -232,6 +233,18 @@ def test_a_callers_own_block_and_a_generators_do_not_mix(shop: Shop) -> None:
     assert list(work) == []
     assert shop.committed == [b"own 1", b"own 2", b"in 1", b"in 2"]
     assert shop.alone == []
+
+
+def test_what_is_run_alone_joins_no_generators_block(shop: Shop) -> None:
+    def work() -> Iterator[None]:
+        with shop.transaction():
+            shop.say(b"in")
+            run_alone(lambda: shop.say(b"alone"))
+            yield
+            run_alone(lambda: shop.say(b"alone, too"))
+
+    assert list(work()) == [None]
+    assert (shop.committed, shop.alone) == ([b"in"], [b"alone", b"alone, too"])
 
 
 def test_two_generators_in_turns_keep_their_messages_apart(shop: Shop) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import Context
+from functools import partial
 from typing import Any, TypeVar
 
 from txmq.client.transport.ports import MessageProducer, Messaging
+from txmq.runtime.contexts import run_alone
 
 T = TypeVar("T")
 
@@ -23,11 +24,11 @@ class TopicProducer:
         self._producer: MessageProducer | None = None
 
     def run(self, send: Callable[[MessageProducer], T]) -> T:
-        """Call ``send`` with the producer, in a context of its own: a block that rolls back takes nothing along."""
+        """Call ``send`` with the producer, alone: a block that rolls back takes nothing along."""
         if self._producer is None:
             self._client.topics.ensure(self._topic, **self._settings)
             self._producer = self._client.producer()
-        return Context().run(send, self._producer)
+        return run_alone(partial(send, self._producer))
 
     def close(self) -> None:
         """Close the producer."""
