@@ -10,6 +10,7 @@
 
 Invariants:
     * messages are delivered in order of their offsets, each once; only a *retry* delivers one again;
+    * a KeyboardInterrupt (or what another signal's handler raises) loses none: one that it took is under way;
     * ``position`` never passes a message that is not acknowledged, and only ``seek`` lowers it;
     * an ack in a transaction counts when the outcome is known, not before, and in order;
     * a reply to a fetch changes nothing if ``seek`` or the loss of the partition has overtaken it;
@@ -215,10 +216,13 @@ class ConsumedPartition:
         return taken
 
     def _next(self) -> Message:
-        message = self.buffer.popleft()
-        self.buffer_bytes -= _size(message)
-        self._acked[message.offset] = message.timestamp_ms
-        self._delivered.append(message.offset)
+        message = self.buffer[0]
+        offset, size = message.offset, _size(message)
+        # CPython interrupts behind calls: no call stands where the message is neither in the buffer nor under way.
+        self._acked[offset] = message.timestamp_ms
+        del self.buffer[0]
+        self.buffer_bytes -= size
+        self._delivered.append(offset)
         return message
 
     def _take_in_key_order(self, limit: int, taken: list[Message]) -> None:

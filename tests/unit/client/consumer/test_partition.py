@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.growth import growth
+from tests.interrupts import Strike
+from txmq.client.consumer import partition
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.model import Message
 
@@ -149,3 +154,25 @@ def test_nothing_in_hand_and_everything_below_gone_moves_the_position() -> None:
     mine = consumed(0)
     mine.skip_to(10)
     assert (mine.position, mine.next_fetch) == (10, 10)
+
+
+@pytest.mark.parametrize("keeps_key_order", [False, True])
+def test_an_interrupt_anywhere_loses_no_message(keeps_key_order: bool) -> None:
+    """Found: the first message was gone, and the position passed it."""
+    number, is_struck = 0, True
+    while is_struck:
+        number += 1
+        made, strike, taken = consumed(3), Strike(number, partition), list[Message]()
+        made.keeps_key_order = keeps_key_order
+        sys.setprofile(strike)
+        with suppress(KeyboardInterrupt):
+            taken = made.take(3, 0.0)
+        sys.setprofile(None)
+        is_struck = strike.left <= 0
+        taken += made.take(3, 0.0)
+        for message in taken:
+            made.ack(message.offset)
+        lost = {0, 1, 2} - {message.offset for message in taken}
+        assert made.position == min(lost, default=3), f"struck at {number}"
+        assert (made.buffer_bytes, made.under_way) == (0, len(lost))
+    assert number > 20

@@ -1,7 +1,4 @@
-"""A KeyboardInterrupt at every step of a request: no lock stays taken, and nobody else waits for ever.
-
-A profile function stands for the signal: CPython raises it where a call returns and where a function begins.
-"""
+"""A KeyboardInterrupt at every step of a request: no lock stays taken, and nobody else waits for ever."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from types import FrameType, ModuleType
 
 import pytest
 
+from tests.interrupts import Strike
 from tests.unit.client.scripted import scripted_broker
 from txmq.client.transport import connection as link_module
 from txmq.client.transport import reconnecting as connection_module
@@ -29,20 +26,6 @@ from txmq.runtime.ports import Buffer
 DEADLINE_S = 20.0
 STEPS = 80  # more than a request or a connection has
 ANSWER = b"result 200 0 %b\r\n"
-
-
-class Strike:
-    """Raises KeyboardInterrupt behind the n-th call that is made, or function that is entered, in some files."""
-
-    def __init__(self, number: int, *modules: ModuleType) -> None:
-        self.left, self._paths = number, [module.__file__ for module in modules]
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename in self._paths:
-            self.left -= 1
-            if self.left == 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("number", range(1, STEPS))
