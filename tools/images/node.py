@@ -16,7 +16,7 @@ from typing import NamedTuple
 from txmq.broker.commit.commit_delay import WAIT_S
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, CommitPipeline
 from txmq.broker.commit.retention import retire
-from txmq.broker.commit.steps import Checkpoint, JournalStep, Step
+from txmq.broker.commit.steps import Apply, Checkpoint, JournalStep, Part, Step
 from txmq.broker.commit.store import PendingCheckpoint, Recovered, open_store
 from txmq.broker.core import Core
 from txmq.broker.state.state import State
@@ -146,6 +146,8 @@ class Node:
         self.pipeline = CommitPipeline(self.core, self.store, settings, self.clock)
         self._pending: PendingCheckpoint | None = None
         self._state_then = b""  # when that was taken
+        self._held_kind: type[Step] | None = None
+        self._held: tuple[Step, Part] | None = None  # a step that is under way, and its last part
 
     def connect(self) -> Client:
         """A new connection."""
@@ -191,9 +193,37 @@ class Node:
             step = self.next_step()
             if step is None:
                 break
-            if self.run_part(step, step.run):
+            if type(step) is self._held_kind:
+                *parts, last = step.parts()
+                for part in parts:
+                    self.run_part(step, part)
+                self._held = step, last
+            elif self.run_part(step, step.run):
                 self.step_done(step)
         self.flush()
+
+    def want_checkpoint(self) -> None:
+        """Take a checkpoint, which may have to wait for partition files."""
+        self.pipeline.want_checkpoint()
+        self.run_steps()
+
+    def hold_apply(self) -> None:
+        """From now on partition files are written only when ``let_go`` is called: a thread is at it."""
+        self._held_kind = Apply
+
+    def hold_checkpoint(self) -> None:
+        """Take a checkpoint: its files are synced, and it is written only when ``let_go`` is called."""
+        self._held_kind = Checkpoint
+        self.checkpoint()
+
+    def let_go(self) -> None:
+        """End what is held."""
+        held, self._held, self._held_kind = self._held, None, None
+        assert held is not None, "nothing is held"
+        step, last = held
+        if self.run_part(step, last):
+            self.step_done(step)
+        self.run_steps()
 
     def next_step(self) -> Step | None:
         """The pipeline's. If it has taken a checkpoint, the state as of now is kept, to compare with."""

@@ -27,6 +27,23 @@ def puts_around_checkpoints(name: str) -> Script:
     return script.checkpoint().put("a", 1)
 
 
+def puts_beside_a_checkpoint(name: str) -> Script:
+    """Groups are answered and written to their files between the sync of a checkpoint's files and its writing."""
+    script = Script(name).topic("a", partitions=2).topic("b").put("a").prepare(1, A, B).put("b")
+    script.do(Node.hold_checkpoint, "hold").put("a").put("a", 1).commit(1).stream(2, "b").do(Node.let_go, "let go")
+    script.put("a").commit_stream(2, A).do(Node.hold_checkpoint, "hold").put("a", 1).local(3, A, B)
+    return script.do(Node.let_go, "let go").checkpoint().put("b").restart().put("a")
+
+
+def answers_before_partition_files(name: str) -> Script:
+    """Groups are answered while a thread writes those before to the partition files; a checkpoint waits for it."""
+    script = Script(name).topic("a", partitions=2, segment_size_bytes=4096).topic("b").put("a").put("b")
+    script.do(Node.hold_apply, "hold").put("a", size=2500).local(1, A, A1, B).put("a", size=2500).prepare(2, A, B)
+    script.commit(2).put("b").put("a", 1).do(Node.let_go, "let go")
+    script.put("a").do(Node.hold_apply, "hold").local(3, A, B).do(Node.want_checkpoint, "want a checkpoint").put("a", 1)
+    return script.restart().put("a").checkpoint().put("b")
+
+
 def local_over_two_topics(name: str) -> Script:
     """Local transactions over two topics, alone and beside puts in one group."""
     script = Script(name).topic("a", partitions=2).topic("b").put("a").local(1, A, B)
@@ -217,7 +234,8 @@ def everything(name: str) -> Script:
 
 
 _WRITERS: tuple[Callable[[str], Script], ...] = (
-    puts, puts_over_a_restart, puts_around_checkpoints, local_over_two_topics, local_with_restart_and_checkpoint,
+    puts, puts_over_a_restart, puts_around_checkpoints, puts_beside_a_checkpoint, answers_before_partition_files,
+    local_over_two_topics, local_with_restart_and_checkpoint,
     streamed, streamed_with_checkpoints, prepared_after_streaming, prepare_and_commit, prepare_and_roll_back,
     prepared_over_checkpoints, in_order, topics_come_and_go, journal_files, segments_roll, retention_deletes,
     retention_archives, retention_empties, synced_at_intervals, decided, decided_around_checkpoints, consumer_groups,
