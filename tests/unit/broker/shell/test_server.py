@@ -86,6 +86,10 @@ class Load:
         self.server.received()
 
     @property
+    def is_answered(self) -> bool:
+        return bool(self._client.out)
+
+    @property
     def watermark(self) -> int:
         topics = self.core.context.state.partitions
         return topics[b"t", b"0"].high_watermark
@@ -139,6 +143,34 @@ def test_relaxed_groups_that_are_not_written_inline_are_synced(tmp_path: Path, s
     """``never`` syncs once a second: 200 groups of the simulated clock."""
     load = Load(tmp_path, MIB + MIB // 8, sync=sync)
     load.run(lambda: load.until(lambda: load.watermark > 4, 220))  # the topic's own group is forced
+
+
+@pytest.mark.parametrize("work", ["write", "force"])
+def test_answer_waits_for_writer_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    load = Load(tmp_path, 100, inline_sync_size_bytes=0)
+    is_working, may_go_on = threading.Event(), threading.Event()
+    carry_out = getattr(load.store, work)
+
+    def carry_out_slowly(*arguments: Any) -> None:
+        is_working.set()
+        assert may_go_on.wait(30)
+        carry_out(*arguments)
+
+    monkeypatch.setattr(load.store, work, carry_out_slowly)
+
+    async def ask_meanwhile() -> None:
+        load.request("topic", "create", "t")
+        while not is_working.is_set():
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        is_early = load.is_answered
+        may_go_on.set()
+        while not load.is_answered:
+            await asyncio.sleep(0)
+        assert not is_early
+
+    load.run(ask_meanwhile)
 
 
 def test_failed_server_ends_after_its_writer_thread_has_left_files(tmp_path: Path) -> None:
