@@ -288,6 +288,7 @@ def test_after_a_failed_write_or_sync_nothing_is_tried_again(kind: str) -> None:
         journal.sync()
     assert isinstance(caught.value.__cause__, OSError)
     assert journal.failed
+    assert journal.durable_lsn == FILE_HEADER_SIZE
     counts = dict(disk.counts)
     for call in (
         lambda: journal.append(b"c"), journal.sync, journal.mark, journal.prepare_next, journal.use_ballast,
