@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -107,6 +108,24 @@ def _put_until_it_dies(broker: BrokerProcess, session: str, secret: str) -> int:
 
 def _json_text(text: str, name: str) -> str:
     return str(json.loads(text)[name])
+
+
+@pytest.mark.parametrize("point", ["broker.answers.sent", "broker.apply.before", "broker.apply.done"])
+def test_large_groups_survive_death_beside_their_answers(tmp_path: Path, point: str) -> None:
+    """A thread writes groups over 1 MiB to the partition files, when their answers are gone."""
+    values = [b"%d " % number + bytes(50_000) for number in range(360)]  # 18 MB, in groups of at most 8 MiB
+    with BrokerProcess(tmp_path / "broker", settings=QUIET) as broker, txmq.connect(broker.address) as client:
+        client.topics.create("t")
+        broker.stop()
+        broker.start(env={"TXMQ_CRASH": f"{point}:3"})
+        with client.producer(timeout=WAIT_S) as producer, ThreadPoolExecutor(1) as thread:
+            sent = thread.submit(producer.send_many, "t", [(None, value) for value in values])
+            assert broker.wait(WAIT_S) == KILLED
+            broker.start(env={})
+            offsets = [result.offset for result in sent.result()]
+        stored = {message.offset: message.value for message in client.browse("t")}
+    assert [stored[offset] for offset in offsets if offset is not None] == values
+    assert len(stored) == len(values)
 
 
 # --- a client dies or is paused ------------------------------------------------------------------------------------
