@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 import txmq
+from txmq.testing.bench.limits import bare_limits
 from txmq.testing.bench.loads import LOADS
 from txmq.testing.bench.model import PERCENTILES, Target, client_with_topic
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 TIMEOUT_S = 60
+NOTICED_S = 0.5  # in which a child would have told that its connection was reset
 NAMES = [load.name for load in LOADS]
 
 
@@ -127,3 +129,18 @@ def test_bad_command_line_is_reported_in_one_line(broker: BrokerProcess, tmp_pat
     assert "bench measures one broker" in refusal("--server", "txmq://127.0.0.1:1,127.0.0.1:2")
     broker.kill()
     assert "is a broker running" in refusal("--server", broker.address, status=1)
+
+
+def test_echo_of_bare_limits_is_killed_before_its_connection_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kill = subprocess.Popen.kill
+
+    def kill_late(process: subprocess.Popen[bytes]) -> None:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(NOTICED_S)
+        kill(process)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", kill_late)
+    assert min(bare_limits(tmp_path, seconds_max=0.02).values()) > 0
+    assert capfd.readouterr().err == ""

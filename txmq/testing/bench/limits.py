@@ -151,18 +151,18 @@ def _sync_ms(path: Path, seconds_max: float) -> float:
 
 @contextmanager
 def _echo(*arguments: str) -> Iterator[socket.socket]:
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter and text
-        [sys.executable, "-c", _ECHO, *arguments], stdout=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        with socket.create_connection(("127.0.0.1", port)) as client:
+    with socket.socket() as client:
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and text
+            [sys.executable, "-c", _ECHO, *arguments], stdout=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            assert process.stdout is not None
+            client.connect(("127.0.0.1", int(process.stdout.readline())))
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield client
-    finally:
-        process.kill()
-        process.communicate()
+        finally:  # before the connection: a reset one would end it with a traceback on our standard error
+            process.kill()
+            process.communicate()
 
 
 def _echo_ms(client: socket.socket, seconds_max: float) -> float:
