@@ -98,3 +98,53 @@ def test_relaxed_groups_are_synced_before_they_fill_the_memory() -> None:
             unsynced = 0 if step.syncs else unsynced + MIB
             worst = max(worst, unsynced)
     assert 0 < worst <= UNSYNCED_BYTES_MAX + 4 * MIB
+
+
+def settled(**changes: object) -> Node:
+    """A node with a topic that has nothing to do until time passes."""
+    node = Node(SimDisk(), small_settings(**changes))
+    assert node.connect().ask("topic", "create", "a").code == 200
+    node.checkpoint()
+    node.mark()
+    assert node.next_step() is None
+    return node
+
+
+def send(to: Node, size: int = 1) -> None:
+    to.connect().send("put", "a", 0, body=batch(bytes(size)))
+    to.pump()
+
+
+def test_relaxed_put_is_synced_as_soon_as_it_is_due() -> None:
+    node = settled(sync="interval", sync_interval_ms=20)
+    for count in (1, 2):  # behind a mark, and not
+        send(node)
+        assert node.partition("a").high_watermark == count - 1
+        node.clock.advance(0.021)
+        node.run_steps()
+        assert node.partition("a").high_watermark == count
+
+
+def test_relaxed_puts_are_synced_when_there_are_so_many() -> None:
+    node = settled(sync="interval", sync_interval_messages=3, sync_interval_ms=10_000)
+    ends = []
+    for _ in range(3):
+        send(node)
+        ends.append(node.partition("a").high_watermark)
+    assert ends == [0, 0, 3]
+
+
+def test_checkpoint_is_taken_at_once_when_the_journal_has_grown() -> None:
+    node = settled()
+    object.__setattr__(node.settings, "checkpoint_interval_bytes", 4 * KIB)
+    send(node)
+    before = node.store.checkpoint_lsn
+    send(node, 8 * KIB)
+    assert node.store.checkpoint_lsn > before
+
+
+def test_mark_follows_last_write_as_soon_as_it_is_due() -> None:
+    node = settled(mark_idle_ms=20)
+    send(node)
+    node.clock.advance(0.021)
+    assert isinstance(node.next_step(), Mark)
