@@ -260,7 +260,7 @@ def test_full_disk_refuses_messages_serves_decisions_and_resumes_by_itself(tmp_p
 
 def _refuses(producer: txmq.Producer) -> bool:
     try:
-        producer.send(ORDERS, b"is there space?", timeout=0.2)
+        producer.send(ORDERS, b"is there space?", timeout=2.0)
     except txmq.errors.DiskFullError:
         return True
     return False
