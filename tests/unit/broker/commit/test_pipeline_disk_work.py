@@ -289,3 +289,21 @@ def test_a_broker_that_stops_prepares_nothing() -> None:
     broker.pipeline.is_stopping = True
     send(broker.connect())
     assert Prepare not in kinds(run(broker))
+
+
+@pytest.mark.parametrize("taken", ["before", "then"])
+def test_no_checkpoint_while_full_disk_holds_groups_up(taken: str) -> None:
+    broker = node()
+    client = broker.connect()
+    put(client, b"1")
+    send(client, 5000)
+    step = run(broker, until=Apply)[-1]
+    if taken == "before":
+        broker.pipeline.want_checkpoint()
+        assert run(broker) == []  # it waits for the apply
+    broker.disk.set_free_bytes(0)
+    finish(broker, step)
+    broker.disk.set_free_bytes(1 << 20)  # and nothing is tried again before APPLY_RETRY_S
+    broker.pipeline.want_checkpoint()
+    assert Checkpoint not in kinds(run(broker))
+    assert values(restarted(broker)) == [b"1", bytes(5000)]
