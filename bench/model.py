@@ -124,7 +124,7 @@ class Result:
         return {name: statistics.median(values) for name, values in self.bare_samples.items() if name in self.row.bare}
 
     def best(self, bound: Bound) -> float | None:
-        """What the machine allowed the figure to be, at best; None if that is not known."""
+        """The best figure that the machine allowed; None if that is not known."""
         if bound.best is None or not self.bare:
             return None
         return bound.best(self.bare, {name: statistics.median(values) for name, values in self.samples.items()})

@@ -24,12 +24,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+CODE = ("txmq", "pyspark_txmq", "tests", "tools", "examples", "bench")
 MODULE_LINES_MAX = 450
 FOLDER_FILES_MAX = 22
 CITED = re.compile(r"(?<![\w/*<.-])((?:[\w-]+/)*[\w-]+\.(?:py|md|toml))\b")
 CITED_ELSEWHERE = frozenset(
-    {"setup.py", "node.json", "manage.py", "settings.py", "conftest.py", "broker.toml", "resolver.toml"}
-)
+    {
+        "setup.py", "node.json", "manage.py", "settings.py", "conftest.py", "broker.toml", "resolver.toml",
+        "pyspark/sql/worker/lookup_data_sources.py",
+    }
+)  # fmt: skip
+QUOTED = re.compile(r"``([A-Za-z_][\w.]*)(?:\(\))?``")
+COMPOSED = re.compile(r"_*[a-z]+(?:_[a-z0-9]+)+")  # a module's, function's or variable's name of several words
+# Of kazoo, nats and MySQL.
+NAMES_ELSEWHERE = frozenset({"_reset_watchers", "_session_callback", "publish_async", "xa_detach_on_prepare"})
 # Parts of identifiers that were given up for the field's words (docs/glossary.md).
 FORMER_WORDS = frozenset(
     {
@@ -125,17 +133,37 @@ class House:
                 if re.search(r"\bclient: Any\b", text)
             )
         yield from self.missing_citations()
+        yield from self.missing_names()
 
     def missing_citations(self) -> Iterator[str]:
         """One line for each file that a comment or docstring names and that is not there."""
         top = [path for path in self.root.iterdir() if not path.name.startswith(".")]
         there = [path for place in top for path in (place, *place.rglob("*"))]
         known = {f"/{path.relative_to(self.root).as_posix()}" for path in there if path.is_file()}
-        for folder in ("txmq", "tests", "tools", "examples", "bench"):
+        for folder in CODE:
             for path in sorted((self.root / folder).rglob("*.py")):
-                for line, cited in _citations(path.read_text("utf-8")):
+                for line, cited in _found_in_prose(path.read_text("utf-8"), CITED):
                     if cited not in CITED_ELSEWHERE and not any(place.endswith(f"/{cited}") for place in known):
                         yield f"{path.relative_to(self.root).as_posix()}:{line}: {cited} is not in the repository"
+
+    def missing_names(self) -> Iterator[str]:
+        """One line for each name of several words that a comment or docstring quotes and that is not in the code."""
+        paths = [path for place in CODE for path in sorted((self.root / place).rglob("*.py"))]
+        texts = {path: path.read_text("utf-8") for path in paths}
+        known = NAMES_ELSEWHERE.union(CODE, {path.stem for path in paths}, *map(_words_of_code, texts.values()))
+        for path, text in texts.items():
+            for line, name in _found_in_prose(text, QUOTED):
+                for part in name.split("."):
+                    if COMPOSED.fullmatch(part) and part not in known:
+                        yield f"{path.relative_to(self.root).as_posix()}:{line}: {name} is not in the code"
+
+
+def _words_of_code(text: str) -> set[str]:
+    """Names, and the words of strings that are no docstrings."""
+    kinds = (tokenize.NAME, tokenize.STRING)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    code = [token.string for token in tokens if token.type in kinds and not token.string.startswith('"""')]
+    return {word for part in code for word in re.findall(r"\w+", part)}
 
 
 def _former_words(text: str) -> Iterator[tuple[int, str]]:
@@ -146,12 +174,12 @@ def _former_words(text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def _citations(text: str) -> Iterator[tuple[int, str]]:
-    """Files that comments and docstrings name."""
+def _found_in_prose(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+    """Matches in comments and docstrings, with their lines."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
         if token.type == tokenize.COMMENT or is_docstring:
-            for match in CITED.finditer(token.string):
+            for match in pattern.finditer(token.string):
                 yield token.start[0] + token.string.count("\n", 0, match.start()), match[1]
 
 

@@ -79,7 +79,7 @@ def beside(work: Callable[[], object], others: dict[str, Make], count: int) -> d
 
 
 def share_of_steps(name: str, threads: int) -> Callable[[Medians, Medians], float]:
-    """What the bare steps themselves reach of the rate of ``name``, in percent."""
+    """The rate of the bare steps in percent of the rate ``name``."""
     return lambda _, figures: 100 * figures[f"steps, {threads} thr"] / figures[f"{name}, {threads} thr"]
 
 

@@ -1,4 +1,4 @@
-"""Spark on 5 million messages of 100 B: segment files, the broker, a stream, a sink; what Spark takes at best.
+"""Spark on 5 million messages of 100 B: segment files, the broker, a stream, a sink; and Spark's own limit.
 
 The query reads every column (count and sum over six), so that nothing is saved by not reading. The bare limits are the
 same rows as Arrow batches that lie in the workers' memory, and as Parquet files. The session is warm: every query has
@@ -67,7 +67,7 @@ class _Bench:
         return self.spark.read.format("txmq").options(topic=TOPIC, columns=",".join(SIX), **options).load()
 
     def stopped(self) -> dict[str, float]:
-        """What needs no broker; it is stopped meanwhile."""
+        """Figures that need no broker; it is stopped meanwhile."""
         self.broker.stop()
         arrow = self.spark.read.format("arrow-in-memory").option("count", self.count).load()
         queries: dict[str, Callable[[], float]] = {
@@ -80,7 +80,7 @@ class _Bench:
         return figures
 
     def served(self) -> dict[str, float]:
-        """What goes through the broker, on the same cores."""
+        """Figures through the broker, on the same cores."""
         return {
             "broker": self.count / _sums(self._source(), self.count), "stream": self.count / self._drain(),
             "sink": self._written(),

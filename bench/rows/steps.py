@@ -1,4 +1,4 @@
-"""What the steps of a transaction with a database cost here without txmq: the bare limit of those rows.
+"""The steps of a transaction with a database without txmq: the bare limit of those rows.
 
 Theory of operation. ARCHITECTURE.md says which waits such a transaction has: for its statements, for a forced write
 at the broker, for the database's commit, for the broker again. Here the statements that it cannot do without (row,

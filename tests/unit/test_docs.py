@@ -57,6 +57,17 @@ def test_comments_cite_files_that_are_there() -> None:
     assert list(House(ROOT).missing_citations()) == []
 
 
+def test_comments_quote_names_that_are_in_the_code() -> None:
+    assert list(House(ROOT).missing_names()) == []
+
+
+def test_a_quoted_name_that_is_gone_is_found(tmp_path: Path) -> None:
+    (tmp_path / "txmq").mkdir()
+    module = tmp_path / "txmq" / "old_name.py"
+    module.write_text('"""Uses ``old_name``, ``new_name`` and ``table.former_name``."""\nnew_name = 1\n', "utf-8")
+    assert list(House(tmp_path).missing_names()) == ["txmq/old_name.py:1: table.former_name is not in the code"]
+
+
 def _rows_of_the_error_reference() -> dict[str, tuple[list[str], str, str, bool]]:
     """Of each error: its bases, the code and name on the wire or nothing, whether to retry, and whether it is bold."""
     page = (ROOT / "docs/reference/errors.md").read_text("utf-8").split("<!-- errors: begin -->")[1]

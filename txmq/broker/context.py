@@ -82,7 +82,7 @@ class Context:
         sessions_away: sessions whose connection was lost, until their next step (``session_expiry``).
         groups: consumer groups that have members, by name.
         member_count: of all groups.
-        group_desk: heartbeats that wait, and groups to be looked at.
+        pending_groups: heartbeats that wait, and groups to be looked at.
         resources: what resolvers see in databases.
         alarms: effects: what an operator must hear of, as fields of a log line.
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.

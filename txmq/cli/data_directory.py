@@ -20,7 +20,7 @@ DEFAULT_DATA = Path("var/txmq")
 
 
 class Finding(Protocol):
-    """What ``verify`` of the journal and of the log say."""
+    """A line of ``verify``, of the journal or of the log."""
 
     @property
     def path(self) -> str:

@@ -124,9 +124,9 @@ def _make_readable(one: Any, context: Any) -> None:
 
 
 def _reflowed(text: str) -> str:
-    """Prose folds where the terminal ends, not where the source does; what is indented stays as it is.
+    """Prose folds at the end of the terminal's line, not of the source's; what is indented stays as it is.
 
-    Typer takes the indentation off where all of the text behind its first line is indented: a heading's closing tag,
+    Typer takes the indentation off if all of the text behind its first line is indented: a heading's closing tag,
     put on the empty line behind the heading, is a line that is not.
     """
     paragraphs = inspect.cleandoc(text).split("\n\n")

@@ -187,7 +187,7 @@ def _resource(table: dict[str, Any], where: str) -> Resource:
 
 
 def _options_of(made: type[Resource]) -> dict[str, tuple[type, str]]:
-    """What a resource takes beside its name and its connections: type and words of each, by its default."""
+    """The keys of a resource beside its name and its connections: type and words of each, by its default."""
     import inspect
 
     parameters = inspect.signature(made).parameters.values()
@@ -199,7 +199,7 @@ def _options_of(made: type[Resource]) -> dict[str, tuple[type, str]]:
 
 
 def connector(table: dict[str, Any], where: str) -> Callable[[], Any]:
-    """What opens a connection, as the table says: ``driver.connect(**connect)``.
+    """A function that opens a connection, as the table says: ``driver.connect(**connect)``.
 
     SQLite files are opened without creating: a missing file must be an error, never an empty database.
     """

@@ -1,4 +1,4 @@
-"""``txmq retry``: what consumers have deferred: list, show, redeliver, drop."""
+"""``txmq retry``: list, show, redeliver and drop messages that consumers have deferred."""
 
 from __future__ import annotations
 

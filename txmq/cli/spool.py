@@ -1,4 +1,4 @@
-"""``txmq spool``: what an ordered producer has on local disk: list, show, drain."""
+"""``txmq spool``: list, show and drain messages that an ordered producer has on local disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``txmq stats``: what the broker counts."""
+"""``txmq stats``: the broker's counters and listings."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def fence(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as
 
 @app.command()
 def forget(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
-    """Drop what is kept of a lone decision, once its damage is repaired.
+    """Drop the record of a heuristic decision, once its damage is repaired.
 
     [bold]Examples[/bold]
 

@@ -1,4 +1,4 @@
-"""What resolvers see in databases, for people: prepared branches that the broker does not know, databases not reached.
+"""Findings of resolvers, for people: prepared branches that the broker does not know, databases not reached.
 
 Pure functions over the rows of ``client.transactions.resources`` (``resource list`` in docs/protocol.md).
 """
@@ -30,7 +30,7 @@ def hanging(resources: Sequence[Row], listed: Collection[str], older_ms: int) ->
 
 
 def lines(resources: Sequence[Row], hung: Sequence[Row], older_ms: int) -> Iterator[tuple[str, str]]:
-    """What ``tx list`` prints of them, each line behind its indent: a database, its branches, where to look."""
+    """The lines of ``tx list`` about them, each behind its indent: a database, its branches, and the next step."""
     is_any = False
     for row in resources:
         if row["branches"] and row["age_ms"] >= older_ms:

@@ -1,4 +1,4 @@
-"""What an operator is told about a transaction that hangs: why, what to look at, what to paste, what to do next.
+"""Explains a transaction that hangs to an operator: why, what to look at, what to paste, what to do next.
 
 Pure functions over the fields of ``client.transactions.show`` (``recover`` in docs/protocol.md). The order of the
 advice is the order of safety: let the resolver do it; look at what the database says; only then decide alone.
@@ -86,7 +86,7 @@ def _fact(fact: Row) -> str:
 
 
 def _repair(fact: Row) -> str:
-    """What one lone decision may have torn apart, and how it is made whole."""
+    """The damage that a heuristic decision may have done, and its repair."""
     where = fact.get("resource") or "the application"
     if fact["outcome"] == "rolled-back":
         return f"its messages were never sent: if its rows are in {where}, send what they tell, or take them back"
@@ -132,7 +132,7 @@ def _table(fact: Row) -> str:
 
 
 def next_steps_unknown(txid: str) -> list[str]:
-    """What to do about an id that is open, or was never seen."""
+    """The next steps for an id that is open, or was never seen."""
     return [
         "ask again: its owner may be about to commit (txmq stats transactions counts the open ones)",
         f"it has no owner, but a database lists it: txmq tx fence {txid} (then nothing of it can commit any more)",
@@ -140,7 +140,7 @@ def next_steps_unknown(txid: str) -> list[str]:
 
 
 def next_steps(row: Row) -> list[str]:
-    """What to do, the safest first."""
+    """The next steps, the safest first."""
     txid = row["txid"]
     if row.get("state") == "heuristic":
         return [*dict.fromkeys(_repair(fact) for fact in row["heuristics"]), f"txmq tx forget {txid}"]

@@ -1,4 +1,4 @@
-"""What a transaction's messages are about: their keys and values, wherever they can be read."""
+"""Keys and values of a transaction's messages, from wherever they can be read."""
 
 from __future__ import annotations
 

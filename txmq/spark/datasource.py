@@ -1,4 +1,4 @@
-"""The format ``txmq``: what Spark asks of it, and which module answers.
+"""The format ``txmq``: leads each question of Spark to the module that answers.
 
 Spark makes one instance per use, in a Python process of its own, and pickles what the methods return to the executors.
 Options arrive with keys in lower case; ``options`` finds them in any case.

@@ -1,4 +1,4 @@
-"""What every offset store must keep, as tests to inherit: ``class TestMine(OffsetStoreContract)`` with ``open`` in it.
+"""The contract of every offset store, as tests to inherit: ``class TestMine(OffsetStoreContract)`` with ``open`` in it.
 
 Each test stands for a way to lose or repeat messages. A store that passes can be given to ``client.consumer`` as
 ``offset_store=``. Run with pytest; nothing of pytest is needed here.

@@ -22,7 +22,7 @@ NAME = "orders-db"
 
 
 class Connection(sqlite3.Connection):
-    """A connection whose COMMIT can fail: ``fail_commit`` is called in its place, or behind it."""
+    """A connection whose COMMIT can fail: ``fail_before`` is raised in its place, ``fail_behind`` behind it."""
 
     fail_before: BaseException | None = None
     fail_behind: BaseException | None = None

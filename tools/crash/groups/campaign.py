@@ -5,10 +5,10 @@ something of ``ACTIONS`` happens. Every ``ROUND_S`` seconds it is measured how l
 partition is the property of a member that works; then what is paused goes on, what is missing is started, and it is
 measured again. The same after each death of the broker.
 At the end producer and members come to rest, everything is read, and two checkers look at the whole history: the one
-for messages (``txmq.testing.checkers.history``) and the one for groups (``checker_groups``).
+for messages (``txmq.testing.checkers.history``) and the one for groups (``txmq.testing.checkers.groups``).
 
 "Never stopped" is G6 there: a message waits in a partition that stays with its owner for ``stopped_s_max`` at most.
-The session timeout is shorter than the default (``group_world``).
+The session timeout is shorter than the default (``directory``).
 
 Invariants:
     * every wait has a deadline; one that passes ends the campaign with what did not happen;

@@ -158,7 +158,7 @@ class CommitPipeline:
         if (
             now >= self._look_at
             or self.is_stopping
-            # Only for the newest can a waiter turn up after its seal (``Context.send_settled``).
+            # Only for the newest can a waiter turn up after its seal (``Context.answer_from_state``).
             or (self._unstable and self._unstable[-1].needs_sync)
         ) and (step := self._next_due(now)) is not None:
             return step

@@ -94,7 +94,7 @@ class Membership:
     Attributes:
         strategy: the first member's choice; the others must agree.
         owned: the partitions that somebody has.
-        is_changed: members or what they may have changed since it was last settled (``group_handover``).
+        is_changed: members or what they may have changed since it was last settled (``verbs/group/handover``).
         topics_seen: how many changes of topics were seen then.
         look_ms: when it is looked at whether a member fell silent; 0 where no time is set.
     """

@@ -314,7 +314,7 @@ def _stages(spark: Any) -> str:
 
 
 def _cause(error: Exception, directory: Path) -> str:
-    """What went wrong, in a line: the last error in what Spark tells, which is where it began."""
+    """The failure in a line: the last error in Spark's text, which is the first that happened."""
     if isinstance(error, TxmqError):
         return str(error)
     text = str(error)

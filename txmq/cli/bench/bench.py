@@ -1,4 +1,4 @@
-"""``txmq bench``: what this broker and this disk do, beside what the machine could do with nothing in between."""
+"""``txmq bench``: the figures of this broker and this disk, beside the bare limits of the machine."""
 
 from __future__ import annotations
 

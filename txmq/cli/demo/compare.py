@@ -1,4 +1,4 @@
-"""What the demo proves: rows against messages, one to one and in order. Pure, so that it can be tested to say no.
+"""The demo's proof: rows against messages, one to one and in order. Pure, so that it can be tested to say no.
 
 A row's ``reference`` is unique over the whole demo and never used again, also not after a rollback; its message
 carries the same reference and has the customer as its key.

@@ -9,7 +9,7 @@
     result = audit(messages, rows, AuditSpec("orders", parse_terms(["id = key"])))
     result.is_clean, result.counts, result.findings.show()
 
-Theory of operation. ``audit_match`` puts the two side by side; the pairs are kept on the executors' disks, because
+Theory of operation. ``match`` puts the two side by side; the pairs are kept on the executors' disks, because
 everything else is read from them, several times. What has no partner is a candidate; the ``Surroundings`` are asked
 what excuses it. Findings are rows of one DataFrame.
 

@@ -1,4 +1,4 @@
-"""What an audit counted and measured: totals, by time, by partition. Collected from the pairs in three small jobs."""
+"""The figures of an audit: totals, by time, by partition. Collected from the pairs in three small jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ACCURACY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the window holds. Latencies are in ms, from the row's time to the message's; None: not measured."""
+    """The contents of the window. Latencies are in ms, from the row's time to the message's; None: not measured."""
 
     messages: int = 0
     rows: int = 0
@@ -51,7 +51,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFigures:
-    """What was read of one partition."""
+    """Figures of one partition."""
 
     partition: int
     first: int

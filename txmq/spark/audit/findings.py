@@ -1,4 +1,4 @@
-"""Findings, read from the pairs of ``audit_match``.
+"""Findings, read from the pairs of ``match``.
 
 Theory of operation. *Candidates* are the lines without partner that lie in the window; there are few unless everything
 is wrong. They become findings only after what could excuse them was asked: rows outside the window (a message whose
@@ -32,7 +32,7 @@ IDENTITIES_NAMED = 5  # in the text of a torn transaction
 
 
 def candidates(pairs: DataFrame) -> DataFrame:
-    """The lines of the window that have no partner: what may become missing, phantom, duplicate, late or torn."""
+    """The lines of the window that have no partner: candidates for missing, phantom, duplicate, late or torn."""
     alone = (F.col("m_offset").isNull() & F.col("r_in")) | (F.col("r_here").isNull() & F.col("m_in"))
     return pairs.filter(alone)
 
@@ -169,7 +169,7 @@ def in_doubt(frame: DataFrame, topic: str) -> DataFrame:
 
 
 def offset_buckets(pairs: DataFrame) -> DataFrame:
-    """Messages by partition and run of 65,536 offsets, small enough for the driver (``audit_gaps``)."""
+    """Messages by partition and run of 65,536 offsets, small enough for the driver (``gaps``)."""
     bucket = F.shiftright("m_offset", BUCKET_BITS)
     within = F.col("m_offset").bitwiseAND(F.lit((1 << BUCKET_BITS) - 1))
     return (

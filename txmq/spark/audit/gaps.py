@@ -34,7 +34,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class GapRun:
-    """What was read of one run of offsets; ``first``, ``last`` and ``total`` count from the run's beginning."""
+    """Figures of one run of offsets; ``first``, ``last`` and ``total`` count from the run's beginning."""
 
     partition: int
     bucket: int

@@ -33,7 +33,7 @@ TXID_COLUMN = "transaction id"  # the name under which a row's and its message's
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is audited. Times are ms since 1970, on the clocks that wrote them.
+    """The bounds of an audit. Times are ms since 1970, on the clocks that wrote them.
 
     Attributes:
         from_ms, to_ms: rows committed in [from, to), and messages made then; None: no limit.

@@ -1,4 +1,4 @@
-"""What an audit leaves: a dataset of all findings, one JSON object, one page."""
+"""Writes the result of an audit: a dataset of all findings, one JSON object, one page."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def _table(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _wide(content: str) -> str:
-    """What a telephone scrolls sideways, by itself."""
+    """A table that a telephone scrolls sideways, by itself."""
     return f'<div class="wide">{content}</div>'
 
 

@@ -1,4 +1,4 @@
-"""Where an audit's rows come from: a database by its URL, a table, and what of it lies in the window.
+"""Reads an audit's rows: a database by its URL, a table, and the part of it that lies in the window.
 
     sqlite:///orders.db                      a file; an absolute path is sqlite:/srv/orders.db or sqlite:////srv/orders.db
     mysql://user:password@host:3306/shop     MySQL, MariaDB; also ?unix_socket=..., ?read_default_file=...

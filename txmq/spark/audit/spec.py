@@ -1,4 +1,4 @@
-"""What an audit compares, and what it can find: values and their spelling, without Spark.
+"""The terms of an audit, and the checks it can make: values and their spelling, without Spark.
 
 A *match* says which row belongs to which message: a list of ``COLUMN = SOURCE``, where SOURCE is a place in it:
 
@@ -7,7 +7,7 @@ A *match* says which row belongs to which message: a list of ``COLUMN = SOURCE``
     json:$.PATH      a field of a value that is JSON
     txid             the transaction that sent it
 
-A row and a message belong together where all terms are equal, after the message's text was read as the column's type
+A row and a message belong together if all terms are equal, after the message's text was read as the column's type
 (so "042" is 42 if the column is a number). Each row has one message and each message one row: where an identity is
 there several times on both sides, the first belongs to the first.
 
@@ -43,7 +43,7 @@ class Kind(enum.Enum):
 
 
 class MessageField(enum.Enum):
-    """Where in a message."""
+    """A part of a message."""
 
     KEY = "key"
     HEADER = "header"

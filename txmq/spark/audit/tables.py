@@ -156,7 +156,7 @@ def ranges(low: int, high: int, at_least: int, rows: int = 0) -> list[tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one use of the source reads: travels in its options, as JSON."""
+    """The table and columns of one use of the source; it travels in its options, as JSON."""
 
     table: Table
     columns: tuple[Column, ...]
@@ -188,7 +188,7 @@ class TableSource(DataSource):  # type: ignore[misc]  # Any: mypy does not look 
         return ", ".join(f"`{column.name}` {column.spark}" for column in self._reading().columns)
 
     def reader(self, schema: StructType) -> TableReader:
-        """What reads it."""
+        """The reader of one use."""
         del schema
         return TableReader(self._reading())
 
@@ -280,7 +280,7 @@ def _sqlite_columns(table: Table) -> list[Column]:
 
 
 def _affinity(declared: str) -> str:
-    """What a declared type means to SQLite; columns without one, and NUMERIC ones, are read as text."""
+    """The affinity that SQLite gives a declared type; columns without one, and NUMERIC ones, are read as text."""
     words = declared.upper()
     if "INT" in words:
         return "bigint"

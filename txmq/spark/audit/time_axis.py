@@ -50,7 +50,7 @@ class TimeAxis:
         self._starts = [stretch.start_ms for stretch in self.stretches]
 
     def buckets(self) -> list[int]:
-        """Where every bucket of the stretches begins, also those in which nothing happened."""
+        """The beginnings of all buckets of the stretches, also of those in which nothing happened."""
         return [
             int(stretch.start_ms + number * self._bucket_ms)
             for stretch in self.stretches
@@ -58,7 +58,7 @@ class TimeAxis:
         ]
 
     def x(self, ms: float) -> float:
-        """Where a time stands; one in an idle stretch stands at its end."""
+        """The position of a time; one in an idle stretch stands at its end."""
         stretch = self.stretches[max(bisect_right(self._starts, ms) - 1, 0)]
         return stretch.left + (min(max(ms, stretch.start_ms), stretch.end_ms) - stretch.start_ms) * self._scale
 

@@ -1,10 +1,10 @@
-"""An audit of a live topic: what of the log and of the table is read, and what the broker is asked meanwhile.
+"""An audit of a live topic: chooses the parts of log and table to read, and asks the broker meanwhile.
 
 Theory of operation. The two sides move while they are read, and an audit must not take movement for damage:
 
     * the log's ends are taken first, then the table is read: a visible message has its row already (P4 of
       docs/promises.md), so every message that is read may be held to have one;
-    * rows are held to have a message only when they are older than the margin (``settle_ms``). Where no column says how
+    * rows are held to have a message only when they are older than the margin (``settle_ms``). If no column says how
       old they are, the audit waits for the margin after it has read the table, reads what came meanwhile, and only then
       calls a row without message missing;
     * a window in time is read with the margin on both sides. What lies in the margin is a partner, never a finding;
@@ -61,7 +61,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is read: offsets of each partition, rows committed in [rows_from_ms, rows_to_ms)."""
+    """The parts that are read: offsets of each partition, rows committed in [rows_from_ms, rows_to_ms)."""
 
     window: Window
     ranges: Ranges
@@ -124,7 +124,7 @@ class TopicAudit:
     # --- the window --------------------------------------------------------------------------------------------------
 
     def plan(self, wanted: Wanted) -> Plan:
-        """What has to be read for a window. Raises as ``run``."""
+        """Choose the offsets and rows of a window. Raises as ``run``."""
         now_ms = self.clock.now_ms()
         held = self.held(self.spec.topic)
         if wanted.is_by_offsets:
@@ -183,7 +183,7 @@ class TopicAudit:
         return start, end
 
     def _first_ms(self, from_ms: int | None, held: Ranges) -> int | None:
-        """Where the window begins: not before what retention has left, in every partition, with the margin."""
+        """The beginning of the window: not before what retention has left, in every partition, with the margin."""
         cut = [self._time_at(p, start) + self.spec.settle_ms for p, (start, end) in held.items() if 0 < start < end]
         emptied = [self.clock.now_ms() for start, end in held.values() if 0 < start == end]
         known = [*cut, *emptied, *([] if from_ms is None else [from_ms])]
@@ -199,7 +199,7 @@ class TopicAudit:
     # --- the broker --------------------------------------------------------------------------------------------------
 
     def held(self, topic: str) -> dict[int, tuple[int, int]]:
-        """What each partition holds now: first offset, and the one behind the last."""
+        """The range of each partition now: first offset, and the one behind the last."""
         return {item["partition"]: (item["start"], item["end"]) for item in self.client.topics.watermarks(topic)}
 
     def messages(self, topic: str, ranges: Ranges) -> DataFrame:

@@ -50,7 +50,7 @@ _FIELDS: Final = np.dtype(
         ("sequence", ">i4"), ("count", ">i4"),
     ]
 )  # fmt: skip
-_PLACED: Final = np.dtype(  # what the placement CRC is over
+_PLACED: Final = np.dtype(  # the bytes that the placement CRC covers
     [("topic_id", ">u4"), ("partition", ">u4"), ("base", ">i8"), ("length", ">i4"), ("magic", "i1"), ("crc", ">u4")]
 )
 _CODECS: Final = np.array([CODEC_NONE, CODEC_GZIP, CODEC_LZ4, CODEC_ZSTD])
@@ -74,7 +74,7 @@ class Origin:
 
     @property
     def partition_id(self) -> tuple[int, int] | None:
-        """What the placement CRC is over."""
+        """Topic id and partition, which the placement CRC covers."""
         return None if self.topic_id is None else (self.topic_id, self.partition)
 
 
@@ -207,7 +207,7 @@ def _place_checksums(partition_id: tuple[int, int], fields: Any) -> list[int]:
 
 
 def _unfinished(content: bytes, origin: Origin, at: int) -> tuple[int, str | None]:
-    """What stands behind the last whole batch: its size, or why it is none; neither where its header is cut off."""
+    """The size of the batch behind the last whole one, or its fault; neither if its header is cut off."""
     if len(content) - at < HEADER_SIZE:
         return 0, None
     base, length, placed, magic, crc = HEADER.unpack_from(content, at)[:5]

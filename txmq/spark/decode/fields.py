@@ -65,7 +65,7 @@ class Rows:
 
 
 class Span(NamedTuple):
-    """Where nullable byte strings lie; nothing lies between start and end of one that is null."""
+    """The places of nullable byte strings; nothing lies between start and end of one that is null."""
 
     starts: Ints
     ends: Ints
@@ -77,7 +77,7 @@ class Span(NamedTuple):
 
 
 class Headers(NamedTuple):
-    """All headers of some rows, in order: the row of each, and where it lies."""
+    """All headers of some rows, in order: the row of each, and its place."""
 
     rows: Ints
     keys: Span

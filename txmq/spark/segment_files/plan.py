@@ -4,7 +4,7 @@ What is known committed? A segment file holds only what the journal held before,
 committed, whatever process died when. What readers may see of them, where the partition ends, and which topic it is,
 only the journal says. So:
 
-* below a data directory the journal is asked (``path_state``). Nothing above the high watermark is given out. Where a
+* below a data directory the journal is asked (``state``). Nothing above the high watermark is given out. If a
   file ends before it, the rest is only in the journal; that is an error, or a warning (``failOnDataLoss=false``).
 * in a copy of segments alone, all whole batches are given out, also of an XA decision whose rows are not all committed
   yet. A last segment that ends inside a batch ends before it; anything else that is not whole is damage.
@@ -68,7 +68,7 @@ class Batch(NamedTuple):
 
 
 def plan(options: SourceOptions, root: str, tasks_min: int) -> list[tuple[FileTask, ...]]:
-    """What each task reads of the files below ``root``.
+    """Divide the files below ``root`` among tasks.
 
     Raises:
         ConfigError: no segments there, an unknown topic, offsets that are not there.
@@ -169,7 +169,7 @@ class _Planner:
         return segments, self._end_of_copy(partition_id, segments[-1])
 
     def _known_chain(self, partition: Partition, segments: list[Segment]) -> tuple[list[Segment], int]:
-        """As the journal knows it, behind what was archived."""
+        """Segments as the journal knows them, behind those that were archived."""
         files = {segment.base_offset: segment for segment in segments}
         known = {each.base_offset: each.size_bytes for each in partition.segments}
         first = min(known, default=partition.next_offset)
@@ -206,7 +206,7 @@ class _Planner:
         return chain, end
 
     def _end_of_copy(self, partition_id: PartitionId, segment: Segment) -> int:
-        """Where whole batches end in the last segment; damage if more of them follow behind."""
+        """The end of the whole batches in the last segment; damage if more of them follow behind."""
         end, position = segment.base_offset, 0
         for batch in self._batches(partition_id, segment):
             end, position = batch.base_offset + batch.row_count, batch.position + batch.size_bytes

@@ -1,6 +1,6 @@
 """``spark.read.format("txmq").load(path)``: segment files and archived segments, without a broker.
 
-Theory of operation. The driver plans (``path_plan``); each task reads its part of one file in steps, through the same
+Theory of operation. The driver plans (``plan``); each task reads its part of one file in steps, through the same
 checks and decoder as what comes from a broker. Executors read the files by the path the driver names: on a cluster
 they need the same file system.
 
@@ -34,7 +34,7 @@ _SCHEME: Final = "file:"
 
 
 class FilePartition(InputPartition):  # type: ignore[misc]
-    """What one Spark task reads."""
+    """The part of one Spark task."""
 
     def __init__(self, tasks: tuple[FileTask, ...]) -> None:
         super().__init__(tasks)

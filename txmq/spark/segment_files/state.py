@@ -1,4 +1,4 @@
-"""What the journal of a stopped broker says of its partition files: which topics there are, and what readers may see.
+"""Reads topics and high watermarks of a stopped broker from its journal, for those who read its partition files.
 
 Theory of operation. The log is behind the journal: partition files are written after the journal's record is forced,
 and not synced before the next checkpoint. So the newest good checkpoint and the journal behind it are folded into a

@@ -1,4 +1,4 @@
-"""What a sink is told: its options, and which columns its rows have. Checked before the first row is written.
+"""The options of a sink, and the columns of its rows. Checked before the first row is written.
 
 Columns mean what they mean to Spark's Kafka sink: ``value`` (binary or string; null allowed), and where they are there
 ``key`` (binary or string), ``topic`` (string; the option ``topic`` goes before it), ``partition`` (int; null: by key)

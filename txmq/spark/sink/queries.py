@@ -25,7 +25,7 @@ ANY_QUERY = "*"
 
 
 class Attempt(NamedTuple):
-    """Who writes: one attempt of one task of a batch of a query, in an incarnation of its driver."""
+    """A writer: one attempt of one task of a batch of a query, in an incarnation of its driver."""
 
     query: str
     epoch: int

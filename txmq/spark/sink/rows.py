@@ -1,7 +1,7 @@
 """Rows of a task made into parts: Arrow batches in, record batches of bounded size out.
 
 Theory of operation. Rows are gathered by topic and partition into a *chunk* of about ``CHUNK_SIZE_BYTES``; a full chunk
-becomes one transaction (``sink_task``), so a task holds one chunk and one slice of Spark's, however many rows it has.
+becomes one transaction (``task``), so a task holds one chunk and one slice of Spark's, however many rows it has.
 Columns leave Arrow as whole lists, and rows without headers take the bulk encoder's way: a loop over rows with their
 headers costs five times as much.
 

@@ -1,12 +1,12 @@
 """The writers of ``df.write.format("txmq")`` and ``df.writeStream.format("txmq")``: every batch exactly once.
 
-Theory of operation. One transaction per (query, batch): each task attempt prepares its rows (``sink_task``), the
+Theory of operation. One transaction per (query, batch): each task attempt prepares its rows (``task``), the
 driver's one request names the winners (``queries``), and the broker keeps each query's newest batch, so that a
-batch which Spark repeats after a crash is found to be committed. Spark makes a writer where it plans a batch and
-pickles it to the tasks; for a stream it makes *another one* where it commits. So what the commit needs to know comes
+batch which Spark repeats after a crash is found to be committed. Spark makes a writer when it plans a batch and
+pickles it to the tasks; for a stream it makes *another one* when it commits. So what the commit needs to know comes
 with the tasks' messages.
 
-An incarnation of the driver is known by its *epoch*, drawn where a batch is planned. The first task of a later epoch
+An incarnation of the driver is known by its *epoch*, drawn when a batch is planned. The first task of a later epoch
 fences the former ones and rolls back what they left: tasks of a driver that died, and of an
 attempt at the batch that failed.
 
@@ -41,7 +41,7 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark
 
 @dataclass(frozen=True, slots=True)
 class TaskMessage(WriterCommitMessage):  # type: ignore[misc]
-    """What a task hands to the driver."""
+    """The message of a task to the driver."""
 
     written: Written
 
@@ -84,7 +84,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._options, self._planned, self._is_over = options, planned, is_over
 
     def write(self, iterator: Iterator[Any]) -> TaskMessage:
-        """On an executor: prepare the rows of one partition. Errors as ``sink_task.write``."""
+        """On an executor: prepare the rows of one partition. Errors as ``task.write``."""
         context = TaskContext.get()
         attempt = self._planned._replace(task=context.partitionId(), attempt=context.taskAttemptId())
         return TaskMessage(_written(self._options, attempt, iterator, is_over=self._is_over))
@@ -125,7 +125,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         self._options, self._epoch = options, epoch
 
     def write(self, iterator: Iterator[Any]) -> TaskMessage:
-        """On an executor: prepare the rows of one partition of one batch. Errors as ``sink_task.write``."""
+        """On an executor: prepare the rows of one partition of one batch. Errors as ``task.write``."""
         context = TaskContext.get()
         query, batch = context.getLocalProperty(_QUERY_ID), int(context.getLocalProperty(_BATCH_ID))
         attempt = Attempt(query, self._epoch, batch, context.partitionId(), context.taskAttemptId())

@@ -5,7 +5,7 @@ broker has it, so that neither a lost connection nor a restarted broker costs th
 attempt that fails rolls its own back, as far as it can; what it cannot is rolled back with the batch, as are attempts
 that did not win, and those of a driver that died when the next one opens the query.
 
-What the process dies of, and where:
+The points at which the process may die:
     before ``prepare`` is forced    nothing is there behind it                       parts that no commit names:
     rolled back by the batch's decision, or by the next driver between two chunks              the same
 """
@@ -43,7 +43,7 @@ _WAITING = (
 
 
 class Written(NamedTuple):
-    """What an attempt has done.
+    """The result of an attempt.
 
     Attributes:
         txids: its transactions, in order of their rows.

@@ -28,7 +28,7 @@ _TASK_ROWS_MIN: Final = 10_000  # a task costs Spark as much as reading these
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
-    """What one task reads."""
+    """The part of one task."""
 
     def __init__(self, ranges: tuple[Range, ...]) -> None:
         super().__init__(ranges)

@@ -1,4 +1,4 @@
-"""What the broker holds of the topics that are to be read; asked by the driver when a query is planned.
+"""The topics of a query and their offsets at the broker; asked by the driver when a query is planned.
 
 Theory of operation. One question per topic answers its id and the ends of all its partitions at once, so that what is
 planned belongs together; the id is what readers hold every batch against, however the topic's name is used later.
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A topic as it is now: what can be read of each partition."""
+    """A topic as it is now: the readable offsets of each partition."""
 
     name: str
     topic_id: int
@@ -91,7 +91,7 @@ class Catalog:
         return patiently(self._client, self._options.timeout, ask)
 
     def held(self, topic: str) -> Held:
-        """What a topic holds.
+        """Ask for the offsets of a topic.
 
         Raises:
             UnknownTopicError: there is none of that name; names the nearest one.

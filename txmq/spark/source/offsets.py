@@ -1,4 +1,4 @@
-"""What a stream remembers between its micro-batches: how far each partition was read, as JSON in Spark's checkpoint.
+"""The memory of a stream between its micro-batches: how far each partition was read, as JSON in Spark's checkpoint.
 
 Layout::
 
@@ -71,7 +71,7 @@ class Position:
             raise ConfigError(f"the checkpoint holds no offsets of txmq: {json.dumps(fields)[:200]}") from None
 
     def start_of(self, end: Position) -> Ends:
-        """Where the micro-batch that ends at ``end`` begins, if it begins here; what is not named begins at 0."""
+        """The start of the micro-batch that ends at ``end``, if it begins here; a partition not named begins at 0."""
         if not self.is_initial:
             return self.ends
         return end.ends if end.is_initial else end.begins or {}

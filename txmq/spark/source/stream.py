@@ -58,7 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     # --- how far -----------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Json:
-        """Where a query without a checkpoint begins."""
+        """The start of a query without a checkpoint."""
         catalog, options = self._catalog(), self._options
         found = [catalog.held(topic) for topic in catalog.topics()]
         check_offsets(options.start, found, "startingOffsets")
@@ -73,7 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return within(held, start, held.end, fails_on_loss=self._options.fails_on_loss).start
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What Spark is told of the limits; ``latestOffset`` holds both, whichever it is."""
+        """The limit that Spark is given; ``latestOffset`` keeps both, whichever it is."""
         if self._options.trigger_rows_max is not None:
             return ReadMaxRows(self._options.trigger_rows_max)
         if self._options.trigger_size_bytes_max is not None:
@@ -106,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return following.to_json()
 
     def _waiting(self, held: Range, start: int) -> Range:
-        """What of a partition is there and was not read."""
+        """The offsets of a partition that were not read yet."""
         if held.end < start:
             self._lost(
                 f"{held.topic}-{held.partition}: read up to {start}, the broker holds {held.start} to {held.end}"
@@ -125,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return self._seen.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Pin what there is now."""
+        """Pin the ends of the log as they are now."""
         catalog = self._catalog()
         self._target = _ends_of([catalog.held(topic) for topic in catalog.topics()]).ends
 

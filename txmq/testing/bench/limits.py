@@ -56,7 +56,7 @@ BARE_LIMITS = (SYNC, ECHO, SYNCED_ECHO, LOOPBACK_MESSAGES, LOOPBACK_BYTES)
 
 
 def facts(directory: Path) -> dict[str, str]:
-    """What the figures were measured on."""
+    """The machine that the figures were measured on."""
     status = Path("/proc/meminfo")
     memory = status.read_text().split()[1] if status.exists() else "0"
     cpu = Path("/proc/cpuinfo")
@@ -74,7 +74,7 @@ def facts(directory: Path) -> dict[str, str]:
 
 
 def busy(known: Mapping[str, str]) -> str | None:
-    """What to say of figures taken while others used the machine; None if it was quiet."""
+    """A remark on figures taken while others used the machine; None if it was quiet."""
     if float(known["load before"]) <= int(known["cores"]) * BUSY_SHARE:
         return None
     return (

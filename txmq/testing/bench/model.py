@@ -1,4 +1,4 @@
-"""What a load is: something to do to a broker at an address, and the figures that come of it.
+"""A load: requests to a broker at an address, and the figures that come of them.
 
 A load is opened once against a target (its topic is made, and deleted at the end), and then run with a count, as often
 as its owner likes. ``txmq bench`` chooses counts by time; ``make bench`` has fixed ones and holds figures to bounds.
@@ -27,7 +27,7 @@ Run = Callable[[int], Figures]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a load goes, and its shape.
+    """The broker that a load goes to, and the load's shape.
 
     Attributes:
         address: ``txmq://HOST:PORT``.
@@ -46,7 +46,7 @@ class Target:
 
     @property
     def value(self) -> bytes:
-        """What is sent."""
+        """The value of each message."""
         return b"x" * self.size_bytes
 
 

@@ -68,7 +68,7 @@ def in_threads(make: Callable[[], Callable[[], object]], threads: int, count: in
 
 
 class _Crew:
-    """What the threads share. Lists are appended to by one operation each, which threads may do."""
+    """State that the threads share. Lists are appended to by one operation each, which threads may do."""
 
     def __init__(self, make: Callable[[], Callable[[], object]], each: int, ready: threading.Barrier) -> None:
         self.make, self.each, self.ready = make, each, ready

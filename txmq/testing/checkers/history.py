@@ -24,7 +24,7 @@ acknowledged transaction, L5 says only of plain sends, and so on.
     A6  order                    one transaction's messages, or one key's messages against its rows, out of order
     A7  visible-before-row       a message was visible, its row was not yet
     A8  wrong-outcome-told       ``outcome`` contradicts what is there, or "unknown" was told without any fault
-    A9 to A14                    ``checker_decisions``: settled in time, zombies, heuristics, conservation, decisions,
+    A9 to A14                    ``decisions``: settled in time, zombies, heuristics, conservation, decisions,
                                  half messages
 
 Numbers and names come from reference "History checker" (Jepsen's Kafka workload, extended to databases). L3 and L4,
@@ -53,7 +53,7 @@ FINDINGS_PER_RULE_MAX = 20  # of one defect the first few tell the story
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a run must at least contain to prove anything."""
+    """The least that a run must contain to prove anything."""
 
     ok: int = 1
     info: int = 0

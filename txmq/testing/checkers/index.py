@@ -1,4 +1,4 @@
-"""What the rules of ``checker`` share: the index over a history, and what a broken promise is."""
+"""The index over a history, and the broken promise: shared by the rules of ``history`` and ``decisions``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Index:
         return sum(row in self.rows for row in operation.rows)
 
     def offsets_of(self, operation: Operation) -> dict[Log, list[int]]:
-        """Where its messages are, by partition, in program order; of a duplicate the first place."""
+        """Places of its messages, by partition, in program order; of a duplicate the first place."""
         found: dict[Log, list[int]] = defaultdict(list)
         for send in operation.sends:
             if send.value in self.positions:
@@ -83,5 +83,5 @@ Rule = Callable[[Index], Iterator[Finding]]
 
 
 def at(log: Log, offset: int) -> str:
-    """As findings say it."""
+    """The place as findings name it."""
     return f"{log[0]}/{log[1]}@{offset}"

@@ -1,4 +1,4 @@
-"""A real server as a child process, to be killed, paused and restarted: what all launchers share.
+"""A real server as a child process, to be killed, paused and restarted: the base of all launchers.
 
 Invariants:
 * No wait without a deadline; a child that ends early is reported at once, with the end of its log.

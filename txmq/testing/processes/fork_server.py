@@ -52,7 +52,7 @@ _READ_BY_AN_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "LANG", "LC_", "TZ")
 
 
 class Process(Protocol):
-    """What launchers use of ``subprocess.Popen``."""
+    """The part of ``subprocess.Popen`` that launchers use."""
 
     @property
     def pid(self) -> int:
@@ -304,7 +304,7 @@ def _prepare(plan: str) -> None:
 
 
 def _run(words: Sequence[str]) -> None:
-    """As ``python -m`` does."""
+    """Run the module as ``python -m`` does."""
     sys.modules.pop(words[0], None)  # imported by a rehearsal: would be warned of
     sys.argv = list(words)
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)

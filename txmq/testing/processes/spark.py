@@ -140,7 +140,7 @@ def _locked(home: Path) -> Iterator[None]:
 
 
 def _load_classes() -> None:
-    """What a test's session does, so that its classes are in the archive."""
+    """Do the work of a test's session, so that its classes are in the archive."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]")

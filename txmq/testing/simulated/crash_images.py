@@ -181,7 +181,7 @@ def _damages(model: Model, pending: list[PendingOp], i: int, crash_model: CrashM
 
 
 def _partial(model: Model, write: Write, i: int, crash_model: CrashModel) -> Iterator[Variant]:
-    """What may be left of one write."""
+    """The remains of one write that a crash may leave."""
     granularity = crash_model.granularity
     start, end = write.position, write.position + len(write.data)
     edges = inner_boundaries(write, granularity)

@@ -1,4 +1,4 @@
-"""What may become of one unsynced write at a power loss: parts of it, its size alone, garbage; and a draw of it all.
+"""The remains of one unsynced write after a power loss: parts of it, its size alone, garbage; and a draw of it all.
 
 Sectors are ``granularity`` bytes, aligned in the file. A sector is written whole or not at all; between sectors
 anything goes. Garbage covers the bytes that were being written, or, with ``powersafe_overwrite=False``, the whole
@@ -21,7 +21,7 @@ SECTOR_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class CrashModel:
-    """What the simulated disk may do to unsynced operations.
+    """The faults that the simulated disk may bring on unsynced operations.
 
     Args:
         reorder: any subset may be on disk; without it, always the oldest ones.
@@ -44,7 +44,7 @@ def cut(write: Write, start: int, end: int) -> Write:
 
 
 def inner_boundaries(write: Write, granularity: int) -> range:
-    """Positions inside the write where a sector ends."""
+    """Positions inside the write at which a sector ends."""
     return range((write.position // granularity + 1) * granularity, write.position + len(write.data), granularity)
 
 
@@ -60,7 +60,7 @@ def garbage(write: Write, start: int, end: int) -> Write:
 
 
 def garbage_range(model: Model, write: Write, crash_model: CrashModel) -> tuple[int, int]:
-    """Where a write may leave garbage; never beyond the end of the file."""
+    """The bytes in which a write may leave garbage; never beyond the end of the file."""
     start, end = write.position, write.position + len(write.data)
     if crash_model.powersafe_overwrite:
         return start, end

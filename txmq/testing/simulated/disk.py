@@ -3,7 +3,7 @@
 Theory of operation. Reads show the newest bytes (the page cache: one ``bytearray`` a file); beside them a ``Model``
 keeps what is durable and what is pending. ``crash()`` draws what a power loss leaves, and returns a new disk that holds
 just that. ``kill()`` ends the process only: the cache stays, locks and open files go. Operations can be recorded in a
-``Trace``, from which ``sim_images.enumerate_images`` makes every crash image.
+``Trace``, from which ``crash_images.enumerate_images`` makes every crash image.
 
 Faults: ``fail_at`` lets the n-th write, sync, entry operation, open or read raise. A failed write leaves a part of
 itself. A failed sync loses what was pending and keeps showing it (``fsyncgate``), or leaves it pending.

@@ -1,4 +1,4 @@
-"""What a disk may hold after a power loss: the model under ``SimDisk`` and the crash-image enumerator.
+"""The contents that a disk may have after a power loss: the model under ``SimDisk`` and the crash-image enumerator.
 
 Theory of operation. A file is an inode: its durable bytes, and the operations on it since its last sync, in order. A
 directory's entries are likewise the durable ones and the operations since. The same operations, recorded in a
@@ -39,7 +39,7 @@ class Write(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """The size set, either way."""
+    """A file is cut or extended."""
 
     inode: int
     path: str
@@ -135,7 +135,7 @@ def describe(op: Op) -> str:
 
 
 class Image(NamedTuple):
-    """What a disk holds: entries (path to inode number, 0 for a directory) and the files' bytes."""
+    """The contents of a disk: entries (path to inode number, 0 for a directory) and the files' bytes."""
 
     entries: dict[str, int]
     contents: dict[int, bytes]
@@ -302,7 +302,7 @@ class Model:
             self.inodes = {number: inode for number, inode in self.inodes.items() if number in reachable}
 
     def pending(self) -> list[PendingOp]:
-        """What is not durable, in the order it was done."""
+        """Operations that are not durable, in the order they were done."""
         numbered: list[tuple[int, PendingOp]] = list(self._pending_entries)
         for inode in self.inodes.values():
             numbered.extend(inode.pending)

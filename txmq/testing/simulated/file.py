@@ -15,7 +15,7 @@ Kind = Literal["write", "sync", "entry", "open", "read"]
 
 
 class FileDisk(Protocol):
-    """What an open file needs of its disk."""
+    """The part of a disk that an open file uses."""
 
     rng: random.Random | None
     model: Model
@@ -93,7 +93,7 @@ class SimFile:
             raise failure
 
     def _part(self, data: bytes, growth: int) -> bytes:
-        """What a failing write leaves: some of its sectors, as far as there is room."""
+        """The sectors that a failing write leaves, as far as there is room."""
         sectors = len(data) // SECTOR_BYTES
         rng = self._disk.rng
         count = (sectors // 2 if rng is None else rng.randint(0, sectors)) * SECTOR_BYTES

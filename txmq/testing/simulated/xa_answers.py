@@ -26,7 +26,7 @@ class SimulatedError(Exception):
 
 
 class Fault(enum.Enum):
-    """What goes wrong with one call."""
+    """A failure of one call."""
 
     REQUEST_LOST = "the session ends, the call was not carried out"
     REPLY_LOST = "the call was carried out, the session ends"

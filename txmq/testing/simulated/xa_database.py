@@ -56,7 +56,7 @@ class _State(enum.Enum):
 
 
 class _Work:
-    """What a transaction has written. Its keys are locked."""
+    """The writes of a transaction. Its keys are locked."""
 
     def __init__(self) -> None:
         self.rows: dict[Key, object] = {}
@@ -346,13 +346,13 @@ class SimulatedSession:
         return found[0]
 
     def read_locked(self, table: str, key: object) -> object:
-        """The same with a lock: 1205 where another transaction holds the row."""
+        """The same with a lock: 1205 if another transaction holds the row."""
         if self._database.is_locked(self.branch or self.local or _Work(), (table, key)):
             raise SimulatedError(LOCK_WAIT_TIMEOUT, "lock wait timeout exceeded")
         return self.read(table, key)
 
     def become_deadlock_victim(self) -> None:
-        """What a deadlock leaves of the one that was chosen."""
+        """Roll back the transaction that a deadlock has chosen."""
         if self.branch is not None:
             self.branch.rows.clear()
             self.branch.removed.clear()

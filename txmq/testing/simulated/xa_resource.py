@@ -1,8 +1,8 @@
 """An XA resource over the simulated database: the seams of ``MySQLResource``, for simulations and unit tests.
 
-Theory of operation. ``SimulatedXAResource`` is an ``xa.branch.XAResource``; its branches and recoveries call the
-sessions of a ``SimulatedXADatabase`` in the order in which ``MySQLResource`` sends statements, and read the answers the
-same way.
+Theory of operation. ``SimulatedXAResource`` is an ``XAResource`` (``txmq.xa.two_phase.branch``); its branches and
+recoveries call the sessions of a ``SimulatedXADatabase`` in the order in which ``MySQLResource`` sends statements, and
+read the answers the same way.
 The body of a block writes with ``connection.insert(table, key, value)``, ``remove`` and ``read``.
 
 Invariants:
@@ -56,7 +56,7 @@ class SimulatedXAConnection:
 
 
 class SimulatedXAResource:
-    """See ``xa.branch.XAResource``.
+    """See ``xa.two_phase.branch.XAResource``.
 
     Args:
         uuid: what ``install`` writes into a database without an identity, 32 hex digits.
@@ -113,7 +113,7 @@ class SimulatedXAResource:
 
 
 class SimulatedXABranch:
-    """See ``xa.branch.XABranch``."""
+    """See ``xa.two_phase.branch.XABranch``."""
 
     def __init__(
         self, resource: SimulatedXAResource, session: SimulatedSession, txid: str, deadline_ms: int, *, is_own: bool
@@ -128,7 +128,7 @@ class SimulatedXABranch:
         session.xa_start(self.xid)
 
     def details(self) -> dict[str, Any]:
-        """What ``decide`` tells the broker."""
+        """The details of the branch in ``decide``."""
         return {
             "bqual": self.xid.bqual.decode("ascii"),
             "connection": self._session.number,
@@ -229,7 +229,7 @@ class SimulatedXABranch:
 
 
 class SimulatedXARecovery:
-    """See ``xa.branch.Recovery``."""
+    """See ``xa.two_phase.branch.Recovery``."""
 
     def __init__(self, resource: SimulatedXAResource, session: SimulatedSession, cluster: int) -> None:
         self.uuid = resource.uuid or ""

@@ -7,7 +7,7 @@ partition; one that is not the newest is refused, so that a member which slept t
 
 Bodies and answers are JSON: ``[[topic, partition, generation], ...]`` and the like. Offsets, and generations before
 anybody hears of them, are journaled; members are not (``saved``, ``membership``). What is free is handed over by
-``group_handover``; what operators ask is in ``group_operators``.
+``handover``; what operators ask is in ``operators``.
 
 Invariants:
     * a member hears of a partition only after its generation is durable;
