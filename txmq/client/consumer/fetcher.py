@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 from txmq.client.consumer.options import FETCH_SIZE_BYTES_MIN
 from txmq.client.consumer.partition import ConsumedPartition
@@ -66,7 +67,7 @@ class ConsumerFetcher:
     ) -> None:  # fmt: skip
         self._client, self._connection, self._clock, self._log = client, connection, client.clock, log
         self._changed, self._partitions, self._buffer_size_bytes = changed, partitions, buffer_size_bytes
-        self._waiter, self._numbers, self._is_closed = Waiter(), 0, False
+        self._waiter, self._numbers, self._is_closed = Waiter(), count(1), False
 
     def start(self) -> None:
         """Start the thread that reads answers."""
@@ -99,31 +100,39 @@ class ConsumerFetcher:
             connection = connection or self._connection.live
             if connection is None:
                 return
-            for consumed, number in self._to_fetch():
-                size = max(FETCH_SIZE_BYTES_MIN, self._share_bytes() // 2)
-                try:
-                    connection.start(
-                        _Fetch(self, consumed, number), "get", *consumed.slot, consumed.next_fetch, size,
-                        extensions={"wait": FETCH_WAIT_MS},
-                    )  # fmt: skip
-                except TxmqError as error:
-                    self.failed(consumed, number, error)
+            for consumed in self._with_room():
+                self._fetch(connection, consumed)
         except ClosedError:
             return
+
+    def _fetch(self, connection: Connection, consumed: ConsumedPartition) -> None:
+        number, size = next(self._numbers), max(FETCH_SIZE_BYTES_MIN, self._share_bytes() // 2)
+        try:
+            if self._is_begun(consumed, number):
+                connection.start(
+                    _Fetch(self, consumed, number), "get", *consumed.slot, consumed.next_fetch, size,
+                    extensions={"wait": FETCH_WAIT_MS},
+                )  # fmt: skip
+        except TxmqError as error:
+            self.failed(consumed, number, error)
+        except BaseException:  # an interrupt of the application's thread: perhaps nothing was sent, or will be answered
+            self.failed(consumed, number, ConnectionLostError("interrupted"))
+            raise
 
     def _share_bytes(self) -> int:
         return self._buffer_size_bytes // max(1, len(self._partitions))
 
-    def _to_fetch(self) -> Sequence[tuple[ConsumedPartition, int]]:
-        found = []
+    def _with_room(self) -> Sequence[ConsumedPartition]:
         with self._changed:
             now, share = self._clock.monotonic(), self._share_bytes()
-            for consumed in self._partitions.values():
-                if consumed.wants_more(now, share):
-                    self._numbers += 1
-                    consumed.fetch = self._numbers
-                    found.append((consumed, consumed.fetch))
-        return found
+            return [consumed for consumed in self._partitions.values() if consumed.wants_more(now, share)]
+
+    def _is_begun(self, consumed: ConsumedPartition, number: int) -> bool:
+        with self._changed:
+            if not consumed.wants_more(self._clock.monotonic(), self._share_bytes()):
+                return False  # another thread was faster
+            consumed.fetch = number
+            return True
 
     def answered(self, consumed: ConsumedPartition, number: int, code: int, body: bytes) -> None:
         """Buffer the messages of an answer; called by the thread that reads."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.interrupts import Strike
 from tests.logged import said
-from txmq.client.consumer.fetcher import FETCH_DAMAGED_S, REPORTED_AGAIN_S, ConsumerFetcher
+from txmq.client.consumer import fetcher
+from txmq.client.consumer.fetcher import FETCH_AGAIN_S, FETCH_DAMAGED_S, REPORTED_AGAIN_S, ConsumerFetcher
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.log import records
 from txmq.log.batch import stamp, stored_crc
@@ -56,6 +60,30 @@ def test_fetching_goes_on_behind_an_error_of_any_kind(caplog: pytest.LogCaptureF
     fetching = ConsumerFetcher(client, reconnecting, Condition(), {}, 1 << 20, get_logger())
     fetching._run()
     assert [len(waits), [line["event"] for line in said(caplog)]] == [2, ["the fetching thread failed; it goes on"]]
+
+
+def test_an_interrupt_anywhere_starves_no_partition() -> None:
+    """Found: a partition whose get was never sent was taken for one that waits for its answer."""
+    number, is_struck = 0, True
+    while is_struck:
+        number += 1
+        clock, strike, started = SimClock(), Strike(number, fetcher), dict[int, int]()
+        partitions = {(topic, 0): ConsumedPartition((topic, 0), 1, 0, 0) for topic in ("a", "b")}
+
+        def start(fetch: Any, *_: Any, started: dict[int, int] = started, **__: Any) -> None:
+            started[id(fetch.consumed)] = fetch.number
+
+        client, connection = SimpleNamespace(clock=clock), SimpleNamespace(start=start)
+        fetching = ConsumerFetcher(client, None, Condition(), partitions, 1 << 20, get_logger())  # type: ignore[arg-type]
+        sys.setprofile(strike)
+        with suppress(KeyboardInterrupt):
+            fetching.more(connection)  # type: ignore[arg-type]
+        sys.setprofile(None)
+        is_struck = strike.left <= 0
+        clock.advance(FETCH_AGAIN_S)
+        fetching.more(connection)  # type: ignore[arg-type]
+        assert all(started.get(id(one)) == one.fetch for one in partitions.values()), f"struck at {number}"
+    assert number > 10
 
 
 def answer(*, damaged: int) -> bytes:
