@@ -135,6 +135,31 @@ class RegistryAwayError(RegistryError):
     retriable: bool = True
 
 
+class RegistryConflictError(RegistryError):
+    """Others changed the registry first, or behind a lost connection; the text says which. Read again, then decide."""
+
+
+class ForeignClusterError(RegistryError):
+    """The data directory is another cluster's: correct the registry's address, or start with an empty directory."""
+
+
+class DuplicateBrokerError(RegistryError):
+    """Another home has this broker's name: give one of the two another ``broker_name``."""
+
+
+class HomeInUseError(RegistryError):
+    """Another process leads the home, or its ZooKeeper session has not expired yet: stop it, or wait, then repeat."""
+
+    retriable: bool = True
+
+
+class HomeSupersededError(RegistryError):
+    """A process that this journal does not know has led the home since: the directory is a copy, or was restored.
+
+    Stop, and start the newer directory. If that one is lost, start with an empty directory: a new home.
+    """
+
+
 # --- errors a broker answers -----------------------------------------------------------------------------------------
 
 

@@ -127,7 +127,7 @@ RETRIABLE = {
     errors.ConnectionLostError, errors.RequestTimeoutError, errors.SpoolFullError, errors.NotOwnerError,
     errors.OverloadedError, errors.UnavailableError, errors.DiskFullError, errors.RolledBackError,
     errors.TransactionTimeoutError, errors.SessionFullError, errors.BrokerAwayError, errors.TransactionAwayError,
-    errors.RegistryAwayError,
+    errors.RegistryAwayError, errors.HomeInUseError,
 }  # fmt: skip
 
 
@@ -190,3 +190,7 @@ def test_importing_txmq_loads_its_errors_and_no_third_party() -> None:
 
 def test_naming_mysql_resource_needs_no_driver() -> None:
     assert "MySQLdb" not in _loaded("txmq.MySQLResource, txmq.connect")
+
+
+def test_a_broker_that_is_alone_does_not_load_kazoo() -> None:
+    assert "kazoo" not in _loaded("import txmq.broker.shell.process, txmq.cli.broker")

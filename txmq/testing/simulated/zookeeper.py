@@ -212,7 +212,8 @@ class SimSession:
         self._state = SessionState.LOST
         self._listeners: list[Callable[[SessionState], None]] = []
         self._watches = _Watches()
-        self._is_answer_lost: bool | None = None
+        self._loss: bool | None = None  # whether the change is carried out whose answer is lost
+        self._changes_before_loss = 0
 
     # --- what a test does to it --------------------------------------------------------------------------------------
 
@@ -238,9 +239,15 @@ class SimSession:
         self._ensemble.end_session(self._number)
         self.connect()
 
-    def lose_next(self, *, is_carried_out: bool) -> None:
-        """The connection is lost during the next change that is asked for: behind it, or before it."""
-        self._is_answer_lost = is_carried_out
+    def lose_next(self, *, is_carried_out: bool, after: int = 0) -> None:
+        """The connection is lost during a change that is asked for: behind the change, or before it.
+
+        Args:
+            is_carried_out: whether the ensemble has carried it out.
+            after: how many changes go well before.
+        """
+        self._loss = is_carried_out
+        self._changes_before_loss = after
 
     def call_watches(self, event: WatchEvent) -> None:
         """Something happened to a node."""
@@ -316,10 +323,11 @@ class SimSession:
         """See ``Session``."""
         refuse_too_large(operations)
         with self._connected() as ensemble:
-            is_answer_lost, self._is_answer_lost = self._is_answer_lost, None
-            if is_answer_lost is None:
+            if self._loss is None or self._changes_before_loss > 0:
+                self._changes_before_loss -= 1
                 return ensemble.transact(self._number, operations)
-            if is_answer_lost:
+            is_carried_out, self._loss = self._loss, None
+            if is_carried_out:
                 with suppress(ZooKeeperError):  # a refusal is an answer, too
                     ensemble.transact(self._number, operations)
             self.disconnect()

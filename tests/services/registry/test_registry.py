@@ -1,0 +1,105 @@
+"""The registry on a real ZooKeeper keeps the contract, and survives a server that is killed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.services.registry.scripts import RealWorld
+from tests.unit.registry.contract import CLUSTER, A, ClusterContract, claim, topic
+from txmq.errors import RegistryAwayError, RegistryError
+from txmq.registry.port import Home, PlacedTopic, Registry, Standing, TopicMap
+from txmq.registry.zookeeper.kazoo_session import Credentials, KazooSession
+from txmq.registry.zookeeper.registry import ZooKeeperRegistry
+from txmq.testing.eventually import WITHIN_S, eventually
+from txmq.testing.processes.zookeeper import ZooKeeper
+
+CHROOTS = (f"/cluster-{number}/prod" for number in itertools.count())
+
+
+def _session(registry: Registry) -> KazooSession:
+    assert isinstance(registry, ZooKeeperRegistry)
+    assert isinstance(registry._session, KazooSession)
+    return registry._session
+
+
+class TestOnRealZooKeeper(ClusterContract):
+    """See ``ClusterContract``."""
+
+    @pytest.fixture(autouse=True)
+    def world(self, zookeeper: ZooKeeper) -> Iterator[None]:
+        """The server, and the sessions with it."""
+        self.real, self.opened = RealWorld(zookeeper), list[KazooSession]()
+        yield
+        for session in self.opened:
+            session.close()
+
+    def fresh(self) -> Registry:
+        """See ``RegistryContract``."""
+        self.chroot = next(CHROOTS)
+        return self.another()
+
+    def another(self) -> Registry:
+        """See ``ClusterContract``."""
+        self.opened.append(self.real.open())
+        return ZooKeeperRegistry(self.opened[-1], self.chroot)
+
+    def expire(self, registry: Registry) -> None:
+        """See ``ClusterContract``."""
+        self.real.expire(_session(registry))
+
+    def settle(self, registry: Registry) -> None:
+        """See ``RegistryContract``."""
+        self.real.settle(_session(registry))
+
+
+def test_a_killed_server_comes_back_with_all_of_it(zookeeper: ZooKeeper) -> None:
+    world, chroot = RealWorld(zookeeper), next(CHROOTS)
+    registry = ZooKeeperRegistry(world.open(), chroot)
+    registry.join(CLUSTER, Standing.USED)
+    registry.announce(registry.lead(claim()))
+    placed = registry.create_topic(topic(1), [A, A])
+    told: list[str] = []
+    registry.topics(lambda: told.append("topics"))
+    zookeeper.kill()
+    eventually(lambda: told, "the lost watch")
+    zookeeper.start()
+    assert _session(registry).wait_connected(WITHIN_S)
+    assert registry.topics() == TopicMap(1, (placed,), ())
+    assert registry.homes() == [Home(A, "broker-a0", 1, "10.0.0.1:8123")]
+    registry.close()
+
+
+def test_a_call_repeated_after_a_freeze_has_one_effect(zookeeper: ZooKeeper) -> None:
+    session = RealWorld(zookeeper).open()
+    registry = ZooKeeperRegistry(session, next(CHROOTS))
+    registry.join(CLUSTER, Standing.USED)
+    registry.lead(claim())
+    zookeeper.pause()
+    try:
+        session._timeout = 0.2
+        with pytest.raises(RegistryAwayError, match="repeat when it is back"):
+            registry.create_topic(topic(1), [A, A])
+    finally:
+        session._timeout = WITHIN_S
+        zookeeper.resume()
+    assert registry.create_topic(topic(1), [A, A]) == PlacedTopic(topic(1), (A, A), 1)
+    assert registry.topics().version == 1
+    registry.close()
+
+
+def test_a_registry_with_credentials_is_closed_to_others(zookeeper: ZooKeeper) -> None:
+    chroot = next(CHROOTS)
+    session = KazooSession(
+        zookeeper.address, session_timeout_ms=20_000, call_timeout_ms=60_000, credentials=Credentials("txmq", "secret")
+    )
+    registry = ZooKeeperRegistry(session, chroot)
+    registry.join(CLUSTER, Standing.USED)
+    registry.announce(registry.lead(claim()))
+    stranger = ZooKeeperRegistry(RealWorld(zookeeper).open(), chroot)
+    with pytest.raises(RegistryError, match="give the credentials under which the nodes were made"):
+        stranger.join(CLUSTER, Standing.EMPTY)
+    stranger.close()
+    registry.close()

@@ -1,0 +1,290 @@
+"""The registry on the simulated ZooKeeper: the contract, and the loss of each single answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from tests.unit.registry.contract import CLUSTER, A, B, ClusterContract, claim, topic
+from txmq.errors import RegistryAwayError, RegistryConflictError, RegistryError
+from txmq.registry.port import DeletedTopic, PlacedTopic, Registry, Standing, TopicMap
+from txmq.registry.zookeeper.registry import ZooKeeperRegistry
+from txmq.registry.zookeeper.session import ANY_VERSION, SessionState
+from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
+
+CHANGES_MAX = 20  # more than any call makes
+
+
+def _session(registry: Registry) -> SimSession:
+    assert isinstance(registry, ZooKeeperRegistry)
+    assert isinstance(registry._session, SimSession)
+    return registry._session
+
+
+class TestOnSimulatedZooKeeper(ClusterContract):
+    """See ``ClusterContract``."""
+
+    def fresh(self) -> Registry:
+        """See ``RegistryContract``."""
+        self.ensemble = SimZooKeeper()
+        return self.another()
+
+    def another(self) -> Registry:
+        """See ``ClusterContract``."""
+        return ZooKeeperRegistry(self.ensemble.open(), "/prod")
+
+    def expire(self, registry: Registry) -> None:
+        """See ``ClusterContract``."""
+        _session(registry).expire()
+
+
+Call = Callable[[Registry], object]
+PLACED = PlacedTopic(topic(1), (A, B), 1)
+ALTERED = PlacedTopic(topic(1, retention_ms=9), (A, B), 1)
+
+
+def _founded(registry: Registry) -> None:
+    registry.join(CLUSTER, Standing.USED)
+
+
+def _led(registry: Registry) -> None:
+    _founded(registry)
+    registry.announce(registry.lead(claim()))
+    registry.lead(claim(B))
+
+
+def _with_topic(registry: Registry) -> None:
+    _led(registry)
+    registry.create_topic(topic(1), [A, B])
+
+
+def _with_deleted(registry: Registry) -> None:
+    _with_topic(registry)
+    registry.delete_topic(topic(1))
+
+
+def _dropped_at_b(registry: Registry) -> None:
+    _with_deleted(registry)
+    registry.drop_topic(1, B)
+
+
+def _anchored(registry: Registry) -> None:
+    _led(registry)
+    registry.anchor("group", "billing", B)
+
+
+CALLS: dict[str, tuple[Call, Call]] = {  # what was done before, and the call during which the connection is lost
+    "join": (lambda _registry: None, lambda registry: registry.join(CLUSTER, Standing.USED)),
+    "lead": (_founded, lambda registry: registry.lead(claim())),
+    "lead again": (_led, lambda registry: registry.lead(claim(incarnation=2, former=(1,)))),
+    "lead under another name": (
+        _led, lambda registry: registry.lead(claim(incarnation=2, former=(1,))._replace(name="renamed")),
+    ),
+    "announce": (_led, lambda registry: registry.announce(registry.lead(claim(incarnation=2, former=(1,))))),
+    "create": (_led, lambda registry: registry.create_topic(topic(1), [A, B])),
+    "alter": (_with_topic, lambda registry: registry.alter_topic(ALTERED)),
+    "delete": (_with_topic, lambda registry: registry.delete_topic(topic(1))),
+    "drop": (_with_deleted, lambda registry: registry.drop_topic(1, A)),
+    "drop the last": (_dropped_at_b, lambda registry: registry.drop_topic(1, A)),
+    "anchor": (_led, lambda registry: registry.anchor("group", "billing", B)),
+    "release": (_anchored, lambda registry: registry.release_anchor("group", "billing")),
+}  # fmt: skip
+
+
+def _values(session: SimSession, path: str = "/") -> dict[str, tuple[bytes, bool]]:
+    node = session.get(path)
+    found = {path: (node.value, node.stat.owner != 0)}
+    for name in session.children(path):
+        found |= _values(session, f"{path.rstrip('/')}/{name}")
+    return found
+
+
+def _after(name: str, loss: tuple[int, bool] | None) -> tuple[object, dict[str, tuple[bytes, bool]], bool]:
+    """The result of a call, the tree behind it, and whether the connection was lost in it."""
+    ensemble = SimZooKeeper()
+    before, call = CALLS[name]
+    registry = ZooKeeperRegistry(ensemble.open())
+    before(registry)
+    states: list[object] = []
+    _session(registry).listen(states.append)
+    if loss is not None:
+        _session(registry).lose_next(after=loss[0], is_carried_out=loss[1])
+    result = call(registry)
+    return result, _values(ensemble.open()), bool(states)
+
+
+@pytest.mark.parametrize("is_carried_out", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("name", CALLS)
+def test_an_answer_lost_at_any_change_makes_no_difference(name: str, is_carried_out: bool) -> None:
+    result, tree, _ = _after(name, None)
+    for changes in range(CHANGES_MAX):
+        got, left, was_lost = _after(name, (changes, is_carried_out))
+        assert (got, left) == (result, tree), changes
+        if not was_lost:
+            assert changes > 0
+            return
+    raise AssertionError("the call makes more changes than are tried here")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_a_dead_process_is_finished_by_another(name: str) -> None:
+    """The process dies behind each change, its session expires, and the next process makes the same call."""
+    _result, tree, _ = _after(name, None)
+    for changes in range(CHANGES_MAX):
+        ensemble = SimZooKeeper()
+        before, call = CALLS[name]
+        before(ZooKeeperRegistry(ensemble.open()))
+        has_died = _dies(ensemble, call, changes)
+        call(ZooKeeperRegistry(ensemble.open()))
+        assert _values(ensemble.open()) == tree, changes
+        if not has_died:
+            assert changes > 0
+            return
+    raise AssertionError("the call makes more changes than are tried here")
+
+
+def _dies(ensemble: SimZooKeeper, call: Call, changes: int) -> bool:
+    """Whether a process that is to die behind a change came that far."""
+
+    def lose(_state: SessionState) -> None:
+        ensemble.is_reachable = False
+
+    dying = ensemble.open()
+    number = dying.number
+    dying.listen(lose)
+    dying.lose_next(after=changes, is_carried_out=True)
+    with suppress(RegistryAwayError):
+        call(ZooKeeperRegistry(dying))
+    has_died, ensemble.is_reachable = not ensemble.is_reachable, True
+    ensemble.end_session(number)
+    return has_died
+
+
+def test_ids_whose_answer_was_lost_are_not_used() -> None:
+    registry = ZooKeeperRegistry(SimZooKeeper().open())
+    _led(registry)
+    _session(registry).lose_next(is_carried_out=True)
+    assert registry.reserve_topic_ids(2) == range(3, 5)
+
+
+def _loses_create(registry: Registry, behind: Callable[[], object], *, is_carried_out: bool) -> None:
+    """Lose the connection in a change, and let others come behind it before it is there again."""
+    session = _session(registry)
+    session.lose_next(is_carried_out=is_carried_out)
+    reconnect = session.connect
+
+    def connect() -> None:
+        session.connect = reconnect  # type: ignore[method-assign]
+        behind()
+        reconnect()
+
+    session.connect = connect  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def pair() -> tuple[Registry, Registry]:
+    """Two brokers' registries over one ensemble."""
+    ensemble = SimZooKeeper()
+    registry, other = ZooKeeperRegistry(ensemble.open()), ZooKeeperRegistry(ensemble.open())
+    _led(registry)
+    return registry, other
+
+
+def test_a_lost_create_is_known_by_its_id(pair: tuple[Registry, Registry]) -> None:
+    registry, other = pair
+    _loses_create(registry, lambda: other.create_topic(topic(2, "audit"), [A, B]), is_carried_out=True)
+    assert registry.create_topic(topic(1), [A, B]) == PLACED
+
+
+def test_a_lost_create_that_cannot_be_told_is_a_conflict(pair: tuple[Registry, Registry]) -> None:
+    registry, other = pair
+
+    def made_and_gone() -> None:
+        other.delete_topic(topic(1))
+        other.drop_topic(1, A)
+        other.drop_topic(1, B)
+
+    _loses_create(registry, made_and_gone, is_carried_out=True)
+    with pytest.raises(RegistryConflictError, match="look whether it was made"):
+        registry.create_topic(topic(1), [A, B])
+    assert registry.topics() == TopicMap(2, (), ())
+
+
+def test_a_lost_alteration_that_others_came_behind_is_a_conflict(pair: tuple[Registry, Registry]) -> None:
+    registry, other = pair
+    registry.create_topic(topic(1), [A, B])
+    mine, theirs = topic(1, retention_ms=5), topic(1, retention_ms=6)
+    _loses_create(registry, lambda: other.alter_topic(PlacedTopic(theirs, (A, B), 1)), is_carried_out=False)
+    with pytest.raises(RegistryConflictError):
+        registry.alter_topic(PlacedTopic(mine, (A, B), 1))
+    assert registry.topics().topics == (PlacedTopic(theirs, (A, B), 2),)
+
+
+def test_a_lost_delete_is_known_by_its_tombstone(pair: tuple[Registry, Registry]) -> None:
+    registry, other = pair
+    registry.create_topic(topic(1), [A, B])
+    _loses_create(registry, lambda: other.create_topic(topic(2), [A, B]), is_carried_out=True)
+    registry.delete_topic(topic(1))
+    assert registry.topics().topics == (PlacedTopic(topic(2), (A, B), 3),)
+    assert registry.topics().deleted == (DeletedTopic(1, "orders", (A, B)),)
+
+
+def test_away_means_that_nothing_is_sent_later() -> None:
+    ensemble = SimZooKeeper()
+    registry = ZooKeeperRegistry(ensemble.open())
+    _led(registry)
+    ensemble.is_reachable = False
+    with pytest.raises(RegistryAwayError, match="ZooKeeper does not answer"):
+        registry.create_topic(topic(1), [A, B])
+    ensemble.is_reachable = True
+    assert registry.topics() == TopicMap(0, (), ())
+
+
+def test_a_watch_lost_with_the_connection_is_told(pair: tuple[Registry, Registry]) -> None:
+    registry, _other = pair
+    told: list[str] = []
+    registry.topics(lambda: told.append("topics"))
+    registry.homes(lambda: told.append("homes"))
+    _session(registry).disconnect()
+    assert set(told) == {"topics", "homes"}
+
+
+def test_a_node_that_cannot_be_read_is_named() -> None:
+    registry = ZooKeeperRegistry(SimZooKeeper().open(), "/prod")
+    _with_topic(registry)
+    session = _session(registry)
+    spoiled: dict[str, Callable[[], object]] = {
+        "/prod/txmq/topics/orders": registry.topics,
+        f"/prod/txmq/homes/{A:016x}/state": registry.homes,
+        f"/prod/txmq/homes/{A:016x}/replicas/1": registry.homes,
+        "/prod/txmq/ids/topics": lambda: registry.reserve_topic_ids(1),
+        "/prod/txmq/cluster": lambda: registry.join(CLUSTER, Standing.MEMBER),
+    }
+    for path, read in spoiled.items():
+        whole = session.get(path).value
+        for value in (b"", b"\xff", b"{}", b"[]", b"null", b'{"homes": ["zz"]}', whole[:-1] + b"?"):
+            session.set_value(path, value, ANY_VERSION)
+            with pytest.raises(RegistryError, match=path):
+                read()
+        session.set_value(path, whole, ANY_VERSION)
+        read()
+
+
+def test_a_cluster_of_a_newer_format_is_not_touched() -> None:
+    session = SimZooKeeper().open()
+    registry = ZooKeeperRegistry(session)
+    _founded(registry)
+    session.set_value("/txmq/cluster", b'{"format": 2, "cluster": "000000000000c1a5"}', 0)
+    with pytest.raises(RegistryError, match="format 2, this txmq reads 1: upgrade txmq"):
+        registry.join(CLUSTER, Standing.MEMBER)
+
+
+def test_a_topic_too_large_for_a_node_is_refused() -> None:
+    registry = ZooKeeperRegistry(SimZooKeeper().open())
+    _led(registry)
+    placed = registry.create_topic(topic(1, partitions=10_000), [A] * 10_000)
+    assert registry.topics().topics == (placed,)
+    with pytest.raises(RegistryError, match="too large for ZooKeeper"):
+        registry.create_topic(topic(2, "larger", partitions=60_000), [A] * 60_000)

@@ -1,0 +1,225 @@
+"""The registry as a port: what brokers must agree on.
+
+Two implementations exist, held to one contract (tests/unit/registry/contract.py): ``embedded`` for a broker that is
+alone, ``zookeeper.registry`` for several.
+
+Theory of operation. A partition belongs to a *home*, which is one journal; a broker process *leads* homes. The
+registry holds the cluster's id, each home with the epoch and the address of its leader, and each topic with its id,
+settings and the homes of its partitions. Consumer groups, offsets and sessions are not in it: each home has its own in
+its journal, so that what the registry holds grows with topics and homes, never with messages or clients.
+
+Invariants:
+    * what is absent from the registry deletes no messages: a home drops a topic only if ``TopicMap.deleted`` has it;
+    * a topic's id is given out once, and a name's next topic has another id. So it can be told whether a change whose
+      answer was lost was made: every call may be repeated, and none has effect twice;
+    * a partition never moves to another home, and partitions are only added;
+    * of two processes that claim one home, one has the newest epoch. The other one learns of it from ``announce`` and
+      stops;
+    * a call ends within a bounded number of tries. It reports an error of ``txmq.errors`` that says what to do.
+
+Calls wait for a network: the broker makes them in a thread of its own, never on its event loop.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from txmq.errors import InvalidNameError, RegistryError
+from txmq.model import is_valid_name
+from txmq.registry.topics import Topic
+
+TOPICS_MAX: Final = 10_000
+IDS_PER_CALL_MAX: Final = 10_000
+
+Listener = Callable[[], None]
+
+
+class Standing(enum.Enum):
+    """What a data directory is to a cluster, before it joins."""
+
+    EMPTY = "empty"  # it takes the cluster's id
+    USED = "used"  # it has topics or transactions under an id of its own: only the first broker of a cluster may
+    MEMBER = "member"  # it has joined, and its journal says so
+
+
+class Claim(NamedTuple):
+    """A process that wants to lead a home.
+
+    The caller has made ``incarnation`` durable before it claims. So its next start knows it again if an epoch was drawn
+    and the answer was lost.
+    """
+
+    home: int
+    name: str  # the broker's name, which no other home of the cluster has
+    address: str  # where clients reach it
+    incarnation: int  # drawn at random for this start of the process
+    former: frozenset[int]  # the incarnations that the home's journal knows
+    epoch: int  # the newest epoch that the journal knows
+    lock: str  # names the lock that the process holds on its data directory: the process before it is gone
+
+
+class Leadership(NamedTuple):
+    """A claim that was granted, under an epoch that is higher than any before."""
+
+    claim: Claim
+    epoch: int
+
+
+class Home(NamedTuple):
+    """A home of the cluster. ``address`` is where its leader is reached, None if no leader is known to live."""
+
+    home: int
+    name: str
+    epoch: int
+    address: str | None
+
+
+class PlacedTopic(NamedTuple):
+    """A topic, the home of each of its partitions, and the version of the map at which it last changed."""
+
+    topic: Topic
+    homes: tuple[int, ...]
+    version: int
+
+
+class DeletedTopic(NamedTuple):
+    """A topic that was deleted, and the homes that have not dropped its messages yet."""
+
+    topic_id: int
+    name: str
+    homes: tuple[int, ...]
+
+
+class TopicMap(NamedTuple):
+    """All topics at one moment. ``version`` grows with each topic that is created, altered or deleted."""
+
+    version: int
+    topics: tuple[PlacedTopic, ...]  # sorted by name
+    deleted: tuple[DeletedTopic, ...]  # sorted by id
+
+
+class Registry(Protocol):
+    """See the module's docstring. Thread-safe. Every call raises RegistryAwayError if the registry does not answer."""
+
+    def join(self, cluster: int, standing: Standing) -> int:
+        """Enter the cluster, or found it under ``cluster``; the cluster's id.
+
+        Raises:
+            ForeignClusterError: the directory is not empty, and belongs to another cluster.
+            RegistryError: there is no cluster, and the directory belongs to one.
+        """
+
+    def lead(self, claim: Claim) -> Leadership:
+        """Draw the home's next epoch. The caller journals it, then calls ``announce``.
+
+        Raises:
+            HomeInUseError: another process leads the home, and lives as far as the registry knows.
+            HomeSupersededError: the home was led by a process that the claim's journal does not know.
+            DuplicateBrokerError: another home has the claim's name.
+        """
+
+    def announce(self, leadership: Leadership) -> None:
+        """Say where the home is led, for as long as this process lives. To be called again after each lost session.
+
+        Raises:
+            HomeSupersededError: another process has drawn a newer epoch: this one stops.
+        """
+
+    def homes(self, listener: Listener | None = None) -> list[Home]:
+        """All homes, sorted. The listener is called once or more often when that has changed, or may have."""
+
+    def reserve_topic_ids(self, count: int, above: int = 0) -> range:
+        """Draw ids for topics, higher than any before and than ``above``. Ids that are not used are lost."""
+
+    def create_topic(self, topic: Topic, homes: Sequence[int]) -> PlacedTopic:
+        """Create a topic under an id that was drawn, or that the first broker of the cluster brings along.
+
+        Raises:
+            TopicExistsError: the name is another topic's.
+            RegistryConflictError: the connection was lost, and others changed topics since: look whether it was made.
+            RegistryError: ``homes`` does not fit, or one of them is not in the registry.
+        """
+
+    def alter_topic(self, changed: PlacedTopic) -> PlacedTopic:
+        """Give a topic other settings, or more partitions; ``changed.version`` is the one that was read.
+
+        Raises:
+            UnknownTopicError: there is no such topic (any more).
+            RegistryConflictError: it was changed since: read it again.
+            RegistryError: another name or storage, fewer partitions, or one that would move.
+        """
+
+    def delete_topic(self, topic: Topic) -> None:
+        """Delete a topic: its name is free, and each of its homes is told to drop its messages.
+
+        Raises:
+            UnknownTopicError: there is no such topic (any more).
+        """
+
+    def drop_topic(self, topic_id: int, home: int) -> None:
+        """Note that a home has dropped a deleted topic's messages. The last one ends the topic's entry."""
+
+    def topics(self, listener: Listener | None = None) -> TopicMap:
+        """All topics. The listener is called once when that has changed, or may have."""
+
+    def anchor(self, kind: str, name: str, home: int) -> int:
+        """The one home that decides for a group or a query: the first ``home`` that was named, from then on."""
+
+    def release_anchor(self, kind: str, name: str) -> None:
+        """The group or query is deleted; the next one of that name chooses its home anew."""
+
+    def close(self) -> None:
+        """End the conversation: homes that are announced here are led from nowhere."""
+
+
+def check_placement(topic: Topic, homes: Sequence[int]) -> None:
+    """Refuse a topic that has not one home for each partition.
+
+    Raises:
+        InvalidNameError, RegistryError: the name is not allowed; the counts differ.
+    """
+    if not is_valid_name(topic.config.name):
+        raise InvalidNameError(f"{topic.config.name[:64]!r} is not a topic name")
+    if len(homes) != topic.config.partitions:
+        raise RegistryError(f"topic {topic.config.name!r} has {topic.config.partitions} partitions, not {len(homes)}")
+
+
+def check_alteration(stored: PlacedTopic, changed: PlacedTopic) -> None:
+    """Refuse what cannot be altered.
+
+    Raises:
+        RegistryError: says what cannot.
+    """
+    check_placement(changed.topic, changed.homes)
+    before, after = stored.topic.config, changed.topic.config
+    if (after.name, after.storage) != (before.name, before.storage):
+        raise RegistryError(f"topic {before.name!r}: name and storage cannot be altered; create another topic")
+    if changed.homes[: len(stored.homes)] != stored.homes:
+        raise RegistryError(f"topic {before.name!r}: a partition cannot be removed, or moved to another home")
+
+
+def is_altered(stored: PlacedTopic, changed: PlacedTopic) -> bool:
+    """Whether the topic is already as it is to be."""
+    return (stored.topic, stored.homes) == (changed.topic, changed.homes)
+
+
+def check_count(count: int) -> None:
+    """Refuse to draw no id, or too many.
+
+    Raises:
+        RegistryError: says how many can be drawn.
+    """
+    if not 1 <= count <= IDS_PER_CALL_MAX:
+        raise RegistryError(f"{count} ids at once: 1 to {IDS_PER_CALL_MAX} can be drawn")
+
+
+def check_anchor(kind: str, name: str) -> None:
+    """Refuse names that no group or query can have.
+
+    Raises:
+        InvalidNameError: the kind or the name is not allowed.
+    """
+    if not (is_valid_name(name) and kind.isascii() and kind.isalpha()):
+        raise InvalidNameError(f"{kind[:64]!r} {name[:64]!r} cannot have a home")

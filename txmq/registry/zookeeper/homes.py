@@ -1,0 +1,177 @@
+"""Cluster and homes in ZooKeeper: joining, the next epoch, where a home is led.
+
+Theory of operation. A home's ``state`` holds its newest epoch and the incarnation of the process that drew it. Drawing
+is a compare-and-set on its version. A draw whose answer was lost is read again: the incarnation tells whose it is. A
+directory whose journal does not know the incarnation that is there is a copy, or was restored, and is refused.
+
+The leader's ephemeral node says where the home is led. It is made in one transaction with a check of ``state``: its own
+version would be no fence, because a node made anew begins at 0 again. That the process before this one is gone is known
+if its node is, or if both name the same lock.
+"""
+
+from __future__ import annotations
+
+from txmq.errors import (
+    DuplicateBrokerError,
+    ForeignClusterError,
+    HomeInUseError,
+    HomeSupersededError,
+    InvalidNameError,
+    RegistryError,
+)
+from txmq.model import is_valid_name
+from txmq.registry.port import Claim, Home, Leadership, Listener, Standing
+from txmq.registry.zookeeper import layout
+from txmq.registry.zookeeper.layout import HomeState, Leader
+from txmq.registry.zookeeper.nodes import Listeners, Nodes
+from txmq.registry.zookeeper.session import (
+    ANY_VERSION,
+    Check,
+    Create,
+    Delete,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    Operation,
+    Session,
+    SetValue,
+)
+
+
+class HomeNodes(Nodes):
+    """See the module's docstring."""
+
+    def __init__(self, session: Session, chroot: str = "") -> None:
+        super().__init__(session, chroot)
+        self._home_listeners = Listeners()
+
+    # --- the cluster -------------------------------------------------------------------------------------------------
+
+    def join(self, cluster: int, standing: Standing) -> int:
+        """See ``Registry``."""
+        return self._attempts.run(lambda: self._join(cluster, standing))
+
+    def _join(self, cluster: int, standing: Standing) -> int:
+        found = self._find(self._paths.cluster)
+        if found is None:
+            if standing is Standing.MEMBER:
+                raise RegistryError(
+                    f"{self._paths.cluster} is not in ZooKeeper, and this directory is a member of cluster "
+                    f"{cluster:016x}: correct the registry's address, or restore the ensemble"
+                )
+            return self._found(cluster)
+        existing = layout.decode_cluster(self._paths.cluster, found.value)
+        if existing != cluster and standing is not Standing.EMPTY:
+            raise ForeignClusterError(
+                f"the directory belongs to cluster {cluster:016x}, {self._paths.root} in ZooKeeper to {existing:016x}: "
+                "correct the registry's address, or start with an empty directory"
+            )
+        return existing
+
+    def _found(self, cluster: int) -> int:
+        for path, value in self._paths.fixed():
+            try:
+                self._session.create(path, value)
+            except NodeExistsError:  # another broker founds it, too, or one died at it
+                continue
+        self._session.create(self._paths.cluster, layout.encode_cluster(cluster))
+        return cluster
+
+    # --- homes -------------------------------------------------------------------------------------------------------
+
+    def lead(self, claim: Claim) -> Leadership:
+        """See ``Registry``."""
+        if not is_valid_name(claim.name):
+            raise InvalidNameError(f"{claim.name[:64]!r} cannot be a broker's name in a registry")
+        return self._attempts.run(lambda: self._lead(claim))
+
+    def _lead(self, claim: Claim) -> Leadership:
+        path = self._paths.state(claim.home)
+        found = self._find(path)
+        state = None if found is None else layout.decode_state(path, found.value)
+        if state is not None and state.incarnation == claim.incarnation:
+            return Leadership(claim, state.epoch)
+        if state is not None:
+            self._refuse_stranger(claim, state)
+        drawn = HomeState(max(claim.epoch, 0 if state is None else state.epoch) + 1, claim.incarnation, claim.name)
+        operations = [*self._claim_state(claim.home, found, drawn), *self._claim_name(claim, state)]
+        self._session.transact(operations)
+        return Leadership(claim, drawn.epoch)
+
+    def _refuse_stranger(self, claim: Claim, state: HomeState) -> None:
+        if state.incarnation not in claim.former:
+            raise HomeSupersededError(
+                f"home {claim.home:016x} has epoch {state.epoch}, drawn by a process that this journal does not know: "
+                "the directory is a copy, or was restored. Start the newer one; if that is lost, an empty directory"
+            )
+        leader = self._leader(claim.home)
+        if leader is not None and leader.lock != claim.lock:
+            raise HomeInUseError(
+                f"home {claim.home:016x} is led at {leader.address}: stop that process; if it has died, its ZooKeeper "
+                "session is about to expire"
+            )
+
+    def _claim_state(self, home: int, found: Node | None, drawn: HomeState) -> list[Operation]:
+        path, value = self._paths.state(home), layout.encode_state(drawn)
+        if found is not None:
+            return [SetValue(path, value, found.stat.version)]
+        return [Create(self._paths.home(home), b""), Create(self._paths.replicas(home), b""), Create(path, value)]
+
+    def _claim_name(self, claim: Claim, state: HomeState | None) -> list[Operation]:
+        path = self._paths.name(claim.name)
+        found = self._find(path)
+        if found is None:
+            former = [] if state is None else [Delete(self._paths.name(state.name), ANY_VERSION)]
+            return [Create(path, layout.encode_home(claim.home)), *former]
+        owner = layout.decode_home(path, found.value)
+        if owner != claim.home:
+            raise DuplicateBrokerError(
+                f"the broker's name {claim.name!r} is that of home {owner:016x}: give this one another broker_name"
+            )
+        return []
+
+    def announce(self, leadership: Leadership) -> None:
+        """See ``Registry``."""
+        self._attempts.run(lambda: self._announce(leadership))
+
+    def _announce(self, leadership: Leadership) -> None:
+        claim, path = leadership.claim, self._paths.state(leadership.claim.home)
+        value, stat = self._session.get(path)
+        state = layout.decode_state(path, value)
+        if (state.epoch, state.incarnation) != (leadership.epoch, claim.incarnation):
+            raise HomeSupersededError(
+                f"home {claim.home:016x} is led under epoch {state.epoch}, and {leadership.epoch} was drawn here: stop"
+            )
+        wanted = layout.encode_leader(Leader(claim.address, claim.incarnation, claim.lock))
+        leader = self._paths.leader(claim.home)
+        found = self._find(leader)
+        if found is not None and found.value == wanted and found.stat.owner == self._session.number:
+            return
+        former = [] if found is None else [Delete(leader, found.stat.version)]
+        self._session.transact([Check(path, stat.version), *former, Create(leader, wanted, is_ephemeral=True)])
+
+    def homes(self, listener: Listener | None = None) -> list[Home]:
+        """See ``Registry``."""
+        self._home_listeners.add(listener)
+        return self._attempts.run(self._homes)
+
+    def _homes(self) -> list[Home]:
+        names = self._home_listeners.read(self._paths.homes, self._session.children)
+        numbers = [layout.decode_home(self._paths.homes, name.encode()) for name in names]
+        for number in numbers:
+            self._home_listeners.read(self._paths.replicas(number), self._session.children)
+        states = self._session.get_many([self._paths.state(number) for number in numbers])
+        leaders = self._session.get_many([self._paths.leader(number) for number in numbers])
+        return [self._home(*each) for each in zip(numbers, states, leaders, strict=True)]
+
+    def _home(self, number: int, state: Node | None, leader: Node | None) -> Home:
+        if state is None:
+            raise NoNodeError(self._paths.state(number))
+        epoch, _incarnation, name = layout.decode_state(self._paths.state(number), state.value)
+        led = None if leader is None else layout.decode_leader(self._paths.leader(number), leader.value)
+        return Home(number, name, epoch, None if led is None else led.address)
+
+    def _leader(self, home: int) -> Leader | None:
+        path = self._paths.leader(home)
+        found = self._find(path)
+        return None if found is None else layout.decode_leader(path, found.value)

@@ -1,0 +1,216 @@
+"""The nodes of the registry in ZooKeeper: paths, and values as JSON.
+
+```
+<chroot>/txmq/cluster                  {"format": 1, "cluster": <16 hex>}   made last: the others are there
+<chroot>/txmq/homes/<home>/state       {"epoch": n, "incarnation": <32 hex>, "name": ...}   changed by compare-and-set
+<chroot>/txmq/homes/<home>/replicas/1  {"address": ..., "incarnation": <32 hex>, "lock": ...}   ephemeral: the leader
+<chroot>/txmq/brokers/ids/<name>       <home>   which home has the name
+<chroot>/txmq/ids/topics               n   the highest id that was drawn
+<chroot>/txmq/topics                   n   the version of the map; changed together with each topic
+<chroot>/txmq/topics/<name>            {"version": n, "homes": [<home>, ...], "topic_id": n, ...}
+<chroot>/txmq/deleted/<id>             {"name": ..., "homes": [<home>, ...]}   homes that have not dropped it
+<chroot>/txmq/anchors/<kind>.<name>    <home>
+```
+
+A home is 16 hexadecimal digits. The paths ``brokers/ids`` and ``topics`` stand where MetaQ had its own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NamedTuple
+
+from txmq.errors import RegistryError
+from txmq.registry.port import DeletedTopic, PlacedTopic
+from txmq.registry.topics import Topic
+
+FORMAT: Final = 1
+
+
+class Paths:
+    """Where the nodes are, below a chroot (``""`` or ``/prod``)."""
+
+    def __init__(self, chroot: str) -> None:
+        self.root = f"{chroot}/txmq"
+        self.cluster = f"{self.root}/cluster"
+        self.homes = f"{self.root}/homes"
+        self.names = f"{self.root}/brokers/ids"
+        self.last_id = f"{self.root}/ids/topics"
+        self.topics = f"{self.root}/topics"
+        self.deleted = f"{self.root}/deleted"
+        self.anchors = f"{self.root}/anchors"
+
+    def fixed(self) -> list[tuple[str, bytes]]:
+        """The nodes that are always there, with their first values, parents first."""
+        parts = self.root.split("/")[1:]
+        above = ["/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        empty = [*above, self.homes, f"{self.root}/brokers", self.names, f"{self.root}/ids", self.deleted, self.anchors]
+        return [*((path, b"") for path in empty), (self.last_id, b"0"), (self.topics, b"0")]
+
+    def home(self, home: int) -> str:
+        """A home's node."""
+        return f"{self.homes}/{home:016x}"
+
+    def state(self, home: int) -> str:
+        """A home's epoch, and who drew it."""
+        return f"{self.home(home)}/state"
+
+    def replicas(self, home: int) -> str:
+        """A home's data directories that are there now."""
+        return f"{self.home(home)}/replicas"
+
+    def leader(self, home: int) -> str:
+        """The one data directory that a home has."""
+        return f"{self.replicas(home)}/1"
+
+    def name(self, name: str) -> str:
+        """A broker's name."""
+        return f"{self.names}/{name}"
+
+    def topic(self, name: str) -> str:
+        """A topic."""
+        return f"{self.topics}/{name}"
+
+    def deleted_topic(self, topic_id: int) -> str:
+        """A topic that was deleted."""
+        return f"{self.deleted}/{topic_id}"
+
+    def anchor(self, kind: str, name: str) -> str:
+        """The home of a group or query."""
+        return f"{self.anchors}/{kind}.{name}"
+
+
+class HomeState(NamedTuple):
+    """The newest epoch of a home, the process that drew it, and the broker's name."""
+
+    epoch: int
+    incarnation: int
+    name: str
+
+
+class Leader(NamedTuple):
+    """The process that leads a home."""
+
+    address: str
+    incarnation: int
+    lock: str
+
+
+def encode_cluster(cluster: int) -> bytes:
+    """The cluster's node."""
+    return _encode({"format": FORMAT, "cluster": f"{cluster:016x}"})
+
+
+def decode_cluster(path: str, value: bytes) -> int:
+    """The reverse.
+
+    Raises:
+        RegistryError: a newer version wrote it, or it cannot be read.
+    """
+    fields = _fields(path, value)
+    if fields.get("format") != FORMAT:
+        raise RegistryError(f"{path} has format {fields.get('format')}, this txmq reads {FORMAT}: upgrade txmq")
+    return _home(path, fields.get("cluster"))
+
+
+def encode_state(state: HomeState) -> bytes:
+    """A home's state."""
+    return _encode({"epoch": state.epoch, "incarnation": f"{state.incarnation:032x}", "name": state.name})
+
+
+def decode_state(path: str, value: bytes) -> HomeState:
+    """The reverse."""
+    fields = _fields(path, value)
+    try:
+        return HomeState(int(fields["epoch"]), int(fields["incarnation"], 16), str(fields["name"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def encode_leader(leader: Leader) -> bytes:
+    """A leader's node."""
+    return _encode({"address": leader.address, "incarnation": f"{leader.incarnation:032x}", "lock": leader.lock})
+
+
+def decode_leader(path: str, value: bytes) -> Leader:
+    """The reverse."""
+    fields = _fields(path, value)
+    try:
+        return Leader(str(fields["address"]), int(fields["incarnation"], 16), str(fields["lock"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def encode_topic(placed: PlacedTopic) -> bytes:
+    """A topic's node."""
+    homes = [f"{home:016x}" for home in placed.homes]
+    return _encode({"version": placed.version, "homes": homes, **placed.topic.to_json()})
+
+
+def decode_topic(path: str, value: bytes) -> PlacedTopic:
+    """The reverse."""
+    fields = _fields(path, value)
+    try:
+        version, homes = int(fields.pop("version")), tuple(_home(path, home) for home in fields.pop("homes"))
+        return PlacedTopic(Topic.from_json(fields), homes, version)
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise _unreadable(path, error) from error
+
+
+def encode_deleted(deleted: DeletedTopic) -> bytes:
+    """The node of a topic that was deleted."""
+    return _encode({"name": deleted.name, "homes": [f"{home:016x}" for home in deleted.homes]})
+
+
+def decode_deleted(path: str, value: bytes) -> DeletedTopic:
+    """The reverse."""
+    fields = _fields(path, value)
+    try:
+        homes = tuple(_home(path, home) for home in fields["homes"])
+        return DeletedTopic(int(path.rpartition("/")[2]), str(fields["name"]), homes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def encode_home(home: int) -> bytes:
+    """A home's number."""
+    return f"{home:016x}".encode()
+
+
+def decode_home(path: str, value: bytes) -> int:
+    """The reverse."""
+    return _home(path, value.decode("ascii", "replace"))
+
+
+def decode_number(path: str, value: bytes) -> int:
+    """A counter."""
+    if not value.isdigit() or len(value) > 20:
+        raise _unreadable(path, ValueError(repr(value[:40])))
+    return int(value)
+
+
+def _encode(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def _fields(path: str, value: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(value)
+    except ValueError as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(fields, dict):
+        raise _unreadable(path, TypeError("not an object"))
+    return fields
+
+
+def _home(path: str, text: object) -> int:
+    if not (isinstance(text, str) and len(text) == 16):
+        raise _unreadable(path, ValueError(repr(text)[:40]))
+    try:
+        return int(text, 16)
+    except ValueError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> RegistryError:
+    return RegistryError(f"{path} in ZooKeeper cannot be read ({error}): restore it, or upgrade txmq")

@@ -1,0 +1,19 @@
+"""The registry of several brokers, in ZooKeeper: see ``port``, ``layout`` for the nodes, ``homes`` and ``topics``."""
+
+from __future__ import annotations
+
+from txmq.registry.zookeeper.homes import HomeNodes
+from txmq.registry.zookeeper.session import Session
+from txmq.registry.zookeeper.topics import TopicNodes
+
+
+class ZooKeeperRegistry(HomeNodes, TopicNodes):
+    """``port.Registry`` over a session with an ensemble.
+
+    Args:
+        session: with the ensemble; ``close`` ends it.
+        chroot: where the registry is in the tree: ``""``, or ``/prod``.
+    """
+
+    def __init__(self, session: Session, chroot: str = "") -> None:
+        super().__init__(session, chroot)  # of both: HomeNodes calls TopicNodes

@@ -1,0 +1,245 @@
+"""Topics in ZooKeeper: ids, the map of partitions to homes, and the homes of groups and queries.
+
+Theory of operation. Every change of a topic is one transaction, in which the map's version grows by 1. So changes are
+made one after another, one watch tells of all, and a map that was read is of one moment if its version is the same
+before and after. A change whose connection was lost is looked for before it is tried again: a topic's id is its own,
+and an untouched version proves that nothing happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from txmq.errors import RegistryConflictError, RegistryError, TopicExistsError, UnknownTopicError
+from txmq.registry.port import (
+    TOPICS_MAX,
+    DeletedTopic,
+    Listener,
+    PlacedTopic,
+    TopicMap,
+    check_alteration,
+    check_anchor,
+    check_count,
+    check_placement,
+    is_altered,
+)
+from txmq.registry.topics import Topic
+from txmq.registry.zookeeper import layout
+from txmq.registry.zookeeper.nodes import Listeners, Nodes
+from txmq.registry.zookeeper.session import (
+    ANY_VERSION,
+    BadVersionError,
+    ConnectionLossError,
+    Create,
+    Delete,
+    NoNodeError,
+    Operation,
+    Session,
+    SetValue,
+)
+
+_T = TypeVar("_T")
+_Find = Callable[[], _T | None]
+_Plan = Callable[[int], tuple[list[Operation], _T]]
+
+
+class TopicNodes(Nodes):
+    """See the module's docstring."""
+
+    def __init__(self, session: Session, chroot: str = "") -> None:
+        super().__init__(session, chroot)
+        self._topic_listeners = Listeners()
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def reserve_topic_ids(self, count: int, above: int = 0) -> range:
+        """See ``Registry``."""
+        check_count(count)
+        return self._attempts.run(lambda: self._reserve(count, above))
+
+    def _reserve(self, count: int, above: int) -> range:
+        last, version = self._last_id()
+        first = max(last, above) + 1
+        self._session.set_value(self._paths.last_id, b"%d" % (first + count - 1), version)
+        return range(first, first + count)
+
+    def create_topic(self, topic: Topic, homes: Sequence[int]) -> PlacedTopic:
+        """See ``Registry``."""
+        check_placement(topic, homes)
+
+        def find() -> PlacedTopic | None:
+            stored = self._stored(topic.config.name)
+            if stored is not None and stored.topic.topic_id != topic.topic_id:
+                raise TopicExistsError(f"topic {topic.config.name!r} exists")
+            return stored
+
+        def plan(version: int) -> tuple[list[Operation], PlacedTopic]:
+            self._require_room()
+            self._require_homes(homes)
+            placed = PlacedTopic(topic, tuple(homes), version)
+            made = Create(self._paths.topic(topic.config.name), layout.encode_topic(placed))
+            return [made, *self._raise_last_id(topic.topic_id)], placed
+
+        return self._change(find, plan)
+
+    def alter_topic(self, changed: PlacedTopic) -> PlacedTopic:
+        """See ``Registry``."""
+
+        def find() -> PlacedTopic | None:
+            stored = self._stored(changed.topic.config.name)
+            return stored if stored is not None and is_altered(stored, changed) else None
+
+        def plan(version: int) -> tuple[list[Operation], PlacedTopic]:
+            stored = self._required(changed.topic)
+            check_alteration(stored, changed)
+            self._require_homes(changed.homes)
+            if stored.version != changed.version:
+                raise RegistryConflictError(f"topic {changed.topic.config.name!r} was changed: read it again")
+            altered = changed._replace(version=version)
+            path = self._paths.topic(changed.topic.config.name)
+            return [SetValue(path, layout.encode_topic(altered), ANY_VERSION)], altered
+
+        return self._change(find, plan)
+
+    def delete_topic(self, topic: Topic) -> None:
+        """See ``Registry``."""
+        tombstone = self._paths.deleted_topic(topic.topic_id)
+
+        def find() -> bool | None:
+            return None if self._session.exists(tombstone) is None else True
+
+        def plan(_version: int) -> tuple[list[Operation], bool]:
+            stored, name = self._required(topic), topic.config.name
+            deleted = DeletedTopic(topic.topic_id, name, tuple(sorted(set(stored.homes))))
+            return [
+                Delete(self._paths.topic(name), ANY_VERSION),
+                Create(tombstone, layout.encode_deleted(deleted)),
+            ], True
+
+        self._change(find, plan)
+
+    def drop_topic(self, topic_id: int, home: int) -> None:
+        """See ``Registry``."""
+        self._attempts.run(lambda: self._drop(self._paths.deleted_topic(topic_id), home))
+
+    def _drop(self, path: str, home: int) -> None:
+        found = self._find(path)
+        if found is None:
+            return
+        deleted = layout.decode_deleted(path, found.value)
+        left = tuple(other for other in deleted.homes if other != home)
+        if not left:
+            self._session.delete(path, found.stat.version)
+        elif left != deleted.homes:
+            self._session.set_value(path, layout.encode_deleted(deleted._replace(homes=left)), found.stat.version)
+
+    def _change(self, find: _Find[_T], plan: _Plan[_T]) -> _T:
+        """Change a topic and the map's version; the result.
+
+        Args:
+            find: the result, if the change is made already.
+            plan: the operations, and their result, under the map's next version.
+        """
+        lost_at: int | None = None
+
+        def attempt() -> _T:
+            nonlocal lost_at
+            value, stat = self._session.get(self._paths.topics)
+            version = layout.decode_number(self._paths.topics, value)
+            made = find()
+            if made is not None:
+                return made
+            if lost_at is not None and version != lost_at:
+                raise RegistryConflictError(
+                    "the connection was lost during the change, and others came behind it: look whether it was made"
+                )
+            lost_at = None
+            operations, result = plan(version + 1)
+            try:
+                self._session.transact([SetValue(self._paths.topics, b"%d" % (version + 1), stat.version), *operations])
+            except ConnectionLossError:
+                lost_at = version
+                raise
+            return result
+
+        return self._attempts.run(attempt)
+
+    # --- reads -------------------------------------------------------------------------------------------------------
+
+    def topics(self, listener: Listener | None = None) -> TopicMap:
+        """See ``Registry``."""
+        self._topic_listeners.add(listener)
+        return self._attempts.run(self._read_map)
+
+    def _read_map(self) -> TopicMap:
+        value, _stat = self._topic_listeners.read(self._paths.topics, self._session.get)
+        topics = self._read_all(self._paths.topics, layout.decode_topic)
+        deleted = self._read_all(self._paths.deleted, layout.decode_deleted)
+        if self._session.get(self._paths.topics).value != value:
+            raise BadVersionError(f"{self._paths.topics} changed while it was read")
+        version = layout.decode_number(self._paths.topics, value)
+        return TopicMap(version, tuple(topics), tuple(sorted(deleted)))
+
+    def _read_all(self, parent: str, decode: Callable[[str, bytes], _T]) -> list[_T]:
+        paths = [f"{parent}/{name}" for name in self._session.children(parent)]
+        found = zip(paths, self._session.get_many(paths), strict=True)
+        return [decode(path, node.value) for path, node in found if node is not None]
+
+    def _stored(self, name: str) -> PlacedTopic | None:
+        path = self._paths.topic(name)
+        found = self._find(path)
+        return None if found is None else layout.decode_topic(path, found.value)
+
+    def _required(self, topic: Topic) -> PlacedTopic:
+        stored = self._stored(topic.config.name)
+        if stored is None or stored.topic.topic_id != topic.topic_id:
+            raise UnknownTopicError(f"no topic {topic.config.name!r} with id {topic.topic_id}")
+        return stored
+
+    def _require_room(self) -> None:
+        stat = self._session.exists(self._paths.topics)
+        if stat is not None and stat.children >= TOPICS_MAX:
+            raise RegistryError(f"there are {TOPICS_MAX} topics: delete some")
+
+    def _require_homes(self, homes: Sequence[int]) -> None:
+        distinct = sorted(set(homes))
+        found = self._session.get_many([self._paths.state(home) for home in distinct])
+        unknown = [f"{home:016x}" for home, node in zip(distinct, found, strict=True) if node is None]
+        if unknown:
+            raise RegistryError(f"home {', '.join(unknown)} is not in the registry: start its broker first")
+
+    def _last_id(self) -> tuple[int, int]:
+        value, stat = self._session.get(self._paths.last_id)
+        return layout.decode_number(self._paths.last_id, value), stat.version
+
+    def _raise_last_id(self, topic_id: int) -> list[Operation]:
+        last, version = self._last_id()
+        return [] if topic_id <= last else [SetValue(self._paths.last_id, b"%d" % topic_id, version)]
+
+    # --- homes of groups and queries ---------------------------------------------------------------------------------
+
+    def anchor(self, kind: str, name: str, home: int) -> int:
+        """See ``Registry``."""
+        check_anchor(kind, name)
+        path = self._paths.anchor(kind, name)
+        return self._attempts.run(lambda: self._anchor(path, home))
+
+    def _anchor(self, path: str, home: int) -> int:
+        found = self._find(path)
+        if found is not None:
+            return layout.decode_home(path, found.value)
+        self._require_homes([home])
+        self._session.create(path, layout.encode_home(home))
+        return home
+
+    def release_anchor(self, kind: str, name: str) -> None:
+        """See ``Registry``."""
+        check_anchor(kind, name)
+        self._attempts.run(lambda: self._release(self._paths.anchor(kind, name)))
+
+    def _release(self, path: str) -> None:
+        try:
+            self._session.delete(path, ANY_VERSION)
+        except NoNodeError:
+            return
