@@ -160,16 +160,17 @@ class HomeNodes(Nodes):
         numbers = [layout.decode_home(self._paths.homes, name.encode()) for name in names]
         for number in numbers:
             self._home_listeners.read(self._paths.replicas(number), self._session.children)
-        states = self._session.get_many([self._paths.state(number) for number in numbers])
+        # Leaders first: one that is superseded between the two reads is told by its home's newer state.
         leaders = self._session.get_many([self._paths.leader(number) for number in numbers])
+        states = self._session.get_many([self._paths.state(number) for number in numbers])
         return [self._home(*each) for each in zip(numbers, states, leaders, strict=True)]
 
     def _home(self, number: int, state: Node | None, leader: Node | None) -> Home:
         if state is None:
             raise NoNodeError(self._paths.state(number))
-        epoch, _incarnation, name = layout.decode_state(self._paths.state(number), state.value)
+        epoch, incarnation, name = layout.decode_state(self._paths.state(number), state.value)
         led = None if leader is None else layout.decode_leader(self._paths.leader(number), leader.value)
-        return Home(number, name, epoch, None if led is None else led.address)
+        return Home(number, name, epoch, led.address if led is not None and led.incarnation == incarnation else None)
 
     def _leader(self, home: int) -> Leader | None:
         path = self._paths.leader(home)

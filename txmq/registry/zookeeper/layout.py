@@ -81,7 +81,7 @@ class Paths:
 
 
 class HomeState(NamedTuple):
-    """The newest epoch of a home, the process that drew it, and the broker's name."""
+    """The newest home epoch, the process that drew it, and the broker's name."""
 
     epoch: int
     incarnation: int

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from txmq.errors import RegistryConflictError, RegistryError, TopicExistsError, UnknownTopicError
+from txmq.errors import BrokerError, RegistryConflictError, RegistryError, TopicExistsError, UnknownTopicError
 from txmq.registry.port import (
     TOPICS_MAX,
     DeletedTopic,
@@ -155,7 +155,7 @@ class TopicNodes(Nodes):
                     "the connection was lost during the change, and others came behind it: look whether it was made"
                 )
             lost_at = None
-            operations, result = plan(version + 1)
+            operations, result = self._of_one_moment(value, lambda: plan(version + 1))
             try:
                 self._session.transact([SetValue(self._paths.topics, b"%d" % (version + 1), stat.version), *operations])
             except ConnectionLossError:
@@ -164,6 +164,15 @@ class TopicNodes(Nodes):
             return result
 
         return self._attempts.run(attempt)
+
+    def _of_one_moment(self, version: bytes, read: Callable[[], _T]) -> _T:
+        """What ``read`` comes to. A refusal counts only if the map did not change behind what led to it."""
+        try:
+            return read()
+        except (RegistryError, BrokerError):
+            if self._session.get(self._paths.topics).value == version:
+                raise
+        raise BadVersionError(f"{self._paths.topics} changed while it was read")
 
     # --- reads -------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 Theory of operation. ``SimZooKeeper`` has the tree and the sessions; ``SimSession`` is a client's. Everything happens
 within the call: watches and listeners are called before it returns. A test says what is to fail: a session loses its
-connection (``disconnect``) or its answer (``lose_next``), or expires (``expire``); the ensemble goes away
-(``is_reachable``). A session that waits for its connection gets one if the ensemble can be reached.
+connection (``disconnect``) or its answer (``lose_next``), or expires (``expire``); it reads from a server that lags
+behind (``lag``); the ensemble goes away (``is_reachable``); another process comes between two calls
+(``before_call``, ``before_change``). A session that waits for its connection gets one if the ensemble can be reached.
 
 Left out: access lists, quotas, containers and nodes with a lifetime.
 
@@ -61,17 +62,21 @@ class _SimNode:
         )  # fmt: skip
 
 
+Tree = dict[str, _SimNode]
+
+
 class SimZooKeeper:
     """See the module's docstring.
 
     Attributes:
         is_reachable: whether sessions can connect.
+        nodes: the tree.
     """
 
     def __init__(self) -> None:
         self.is_reachable = True
         self.lock = threading.RLock()
-        self._nodes = {"/": _SimNode(b"", 0, 0, 0)}
+        self.nodes = {"/": _SimNode(b"", 0, 0, 0)}
         self._change = 0
         self._sessions: dict[int, SimSession] = {}
         self._last_session = 0
@@ -98,39 +103,27 @@ class SimZooKeeper:
         self._change += 1
         self._sessions.pop(number, None)
         events: list[WatchEvent] = []
-        for path in sorted(path for path, node in self._nodes.items() if node.owner == number):
+        for path in sorted(path for path, node in self.nodes.items() if node.owner == number):
             events += self._delete(path, ANY_VERSION)
         self._call_watches(events)
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
-    def node(self, path: str) -> _SimNode:
-        """A node as it is now.
-
-        Raises:
-            NoNodeError: there is none.
-        """
-        found = self._nodes.get(path)
-        if found is None:
-            raise NoNodeError(path)
-        return found
-
-    def children_of(self, path: str) -> list[str]:
-        """The sorted names of a node's children."""
-        self.node(path)
-        return sorted(name.rpartition("/")[2] for name in self._nodes if name != "/" and _parent(name) == path)
+    def picture(self) -> Tree:
+        """A copy of the tree as it is now."""
+        return {path: copy.copy(node) for path, node in self.nodes.items()}
 
     # --- writes ------------------------------------------------------------------------------------------------------
 
     def transact(self, owner: int, operations: Sequence[Operation]) -> list[Result]:
         """Carry out all operations, or none; then call the watches."""
         self._change += 1
-        before = {path: copy.copy(node) for path, node in self._nodes.items()}
+        before = self.picture()
         events: list[WatchEvent] = []
         try:
             results = [self._apply(owner, operation, events) for operation in operations]
         except BaseException:
-            self._nodes = before
+            self.nodes = before
             raise
         self._call_watches(events)
         return results
@@ -151,16 +144,16 @@ class SimZooKeeper:
         return None
 
     def _create(self, operation: Create, owner: int, events: list[WatchEvent]) -> str:
-        parent = self.node(_parent(operation.path))
+        parent = _node(self.nodes, _parent(operation.path))
         path = f"{operation.path}{parent.made:010}" if operation.is_sequential else operation.path
-        if path in self._nodes:
+        if path in self.nodes:
             raise NodeExistsError(path)
         if parent.owner:
             raise EphemeralParentError(path)
         parent.made += 1
         parent.children += 1
         owned_by = owner if operation.is_ephemeral else 0
-        self._nodes[path] = _SimNode(operation.value, self._change, owned_by, self._change)
+        self.nodes[path] = _SimNode(operation.value, self._change, owned_by, self._change)
         events += [WatchEvent("created", path), WatchEvent("children", _parent(path))]
         return path
 
@@ -168,12 +161,12 @@ class SimZooKeeper:
         node = self._expect(path, version)
         if node.children:
             raise NotEmptyError(path)
-        del self._nodes[path]
-        self._nodes[_parent(path)].children -= 1
+        del self.nodes[path]
+        self.nodes[_parent(path)].children -= 1
         return [WatchEvent("deleted", path), WatchEvent("children", _parent(path))]
 
     def _expect(self, path: str, version: int) -> _SimNode:
-        node = self.node(path)
+        node = _node(self.nodes, path)
         if version not in (ANY_VERSION, node.version):
             raise BadVersionError(path)
         return node
@@ -204,14 +197,22 @@ class _Watches:
 
 
 class SimSession:
-    """See ``txmq.registry.zookeeper.session.Session``, and the module's docstring."""
+    """See ``txmq.registry.zookeeper.session.Session``, and the module's docstring.
+
+    Attributes:
+        before_call: what happens before each call is carried out.
+        before_change: what happens before each call that changes something is carried out.
+    """
 
     def __init__(self, ensemble: SimZooKeeper) -> None:
         self._ensemble = ensemble
         self._number = 0
         self._state = SessionState.LOST
+        self.before_call: Callable[[], None] = _nothing
+        self.before_change: Callable[[], None] = _nothing
         self._listeners: list[Callable[[SessionState], None]] = []
         self._watches = _Watches()
+        self._picture: Tree | None = None  # what a server that lags behind has
         self._loss: bool | None = None  # whether the change is carried out whose answer is lost
         self._changes_before_loss = 0
 
@@ -249,6 +250,10 @@ class SimSession:
         self._loss = is_carried_out
         self._changes_before_loss = after
 
+    def lag(self) -> None:
+        """The session's server stops hearing of changes, until ``sync`` or a change of the session's own."""
+        self._picture = self._ensemble.picture()
+
     def call_watches(self, event: WatchEvent) -> None:
         """Something happened to a node."""
         if self._state is SessionState.CONNECTED:
@@ -285,7 +290,7 @@ class SimSession:
     def get(self, path: str, watch: Watch | None = None) -> Node:
         """See ``Session``."""
         with self._connected() as ensemble:
-            node = ensemble.node(path)
+            node = _node(self._seen(ensemble), path)
             self._keep(self._watches.on_value, path, watch)
             return Node(node.value, node.stat())
 
@@ -297,17 +302,16 @@ class SimSession:
         """See ``Session``."""
         with self._connected() as ensemble:
             self._keep(self._watches.on_value, path, watch)
-            try:
-                return ensemble.node(path).stat()
-            except NoNodeError:
-                return None
+            node = self._seen(ensemble).get(path)
+            return None if node is None else node.stat()
 
     def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """See ``Session``."""
         with self._connected() as ensemble:
-            names = ensemble.children_of(path)
+            seen = self._seen(ensemble)
+            _node(seen, path)
             self._keep(self._watches.on_children, path, watch)
-            return names
+            return sorted(name.rpartition("/")[2] for name in seen if name != "/" and _parent(name) == path)
 
     def set_value(self, path: str, value: bytes, version: int) -> Stat:
         """See ``Session``."""
@@ -323,6 +327,8 @@ class SimSession:
         """See ``Session``."""
         refuse_too_large(operations)
         with self._connected() as ensemble:
+            self.before_change()
+            self._catch_up()
             if self._loss is None or self._changes_before_loss > 0:
                 self._changes_before_loss -= 1
                 return ensemble.transact(self._number, operations)
@@ -336,7 +342,7 @@ class SimSession:
     def sync(self, path: str) -> None:
         """See ``Session``."""
         with self._connected():
-            pass
+            self._catch_up()
 
     def close(self) -> None:
         """See ``Session``."""
@@ -349,12 +355,19 @@ class SimSession:
 
     @contextmanager
     def _connected(self) -> Iterator[SimZooKeeper]:
+        self.before_call()
         if self._state is SessionState.CONNECTED and not self._ensemble.is_reachable:
             self.disconnect()
         if self._state is not SessionState.CONNECTED:
             raise NotConnectedError("there is no connection to ZooKeeper")
         with self._ensemble.lock:
             yield self._ensemble
+
+    def _seen(self, ensemble: SimZooKeeper) -> Tree:
+        return ensemble.nodes if self._picture is None else self._picture
+
+    def _catch_up(self) -> None:
+        self._picture = None
 
     def _keep(self, kept: dict[str, list[Watch]], path: str, watch: Watch | None) -> None:
         if watch is not None:
@@ -368,3 +381,14 @@ class SimSession:
 
 def _parent(path: str) -> str:
     return path.rpartition("/")[0] or "/"
+
+
+def _node(tree: Tree, path: str) -> _SimNode:
+    found = tree.get(path)
+    if found is None:
+        raise NoNodeError(path)
+    return found
+
+
+def _nothing() -> None:
+    """Nothing happens before a call."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tests.unit.registry.contract import CLUSTER, A, B, ClusterContract, claim, topic
+from tests.unit.registry.zookeeper.tree import values
 from txmq.errors import RegistryAwayError, RegistryConflictError, RegistryError
 from txmq.registry.port import DeletedTopic, PlacedTopic, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
@@ -93,14 +94,6 @@ CALLS: dict[str, tuple[Call, Call]] = {  # what was done before, and the call du
 }  # fmt: skip
 
 
-def _values(session: SimSession, path: str = "/") -> dict[str, tuple[bytes, bool]]:
-    node = session.get(path)
-    found = {path: (node.value, node.stat.owner != 0)}
-    for name in session.children(path):
-        found |= _values(session, f"{path.rstrip('/')}/{name}")
-    return found
-
-
 def _after(name: str, loss: tuple[int, bool] | None) -> tuple[object, dict[str, tuple[bytes, bool]], bool]:
     """The result of a call, the tree behind it, and whether the connection was lost in it."""
     ensemble = SimZooKeeper()
@@ -112,7 +105,7 @@ def _after(name: str, loss: tuple[int, bool] | None) -> tuple[object, dict[str, 
     if loss is not None:
         _session(registry).lose_next(after=loss[0], is_carried_out=loss[1])
     result = call(registry)
-    return result, _values(ensemble.open()), bool(states)
+    return result, values(ensemble.open()), bool(states)
 
 
 @pytest.mark.parametrize("is_carried_out", [False, True], ids=["before", "behind"])
@@ -138,7 +131,7 @@ def test_a_call_of_a_dead_process_is_finished_by_another(name: str) -> None:
         before(ZooKeeperRegistry(ensemble.open()))
         has_died = _dies(ensemble, call, changes)
         call(ZooKeeperRegistry(ensemble.open()))
-        assert _values(ensemble.open()) == tree, changes
+        assert values(ensemble.open()) == tree, changes
         if not has_died:
             assert changes > 0
             return
