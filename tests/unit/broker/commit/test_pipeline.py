@@ -148,3 +148,10 @@ def test_mark_follows_last_write_as_soon_as_it_is_due() -> None:
     send(node)
     node.clock.advance(0.021)
     assert isinstance(node.next_step(), Mark)
+
+
+def test_look_up_behind_relaxed_put_does_not_wait() -> None:
+    node = settled(sync="never")
+    send(node)
+    assert node.connect().ask("meta", "a").code == 200
+    assert node.partition("a").high_watermark == 1
