@@ -16,13 +16,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from bench.model import NotInstalledError
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import free_port
 
 START_S_MAX = 60.0
@@ -130,14 +130,15 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _await_port(port: int, directory: Path) -> None:
-    deadline = time.monotonic() + START_S_MAX
-    while time.monotonic() < deadline:
+    def serves() -> bool:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
-            return
         except OSError:
-            time.sleep(0.05)
-    raise TimeoutError(f"not serving after {START_S_MAX:.0f} s: {(directory / 'output.log').read_text()[-500:]}")
+            return False
+        return True
+
+    log = directory / "output.log"
+    eventually(serves, lambda: f"it serves: {log.read_text()[-500:]}", START_S_MAX, TimeoutError)
 
 
 def _await_amqp(port: int, directory: Path) -> None:
@@ -145,13 +146,12 @@ def _await_amqp(port: int, directory: Path) -> None:
     import pika
     from pika.exceptions import AMQPConnectionError
 
-    _await_port(port, directory)
-    deadline = time.monotonic() + START_S_MAX
-    while True:
+    def takes_logins() -> bool:
         try:
             pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)).close()
-            return
         except AMQPConnectionError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+            return False
+        return True
+
+    _await_port(port, directory)
+    eventually(takes_logins, "it takes logins", START_S_MAX, TimeoutError)

@@ -21,6 +21,7 @@ import txmq
 from txmq.cli.audit.run import open_session, require_spark
 from txmq.cli.demo.run import DemoFailedError
 from txmq.cli.demo.service import AUDIT, ORDERS, PAYMENTS, open_resource
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 ORDERS_TAKEN = 400
 WAIT_S = 60.0
-POLL_S = 0.02
 SETTLE_MS = 1_000
 MEMORY = "1g"
 FORGED, SLIPPED_IN = "forged-1", "slipped-in-1"
@@ -115,11 +115,12 @@ class Play:
         open_resource(str(database)).install(client)
         self.say("an order service takes orders: rows in SQLite, messages in txmq")
         with _service(address, database) as service:
-            deadline = time.monotonic() + WAIT_S
-            while _count(database) < self.orders:
-                if time.monotonic() > deadline or service.poll() is not None:
-                    raise DemoFailedError(f"the service does not take {self.orders} orders (waited {WAIT_S:.0f} s)")
-                time.sleep(POLL_S)
+            eventually(
+                lambda: _count(database) >= self.orders or service.poll() is not None,
+                f"the service takes {self.orders} orders", WAIT_S, DemoFailedError,
+            )  # fmt: skip
+            if _count(database) < self.orders:
+                raise DemoFailedError(f"the service ended by itself; see {database.with_suffix('.log')}")
         self.say(f"it took {_count(database)} orders")
 
     def _audit(self, spark: Any, client: txmq.Client, address: str, database: Path, name: str) -> AuditResult:

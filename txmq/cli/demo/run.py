@@ -31,6 +31,7 @@ import txmq
 from txmq.cli.demo.compare import Comparison, Reported, Row, Sent, compare
 from txmq.cli.demo.service import AUDIT, ORDERS, PAYMENTS, RESOURCE_NAME, open_resource
 from txmq.errors import TxmqError
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 WAIT_S = 20.0
@@ -121,7 +122,7 @@ class Play:
                 self._round(broker, death)
                 self.say(f"kill {number} of {len(plan)}: {death.text} ({self._progress()})")
             self._start(broker, None, None)
-            self._await_progress("the service does not work again after the last kill")
+            self._await_progress("the service works again after the last kill")
             self._stop_service()
             self.say("the service has stopped in order; a resolver settles what the kills left in doubt")
             left = self._resolve(broker.address)
@@ -145,12 +146,12 @@ class Play:
     def _round(self, broker: BrokerProcess, death: Death) -> None:
         self._start(broker, death.point if death.service else None, death.point if death.broker else None)
         if death.point is None:
-            self._await_progress("the service makes no progress")
+            self._await_progress("the service makes progress")
             time.sleep(self.rng.uniform(0, RANDOM_DELAY_S_MAX))
         elif death.service:
-            _wait_for(lambda: not self._service_runs, f"the service does not reach {death.point}")
+            _await(lambda: not self._service_runs, f"the service reaches {death.point}")
         else:
-            _wait_for(lambda: not broker.is_running, f"the broker does not reach {death.point}")
+            _await(lambda: not broker.is_running, f"the broker reaches {death.point}")
         if death.broker:
             broker.kill()
             self.broker_kills += 1
@@ -198,7 +199,7 @@ class Play:
         except subprocess.TimeoutExpired:
             raise DemoFailedError(f"the service does not stop within {WAIT_S:.0f} s of SIGTERM") from None
 
-    def _await_progress(self, complaint: str) -> None:
+    def _await_progress(self, what: str) -> None:
         before = self.reported()
 
         def moved() -> bool:
@@ -206,7 +207,7 @@ class Play:
             least = min(len(now.orders) - len(before.orders), len(now.payments) - len(before.payments))
             return least >= PROGRESS_PER_ROUND
 
-        _wait_for(moved, complaint)
+        _await(moved, what)
 
     def reported(self) -> Reported:
         """Read the service's output so far; an unfinished last line does not count."""
@@ -281,9 +282,5 @@ def _spawn(module: tuple[str, ...], output: Path, log: Path, crash: str | None) 
         )
 
 
-def _wait_for(condition: Callable[[], bool], complaint: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise DemoFailedError(f"{complaint} (waited {WAIT_S:.0f} s)")
-        time.sleep(POLL_S)
+def _await(condition: Callable[[], bool], what: str) -> None:
+    eventually(condition, what, WAIT_S, DemoFailedError)
