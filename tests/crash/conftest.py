@@ -12,7 +12,7 @@ from txmq.testing.processes.broker import BrokerProcess
 
 
 @pytest.fixture
-def world(tmp_path: Path, broker: BrokerProcess) -> CampaignDirectory:
+def campaign(tmp_path: Path, broker: BrokerProcess) -> CampaignDirectory:
     """A broker, a topic, a database."""
     made = CampaignDirectory(tmp_path)
     made.create(broker.address)

@@ -71,11 +71,11 @@ class Fork:
 
 @pytest.mark.parametrize("stream_at_bytes", [0, 1 << 20])
 def test_child_that_leaves_block_undoes_nothing_of_its_parents(
-    broker: BrokerProcess, world: CampaignDirectory, monkeypatch: pytest.MonkeyPatch, stream_at_bytes: int
+    broker: BrokerProcess, campaign: CampaignDirectory, monkeypatch: pytest.MonkeyPatch, stream_at_bytes: int
 ) -> None:
     """Found: its prepare was refused, so it rolled back, where the database of its parent had committed."""
     monkeypatch.setattr(block, "_STREAM_AT_BYTES", stream_at_bytes)
-    database, names = world.resource(), ["one", "two"]
+    database, names = campaign.resource(), ["one", "two"]
 
     def take_order(client: txmq.Client, name: str, fork: Fork) -> None:
         with client.producer().transaction(database) as tx:
@@ -91,10 +91,10 @@ def test_child_that_leaves_block_undoes_nothing_of_its_parents(
             fork.play(partial(take_order, client, name, fork))
             assert fork.status == LEFT[KeyError if raises else txmq.errors.TransactionStateError]
         assert [message.value for message in client.browse(ORDERS)] == [b"one", b"two"]
-    assert [row for row, _ in world.rows()["orders-db"]] == names
+    assert [row for row, _ in campaign.rows()["orders-db"]] == names
 
 
-def test_a_child_cannot_join_its_parents_block(broker: BrokerProcess, world: CampaignDirectory) -> None:
+def test_a_child_cannot_join_its_parents_block(broker: BrokerProcess, campaign: CampaignDirectory) -> None:
     """What it sends there would be gone without a word."""
     fork = Fork(raises=False)
     with txmq.connect(broker.address) as client:
@@ -112,11 +112,11 @@ def test_a_child_cannot_join_its_parents_block(broker: BrokerProcess, world: Cam
         fork.play(work)
         assert fork.status == LEFT[txmq.errors.TransactionStateError]
         assert [message.value for message in client.browse(ORDERS)] == [b"parent's"]
-    assert world.rows()["orders-db"] == []
+    assert campaign.rows()["orders-db"] == []
 
 
 def test_child_that_leaves_a_half_message_block_decides_nothing(
-    broker: BrokerProcess, world: CampaignDirectory
+    broker: BrokerProcess, campaign: CampaignDirectory
 ) -> None:
     fork, answers = Fork(raises=False), [txmq.Resolution.UNKNOWN]
     with txmq.connect(broker.address) as client:
@@ -134,12 +134,12 @@ def test_child_that_leaves_a_half_message_block_decides_nothing(
             fork.play(work)
         assert fork.status == LEFT[txmq.errors.TransactionStateError]
         assert list(client.browse(ORDERS)) == []
-    assert world.rows()["orders-db"] == []
+    assert campaign.rows()["orders-db"] == []
 
 
 @pytest.mark.parametrize("use", [None, "poll", "ack", "reject"])
 def test_child_that_leaves_consumers_block_takes_nothing_from_parent(
-    broker: BrokerProcess, world: CampaignDirectory, use: str | None
+    broker: BrokerProcess, campaign: CampaignDirectory, use: str | None
 ) -> None:
     """Found: it left the group in its parent's name, and another member was given what its parent had in hand."""
     fork = Fork(raises=False)

@@ -135,14 +135,14 @@ class Order:
     """One order, taken by a process of its own."""
 
     def __init__(
-        self, world: CampaignDirectory, broker: BrokerProcess, name: str, crash: str, timeout: float = 10.0
+        self, campaign: CampaignDirectory, broker: BrokerProcess, name: str, crash: str, timeout: float = 10.0
     ) -> None:
-        self.name, self._said = name, world.directory / f"{name}.said"
+        self.name, self._said = name, campaign.directory / f"{name}.said"
         environment = os.environ | {"TXMQ_CRASH": crash}
-        with self._said.open("wb") as said, (world.directory / f"{name}.log").open("wb") as log:
+        with self._said.open("wb") as said, (campaign.directory / f"{name}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tools.crash.one_order",
-                 str(world.directory), broker.address, name, str(timeout)],
+                 str(campaign.directory), broker.address, name, str(timeout)],
                 stdout=said, stderr=log, env=environment, cwd=Path(__file__).resolve().parents[2],
             )  # fmt: skip
 
@@ -153,9 +153,11 @@ class Order:
 
 
 @contextmanager
-def _resolver(world: CampaignDirectory) -> Iterator[Child]:
+def _resolver(campaign: CampaignDirectory) -> Iterator[Child]:
     child = Child(
-        "resolver", world.directory, lambda _: ["txmq.cli.main", "resolver", "--config", str(world.resolver_config)]
+        "resolver",
+        campaign.directory,
+        lambda _: ["txmq.cli.main", "resolver", "--config", str(campaign.resolver_config)],
     )
     child.start()
     try:
@@ -169,8 +171,8 @@ def _messages(broker: BrokerProcess) -> list[str]:
         return [(message.value or b"").decode() for message in client.browse(ORDERS)]
 
 
-def _rows(world: CampaignDirectory) -> list[str]:
-    with closing(sqlite3.connect(world.database)) as connection:
+def _rows(campaign: CampaignDirectory) -> list[str]:
+    with closing(sqlite3.connect(campaign.database)) as connection:
         return [row for (row,) in connection.execute("SELECT rowid_text FROM orders ORDER BY id")]
 
 
@@ -190,32 +192,32 @@ def _outcome(broker: BrokerProcess, txid: str) -> txmq.Outcome:
     ],
 )
 def test_what_a_dead_client_left_is_settled_by_the_resolver(
-    world: CampaignDirectory, broker: BrokerProcess, point: str, outcome: txmq.Outcome
+    campaign: CampaignDirectory, broker: BrokerProcess, point: str, outcome: txmq.Outcome
 ) -> None:
-    order = Order(world, broker, "order-1", f"{point}:1")
+    order = Order(campaign, broker, "order-1", f"{point}:1")
     assert order.process.wait(WAIT_S) == KILLED
     (txid,) = order.said
-    with _resolver(world):
+    with _resolver(campaign):
         eventually(lambda: not final_reads.in_doubt(broker.address), "no transaction is in doubt")
     committed = ["order-1"] if outcome is txmq.Outcome.COMMITTED else []
-    assert (_rows(world), _messages(broker)) == (committed, committed)
+    assert (_rows(campaign), _messages(broker)) == (committed, committed)
     assert _outcome(broker, txid) in (outcome, txmq.Outcome.UNKNOWN if not committed else outcome)
 
 
 @pytest.mark.parametrize("point", ["client.tx.prepare_sent", "client.tx.prepared"])
 def test_client_that_sleeps_past_its_deadline_is_told_truth(
-    world: CampaignDirectory, broker: BrokerProcess, point: str
+    campaign: CampaignDirectory, broker: BrokerProcess, point: str
 ) -> None:
-    order = Order(world, broker, "order-1", f"{point}:1:stop", timeout=3.0)
+    order = Order(campaign, broker, "order-1", f"{point}:1:stop", timeout=3.0)
     eventually(lambda: bool(final_reads.in_doubt(broker.address)), "a transaction is prepared")
-    with _resolver(world):
+    with _resolver(campaign):
         eventually(lambda: _is_overdue(broker), "the deadline passes")
         order.process.send_signal(signal.SIGCONT)
         order.process.wait(WAIT_S)
         eventually(lambda: not final_reads.in_doubt(broker.address), "no transaction is in doubt")
     txid, told = order.said
     expected = ["order-1"] if told == "committed" else []
-    assert (_rows(world), _messages(broker)) == (expected, expected)
+    assert (_rows(campaign), _messages(broker)) == (expected, expected)
     assert _outcome(broker, txid).value == told
     if point == "client.tx.prepare_sent":  # the marker row was still to come, and the deadline is its condition
         assert told == "rolled-back"
@@ -238,19 +240,19 @@ def test_full_disk_refuses_messages_serves_decisions_and_resumes_by_itself(tmp_p
     full_bytes = min(FULL_BYTES_MAX, free_bytes // 4)
     limit = free_bytes - full_bytes // 2
     with BrokerProcess(tmp_path / "broker", settings={"disk_free_bytes_min": limit}) as broker:
-        world = CampaignDirectory(tmp_path)
-        world.create(broker.address)
+        campaign = CampaignDirectory(tmp_path)
+        campaign.create(broker.address)
         with txmq.connect(broker.address) as client, client.producer() as producer:
             client.topics.create(ORDERS)
-            world.resource().install(client)
+            campaign.resource().install(client)
             producer.send(ORDERS, b"before")
-            order = Order(world, broker, "order-1", "client.tx.db_committed:1")
+            order = Order(campaign, broker, "order-1", "client.tx.db_committed:1")
             assert order.process.wait(WAIT_S) == KILLED
             filler = tmp_path / "filler"
             with filler.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, full_bytes)
             eventually(lambda: _refuses(producer), "the broker refuses messages on the full disk")
-            with _resolver(world):
+            with _resolver(campaign):
                 eventually(lambda: not final_reads.in_doubt(broker.address), "the decision is served")
             assert "order-1" in _messages(broker)
             assert _refuses(producer)

@@ -73,7 +73,7 @@ class TestBrokerOffsetStore(OffsetStoreContract):
     """The default."""
 
     @pytest.fixture(autouse=True)
-    def _world(self, shared_broker: BrokerProcess) -> Iterator[None]:
+    def _opened(self, shared_broker: BrokerProcess) -> Iterator[None]:
         with txmq.connect(shared_broker.address) as self.client:
             for topic, partitions in TOPICS.items():
                 self.client.topics.create(topic, partitions=partitions)
@@ -105,7 +105,7 @@ class TestMySQLOffsetStore(OffsetStoreWithTransactionsContract):
     """On a real MariaDB."""
 
     @pytest.fixture(autouse=True)
-    def _world(self, mariadb: MariaDB) -> Iterator[None]:
+    def _opened(self, mariadb: MariaDB) -> Iterator[None]:
         self.mariadb, self.table = mariadb, f"txmq_offset_{next(_numbers)}"
         self.stores: list[MySQLOffsetStore] = []
         self.connections: list[Any] = []
@@ -170,7 +170,7 @@ class TestFileOffsetStore(OffsetStoreContract):
     """A group of one."""
 
     @pytest.fixture(autouse=True)
-    def _world(self, tmp_path: Path) -> Iterator[None]:
+    def _opened(self, tmp_path: Path) -> Iterator[None]:
         self.path = tmp_path / "deep" / "billing.offsets"
         self.store = FileOffsetStore(str(self.path))
         self.store.enter(GROUP)

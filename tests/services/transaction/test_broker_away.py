@@ -75,13 +75,13 @@ class MySQLStock(Stock):
     """In MariaDB."""
 
     def __init__(self, server: MariaDB, kind: str) -> None:
-        self._world = MySQLOrders(server)
-        self._world.execute("CREATE TABLE stock (pieces INTEGER) ENGINE=InnoDB")
-        self._world.execute("INSERT INTO stock VALUES (10)")
-        self.resource = self._world.resource if kind == "xa" else LastResource(NAME, connect=self._world.connect)
+        self._orders = MySQLOrders(server)
+        self._orders.execute("CREATE TABLE stock (pieces INTEGER) ENGINE=InnoDB")
+        self._orders.execute("INSERT INTO stock VALUES (10)")
+        self.resource = self._orders.resource if kind == "xa" else LastResource(NAME, connect=self._orders.connect)
 
     def pieces(self) -> int:
-        return int(self._world.execute("SELECT pieces FROM stock FOR UPDATE NOWAIT")[0][0])
+        return int(self._orders.execute("SELECT pieces FROM stock FOR UPDATE NOWAIT")[0][0])
 
 
 class Shop:

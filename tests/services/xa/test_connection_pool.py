@@ -43,41 +43,41 @@ class PooledOrders(MySQLOrders):
 
 
 @pytest.fixture
-def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[PooledOrders]:
+def orders(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[PooledOrders]:
     quiet_resolver(monkeypatch)
     made = PooledOrders(mariadb)
     yield made
     made.last.close()
 
 
-def test_connections_of_ended_threads_are_used_by_later_ones(world: PooledOrders) -> None:
+def test_connections_of_ended_threads_are_used_by_later_ones(orders: PooledOrders) -> None:
     """Each left its own for ever, inside BEGIN and SAVEPOINT."""
-    eventually(lambda: world.sessions() == [], "the sessions of the install have ended")  # the install's
+    eventually(lambda: orders.sessions() == [], "the sessions of the install have ended")  # the install's
     together = threading.Barrier(6)
-    threads = [threading.Thread(target=world.order, args=(number, together.wait)) for number in range(1, 7)]
+    threads = [threading.Thread(target=orders.order, args=(number, together.wait)) for number in range(1, 7)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     # The server may still be ending the session of the statement before.
-    eventually(lambda: len(world.sessions()) == 6, "only the threads' own sessions are left")
-    left = world.sessions()
+    eventually(lambda: len(orders.sessions()) == 6, "only the threads' own sessions are left")
+    left = orders.sessions()
     for number in range(7, 13):
-        world.order(number)
-    assert len(world.rows()) == 12
-    eventually(lambda: world.sessions() == left, "later ones have used these")
+        orders.order(number)
+    assert len(orders.rows()) == 12
+    eventually(lambda: orders.sessions() == left, "later ones have used these")
 
 
 def test_idle_connections_are_bounded_and_closed_from_any_thread(
-    world: PooledOrders, monkeypatch: pytest.MonkeyPatch
+    orders: PooledOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_pool, "IDLE_MAX", 3)
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(world.order, range(1, 65)))
-    assert len(world.rows()) == 64
-    eventually(lambda: len(world.sessions()) <= 3, "no more sessions than may be idle")
-    assert 1 <= len(world.last._pool) <= 3
-    other = threading.Thread(target=world.last.close)
+        list(threads.map(orders.order, range(1, 65)))
+    assert len(orders.rows()) == 64
+    eventually(lambda: len(orders.sessions()) <= 3, "no more sessions than may be idle")
+    assert 1 <= len(orders.last._pool) <= 3
+    other = threading.Thread(target=orders.last.close)
     other.start()
     other.join()
-    eventually(lambda: world.sessions() == [], "all sessions have ended")
+    eventually(lambda: orders.sessions() == [], "all sessions have ended")

@@ -65,7 +65,7 @@ class LentOrders(MySQLOrders):
 
 
 @pytest.fixture
-def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[LentOrders]:
+def orders(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[LentOrders]:
     quiet_resolver(monkeypatch)
     made = LentOrders(mariadb)
     yield made
@@ -75,54 +75,56 @@ def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[LentOrd
 
 
 @pytest.mark.parametrize(("is_packed", "trips"), [(True, 5), (False, 7)])
-def test_lent_connection_costs_one_look_more_than_an_own_one(world: LentOrders, is_packed: bool, trips: int) -> None:
-    connection, counts = world.lend(multi_statements=is_packed), []
+def test_lent_connection_costs_one_look_more_than_an_own_one(orders: LentOrders, is_packed: bool, trips: int) -> None:
+    connection, counts = orders.lend(multi_statements=is_packed), []
     for number in range(3):
         connection.sent.clear()
-        world.order(number, world.last, connection)
+        orders.order(number, orders.last, connection)
         counts.append(len(connection.sent))
     assert (counts[0] > trips, counts[1:]) == (True, [trips, trips]), connection.sent
 
 
-def test_an_xa_branch_on_a_lent_connection_is_verified_once(world: LentOrders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: Notes(world.home))
-    connection, counts = world.lend(), []
+def test_an_xa_branch_on_a_lent_connection_is_verified_once(
+    orders: LentOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: Notes(orders.home))
+    connection, counts = orders.lend(), []
     for number in range(3):
         connection.sent.clear()
-        world.order(number, world.resource, Tracing(connection))
+        orders.order(number, orders.resource, Tracing(connection))
         counts.append(len(connection.sent))
     assert counts[0] > counts[1] == counts[2] == 5, connection.sent
 
 
-def test_remembered_connection_is_refused_in_autocommit_and_in_transaction(world: LentOrders) -> None:
-    connection = world.lend()
-    world.order(1, world.last, connection)
+def test_remembered_connection_is_refused_in_autocommit_and_in_transaction(orders: LentOrders) -> None:
+    connection = orders.lend()
+    orders.order(1, orders.last, connection)
     connection.autocommit(True)
     with pytest.raises(TransactionStateError, match="autocommit"):
-        world.order(2, world.last, connection)
+        orders.order(2, orders.last, connection)
     connection.autocommit(False)
     connection.cursor().execute("SELECT * FROM orders")
     with pytest.raises(TransactionStateError, match="already in"):
-        world.order(2, world.last, connection)
+        orders.order(2, orders.last, connection)
 
 
 @pytest.mark.parametrize("wrap", [Passing, Tracing, lambda c: NullPool(lambda: c).connect()], ids=["p", "t", "pool"])
-def test_a_wrapped_connection_works_and_its_wrapper_sees_each_statement(world: LentOrders, wrap: Any) -> None:
-    connection = world.lend()
-    world.order(1, world.last, wrap(connection))
-    assert world.rows() == [1]
+def test_a_wrapped_connection_works_and_its_wrapper_sees_each_statement(orders: LentOrders, wrap: Any) -> None:
+    connection = orders.lend()
+    orders.order(1, orders.last, wrap(connection))
+    assert orders.rows() == [1]
     assert not any(b"SAVEPOINT txmq_body; INSERT" in query for query in connection.sent if isinstance(query, bytes))
 
 
-def test_one_that_hides_its_driver_takes_dialect_and_no_branch(world: LentOrders) -> None:
+def test_one_that_hides_its_driver_takes_dialect_and_no_branch(orders: LentOrders) -> None:
     with pytest.raises(ConfigError, match="give dialect="):
-        world.order(1, world.last, Hiding(world.lend()))
-    named = LastResource("orders-db", connect=world.connect, dialect="mysql")
-    world.order(1, named, Hiding(world.lend()))
-    assert world.rows() == [1]
-    busy = world.lend()
+        orders.order(1, orders.last, Hiding(orders.lend()))
+    named = LastResource("orders-db", connect=orders.connect, dialect="mysql")
+    orders.order(1, named, Hiding(orders.lend()))
+    assert orders.rows() == [1]
+    busy = orders.lend()
     busy.cursor().execute("SELECT * FROM orders")
     with pytest.raises(TransactionStateError, match="already in"):
-        world.order(2, named, Hiding(busy))
+        orders.order(2, named, Hiding(busy))
     with pytest.raises(ConfigError, match="not of Hiding"):
-        world.order(2, world.resource, Hiding(world.lend()))
+        orders.order(2, orders.resource, Hiding(orders.lend()))

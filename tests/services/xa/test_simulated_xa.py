@@ -266,47 +266,47 @@ def test_the_simulated_database_answers_as_the_real_one(server: MariaDB) -> None
 
 
 def test_the_quirks_are_compared_one_by_one(server: MariaDB) -> None:
-    world = Comparison()
-    first, second, third = world.xids
-    plain, other = world.connect_pair(autocommit=False), world.connect_pair(autocommit=False)
-    world.xa(plain, "START", first)
-    world.xa(plain, "END", second)  # not known by that name
-    world.insert_row(plain, 0)
-    world.xa(other, "START", first)  # known
-    world.xa(other, "START", second)
-    world.insert_row(other, 0)  # locked
-    world.xa(plain, "END", first)
-    world.insert_row(plain, 1)  # not any more
-    world.xa(plain, "PREPARE", second)
-    world.xa(plain, "COMMIT", first)  # not yet
-    world.xa(plain, "PREPARE", first)
-    world.xa(plain, "COMMIT ONE PHASE", first)
-    world.insert_row(plain, 1)
-    world.xa(plain, "COMMIT", second)  # has its own in hand
-    settler = world.connect_pair(autocommit=True)
-    world.xa(settler, "COMMIT", first)  # its owner lives
-    world.close_pair(plain)
-    world.xa(settler, "COMMIT ONE PHASE", first)
-    world.xa(settler, "COMMIT", first)
-    world.xa(settler, "COMMIT", first)
-    world.insert_row(other, 0)  # there already
-    world.xa(other, "END", second)
-    world.xa(other, "PREPARE", second)  # although two statements failed
-    world.close_pair(other)
-    world.xa(settler, "ROLLBACK", second)  # read-only: ended, with an error
-    world.xa(settler, "START", third)
-    world.xa(settler, "END", third)
-    world.xa(settler, "PREPARE", third)
-    world.xa(settler, "ROLLBACK", third)
-    undurable = world.connect_pair(autocommit=False)
-    world.xa(undurable, "START", third)
-    world.insert_row(undurable, 3)
-    world.xa(undurable, "END", third)
-    world.xa(undurable, "PREPARE", third)
-    world.close_pair(undurable)
-    world.xa(settler, "ROLLBACK", third)
-    world.crash()  # takes the rollback back
-    world.teardown()
+    comparison = Comparison()
+    first, second, third = comparison.xids
+    plain, other = comparison.connect_pair(autocommit=False), comparison.connect_pair(autocommit=False)
+    comparison.xa(plain, "START", first)
+    comparison.xa(plain, "END", second)  # not known by that name
+    comparison.insert_row(plain, 0)
+    comparison.xa(other, "START", first)  # known
+    comparison.xa(other, "START", second)
+    comparison.insert_row(other, 0)  # locked
+    comparison.xa(plain, "END", first)
+    comparison.insert_row(plain, 1)  # not any more
+    comparison.xa(plain, "PREPARE", second)
+    comparison.xa(plain, "COMMIT", first)  # not yet
+    comparison.xa(plain, "PREPARE", first)
+    comparison.xa(plain, "COMMIT ONE PHASE", first)
+    comparison.insert_row(plain, 1)
+    comparison.xa(plain, "COMMIT", second)  # has its own in hand
+    settler = comparison.connect_pair(autocommit=True)
+    comparison.xa(settler, "COMMIT", first)  # its owner lives
+    comparison.close_pair(plain)
+    comparison.xa(settler, "COMMIT ONE PHASE", first)
+    comparison.xa(settler, "COMMIT", first)
+    comparison.xa(settler, "COMMIT", first)
+    comparison.insert_row(other, 0)  # there already
+    comparison.xa(other, "END", second)
+    comparison.xa(other, "PREPARE", second)  # although two statements failed
+    comparison.close_pair(other)
+    comparison.xa(settler, "ROLLBACK", second)  # read-only: ended, with an error
+    comparison.xa(settler, "START", third)
+    comparison.xa(settler, "END", third)
+    comparison.xa(settler, "PREPARE", third)
+    comparison.xa(settler, "ROLLBACK", third)
+    undurable = comparison.connect_pair(autocommit=False)
+    comparison.xa(undurable, "START", third)
+    comparison.insert_row(undurable, 3)
+    comparison.xa(undurable, "END", third)
+    comparison.xa(undurable, "PREPARE", third)
+    comparison.close_pair(undurable)
+    comparison.xa(settler, "ROLLBACK", third)
+    comparison.crash()  # takes the rollback back
+    comparison.teardown()
     assert {
         ("END", 1397), ("START", 1440), ("insert", 1205), ("insert", 1399), ("PREPARE", 1397), ("COMMIT", 1399),
         ("COMMIT ONE PHASE", 1398), ("COMMIT", 1400), ("COMMIT", 1397), ("COMMIT", 0), ("insert", 1062), ("PREPARE", 0),
@@ -316,19 +316,19 @@ def test_the_quirks_are_compared_one_by_one(server: MariaDB) -> None:
 
 def test_deadlock_victim_answers_alike(server: MariaDB) -> None:
     """Two sessions that lock each other's row: which one dies is the server's choice, what it answers then is not."""
-    world = Comparison()
-    server.execute(f"INSERT INTO t VALUES ({world.first_key}), ({world.first_key + 1})")
+    comparison = Comparison()
+    server.execute(f"INSERT INTO t VALUES ({comparison.first_key}), ({comparison.first_key + 1})")
     sessions = [server.connect() for _ in range(2)]
     for number, session in enumerate(sessions):
-        session.query(xa("START", world.xids[number]))
-        _lock(session, world.first_key + number)
+        session.query(xa("START", comparison.xids[number]))
+        _lock(session, comparison.first_key + number)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(answer_of, lambda: _lock(sessions[0], world.first_key + 1))
-        here = answer_of(lambda: _lock(sessions[1], world.first_key))
+        waiting = thread.submit(answer_of, lambda: _lock(sessions[0], comparison.first_key + 1))
+        here = answer_of(lambda: _lock(sessions[1], comparison.first_key))
         answers = [waiting.result(), here]
     assert sorted(answers) == [0, DEADLOCK]
     victim = answers.index(DEADLOCK)
-    xid, real, model = world.xids[victim], sessions[victim], SimulatedXADatabase().connect()
+    xid, real, model = comparison.xids[victim], sessions[victim], SimulatedXADatabase().connect()
     model.xa_start(xid)
     assert answer_of(model.become_deadlock_victim) == DEADLOCK
     calls: list[tuple[str, Callable[[], object]]] = [
@@ -341,7 +341,7 @@ def test_deadlock_victim_answers_alike(server: MariaDB) -> None:
         assert (verb, answer_of(simulated)) == (verb, answer_of(lambda verb=verb: real.query(xa(verb, xid))))  # type: ignore[misc]
     for session in sessions:
         session.close()
-    world.teardown()
+    comparison.teardown()
 
 
 def _lock(session: Any, number: int) -> None:

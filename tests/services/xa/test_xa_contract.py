@@ -96,7 +96,7 @@ class SimulationUnderTest:
 
 
 @pytest.fixture(params=["real", "simulated"])
-def world(request: pytest.FixtureRequest, mariadb: MariaDB) -> Iterator[ResourceUnderTest]:
+def subject(request: pytest.FixtureRequest, mariadb: MariaDB) -> Iterator[ResourceUnderTest]:
     if request.param == "simulated":
         yield SimulationUnderTest()
         return
@@ -105,10 +105,10 @@ def world(request: pytest.FixtureRequest, mariadb: MariaDB) -> Iterator[Resource
     real.resolve_everything()
 
 
-def prepared(world: ResourceUnderTest, number: int, connection: Any = None) -> Any:
+def prepared(subject: ResourceUnderTest, number: int, connection: Any = None) -> Any:
     """A branch with one row, prepared."""
-    branch = world.enlist(connection=connection)
-    world.insert(branch, number)
+    branch = subject.enlist(connection=connection)
+    subject.insert(branch, number)
     branch.end_body()
     branch.prepare()
     return branch
@@ -125,12 +125,12 @@ def test_types_fit_the_ports() -> None:
     assert callable(fits)  # what it says is checked by mypy
 
 
-def test_a_branch_commits_with_its_marker(world: ResourceUnderTest) -> None:
-    branch = prepared(world, 1)
-    assert world.rows() == []
+def test_a_branch_commits_with_its_marker(subject: ResourceUnderTest) -> None:
+    branch = prepared(subject, 1)
+    assert subject.rows() == []
     assert branch.commit()
-    assert world.rows() == [1]
-    assert world.recovery().marker_outcome(branch.xid.gtrid.decode()) == "committed"
+    assert subject.rows() == [1]
+    assert subject.recovery().marker_outcome(branch.xid.gtrid.decode()) == "committed"
     assert branch.details() == {
         "bqual": branch.xid.bqual.decode(), "connection": branch.details()["connection"], "wrote": True,
         "marker": True, "table": "txmq_marker",
@@ -138,63 +138,63 @@ def test_a_branch_commits_with_its_marker(world: ResourceUnderTest) -> None:
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
-def test_a_branch_rolls_back_for_good(world: ResourceUnderTest, is_prepared: bool) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
+def test_a_branch_rolls_back_for_good(subject: ResourceUnderTest, is_prepared: bool) -> None:
+    branch = subject.enlist()
+    subject.insert(branch, 1)
     if is_prepared:
         branch.end_body()
         branch.prepare()
     assert branch.roll_back(prepared=is_prepared)
-    world.restart()
-    recovery = world.recovery()
+    subject.restart()
+    recovery = subject.recovery()
     assert recovery.prepared() == []
     assert recovery.marker_outcome(branch.xid.gtrid.decode()) is None
-    assert world.rows() == []
+    assert subject.rows() == []
 
 
-def test_an_error_in_the_body_dooms_the_branch(world: ResourceUnderTest) -> None:
-    assert prepared(world, 1).commit()
-    branch = world.enlist()
+def test_an_error_in_the_body_dooms_the_branch(subject: ResourceUnderTest) -> None:
+    assert prepared(subject, 1).commit()
+    branch = subject.enlist()
     with pytest.raises(Exception, match="1062"):
-        world.insert(branch, 1)
-    world.insert(branch, 2)
+        subject.insert(branch, 1)
+    subject.insert(branch, 2)
     with pytest.raises(RolledBackError):
         branch.end_body()
     assert branch.roll_back(prepared=False)
-    assert world.rows() == [1]
+    assert subject.rows() == [1]
 
 
-def test_a_deadline_that_has_passed_dooms_the_branch(world: ResourceUnderTest) -> None:
-    branch = world.enlist(timeout=-1.0)
-    world.insert(branch, 1)
+def test_a_deadline_that_has_passed_dooms_the_branch(subject: ResourceUnderTest) -> None:
+    branch = subject.enlist(timeout=-1.0)
+    subject.insert(branch, 1)
     branch.end_body()
     with pytest.raises(PrepareUnknownError) as caught:
         branch.prepare()
     assert isinstance(caught.value.__cause__, TransactionTimeoutError)
     assert branch.roll_back(prepared=True)
-    assert (world.rows(), world.recovery().prepared()) == ([], [])
+    assert (subject.rows(), subject.recovery().prepared()) == ([], [])
 
 
-def test_the_connection_is_the_bodys_until_end_body(world: ResourceUnderTest) -> None:
-    branch = world.enlist()
+def test_the_connection_is_the_bodys_until_end_body(subject: ResourceUnderTest) -> None:
+    branch = subject.enlist()
     branch.end_body()
     with pytest.raises(TransactionStateError, match="over"):
-        world.insert(branch, 1)
+        subject.insert(branch, 1)
     assert branch.roll_back(prepared=False)
 
 
-def test_a_branch_that_is_not_prepared_ends_with_its_owner(world: ResourceUnderTest) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
+def test_a_branch_that_is_not_prepared_ends_with_its_owner(subject: ResourceUnderTest) -> None:
+    branch = subject.enlist()
+    subject.insert(branch, 1)
     branch.end_body()
-    world.end_session(branch)
-    assert world.recovery().prepared() == []
-    assert world.rows() == []
+    subject.end_session(branch)
+    assert subject.recovery().prepared() == []
+    assert subject.rows() == []
 
 
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
-def test_prepared_branch_of_a_gone_owner_is_finished_by_another(world: ResourceUnderTest, verb: str) -> None:
-    branch, recovery = prepared(world, 1), world.recovery()
+def test_prepared_branch_of_a_gone_owner_is_finished_by_another(subject: ResourceUnderTest, verb: str) -> None:
+    branch, recovery = prepared(subject, 1), subject.recovery()
     end = getattr(recovery, verb)
     assert end(branch.xid) is Ended.NOT_KNOWN
     (listed,) = recovery.prepared()
@@ -205,44 +205,44 @@ def test_prepared_branch_of_a_gone_owner_is_finished_by_another(world: ResourceU
     assert end(branch.xid) is Ended.NOT_KNOWN
     assert recovery.prepared() == []
     assert not recovery.kill(listed.connection)
-    assert world.rows() == ([1] if verb == "commit" else [])
+    assert subject.rows() == ([1] if verb == "commit" else [])
     assert not branch.commit()
 
 
-def test_prepared_branches_survive_crashes(world: ResourceUnderTest) -> None:
-    branches = [prepared(world, number) for number in range(3)]
-    world.restart()
+def test_prepared_branches_survive_crashes(subject: ResourceUnderTest) -> None:
+    branches = [prepared(subject, number) for number in range(3)]
+    subject.restart()
     assert not branches[0].commit()
     assert not branches[1].roll_back(prepared=True)
-    recovery = world.recovery()
+    recovery = subject.recovery()
     assert {listed.xid for listed in recovery.prepared()} == {branch.xid for branch in branches}
     assert recovery.commit(branches[0].xid) is Ended.DONE
     assert recovery.rollback(branches[1].xid) is Ended.DONE
     recovery.force()
-    world.restart()
-    recovery = world.recovery()
+    subject.restart()
+    recovery = subject.recovery()
     assert [listed.xid for listed in recovery.prepared()] == [branches[2].xid]
-    assert world.rows() == [0]
+    assert subject.rows() == [0]
 
 
-def test_unforced_rollback_by_another_may_be_lost_in_a_crash(world: ResourceUnderTest) -> None:
-    branches = [prepared(world, number) for number in range(4)]
+def test_unforced_rollback_by_another_may_be_lost_in_a_crash(subject: ResourceUnderTest) -> None:
+    branches = [prepared(subject, number) for number in range(4)]
     for branch in branches:
-        world.end_session(branch)
-    recovery = world.recovery()
+        subject.end_session(branch)
+    recovery = subject.recovery()
     assert {recovery.rollback(branch.xid) for branch in branches} == {Ended.DONE}
-    world.restart()
-    recovery = world.recovery()
+    subject.restart()
+    recovery = subject.recovery()
     back = recovery.prepared()
     assert back
     assert {recovery.rollback(listed.xid) for listed in back} == {Ended.DONE}
     recovery.force()
-    world.restart()
-    assert world.recovery().prepared() == []
+    subject.restart()
+    assert subject.recovery().prepared() == []
 
 
-def test_a_marker_in_doubt_is_not_readable(world: ResourceUnderTest) -> None:
-    branch, recovery = prepared(world, 1), world.recovery()
+def test_a_marker_in_doubt_is_not_readable(subject: ResourceUnderTest) -> None:
+    branch, recovery = prepared(subject, 1), subject.recovery()
     with pytest.raises(Exception, match="1205"):
         recovery.marker_outcome(branch.xid.gtrid.decode())
     assert branch.commit()
@@ -250,20 +250,20 @@ def test_a_marker_in_doubt_is_not_readable(world: ResourceUnderTest) -> None:
     assert recovery.marker_outcome(branch.xid.gtrid.decode()) is None
 
 
-def test_a_connection_of_the_caller_is_given_back_idle(world: ResourceUnderTest) -> None:
-    connection = world.connect()
-    assert prepared(world, 1, connection).commit()
-    assert prepared(world, 2, connection).roll_back(prepared=True)
-    branch = prepared(world, 3, connection)
+def test_a_connection_of_the_caller_is_given_back_idle(subject: ResourceUnderTest) -> None:
+    connection = subject.connect()
+    assert prepared(subject, 1, connection).commit()
+    assert prepared(subject, 2, connection).roll_back(prepared=True)
+    branch = prepared(subject, 3, connection)
     with pytest.raises(TransactionStateError):
-        world.enlist(connection=connection)
+        subject.enlist(connection=connection)
     assert branch.commit()
-    assert world.rows() == [1, 3]
+    assert subject.rows() == [1, 3]
 
 
-def test_a_txid_that_is_none_is_refused(world: ResourceUnderTest) -> None:
+def test_a_txid_that_is_none_is_refused(subject: ResourceUnderTest) -> None:
     with pytest.raises(ValueError, match="not a transaction id"):
-        world.enlist(txid="x")
+        subject.enlist(txid="x")
 
 
 # --- the simulation alone: faults that a real server does not do on request -----------------------------------------
@@ -272,62 +272,62 @@ def test_a_txid_that_is_none_is_refused(world: ResourceUnderTest) -> None:
 @pytest.mark.parametrize("fault", list(Fault))
 @pytest.mark.parametrize("call", ["xa_start", "insert", "xa_end", "xa_prepare", "xa_commit"])
 def test_branch_under_every_fault_is_committed_whole_or_not(fault: Fault, call: str) -> None:
-    world = SimulationUnderTest()
+    subject = SimulationUnderTest()
     left = [fault]
-    world.database.fault = lambda _session, name: left.pop() if name == call and left else None
+    subject.database.fault = lambda _session, name: left.pop() if name == call and left else None
     is_committed = False
     branch: Any = None
     try:
-        branch = prepared(world, 1)
+        branch = prepared(subject, 1)
         is_committed = branch.commit()
     except (SimulatedError, RolledBackError, PrepareUnknownError):
         if branch is not None:
             branch.abandon()
     assert not left
     assert not is_committed
-    world.database.start()
-    recovery = world.recovery()
+    subject.database.start()
+    recovery = subject.recovery()
     for listed in recovery.prepared():
         assert recovery.kill(listed.connection) is (fault is Fault.CUT_OFF)
         assert recovery.commit(listed.xid) is Ended.DONE
-    markers = sum(table == "txmq_marker" for table, _ in world.database.committed)
-    assert len(world.rows()) == markers
+    markers = sum(table == "txmq_marker" for table, _ in subject.database.committed)
+    assert len(subject.rows()) == markers
     # Carried out, or at the decision already: somebody finishes it.
     was_prepared = call == "xa_commit" or (call == "xa_prepare" and fault in (Fault.REPLY_LOST, Fault.CRASH_AFTER))
-    assert len(world.rows()) == was_prepared
+    assert len(subject.rows()) == was_prepared
 
 
 def test_commit_that_loses_sight_is_not_done_before_restart() -> None:
-    world = SimulationUnderTest()
-    branch, recovery = prepared(world, 1), world.recovery()
-    world.database.ends_slowly, world.database.loses_sight = lambda _session: True, lambda _xid: True
-    world.end_session(branch)
+    subject = SimulationUnderTest()
+    branch, recovery = prepared(subject, 1), subject.recovery()
+    subject.database.ends_slowly, subject.database.loses_sight = lambda _session: True, lambda _xid: True
+    subject.end_session(branch)
     with pytest.raises(SimulatedError, match="1205"):
         recovery.commit(branch.xid)
-    assert (recovery.prepared(), recovery.commit(branch.xid), world.rows()) == ([], Ended.NOT_KNOWN, [])
+    assert (recovery.prepared(), recovery.commit(branch.xid), subject.rows()) == ([], Ended.NOT_KNOWN, [])
     with pytest.raises(SimulatedError, match="1205"):
         recovery.marker_outcome(branch.xid.gtrid.decode())
-    world.restart()
-    assert [listed.xid for listed in world.recovery().prepared()] == [branch.xid]
-    assert (world.recovery().commit(branch.xid), world.rows()) == (Ended.DONE, [1])
+    subject.restart()
+    assert [listed.xid for listed in subject.recovery().prepared()] == [branch.xid]
+    assert (subject.recovery().commit(branch.xid), subject.rows()) == (Ended.DONE, [1])
 
 
 def test_killed_session_is_waited_for() -> None:
-    world = SimulationUnderTest()
-    branch, recovery = prepared(world, 1), world.recovery()
+    subject = SimulationUnderTest()
+    branch, recovery = prepared(subject, 1), subject.recovery()
     owner, looks = branch.details()["connection"], []
-    world.database.ends_slowly, world.database.loses_sight = lambda _session: True, lambda _xid: True
+    subject.database.ends_slowly, subject.database.loses_sight = lambda _session: True, lambda _xid: True
 
     def look(_session: object, call: str) -> None:
         if call == "processlist":
             looks.append(call)
             if len(looks) == 3:
-                world.database.session_has_gone(owner)
+                subject.database.session_has_gone(owner)
 
-    world.database.fault = look
+    subject.database.fault = look
     assert recovery.kill(owner)
     assert len(looks) == 3
-    assert (recovery.commit(branch.xid), world.rows()) == (Ended.DONE, [1])
+    assert (recovery.commit(branch.xid), subject.rows()) == (Ended.DONE, [1])
 
 
 def test_a_database_that_is_not_installed_or_another_is_refused() -> None:
@@ -342,10 +342,10 @@ def test_a_database_that_is_not_installed_or_another_is_refused() -> None:
 
 
 def test_a_deadlocks_victim_can_only_be_rolled_back() -> None:
-    world = SimulationUnderTest()
-    session = world.database.connect()
-    branch = world.enlist(connection=session)
-    world.insert(branch, 1)
+    subject = SimulationUnderTest()
+    session = subject.database.connect()
+    branch = subject.enlist(connection=session)
+    subject.insert(branch, 1)
     with pytest.raises(SimulatedError, match="1213"):
         session.become_deadlock_victim()
     branch.end_body()
@@ -353,4 +353,4 @@ def test_a_deadlocks_victim_can_only_be_rolled_back() -> None:
         branch.prepare()
     assert branch.roll_back(prepared=False)
     assert not session.is_in_transaction
-    assert world.rows() == []
+    assert subject.rows() == []
