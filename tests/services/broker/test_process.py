@@ -60,24 +60,6 @@ def test_every_line_of_its_log_is_json(broker: BrokerProcess) -> None:
     assert [line["event"] for line in lines if line["event"] in ("serving", "stopped")] == ["serving", "stopped"]
 
 
-def test_second_broker_on_a_directory_is_refused_naming_the_first(broker: BrokerProcess) -> None:
-    second = BrokerProcess(broker.data_dir)
-    command = [
-        sys.executable,
-        "-m",
-        "txmq.cli.main",
-        "broker",
-        "--data",
-        str(second.data_dir),
-        "--listen",
-        "127.0.0.1:0",
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert result.returncode == 1
-    assert f"process {broker.pid}" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_a_port_that_is_taken_ends_it_in_one_line(broker: BrokerProcess, tmp_path: Path) -> None:
     second = BrokerProcess(tmp_path / "second", listen=f"127.0.0.1:{broker.port}")
     with pytest.raises(BrokerFailedError) as caught:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,7 @@ from txmq.xa.last_resource.proof import Found, Step
 from txmq.xa.last_resource.resource_resolver import is_due
 from txmq.xa.resolver import Resolver
 
-from .support import LastResourceFixture, abandon, quiet_resolver
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
-    quiet_resolver(monkeypatch)
-    with closing(LastResourceFixture(tmp_path)) as made:
-        yield made
-
+from .support import LastResourceFixture, abandon
 
 # --- the steps -------------------------------------------------------------------------------------------------------
 

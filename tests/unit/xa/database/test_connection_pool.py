@@ -5,22 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from txmq.xa.database import connection_pool
 
-from ..support import LastResourceFixture, quiet_resolver
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
-    quiet_resolver(monkeypatch)
-    with closing(LastResourceFixture(tmp_path)) as made:
-        yield made
+from ..support import LastResourceFixture
 
 
 def _in_a_thread(world: LastResourceFixture, value: bytes) -> None:

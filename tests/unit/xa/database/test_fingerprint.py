@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,7 @@ from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 from txmq.xa.database.fingerprint import fingerprint
 from txmq.xa.resolver import Resolver
 
-from ..support import NAME, LastResourceFixture, abandon, quiet_resolver
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
-    quiet_resolver(monkeypatch)
-    with closing(LastResourceFixture(tmp_path)) as made:
-        yield made
+from ..support import NAME, LastResourceFixture, abandon
 
 
 def copied(world: LastResourceFixture) -> Path:

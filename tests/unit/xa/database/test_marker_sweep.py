@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +14,10 @@ from txmq.xa.broker_port import cluster_of
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.resolver import Resolver
 
-from ..support import LastResourceFixture, abandon, quiet_resolver
+from ..support import LastResourceFixture, abandon
 from ..xa_support import Notes, XAFixture
 
 DAY_MS = 24 * 3600 * 1000
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
-    quiet_resolver(monkeypatch)
-    with closing(LastResourceFixture(tmp_path)) as made:
-        yield made
 
 
 class Table:

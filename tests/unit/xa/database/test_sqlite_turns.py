@@ -4,10 +4,8 @@ is needed."""
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -18,16 +16,9 @@ from txmq.runtime.threads import Lock
 from txmq.xa.database.sqlite_turns import SQLiteWriterQueue
 from txmq.xa.last_resource import resource as last_resource
 
-from ..support import LastResourceFixture, quiet_resolver
+from ..support import LastResourceFixture
 
 DEADLINE_S = 20.0
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
-    quiet_resolver(monkeypatch)
-    with closing(LastResourceFixture(tmp_path)) as made:
-        yield made
 
 
 class Watched(SQLiteWriterQueue):

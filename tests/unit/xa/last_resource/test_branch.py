@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -15,13 +12,6 @@ from txmq.model import Outcome
 from txmq.xa.database.installation import DatabaseSession
 
 from ..support import LastResourceFixture, quiet_resolver
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
-    quiet_resolver(monkeypatch)
-    with closing(LastResourceFixture(tmp_path)) as made:
-        yield made
 
 
 @pytest.mark.parametrize("raises", [False, True])

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from tests.transition_tables import reachable
 from txmq.errors import TransactionStateError
 from txmq.state_machine import next_step
 from txmq.xa.last_resource.coordinator import (
@@ -64,28 +65,16 @@ def test_every_state_and_event_has_a_row_or_an_error(state: State, event: Event)
         assert event.value in str(caught.value)
 
 
-def _reachable(start: State) -> set[State]:
-    found, todo = {start}, [start]
-    while todo:
-        state = todo.pop()
-        for event in EXPECTED.get(state, ()):
-            following = TRANSITIONS[state, event][0]
-            if following not in found:
-                found.add(following)
-                todo.append(following)
-    return found
-
-
 def test_every_state_is_reached_and_every_state_reaches_an_end() -> None:
-    assert _reachable(State.ACTIVE) == set(State)
-    assert all(_reachable(state) & ENDS for state in State)
+    assert reachable(TRANSITIONS, State.ACTIVE) == set(State)
+    assert all(reachable(TRANSITIONS, state) & ENDS for state in State)
 
 
 def test_behind_the_decision_nothing_rolls_back() -> None:
-    for state in _reachable(State.DECIDED):
+    for state in reachable(TRANSITIONS, State.DECIDED):
         for event in EXPECTED.get(state, ()):
             assert not ROLLBACKS & set(TRANSITIONS[state, event][1])
-    assert State.ROLLED_BACK not in _reachable(State.DECIDED)
+    assert State.ROLLED_BACK not in reachable(TRANSITIONS, State.DECIDED)
 
 
 def _ways(length: int) -> list[tuple[Event, ...]]:

@@ -36,7 +36,7 @@ from txmq.testing.simulated.broker import Fault, lost
 from txmq.xa import LastResource
 from txmq.xa.resolver import Resolver
 
-from ..support import NAME, LastResourceFixture, Quiet, quiet_resolver
+from ..support import NAME, LastResourceFixture, Quiet
 
 # But for the one of drivers that send several statements in a packet: tests/services/xa/test_last_resource_mysql.py.
 OWNER_POINTS = sorted({point for point in POINTS if point.startswith("client.tx.")} - {"client.tx.db_commit_sent"})
@@ -46,17 +46,6 @@ BEFORE_THE_DECISION = [
 BEHIND_IT = ["client.tx.db_committed", "client.tx.commit_sent", "client.tx.committed"]
 LOST = ConnectionLostError("planned")
 FOR_EVER = 5000
-
-
-@pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
-    return quiet_resolver(monkeypatch)
-
-
-@pytest.fixture
-def world(tmp_path: Path, quiet: Quiet) -> Iterator[LastResourceFixture]:
-    with closing(LastResourceFixture(tmp_path)) as made:
-        yield made
 
 
 def test_the_lists_of_points_are_complete() -> None:

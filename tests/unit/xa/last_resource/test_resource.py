@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -27,15 +27,7 @@ from txmq.xa.database.dialects import DIALECTS, MYSQL, POSTGRESQL, SQLITE, diale
 from txmq.xa.database.guarded_connection import GuardedConnection
 from txmq.xa.database.marker import MarkerTable
 
-from ..support import NAME, LastResourceFixture, quiet_resolver
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
-    quiet_resolver(monkeypatch)
-    with closing(LastResourceFixture(tmp_path)) as made:
-        yield made
-
+from ..support import NAME, LastResourceFixture
 
 # --- who it is -------------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,18 +22,7 @@ from txmq.model import Outcome
 from txmq.testing.simulated.broker import Fault, lost
 from txmq.xa.resolver import Resolver
 
-from ..support import NAME, LastResourceFixture, Quiet, quiet_resolver
-
-
-@pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
-    return quiet_resolver(monkeypatch)
-
-
-@pytest.fixture
-def world(tmp_path: Path, quiet: Quiet) -> Iterator[LastResourceFixture]:
-    with closing(LastResourceFixture(tmp_path)) as made:
-        yield made
+from ..support import NAME, LastResourceFixture, Quiet
 
 
 def _fail_a_statement(connection: Any) -> None:

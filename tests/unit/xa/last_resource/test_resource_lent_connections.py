@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from txmq.xa import LastResource
 from txmq.xa.database.dbapi import driver_of, innermost
 from txmq.xa.database.installation import DatabaseSession
 
-from ..support import NAME, LastResourceFixture, abandon, quiet_resolver
+from ..support import NAME, LastResourceFixture, abandon
 
 
 class Hiding:
@@ -64,13 +63,6 @@ def pooled(connection: Any) -> Any:
 
 
 WRAPPERS: list[Callable[[Any], Any]] = [Passing, Tracing, pooled, lambda connection: Tracing(Passing(connection))]
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
-    quiet_resolver(monkeypatch)
-    with closing(LastResourceFixture(tmp_path)) as made:
-        yield made
 
 
 def order(world: LastResourceFixture, connection: Any, resource: LastResource | None = None) -> None:

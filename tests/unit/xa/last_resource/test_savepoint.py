@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
 
@@ -19,19 +18,15 @@ from txmq.errors import HeuristicHazardError, RolledBackError, TransactionStateE
 from txmq.model import Message, Outcome
 from txmq.xa import LastResource
 
-from ..support import LastResourceFixture, quiet_resolver
+from ..support import LastResourceFixture
 
 DUPLICATE = "INSERT INTO orders (id) VALUES (1), (1)"
 
 
 @pytest.fixture(params=["", None], ids=["implicit", "autocommit"])
-def world(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[LastResourceFixture]:
-    quiet_resolver(monkeypatch)
-    with closing(LastResourceFixture(tmp_path)) as made:
-        made.options["isolation_level"] = request.param
-        yield made
+def world(request: pytest.FixtureRequest, world: LastResourceFixture) -> LastResourceFixture:
+    world.options["isolation_level"] = request.param
+    return world
 
 
 def _fail(world: LastResourceFixture, tx: Transaction) -> None:

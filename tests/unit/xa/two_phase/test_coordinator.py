@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.transition_tables import reachable
 from txmq.errors import TransactionStateError
 from txmq.state_machine import next_step
 from txmq.xa.two_phase.coordinator import (
@@ -58,17 +59,6 @@ def test_every_state_and_event_has_a_row_or_an_error(state: XAState, event: XAEv
         assert event.value in str(caught.value)
 
 
-def _reachable(start: XAState) -> set[XAState]:
-    found, todo = {start}, [start]
-    while todo:
-        for event in EXPECTED.get(state := todo.pop(), ()):
-            following = TRANSITIONS[state, event][0]
-            if following not in found:
-                found.add(following)
-                todo.append(following)
-    return found
-
-
 class Way:
     """One way through the table: its events, and for each the effects that followed."""
 
@@ -104,15 +94,15 @@ WAYS = list(_ways())
 
 
 def test_every_state_is_reached_and_every_state_reaches_an_end() -> None:
-    assert _reachable(S.ACTIVE) == set(XAState)
-    assert all(_reachable(state) & ENDS for state in XAState)
+    assert reachable(TRANSITIONS, S.ACTIVE) == set(XAState)
+    assert all(reachable(TRANSITIONS, state) & ENDS for state in XAState)
 
 
 def test_interrupt_is_expected_in_every_state_and_leads_to_end() -> None:
     """KeyboardInterrupt again and again: never a state without a way out."""
     for state in set(XAState) - ENDS:
         following = TRANSITIONS[state, E.INTERRUPTED][0]
-        assert _reachable(following) & ENDS
+        assert reachable(TRANSITIONS, following) & ENDS
         for _ in range(5):
             if following not in ENDS:
                 following = TRANSITIONS[following, E.INTERRUPTED][0]
@@ -134,8 +124,8 @@ def test_decide_is_sent_once_when_every_branch_is_prepared() -> None:
 
 def test_behind_decision_nothing_rolls_back_and_nothing_takes_it_back() -> None:
     for start in (S.COMMITTING, S.REPORTING, S.REPORTING_SOME):
-        assert _reachable(start) & ENDS <= COMMITTED
-        for state in _reachable(start):
+        assert reachable(TRANSITIONS, start) & ENDS <= COMMITTED
+        for state in reachable(TRANSITIONS, start):
             for event in EXPECTED.get(state, ()):
                 assert not {F.ROLL_BACK_BRANCHES, F.SEND_ROLLBACK, F.WITHDRAW} & set(TRANSITIONS[state, event][1])
 
