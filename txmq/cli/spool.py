@@ -86,7 +86,7 @@ def drain(
 ) -> None:
     """Send what waits, in order, and wait until it is sent; refused while the producer runs.
 
-    A parked message whose fate was unknown may be stored twice by --parked; its reason says so.
+    A parked message that may be stored already can be stored twice by --parked; its reason says so.
 
     [bold]Examples[/bold]
 

@@ -44,7 +44,7 @@ def create(
 ) -> None:
     """Create a topic.
 
-    What is not said here comes from the broker's settings that begin with default_.
+    Defaults are the broker's settings that begin with default_.
 
     [bold]Examples[/bold]
 

@@ -44,8 +44,8 @@ def list_(
     """List the transactions in doubt: prepared, or decided and not known to have committed everywhere.
 
     The client that owns them, its group, or a resolver (txmq resolver) settles them; none is ever guessed.
-    Behind them stands what resolvers see in databases: branches that are prepared there and lock their rows, though the
-    broker has no decision of them ("in-database"), and databases that cannot be reached.
+    The second part is reported by resolvers: branches that are prepared in a database and lock rows, but have no
+    decision at the broker ("in-database"), and databases that cannot be reached.
 
     [bold]Examples[/bold]
 
@@ -211,7 +211,7 @@ def complete(
     yes: Yes = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
-    """Stop waiting for one branch of a committed transaction: its database is gone, or decided alone.
+    """Stop waiting for one branch of a committed transaction: its database is gone, or has decided otherwise.
 
     [bold]Examples[/bold]
 
@@ -258,7 +258,7 @@ def forget(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, a
 def _require(heuristic: bool, verb: str) -> None:
     if not heuristic:
         raise ConfigError(
-            f"tx {verb} decides alone, which may tear rows and messages apart: say --heuristic if you mean it "
+            f"tx {verb} decides without proof, which may tear rows and messages apart: say --heuristic if you mean it "
             "(a resolver settles with proof: txmq resolver)"
         )
 

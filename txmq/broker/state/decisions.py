@@ -66,7 +66,7 @@ class XADecisions:
     """All of them.
 
     Attributes:
-        undone: in order of decision.
+        incomplete: in order of decision.
         index: the same, by resource and number.
         recorded: the names of ``heuristics``, in order of their first record.
     """

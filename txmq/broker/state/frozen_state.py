@@ -55,7 +55,7 @@ class FrozenState:
     partitions: Packed
     sessions: Packed
     transactions: Packed
-    undone: Packed
+    incomplete: Packed
     barriers: Packed
     heuristics: Packed
     groups: deque[group_offsets.Frozen]
@@ -72,7 +72,7 @@ class FrozenState:
         yield (
             "decisions",
             {
-                "undone": _rows(self.undone, decisions.FROZEN_FIELDS, decisions.row),
+                "undone": _rows(self.incomplete, decisions.FROZEN_FIELDS, decisions.row),
                 "holds": _rows(self.barriers, visibility.FROZEN_FIELDS, visibility.row),
                 "heuristics": _rows(self.heuristics, _HEURISTIC_FIELDS, list),
             },

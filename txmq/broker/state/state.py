@@ -295,7 +295,7 @@ class State:
             partitions=self._freeze_partitions(),
             sessions=packed(session.freeze() for session in self.sessions.values()),
             transactions=packed(transaction.freeze() for transaction in self.transactions.values()),
-            undone=packed(self.decisions.freeze()),
+            incomplete=packed(self.decisions.freeze()),
             barriers=packed(self.decisions.freeze_barriers()),
             heuristics=packed(self.decisions.freeze_heuristics()),
             groups=deque(self.saved.freeze()),
