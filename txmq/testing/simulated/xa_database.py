@@ -1,9 +1,10 @@
 """A database server with XA transactions, simulated: MariaDB 10.11's answers and quirks, without a server.
 
-Theory of operation. ``SimulatedXADatabase`` holds committed rows, the branches it knows and its sessions. A session
-takes the calls that matter to a transaction manager (XA START, END, PREPARE, COMMIT, ROLLBACK, RECOVER, INSERT, BEGIN,
-...) and answers as MariaDB does, error numbers included. ``crash`` is a kill -9, ``start`` the restart. What a session
-writes is locked until its transaction ends; a lock that is held is an error at once (1205), without a wait.
+Theory of operation. ``SimulatedXADatabase`` holds its sessions, committed rows and the branches it knows
+(``xa_engine``). A session takes the calls that matter to a transaction manager (XA START, END, PREPARE, COMMIT,
+ROLLBACK, RECOVER, INSERT, BEGIN, ...) and answers as MariaDB does, error numbers included. ``crash`` is a kill -9,
+``start`` the restart. What a session writes is locked until its transaction ends; a lock that is held is an error at
+once (1205), without a wait.
 
 The quirks, each of them seen on the real server (tests/services/xa/test_simulated_xa.py compares every answer but the
 last one's, which is a race):
@@ -26,13 +27,10 @@ Invariants:
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable
 
 from txmq.testing.simulated.xa_answers import (
     DEADLOCK,
-    DUPID,
-    DUPLICATE,
     INVAL,
     LOCK_WAIT_TIMEOUT,
     LOST,
@@ -43,38 +41,11 @@ from txmq.testing.simulated.xa_answers import (
     Fault,
     SimulatedError,
 )
+from txmq.testing.simulated.xa_engine import Branch, BranchState, Work, XAEngine, key_of
 from txmq.xid import Xid
 
-Key = tuple[str, object]  # table and primary key
 
-
-class _State(enum.Enum):
-    ACTIVE = "ACTIVE"
-    IDLE = "IDLE"
-    PREPARED = "PREPARED"
-    ROLLBACK_ONLY = "ROLLBACK ONLY"
-
-
-class _Work:
-    """The writes of a transaction. Its keys are locked."""
-
-    def __init__(self) -> None:
-        self.rows: dict[Key, object] = {}
-        self.removed: set[Key] = set()
-
-    @property
-    def has_written(self) -> bool:
-        return bool(self.rows or self.removed)
-
-
-class _Branch(_Work):
-    def __init__(self, xid: Xid, owner: SimulatedSession) -> None:
-        super().__init__()
-        self.xid, self.state = xid, _State.ACTIVE
-        self.owner: SimulatedSession | None = owner
-
-
-class SimulatedXADatabase:
+class SimulatedXADatabase(XAEngine):
     """One server.
 
     Attributes:
@@ -86,15 +57,13 @@ class SimulatedXADatabase:
     """
 
     def __init__(self) -> None:
-        self.committed: dict[Key, object] = {}
+        super().__init__()
         self.fault: Callable[[SimulatedSession, str], Fault | None] = lambda _session, _call: None
         self.survives: Callable[[Xid], bool] = lambda _xid: True
         self.ends_slowly: Callable[[SimulatedSession], bool] = lambda _session: False
         self.loses_sight: Callable[[Xid], bool] = lambda _xid: False
         self.is_up = True
-        self._branches: dict[tuple[bytes, bytes], _Branch] = {}
-        self._branches_rolled_back: list[_Branch] = []  # rolled back since the log was forced
-        self._lost_sight_of: list[_Branch] = []
+        self._lost_sight_of: list[Branch] = []
         self._sessions: dict[int, SimulatedSession] = {}
         self._ending: dict[int, Xid] = {}  # sessions that have let go of their prepared branch
         self._last_number = 0
@@ -144,13 +113,13 @@ class SimulatedXADatabase:
         self._sessions.clear()
         for branch in self._branches_rolled_back:
             if self.survives(branch.xid):
-                branch.state = _State.PREPARED
-                self._branches[_key(branch.xid)] = branch
+                branch.state = BranchState.PREPARED
+                self._branches[key_of(branch.xid)] = branch
         self._branches_rolled_back.clear()
-        self._branches.update((_key(branch.xid), branch) for branch in self._lost_sight_of)
+        self._branches.update((key_of(branch.xid), branch) for branch in self._lost_sight_of)
         self._lost_sight_of.clear()
         self._ending.clear()
-        prepared = {k: b for k, b in self._branches.items() if b.state is _State.PREPARED and b.has_written}
+        prepared = {k: b for k, b in self._branches.items() if b.state is BranchState.PREPARED and b.has_written}
         for branch in prepared.values():
             branch.owner = None
         self._branches = prepared
@@ -159,73 +128,12 @@ class SimulatedXADatabase:
         """Serve again after a crash. Numbers of sessions begin anew."""
         self.is_up, self._last_number = True, 0
 
-    def undurable_rollbacks(self) -> set[Xid]:
-        """Branches that a crash now may bring back."""
-        return {branch.xid for branch in self._branches_rolled_back}
-
     # --- for sessions --------------------------------------------------------------------------------------------
 
-    def prepared_xids(self) -> list[Xid]:
-        """XA RECOVER."""
-        return [branch.xid for branch in self._branches.values() if branch.state is _State.PREPARED]
-
-    def insert(self, work: _Work, key: Key, value: object) -> None:
-        """A row, locked until the end of ``work``."""
-        self._lock(work, key)
-        if key in work.rows or (key in self.committed and key not in work.removed):
-            raise SimulatedError(DUPLICATE, f"duplicate entry {key}")
-        work.rows[key] = value
-
-    def remove(self, work: _Work, key: Key) -> bool:
-        """Take a row away; whether it was there."""
-        self._lock(work, key)
-        if work.rows.pop(key, None) is not None and key not in self.committed:
-            return True
-        if key in work.removed or key not in self.committed:
-            return False
-        work.removed.add(key)
-        return True
-
-    def is_locked(self, work: _Work, key: Key) -> bool:
-        """Whether another transaction holds a key."""
-        return any(key in other.rows or key in other.removed for other in self._works() if other is not work)
-
-    def commit(self, work: _Work) -> None:
-        """Make durable and visible."""
-        for key in work.removed:
-            self.committed.pop(key, None)
-        self.committed.update(work.rows)
-        if work.has_written:
-            self.force()
-
-    def force(self) -> None:
-        """The log is forced: what was rolled back stays rolled back."""
-        self._branches_rolled_back.clear()
-
-    def begin_branch(self, xid: Xid, owner: SimulatedSession) -> _Branch:
-        """Enter a branch into the list of known ones."""
-        if _key(xid) in self._branches:
-            raise SimulatedError(DUPID, "XAER_DUPID")
-        branch = self._branches[_key(xid)] = _Branch(xid, owner)
-        return branch
-
-    def end_branch(self, branch: _Branch, *, is_commit: bool) -> None:
-        """Commit or roll back; the branch is not known any more."""
-        del self._branches[_key(branch.xid)]
-        if is_commit:
-            self.commit(branch)
-        elif branch.state is _State.PREPARED and branch.has_written:
-            self._branches_rolled_back.append(branch)
-
-    def external_branch(self, xid: Xid) -> _Branch | None:
-        """A prepared branch whose session has ended."""
-        branch = self._branches.get(_key(xid))
-        return branch if branch is not None and branch.owner is None else None
-
-    def commit_external(self, branch: _Branch) -> None:
+    def commit_external(self, branch: Branch) -> None:
         """Commit a prepared branch whose session has ended, or is about to."""
         if branch.xid in self._ending.values() and branch.has_written and self.loses_sight(branch.xid):
-            self._lost_sight_of.append(self._branches.pop(_key(branch.xid)))
+            self._lost_sight_of.append(self._branches.pop(key_of(branch.xid)))
         else:
             self.end_branch(branch, is_commit=True)
 
@@ -233,7 +141,7 @@ class SimulatedXADatabase:
         """The session is over: roll back what is not prepared, let go of what is."""
         self._sessions.pop(session.number, None)
         branch = session.branch
-        if branch is not None and branch.state is _State.PREPARED:
+        if branch is not None and branch.state is BranchState.PREPARED:
             branch.owner = None
             if self.ends_slowly(session):
                 self._ending[session.number] = branch.xid
@@ -241,12 +149,8 @@ class SimulatedXADatabase:
             self.end_branch(branch, is_commit=False)
         session.die()
 
-    def _lock(self, work: _Work, key: Key) -> None:
-        if self.is_locked(work, key):
-            raise SimulatedError(LOCK_WAIT_TIMEOUT, "lock wait timeout exceeded")
-
-    def _works(self) -> Iterable[_Work]:
-        yield from self._branches.values()
+    def _works(self) -> Iterable[Work]:
+        yield from super()._works()
         yield from self._lost_sight_of
         yield from (session.local for session in self._sessions.values() if session.local is not None)
 
@@ -256,8 +160,8 @@ class SimulatedSession:
 
     def __init__(self, database: SimulatedXADatabase, number: int, autocommit: bool) -> None:
         self.number, self.autocommit = number, autocommit
-        self.branch: _Branch | None = None
-        self.local: _Work | None = None  # a transaction that is not XA
+        self.branch: Branch | None = None
+        self.local: Work | None = None  # a transaction that is not XA
         self._has_begun = False  # by BEGIN, not by a statement
         self._database, self._is_over, self._is_cut_off = database, False, False
 
@@ -339,7 +243,7 @@ class SimulatedSession:
     def read(self, table: str, key: object) -> object:
         """A committed row's value, or this session's own; None without one. Waits for no lock."""
         found: list[object] = []
-        work = self.branch or self.local or _Work()
+        work = self.branch or self.local or Work()
         self._call(
             "read", lambda: found.append(work.rows.get((table, key), self._database.committed.get((table, key))))
         )
@@ -347,7 +251,7 @@ class SimulatedSession:
 
     def read_locked(self, table: str, key: object) -> object:
         """The same with a lock: 1205 if another transaction holds the row."""
-        if self._database.is_locked(self.branch or self.local or _Work(), (table, key)):
+        if self._database.is_locked(self.branch or self.local or Work(), (table, key)):
             raise SimulatedError(LOCK_WAIT_TIMEOUT, "lock wait timeout exceeded")
         return self.read(table, key)
 
@@ -356,7 +260,7 @@ class SimulatedSession:
         if self.branch is not None:
             self.branch.rows.clear()
             self.branch.removed.clear()
-            self.branch.state = _State.ROLLBACK_ONLY
+            self.branch.state = BranchState.ROLLBACK_ONLY
         self.local = None
         raise SimulatedError(DEADLOCK, "deadlock found")
 
@@ -391,15 +295,15 @@ class SimulatedSession:
         self.branch = self._database.begin_branch(xid, self)
 
     def _xa_end(self, xid: Xid) -> None:
-        self._own(xid, _State.ACTIVE).state = _State.IDLE
+        self._own(xid, BranchState.ACTIVE).state = BranchState.IDLE
 
     def _xa_prepare(self, xid: Xid) -> None:
-        branch = self._own(xid, _State.IDLE)
-        branch.state = _State.PREPARED
+        branch = self._own(xid, BranchState.IDLE)
+        branch.state = BranchState.PREPARED
         if branch.has_written:
             self._database.force()
 
-    def _own(self, xid: Xid, state: _State) -> _Branch:
+    def _own(self, xid: Xid, state: BranchState) -> Branch:
         if self.branch is None or self.branch.state is not state:
             raise SimulatedError(RMFAIL, "XAER_RMFAIL")
         if self.branch.xid != xid:
@@ -410,12 +314,12 @@ class SimulatedSession:
         branch = self.branch
         if branch is None or branch.xid != xid:
             self._end_foreign(xid, is_commit=True, one_phase=one_phase)
-        elif branch.state is _State.ROLLBACK_ONLY:
+        elif branch.state is BranchState.ROLLBACK_ONLY:
             self._end_own(branch, is_commit=False)
             raise SimulatedError(RB_ROLLBACK, "XA_RBROLLBACK")
-        elif branch.state is (_State.IDLE if one_phase else _State.PREPARED):
+        elif branch.state is (BranchState.IDLE if one_phase else BranchState.PREPARED):
             self._end_own(branch, is_commit=True)
-        elif one_phase and branch.state is _State.PREPARED:
+        elif one_phase and branch.state is BranchState.PREPARED:
             raise SimulatedError(INVAL, "XAER_INVAL")
         else:
             raise SimulatedError(RMFAIL, "XAER_RMFAIL")
@@ -424,12 +328,12 @@ class SimulatedSession:
         branch = self.branch
         if branch is None or branch.xid != xid:
             self._end_foreign(xid, is_commit=False, one_phase=False)
-        elif branch.state is _State.ACTIVE:
+        elif branch.state is BranchState.ACTIVE:
             raise SimulatedError(RMFAIL, "XAER_RMFAIL")
         else:
             self._end_own(branch, is_commit=False)
 
-    def _end_own(self, branch: _Branch, *, is_commit: bool) -> None:
+    def _end_own(self, branch: Branch, *, is_commit: bool) -> None:
         self._database.end_branch(branch, is_commit=is_commit)
         self.branch = None
 
@@ -451,7 +355,7 @@ class SimulatedSession:
     def _begin(self) -> None:
         self._refuse_in_xa()
         self._end_local(is_commit=True)
-        self.local, self._has_begun = _Work(), True
+        self.local, self._has_begun = Work(), True
 
     def _end_local(self, *, is_commit: bool) -> None:
         self._refuse_in_xa()
@@ -467,19 +371,15 @@ class SimulatedSession:
         if self.branch is not None:
             raise SimulatedError(RMFAIL, f"XAER_RMFAIL: {self.branch.state.value}")
 
-    def _write(self, write: Callable[[_Work], object]) -> None:
+    def _write(self, write: Callable[[Work], object]) -> None:
         if self.branch is not None:
-            if self.branch.state is not _State.ACTIVE:
+            if self.branch.state is not BranchState.ACTIVE:
                 raise SimulatedError(RMFAIL, f"XAER_RMFAIL: {self.branch.state.value}")
             write(self.branch)
         elif self.local is not None or not self.autocommit:
-            self.local = self.local or _Work()
+            self.local = self.local or Work()
             write(self.local)
         else:
-            work = _Work()
+            work = Work()
             write(work)
             self._database.commit(work)
-
-
-def _key(xid: Xid) -> tuple[bytes, bytes]:
-    return xid.gtrid, xid.bqual
