@@ -1,4 +1,4 @@
-"""The core's view of one connection: what it may do, what it still owes, and what is to be written to it."""
+"""The core's view of one connection: its session, its unanswered requests and its replies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class ClientConnection:
 
     Attributes:
         number: unique in this broker's incarnation; for logs.
-        session: what ``hello`` bound it to.
-        txid_head: what the ids of that session's transactions begin with.
-        out: opaque and reply of what is to be written, in that order.
+        session: the one that ``hello`` bound it to.
+        txid_head: the first part of the ids of that session's transactions.
+        out: opaque and reply of each answer to be written, in that order.
         given_bytes: answers that were made for it in this turn of its connection.
         unanswered: opaque tokens of requests whose answer is still owed.
-        members: (group, member, its incarnation) of the consumers that beat over it.
+        members: (group, member, its incarnation) of the consumers whose heartbeats come over it.
         held: True while the broker does not read it, although it may send: too many of its requests are in work, or its
             next one waits for room for the answer.
         closing: True once nothing more is read from it; it is closed after ``out`` was written.

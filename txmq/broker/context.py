@@ -1,8 +1,8 @@
-"""What every verb of the broker works on: the state, the group commit in the making, and the effects for the shell.
+"""The context of every verb: the state, the commit group in the making, and the effects for the shell.
 
 Effects are collected while requests are taken in, and carried out by the shell in this order:
 ``ready`` (answers that may go out), ``reads`` (partition data to be fetched from disk and sent), ``closing``.
-Whatever depends on the journal waits in a group; the shell hands groups back through ``written`` and ``durable``.
+Answers that depend on the journal wait in a group; the pipeline hands groups back through ``written`` and ``durable``.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Context:
         groups: consumer groups that have members, by name.
         member_count: of all groups.
         pending_groups: heartbeats that wait, and groups to be looked at.
-        resources: what resolvers see in databases.
-        alarms: effects: what an operator must hear of, as fields of a log line.
+        resources: the reports of resolvers about databases.
+        alarms: effects: errors that an operator must see, as fields of a log line.
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
     """
 

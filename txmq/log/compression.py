@@ -1,7 +1,7 @@
 """Compressing and inflating the record section of a batch, through cramjam, with bounds.
 
 Inflating goes into a buffer of a fixed size, which the library refuses to leave: a 32 KiB zstd bomb that would become
-1 GiB is given up once 2 MiB are full (2 ms). The buffer starts at a guess and is made larger up to the smaller of
+1 GiB is given up once 2 MiB are full. The buffer starts at a guess and is made larger up to the smaller of
 
 * the absolute limit the caller names, and
 * ``RATIO_MAX`` times the compressed size, but at least ``RATIO_FREE_SIZE_BYTES``: short and very regular content

@@ -226,7 +226,7 @@ class FileCache:
             if not create:
                 raise
         directory = parent(path)
-        for changed in self._disk.add_directories(directory):  # not synced: 3 ms for each of 10,000 new partitions
+        for changed in self._disk.add_directories(directory):  # not synced: there may be 10,000 new partitions
             self._changed(changed)
         crash_point("segment.roll")
         try:

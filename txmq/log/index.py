@@ -3,7 +3,7 @@ from disk.
 
 Theory of operation. A segment's index covers a prefix of it: entries at batch boundaries, one per 32 KiB or more, and
 an end up to which the segment was walked. Readers extend it as far as they need, over bytes below the high watermark
-only, so it never has to be taken back. Walking costs 0.25 us a batch, once for all readers; a segment of 128 MiB has at
+only, so it never has to be taken back. A batch is walked over once for all readers; a segment of 128 MiB has at
 most 4096 entries of 180 bytes. ``IndexCache`` keeps the recently used ones.
 
 Invariants:

@@ -83,7 +83,7 @@ class Partition:
     # --- assigned side -----------------------------------------------------------------------------------------------
 
     def place(self, count: int, size: int, max_timestamp_ms: int, now_ms: int) -> tuple[int, int, int]:
-        """Assign the next place. Hot (once a put): 0.45 us.
+        """Assign the next place. Hot (once a put).
 
         Returns:
             (base offset of the segment, position in it, base offset of the batch).

@@ -53,7 +53,7 @@ class Verdict:
 
 
 def verify_log(disk: Disk, advance: Callable[[int], None] = lambda _: None) -> Verdict:
-    """Verify every partition of a stopped broker's data directory; ``advance`` is told of bytes that were read."""
+    """Verify every partition of a stopped broker's data directory; ``advance`` gets the number of bytes read."""
     verdict = Verdict()
     for topic in disk.list_directory("log"):
         for number in disk.list_directory(f"log/{topic}") if topic.isdigit() else ():
@@ -75,7 +75,7 @@ def verify_partition(
     Args:
         end_offset: offset up to which it must be whole; nothing behind it is read. None: as far as the files go.
         verdict: to be added to.
-        advance: is told of bytes that were read.
+        advance: called with the number of bytes that were read.
     """
     verdict = Verdict() if verdict is None else verdict
     verdict.partitions += 1

@@ -45,7 +45,7 @@ class Records(NamedTuple):
 
 
 Reply = bytes | int | Records | BrokerError | Violation
-"""What a request is answered: the text of a 200, the offset of a put, binary content, or why it was refused."""
+"""An answer: the text of a 200, the offset of a put, binary content, or a refusal."""
 
 
 def encode(opaque: bytes, reply: Reply) -> bytes:
@@ -124,7 +124,7 @@ def _escaped(match: re.Match[str]) -> str:
 _LINE = re.compile(
     rb"(?:result (200|[45][0-9][0-9])|value) (0|[1-9][0-9]{0,9}) ([0-9A-Za-z]{1,16}|-)\r\n"
 ).match  # fmt: skip
-# What the beginning of such a line looks like, so that a peer that is no broker is found out before a line end arrives.
+# The beginning of such a line, so that a peer that is no broker is found out before a line end arrives.
 _BEGINNING = re.compile(
     rb"r|re|res|resu|resul|result|result |result (?:2|20|200|[45][0-9]{0,2})|v|va|val|valu|value|value "
     rb"|(?:result (?:200|[45][0-9][0-9])|value) (?:(?:0|[1-9][0-9]{0,9})(?: (?:-|[0-9A-Za-z]{1,16})?\r?)?)?"

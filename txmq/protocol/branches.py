@@ -1,4 +1,4 @@
-"""The branches of an XA transaction on the wire: what stands before the parts in the body of ``decide``.
+"""The branches of an XA transaction on the wire: in front of the parts in the body of ``decide``.
 
 Byte layout
     ``<resource> <uuid, 32 hex> <length>\\r\\n<JSON object>``, as many as ``branches=`` says. The object has ``bqual``
@@ -7,7 +7,7 @@ Byte layout
 
 Invariants
     * Strict both ways, at most 64 branches, each of at most 1 KiB.
-    * One branch a resource: a uuid stands once.
+    * One branch a resource: a uuid appears once.
 """
 
 from __future__ import annotations

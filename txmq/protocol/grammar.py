@@ -31,7 +31,7 @@ OPAQUE_SIZE_MAX = 16
 NO_OPAQUE = b"-"  # in an answer to a request that had none
 ERROR_SIZE_BYTES_MAX = 1024
 OFFSETS_SIZE_BYTES_MAX = 256 << 10  # what ``offsets=`` may say
-GROUP_SIZE_BYTES_MAX = 256 << 10  # two texts about what is deferred, 64 KiB each, with all of it escaped; 2 ms to parse
+GROUP_SIZE_BYTES_MAX = 256 << 10  # two texts about what is deferred, 64 KiB each, with all of it escaped
 QUERY_SIZE_BYTES_MAX = 1 << 20  # some 15,000 txids
 RESOURCE_SIZE_BYTES_MAX = 16 << 10  # twenty branches
 UNKNOWN_VERB = "unknown verb; type: help"
@@ -143,7 +143,7 @@ _TABLE = (
         teaches="list transactions in doubt, oldest first",
     ),
     Verb(b"parts", ("txid",), {b"after": "number"}, teaches="the messages of a prepared transaction"),
-    Verb(b"forget", ("txid",), teaches="drop what is kept of somebody's lone decision"),
+    Verb(b"forget", ("txid",), teaches="forget a heuristic outcome"),
     Verb(
         b"checks", ("group",), {b"limit": "number", b"wait": "number"},
         teaches="half messages of a producer group that wait for an answer",

@@ -1,4 +1,4 @@
-"""The offsets that a transaction saves for consumer groups: what stands before the parts in a body, and in meta.
+"""The offsets that a transaction saves for consumer groups: in front of the parts in a body, and in meta.
 
 Byte layout
     ``offsets=<bytes>`` says how many bytes of JSON stand in front of the parts (behind the branches, in ``decide``):
@@ -6,7 +6,7 @@ Byte layout
     ``order`` is the member's own number of the moment at which it looked at its offsets: it grows.
 
 Invariants
-    * Strict: a partition of a group stands once; sizes are checked before anything is made of them.
+    * Strict: a partition of a group appears once; sizes are checked before anything is made of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from txmq.protocol.json_text import is_whole, read_json
 Buffer = bytes | bytearray | memoryview
 
 GROUPS_MAX = 64
-ROWS_MAX = 4096  # in one request; 10 to 20 ms of the broker
+ROWS_MAX = 4096  # in one request
 DEFERRED_SIZE_MAX = 64 << 10
 _LONG_END = 1 << 63
 
@@ -39,7 +39,7 @@ class OffsetRow(NamedTuple):
 
 
 class GroupOffsets(NamedTuple):
-    """What a transaction saves for one group."""
+    """The offsets that a transaction saves for one group."""
 
     group: str
     order: int

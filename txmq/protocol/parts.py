@@ -140,7 +140,7 @@ def parts_checksum(batches: Iterable[Buffer], crc32c: Callable[[Buffer, int], in
 
     Args:
         batches: as they were sent with ``put ... tx=``.
-        crc32c: ``crc32c(data, value so far)``; handed in, because this package stands on the standard library alone.
+        crc32c: ``crc32c(data, value so far)``; handed in, because this package needs the standard library alone.
     """
     value = 0
     for batch in batches:

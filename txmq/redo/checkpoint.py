@@ -7,7 +7,7 @@ LSN.
 
 Invariants:
 
-* a name in the directory stands for a forced file: one that fails its check was damaged later;
+* a name in the directory belongs to a forced file: one that fails its check was damaged later;
 * the last good checkpoint is never unlinked before a newer one is durable: damaged ones are not counted among the two;
 * everything is under a CRC, header and state, and node id and LSN are checked against directory and name.
 
@@ -33,7 +33,7 @@ _KEPT: Final = 2
 _SUFFIX: Final = ".checkpoint"
 _TEMPORARY: Final = ".tmp"
 _LINE_SIZE_MAX: Final = 256
-_PIECE_BYTES: Final = 1 << 20  # in one call: 0.2 ms of a CRC, or of a copy into the page cache
+_PIECE_BYTES: Final = 1 << 20  # in one call of the CRC, or of a copy into the page cache
 _NAME: Final = re.compile(r"([0-9]{20})\.checkpoint\Z", re.ASCII)
 _LINE: Final = re.compile(
     rb"(txmq-checkpoint (\d{1,9}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,10}) (\d{1,10}) (\d{1,15}) ([0-9a-f]{8}))"
@@ -95,8 +95,8 @@ def _write_file(disk: Disk, path: str, checkpoint: Checkpoint, node_id: int) -> 
 def load_newest(disk: Disk, *, node_id: int) -> tuple[Checkpoint | None, str | None]:
     """The newest good checkpoint, and a note if a damaged one was passed over.
 
-    Leftovers of a write that was cut off are removed, and the directory is forced: what was found is as durable as what
-    will be built on it. None and a note: checkpoints exist, all damaged (with the journal from 0 on, nothing is lost).
+    Leftovers of a write that was cut off are removed, and the directory is forced: a checkpoint that is loaded is
+    durable. None and a note: checkpoints exist, all damaged (with the journal from 0 on, nothing is lost).
 
     Raises:
         DirectoryInUseError: a checkpoint belongs to another node.

@@ -146,7 +146,7 @@ class Prepared(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where one part of a committed transaction stands; ``part`` is its number, or IN_JOURNAL."""
+    """The place of one part of a committed transaction; ``part`` is its number, or IN_JOURNAL."""
 
     topic_id: int
     partition: int
@@ -262,11 +262,11 @@ def _leading(kind: int, layout: struct.Struct, body: Buffer) -> tuple[int, ...]:
 # --- runs and payloads -----------------------------------------------------------------------------------------------
 
 
-def run_header(  # hot: one struct call, the caller joins header and batches (0.5 us against 1.2 for encode of a copy)
+def run_header(  # hot: one struct call, the caller joins header and batches
     topic_id: int, partition: int, segment_base: int, position: int, base_offset: int, next_offset: int,
     max_timestamp_ms: int, size: int, *, idempotent: bool = False,
 ) -> bytes:  # fmt: skip
-    """Everything of a RUN entry that stands before its ``size`` bytes of batches."""
+    """The part of a RUN entry in front of its ``size`` bytes of batches."""
     return _RUN_ENTRY.pack(
         RUN, FLAG_IDEMPOTENT if idempotent else 0, 0, _RUN.size + size,
         topic_id, partition, segment_base, position, base_offset, next_offset, max_timestamp_ms,

@@ -1,11 +1,11 @@
 """The journal's files: how one comes into being, is recycled and goes.
 
 Theory of operation. A *spare* (``journal/spare-<n>``) is a file of full size whose blocks are written and forced, so
-that overwriting it changes no metadata [43 us a sync against 84]. It is made ahead of need, in another thread, and in
+that overwriting it changes no metadata, which makes a sync faster. It is made ahead of need, in another thread, and in
 steps, so that the journal's own syncs wait for one of them at most. A file begins its life as a spare: header written,
-forced, renamed to ``journal/<base lsn>.redo``, directory forced; then it takes its first record. Where no spare is
-ready, one is made on the spot whose blocks are only reserved: that takes 5 ms instead of the 160 of 64 MiB of zeros,
-and costs the slower syncs until the next file. A released file becomes a spare again, old content and all: what is in
+forced, renamed to ``journal/<base lsn>.redo``, directory forced; then it takes its first record. If no spare is
+ready, one is made on the spot whose blocks are only reserved: that is faster than writing zeros, and costs slower syncs
+until the next file. A released file becomes a spare again, old content and all: what is in
 it states addresses of another file (``redo.format``).
 
 The *ballast* (``journal/ballast``) is a small file kept for a full disk. Given up, it does not free space for others to
@@ -13,7 +13,7 @@ take: it is itself the next, smaller journal file, so that decisions go on where
 
 Invariants:
 
-* a ``.redo`` name stands for a file whose header and size were forced before, and whose predecessor was forced to its
+* a ``.redo`` name belongs to a file whose header and size were forced before, and whose predecessor was forced to its
   end: a header that fails its check is damage, no crash makes it;
 * a full disk (ENOSPC, EDQUOT) before the rename leaves the journal as it was and raises ``JournalFullError``;
 * spares and ballast hold no data; any of them may vanish in a crash.

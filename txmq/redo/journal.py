@@ -6,14 +6,14 @@ no request is answered before. When the next record does not fit, the file is fo
 file but the newest is durable, and says so on disk.
 
 Every record carries ``durable_lsn``: everything below it was forced when the record was written. Recovery takes damage
-below the highest one for what it is and not for a torn tail. ``mark`` writes one where no record follows.
+below the highest one for damage, not for a torn tail. ``mark`` writes one if no record follows.
 
 Invariants:
 
 * ``durable_lsn <= next_lsn``; both only grow; a record's bytes are written once;
 * ``durable_lsn`` moves only after a sync that succeeded, to where ``next_lsn`` was when it was called;
-* after any failed write or sync nothing is written or synced again: what the file holds is unknown until recovery has
-  read it (a second fdatasync would succeed and lie);
+* after any failed write or sync nothing is written or synced again: the content of the file is unknown until recovery
+  has read it (a second fdatasync would succeed and lie);
 * ``JournalFullError`` and ``TooLargeError`` come before any byte of the record was written.
 
 Thread safety: none but for ``prepare_next``; calls may come from any thread, one at a time.

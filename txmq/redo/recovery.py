@@ -1,7 +1,7 @@
 """Opening a journal: follow the records from a checkpoint, judge what ends them, repair the tail, go on.
 
 Theory of operation. From the checkpoint's LSN and chain, records are read as long as they continue the stream (R1).
-What stops them is looked at, together with the next file and with what lies behind, and ``TABLE`` says what it is:
+The place at which that ends is examined, together with the next file and the bytes behind. ``TABLE`` names the finding:
 
 =====  ===============================================================================  ==============================
 label  what is found at the expected LSN                                                what is done
@@ -182,7 +182,7 @@ def recover(
 
     Args:
         node_id: whose it must be.
-        from_lsn, from_chain: where the checkpoint stands; 0 and 0 for the beginning. Everything below was forced.
+        from_lsn, from_chain: the place of the checkpoint; 0 and 0 for the beginning. Everything below was forced.
         epoch: of this incarnation; raised to one more than the highest epoch found.
         on_record: gets (LSN, end LSN, payload) of every group record, in order. May be called again with the same
             records by a later recovery.
@@ -235,7 +235,7 @@ class Walk:
     """From file to file along the stream, read only; also what ``journal verify`` walks with.
 
     Attributes:
-        file, header: where it stands.
+        file, header: its position.
         older_bases: of the files before.
     """
 
@@ -267,7 +267,7 @@ class Walk:
                 return rule
 
     def advance(self) -> Rule | None:
-        """Judge what stopped the records; None if the next file continues them, and the walk now stands there.
+        """Judge what stopped the records; None if the next file continues them, and the walk is there now.
 
         Raises:
             CorruptRecordError, StorageError, DirectoryInUseError: as ``recover``.
@@ -286,7 +286,7 @@ class Walk:
         return None
 
     def _first(self) -> tuple[File, FileHeader]:
-        """The file that holds the cursor's LSN; the cursor steps over its header where it stands before it."""
+        """The file that holds the cursor's LSN; a cursor in front of its header steps over it."""
         cursor = self.cursor
         base = max((base for base in self._bases if base <= cursor.lsn), default=None)
         if base is None:

@@ -8,7 +8,7 @@ imported, or a hook is installed. ``TXMQ_CRASH=<point>:<nth>[:<mode>]`` acts whe
 Invariants:
 
 * every point used in the source stands in ``POINTS``, with one line that says what is on disk when it is reached;
-* not armed, a point costs one function call and one test of a module variable (about 30 ns).
+* not armed, a point costs one function call and one test of a module variable.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How many descriptors this process may have open, and how they are divided.
 
-Theory of operation. A broker that runs out of descriptors cannot open a segment, and one that cannot write what it has
-promised must stop; so strangers who connect must never be able to use up what the files need. ``raise_limit`` takes
-what the system allows (the soft limit is 1024 on most machines, the hard one far more); ``divide`` sets aside what the
-broker needs for itself and gives connections what is left.
+Theory of operation. A broker without free descriptors cannot open a segment, and a broker that cannot write must
+stop. So connections must never use up the descriptors that files need. ``raise_limit`` raises the soft limit (1024 on
+most machines) to the hard one; ``divide`` sets aside the broker's own descriptors and gives connections the rest.
 
 ``backlog`` bounds what one iteration of the loop accepts: a connection that is refused is closed in the next one, so
 that many stand open meanwhile.

@@ -1,4 +1,4 @@
-"""Log lines: what happened, with fields. Written through structlog into the standard library's logging.
+"""Log lines: an event, with fields. Written through structlog into the standard library's logging.
 
 ``get_logger(**bound).info("constant event text", key=value)``: the event says what happened and never varies; what
 varies are fields (xid, txid, topic-partition, connection). No payloads, no secrets.
@@ -13,7 +13,7 @@ Invariants:
 * A message is one line: control characters, and everything outside ASCII, leave as JSON escapes, so that bytes sent by
   a stranger cannot forge a line or drive a terminal.
 * A field is at most ``FIELD_LENGTH_MAX`` characters, a list of them at most ``_ITEMS_MAX`` long.
-* Logging never stops the one who logs: a standard error that is gone is passed over, and so is a handler that raises.
+* Logging never raises in the caller: a standard error that is gone is passed over, and so is a handler that raises.
 """
 
 from __future__ import annotations

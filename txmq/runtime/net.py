@@ -4,8 +4,8 @@
 holds a lock around ``send`` never sleeps with it, and the reading thread can also write.
 
 The socket itself blocks, for ``SLEEP_S_MAX`` at most, and every call that must not carries MSG_DONTWAIT. So waiting for
-an answer and reading it is one system call: poll before it costs 1 to 3 us, and a second hand-over of the
-interpreter's lock where many threads share the stream.
+an answer and reading it is one system call: poll before it would be another one, and a second hand-over
+of the interpreter's lock if many threads share the stream.
 
 Invariants:
     * TCP_NODELAY (requests are whole when sent) and keepalive (a peer that vanished is found out while idle) are set.

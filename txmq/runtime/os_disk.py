@@ -1,7 +1,7 @@
 """The operating system's disk (ports ``Disk`` and ``File``).
 
 Theory of operation. The data directory is held open; every path is walked from it one component at a time with
-``O_NOFOLLOW`` (about 2 us a component), so that a symbolic link planted below it is refused and not followed, and a
+``O_NOFOLLOW``, so that a symbolic link planted below it is refused and not followed, and a
 directory that is moved away meanwhile does not matter. Directories are 0700, files 0600, descriptors close on exec.
 
 Invariants:
@@ -72,8 +72,8 @@ def _write_rest(descriptor: int, data: Buffer, done: int, position: int) -> None
 def _take_scratch(size: int) -> bytearray:
     """A buffer of at least ``size`` bytes.
 
-    A fresh one each time made the allocator give 1 MiB back and fault it in again at every read: 970 us a read of
-    cached bytes against 60 with a kept one. list.pop and append are atomic, so threads share the list.
+    With a fresh one each time, the allocator gives 1 MiB back and faults it in again at every read, which takes far
+    longer than the read of cached bytes. list.pop and append are atomic, so threads share the list.
     """
     try:
         return _scratch.pop() if size <= _SCRATCH_BYTES else bytearray(size)

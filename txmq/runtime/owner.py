@@ -17,7 +17,7 @@ def current_owner() -> Owner:
 
 
 def silence(descriptor: int) -> None:
-    """Let this process's copy of a descriptor lead nowhere: what it inherited by fork is its parent's conversation."""
+    """Let this process's copy of a descriptor lead nowhere: its parent goes on with the connection."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:
         os.dup2(nowhere, descriptor)

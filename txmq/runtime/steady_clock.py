@@ -1,14 +1,14 @@
 """The broker's clock: wall time that does not jump when the machine's is set.
 
-Theory of operation. A broker measures by the wall what is told to others or kept over restarts: deadlines, how long an
-owner, a member or a session is gone, how long messages wait for their rows. Set an hour ahead, all of that would be
-over at once, and messages be seen before their rows; set back, nobody would be gone for an hour, and whoever waits for
-a dead one's transaction would wait. So this clock follows the machine's at between half and twice the speed of time
-until it has caught up. An adjustment as of NTP, which slews, is followed as it comes.
+Theory of operation. A broker uses wall time for times that it sends to others or keeps over restarts: deadlines, how
+long an owner, a member or a session has been gone, how long messages wait for their rows. If the machine's clock is set
+an hour ahead, all of that would be over at once, and messages would be seen before their rows. If it is set back, no
+owner would count as gone for an hour, and its transactions would wait. So this clock follows the machine's at between
+half and twice the speed of time until it has caught up. Adjustments as of NTP, which slews, are followed as they come.
 
 Invariants:
     * ``now_ms`` never goes back, and over any while it counts between half and twice what ``monotonic`` does;
-    * where the machine's clock is not set, it shows the same, to the ms.
+    * while the machine's clock is not set, it shows the same, to the ms.
 
 Thread safety: ``now_ms`` by one thread.
 """

@@ -5,12 +5,12 @@ else: nothing is written to such a file any more. A checkpoint waits for it: onl
 start look for files that are left.
 
 Invariants:
-    * what is removed here was journaled and forced before, so that a crash in between leaves files, never holes: the
+    * a removal is journaled and durable before it begins, so that a crash in between leaves files, never holes: the
       next start finds them below the log start, or under no topic, and removes them;
     * a segment is archived when its bytes are forced, under a name that nothing replaces;
     * a file that is removed early, to make room, is removed once more in its turn: a group that waited for room
       writes it again;
-    * what is queued leaves the queue when it is done: a failure for want of descriptors or space is tried again.
+    * a file leaves the queue when it is removed: a failure for want of descriptors or space is tried again.
 
 Thread safety: one thread queues, one carries out.
 """

@@ -13,7 +13,7 @@ from txmq.redo import entries
 
 
 class Accepting(Protocol):
-    """What accepts entries: the core's context."""
+    """The core's context, as far as retention needs it."""
 
     state: State
 

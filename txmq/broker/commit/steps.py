@@ -2,8 +2,8 @@
 
 Theory of operation. ``CommitPipeline.next_step`` hands out a step; its driver runs it, all at once (``run``) or part by
 part (``parts``; the simulation lets time pass between them), and reports it to ``done`` or ``failed``. ``thread`` says
-where the server runs it; other drivers need not ask. A step touches the store and itself, never the core: what it
-found out stands in its attributes when it is done.
+where the server runs it; other drivers need not ask. A step touches the store and itself, never the core: its
+results are in its attributes when it is done.
 
 Invariants:
     * the parts of a step run in their order, and a part that raises is the last;
@@ -23,7 +23,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 
 Part = Callable[[], None]
-# Of the thread that writes a checkpoint: the event loop waits 5 ms for the interpreter's lock of one that never sleeps.
+# Sleep of the thread that writes a checkpoint: without it, the event loop waits long for the interpreter's lock.
 GIVE_WAY_S: Final = 0.0001
 
 
@@ -48,7 +48,7 @@ class Step:
         self.store, self.thread = store, thread
 
     def parts(self) -> Sequence[Part]:
-        """What is to be called, in this order."""
+        """The calls of the step, in order."""
         raise NotImplementedError
 
     def run(self) -> None:

@@ -161,11 +161,12 @@ class Store:
         return done
 
     def _make_room(self) -> None:
-        """Remove what groups further behind let go of: else what frees the disk would wait for the disk to be free.
+        """Remove the files that later groups let go of: else the removal that frees the disk would wait for free space.
 
-        Their records are forced, and each is carried out once more in its turn: what groups before it write there goes
-        again. Once early is enough: else each attempt would leave something to remove, and each removal be a reason to
-        try again at once. Segments are archived only in their turn, when they are whole.
+        The records of those groups are durable. Each removal is repeated in its turn, because groups before it may
+        write such a file again. One early removal is enough: else each attempt would leave something to remove, and
+        each removal would be a reason to try again at once. Segments are archived only in their turn, when they are
+        whole.
         """
         if not self.removals.is_empty:
             return

@@ -54,7 +54,7 @@ class AnswerBudget:
     Attributes:
         used: bytes that connections hold.
         used_max: the most there ever were.
-        waiting: those that are told when there is room, in this order.
+        waiting: those that are notified when there is room, in this order.
         is_fresh: whether all were looked at since the loop last turned.
     """
 
@@ -106,7 +106,7 @@ class AnswerBudget:
         return self._has_room(taker)
 
     def wait(self, taker: Taker) -> None:
-        """It is told with ``has_room`` when its turn has come."""
+        """Wait for room; ``has_room`` is called when its turn has come."""
         self.waiting[taker] = None
 
     def turned(self) -> bool:

@@ -8,8 +8,8 @@ files, or the one for checkpoints and upkeep.
 
 Invariants:
     * an answer is handed to the socket when the pipeline has released it, before the next step;
-    * a journal that fails ends the broker: waiters are told 503 (outcome unknown), nothing is retried;
-    * the end is told (``stopped``) when no thread is at the files any more: with it the data directory's lock goes;
+    * a journal that fails ends the broker: waiters get 503 (outcome unknown), nothing is retried;
+    * ``stopped`` is set when no thread is at the files any more: with it the data directory's lock goes;
     * every queue is bounded: bodies by one byte budget, groups by ``QUEUED_BYTES_MAX`` (then nothing is read), answers
       by another one (``answer_budget``) and, each connection's, by the transport's high-water mark (then that one is
       not read, and dropped after ``write_timeout_ms``).
@@ -48,7 +48,7 @@ from txmq.runtime.processor import ProcessorWaits
 log = get_logger()
 STOP_LINGER_S = 2.0  # for the last answers of a clean stop
 QUEUED_BYTES_MAX = 32 << 20
-READS_A_TURN = 500  # some 3 ms; one message may wake 10,000 polls of each of many connections
+READS_A_TURN = 500  # one message may wake 10,000 polls of each of many connections
 
 
 class Server:
@@ -138,7 +138,7 @@ class Server:
             await asyncio.sleep(0.001)
 
     async def _wait_for_connections(self) -> None:
-        """Let the last answers go out; who does not take them in time is cut off."""
+        """Let the last answers go out; a client that does not take them in time is cut off."""
         deadline = self.clock.monotonic() + STOP_LINGER_S
         while self.connections and not self._failed:
             if self.clock.monotonic() >= deadline:

@@ -1,1 +1,1 @@
-"""What the broker remembers: the fold over the journal, and (in memory only) members, reports and deadlines."""
+"""The broker's memory: the fold over the journal, and (in memory only) members, reports and deadlines."""

@@ -1,7 +1,7 @@
 """Half messages that are due for a check-back, and members of producer groups that wait for one: in memory only.
 
-A half has at most one time at which it is to be looked at; when that has come it is *ready*, until it is handed out.
-``halves`` says when that is. Halves are named here, not held: one that is settled leaves when its turn comes.
+A half message has at most one time at which it is looked at, set by the verb ``checks``. From then on it is *ready*,
+until it is handed out. Half messages are kept by name: one that is settled leaves when its turn comes.
 
 Invariant: idle time costs nothing, however many halves and members wait.
 """
@@ -50,7 +50,7 @@ class CheckBacks:
     # --- halves ------------------------------------------------------------------------------------------------------
 
     def look_at(self, half: Transaction, at_ms: int) -> None:
-        """Look at it then, or earlier where that is said already."""
+        """Look at a half message at that time, or earlier if an earlier time is set."""
         if half.look_at_ms == _NEVER or half.look_at_ms > at_ms:
             half.look_at_ms = at_ms
             self._times.add(at_ms, (half.name, at_ms))

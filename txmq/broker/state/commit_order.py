@@ -1,4 +1,4 @@
-"""Which prepared transactions must commit before which.
+"""The order in which prepared transactions of one resource commit.
 
 *Log order = database order.* Two transactions of one database that touched the same row were prepared in the order in
 which the database committed them: the second got its row lock only after the first one's commit, which came after the
@@ -27,8 +27,8 @@ class CommitOrder:
 
     def __init__(self) -> None:
         self._by_key: dict[_Pair, _Queue] = {}  # the key ANY_KEY holds those that collide with all
-        self._by_place: dict[_ResourcePartition, _Queue] = {}  # everybody in a partition
-        self._pairs: dict[Transaction, list[_Pair]] = {}  # of everybody: asked for again and again, 3 us each
+        self._by_place: dict[_ResourcePartition, _Queue] = {}  # all in a partition
+        self._pairs: dict[Transaction, list[_Pair]] = {}  # of each: asked for again and again
 
     def add(self, transaction: Transaction) -> None:
         """Append; call in order of preparation."""

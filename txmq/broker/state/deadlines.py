@@ -1,4 +1,4 @@
-"""What is to happen at a time. Whoever lets time pass takes what is due, and touches nothing else.
+"""Items by the time at which they are due. A tick takes the due ones, and touches no others.
 
 Invariant: of items that ended before their time at most as many are kept as of others, and a few.
 """

@@ -1,13 +1,13 @@
-"""XADecisions whose branches have not all completed, what they barrier back, and heuristic outcomes: part of the state.
+"""XA decisions whose branches have not all completed, their visibility barriers, and heuristic outcomes.
 
-A fold over the journal like everything in ``state``: DECIDED makes an entry, COMPLETED ticks one branch off, the last
-one ends it; SHOWN lets readers see the messages before that; HEURISTIC keeps what somebody decided alone, until
-FORGOTTEN.
+A part of the state, so a fold over the journal: DECIDED makes an entry, COMPLETED ticks one branch off, and the last
+branch ends it. SHOWN lets readers see the messages before that. HEURISTIC keeps the outcome that a resource or an
+operator decided alone, until FORGOTTEN.
 
 Invariants:
-    * an entry stays until every branch has completed, whatever floor the session states;
+    * a decision is kept until every branch has completed, even after the client says that it has finished with it;
     * a branch that completed stays complete;
-    * a heuristic stays until somebody forgets it.
+    * a heuristic outcome stays until an operator forgets it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HELD = "held"  # under which decisions are indexed whose messages are not shown 
 
 
 class XADecision:
-    """One decision that some branch has not heard of.
+    """One decision that some branch has not carried out.
 
     Attributes:
         meta: decided_ms, client.
         branches: resource, uuid, bqual, connection, wrote, marker as ``decide`` stated them; complete; heuristic. The
             list is replaced, never changed: a checkpoint is written of it in a thread.
-        parts: where its messages stand.
+        parts: the offsets of its messages.
         number: in order of decision, in this incarnation of the broker.
     """
 
@@ -53,7 +53,7 @@ class XADecision:
 
     @property
     def index_keys(self) -> tuple[str, ...]:
-        """What it is looked up by: the resources it waits for, and that readers do not see it yet."""
+        """Keys of the index: the resources it waits for, and HELD while readers do not see it."""
         waited_for = dict.fromkeys(branch["uuid"] for branch in self.branches if not branch["complete"])
         return (*waited_for, HELD) if not self.barrier.is_ended else tuple(waited_for)
 
@@ -97,10 +97,10 @@ class XADecisions:
         return decided
 
     def complete(self, name: Name, uuid: str, fact: Mapping[str, Any] | None) -> XADecision | None:
-        """A branch has completed; the decision, where that was the last one: its barrier may go.
+        """A branch has completed. Returns the decision if that was the last one: its barrier may go.
 
         Args:
-            fact: what and why, where the resource had decided alone.
+            fact: outcome and reason, if the resource decided alone.
         """
         decided = self.incomplete[name]
         branch = decided.branch(uuid)
@@ -119,7 +119,7 @@ class XADecisions:
         return decided
 
     def overdue(self, latest_ms: int) -> list[XADecision]:
-        """XADecisions from before that time whose messages are not shown: whoever asks shows them."""
+        """Decisions from before that time whose messages are hidden. The caller makes them visible."""
         found = []
         for number, decided in self.index.behind(0, HELD):
             if decided.meta["decided_ms"] > latest_ms:
@@ -130,7 +130,7 @@ class XADecisions:
         return [decided for _, decided in found if not decided.barrier.is_ended]
 
     def record(self, name: Name, fact: Mapping[str, Any]) -> None:
-        """Somebody decided alone."""
+        """Keep a heuristic outcome."""
         if name not in self.heuristics:
             self._note(name)
         self.heuristics[name] = [*self.heuristics.get(name, ()), dict(fact)]
@@ -145,7 +145,7 @@ class XADecisions:
         return self._number_of.get(name, 0)
 
     def forget(self, name: Name) -> None:
-        """The operator has dealt with it."""
+        """An operator has dealt with a heuristic outcome."""
         if self.heuristics.pop(name, None) is not None:
             self.recorded.remove(self._number_of.pop(name))
 

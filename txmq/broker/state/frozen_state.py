@@ -29,8 +29,8 @@ from txmq.broker.state import decisions, group_offsets, session, transaction, vi
 from txmq.log import partition
 from txmq.registry.topics import Topic
 
-PIECE_SIZE: Final = 16 << 10  # characters: about 0.7 ms
-_ITEMS_MAX: Final = 500  # in one call of the encoder, at each level: 0.5 ms of sequences
+PIECE_SIZE: Final = 16 << 10  # characters
+_ITEMS_MAX: Final = 500  # in one call of the encoder, at each level
 _LEVELS: Final = 2  # of lists below a row that are looked at for long ones
 _encoder: Final = json.JSONEncoder(separators=(",", ":"))
 

@@ -1,13 +1,13 @@
-"""What consumer groups have saved: offsets, what was deferred, generations. A fold over the journal.
+"""Offsets, deferred messages and generations that consumer groups have saved. A fold over the journal.
 
-Members are not here: they are known by their heartbeats, and join again after a restart. Generations are, so that a
-member of a former incarnation of the broker stays fenced.
+Members are not saved: they are known by their heartbeats, and join again after a restart. Generations are saved, so
+that a member of a former incarnation of the broker stays fenced.
 
 Invariants:
     * a generation of a partition never falls, and each is handed out once;
     * an offset saved under an older generation than the newest one is refused before it comes here;
-    * what a transaction holds is handed to nobody until the transaction is settled (``offsets``);
-    * ``size_bytes`` is what the groups' entries and texts, held ones included, come to: a function of the rest.
+    * a partition that a transaction holds is handed to no member until the transaction is settled (``offsets``);
+    * ``size_bytes`` is the memory of the groups' entries and texts, held ones included: a function of the rest.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class SavedGroup:
 
     @property
     def size_bytes(self) -> int:
-        """What it comes to; walks over all of it."""
+        """Its memory; walks over all of it."""
         texts = sum(text_bytes(saved.deferred) for saved in self.offsets.values())
         return PLACE_BYTES * len(self.offsets.keys() | self.generations.keys()) + texts
 
     def growth_bytes(self, place: PartitionId, deferred: str | None) -> int:
-        """What saving this adds; less than nothing where a longer text goes."""
+        """The memory that saving this adds; negative if it replaces a longer text."""
         known = self.offsets.get(place)
         if known is None:
             return text_bytes(deferred) + (0 if place in self.generations else PLACE_BYTES)
@@ -102,12 +102,12 @@ class SavedGroups:
             known.generations[place] = generation
 
     def growth_bytes(self, group: str, offsets: Iterable[Iterable[Any]]) -> int:
-        """What ``save`` adds to ``size_bytes``."""
+        """The bytes that ``save`` adds to ``size_bytes``."""
         known = self.named.get(group) or SavedGroup()
         return sum(known.growth_bytes((topic_id, partition), deferred) for topic_id, partition, _, deferred in offsets)
 
     def generation(self, group: str, place: PartitionId) -> int:
-        """The newest that was handed out; 0 where there was none."""
+        """The newest one handed out; 0 if there was none."""
         known = self.named.get(group)
         return known.generations.get(place, 0) if known is not None else 0
 
@@ -167,7 +167,7 @@ class SavedGroups:
         self.size_bytes -= self._held_bytes.pop(key)
 
     def save_of_transaction(self, offsets: Iterable[Any], time_ms: int, is_there: Callable[[int, int], object]) -> None:
-        """A transaction was committed or decided; what topics that were deleted meanwhile had is left out."""
+        """A transaction was committed or decided; offsets of topics that were deleted meanwhile are left out."""
         for group, rows in offsets:
             self.save(group, [row for row in rows if is_there(row[0], row[1]) is not None], time_ms)
 

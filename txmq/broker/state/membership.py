@@ -1,10 +1,10 @@
 """The members of one consumer group and what each may consume: a state machine without I/O or clock.
 
-Theory of operation. Whoever joins names the topics it wants; a strategy (``registry.assignment``) says who *should*
-have which partition. A partition whose owner should be another one is *revoked*: its owner is told, finishes what it
-has in hand, saves its offset and releases it; then it is handed to the new owner under the next generation. Partitions
-that stay are not touched, so nobody who keeps a partition stops. An owner that leaves, or is not heard of for its
-session timeout, loses everything at once.
+Theory of operation. A member names the topics it wants when it joins; a strategy (``registry.assignment``) says which
+member *should* have which partition. A partition that another member should have is *revoked*: its owner is notified,
+finishes the messages it has, saves its offset and releases the partition. Then the new owner gets it, under the next
+generation. Partitions that stay are not touched, so their owners do not stop. An owner that leaves, or is silent for
+its session timeout, loses all its partitions at once.
 
 ```
  free --settle: generation + 1--> owned --rebalance wants another--> revoked --release, leave, expiry--> free
@@ -28,7 +28,7 @@ from txmq.registry.assignment import STRATEGIES
 
 View = tuple[
     list[tuple[TopicPartition, int]], list[TopicPartition]
-]  # what a member may consume, with generations; what it must release
+]  # partitions a member may consume, with generations; partitions it must release
 
 
 @dataclass(slots=True)
@@ -36,13 +36,13 @@ class Member:
     """One consumer.
 
     Attributes:
-        heard_ms: when it was last heard of, by the clock of ``silence_clock``.
-        connection: over which it was last heard of.
+        heard_ms: when its last request came, by the clock of ``silence_clock``.
+        connection: the one that its last request came over.
         lost: that connection is gone; it has ``RECONNECT_MS`` to come back.
         version: of what it may consume.
-        alone: its offsets are where no other member would find them: it bears nobody beside it.
-        topics_since: ids from here on are of topics that were made while it was there.
-        incarnation: which process's it is, of those that have the name one after another; "" where that is not said.
+        alone: it must be the only member, because no other one would find its offsets.
+        topics_since: topics with ids from here on were created after it joined.
+        incarnation: tells apart the processes that use the name one after another; "" if the member states none.
         seen, seen_version: its view, and the version of that: heartbeats ask again and again.
     """
 
@@ -62,20 +62,20 @@ class Member:
 
     @property
     def silent_ms(self) -> int:
-        """When it has not been heard of for too long."""
+        """When it will have been silent for too long."""
         return self.heard_ms + (min(RECONNECT_MS, self.timeout_ms) if self.lost else self.timeout_ms)
 
     def is_of(self, incarnation: str) -> bool:
-        """Whether a process that says so may speak for it."""
+        """Whether a process that states this incarnation may speak for it."""
         return not (incarnation and self.incarnation) or incarnation == self.incarnation
 
 
 @dataclass(slots=True)
 class Owned:
-    """Who has a partition.
+    """The owner of a partition.
 
     Attributes:
-        order: the owner's number of the newest offset it saved; what it looked at before that comes too late.
+        order: the owner's number of the newest offset it saved; a lower number comes too late.
     """
 
     member: str
@@ -93,10 +93,10 @@ class Membership:
 
     Attributes:
         strategy: the first member's choice; the others must agree.
-        owned: the partitions that somebody has.
+        owned: the partitions that have an owner.
         is_changed: members or what they may have changed since it was last settled (``verbs/group/handover``).
         topics_seen: how many changes of topics were seen then.
-        look_ms: when it is looked at whether a member fell silent; 0 where no time is set.
+        look_ms: when the group is checked for silent members; 0 if no time is set.
     """
 
     strategy: str = "sticky"
@@ -105,7 +105,7 @@ class Membership:
     is_changed: bool = False
     topics_seen: int = -1
     look_ms: int = 0
-    _wanted: dict[TopicPartition, str] = field(default_factory=dict)  # who should have what
+    _wanted: dict[TopicPartition, str] = field(default_factory=dict)  # the member that should have it
     _partitions: dict[str, int] = field(default_factory=dict)
     _topic_ids: dict[str, int] = field(default_factory=dict)
 
@@ -134,7 +134,7 @@ class Membership:
             self._changed(name)
 
     def leave(self, name: str) -> None:
-        """A member is gone: what it had is free."""
+        """A member is gone: its partitions are free."""
         if self.members.pop(name, None) is not None:
             for slot in [slot for slot, owned in self.owned.items() if owned.member == name]:
                 del self.owned[slot]
@@ -151,7 +151,7 @@ class Membership:
         member.heard_ms, member.lost = now_ms, True
 
     def expired(self, now_ms: int) -> list[str]:
-        """Members that were not heard of for too long."""
+        """Members that have been silent for too long."""
         return [member.name for member in self.members.values() if member.silent_ms <= now_ms]
 
     def release(self, name: str, slots: Iterable[TopicPartition]) -> None:
@@ -163,7 +163,7 @@ class Membership:
                 self._changed(name)
 
     def take_back(self, slot: TopicPartition) -> None:
-        """Nobody has it any more, whoever had it; it is handed over anew."""
+        """Free a partition, so that it is handed over anew."""
         owned = self.owned.pop(slot, None)
         if owned is not None:
             self._changed(owned.member)
@@ -179,7 +179,7 @@ class Membership:
             self._rebalance()
 
     def due(self) -> list[tuple[TopicPartition, str]]:
-        """Free partitions, and who should have them."""
+        """Free partitions, and the members that should have them."""
         return [(slot, member) for slot, member in self._wanted.items() if slot not in self.owned]
 
     def hand_over(self, slot: TopicPartition, member: str, generation: int) -> None:
@@ -192,7 +192,7 @@ class Membership:
         self.members[member].version += 1
 
     def view(self, name: str) -> View:
-        """What a member may consume, with generations, and what it must release."""
+        """The partitions that a member may consume, with generations, and those that it must release."""
         member = self.members[name]
         if member.seen is None or member.seen_version != member.version:
             mine = [(slot, owned) for slot, owned in sorted(self.owned.items()) if owned.member == name]

@@ -29,10 +29,10 @@ class PendingGroups:
 
     Attributes:
         unsettled: groups that are settled with the next tick: something could not be handed over, or one has no member.
-        changed: groups whose members may have something to be told.
+        changed: groups whose members may have a new view.
         topics_seen: how many changes of topics the groups have seen.
-        silences: groups by the time at which a member of theirs may have been silent for too long (``silence_clock``).
-        over: heartbeats by the time at which they are answered whatever happened.
+        silences: groups by the time at which a member may have been silent for too long (``silence_clock``).
+        over: heartbeats by the time at which they are answered in any case.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class PendingGroups:
         self._heartbeats: dict[str, dict[Beat, None]] = {}
 
     def listen(self, name: str, membership: Membership, at_ms: int) -> None:
-        """Look then whether a member of the group fell silent, or earlier where that is said already."""
+        """Check the group for silent members at that time, or earlier if an earlier time is set."""
         if not 0 < membership.look_ms <= at_ms:
             membership.look_ms = at_ms
             self.silences.add(at_ms, (name, membership))

@@ -1,4 +1,4 @@
-"""Producer sequences: what makes a repeated batch a duplicate and not a second message.
+"""Producer sequences: they tell a repeated batch from a new one.
 
 Per partition and producer the last ``in_flight_max`` batches are remembered as (first sequence, base offset, CRC). A
 batch whose sequence is the next one is new; one that repeats a remembered sequence with the same CRC is a duplicate and

@@ -1,18 +1,18 @@
-"""What resolvers see in the databases: which of them they reach, and which branches are prepared there.
+"""The resolvers' view of the databases: which of them they reach, and which branches are prepared there.
 
 Theory of operation. A branch that is prepared in a database holds its rows' locks, and the broker knows nothing of it
-before ``decide``. Whoever has a resolver looks (XA RECOVER) and reports: one *sighting* per resource and reporter, each
-report in place of the one before. Several resolvers report one resource. While a reporter is *fresh* (connected, and
-heard lately) its word counts: of contradicting ones the worse (it is at most one report old). A stale one counts until
-somebody has reached the resource later: a resolver that died behind its last report is outvoted by the next one that
-looks, and not forgotten as long as nobody does.
+before ``decide``. Each resolver asks the database (XA RECOVER) and reports: one *sighting* per resource and reporter,
+which replaces the one before. Several resolvers may report one resource. The report of a *fresh* reporter (connected,
+with a recent report) counts; if two contradict each other, the worse counts, which is at most one report old. A stale
+report counts until a later one has reached the resource. So a resolver that died after its last report is outvoted by
+the next resolver that asks, and is not forgotten before that.
 
-In memory only: the truth is in the databases, and whoever runs a resolver tells a restarted broker within seconds.
+In memory only: the truth is in the databases, and the resolvers report to a restarted broker within seconds.
 
 Invariants:
-    * at most ENTRIES_MAX sightings of bounded size are kept; the one heard longest ago makes room, of those with
-      nothing to tell first;
-    * nothing is decided by what stands here.
+    * at most ENTRIES_MAX sightings of bounded size are kept; the oldest one makes room, those without branches and
+      errors first;
+    * no decision depends on a sighting.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 FRESH_MS = 30_000  # three reports of a resolver
-QUIET_KEPT_MS = 60_000  # one with nothing to tell
-LOUD_KEPT_MS = 24 * 3_600_000  # locks do not go away because nobody looks
+QUIET_KEPT_MS = 60_000  # one without branches and errors
+LOUD_KEPT_MS = 24 * 3_600_000  # locks stay though no resolver asks
 ENTRIES_MAX = 1000
 ALARM_AGE_MS = 30_000
 REPORTS_SHOWN_MAX = 20
@@ -43,14 +43,14 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One reporter's last word about one resource.
+    """One reporter's last report about one resource.
 
     Attributes:
-        reporter: its session, or its connection where it has none.
-        by: who that is, for people.
+        reporter: its session, or its connection if it has none.
+        by: the reporter's name and address, for people.
         is_reachable: the database was asked, and answered.
-        why: what went wrong, if anything did.
-        branches: how many are prepared; as last seen where it is not reachable.
+        why: the error, if there was one.
+        branches: how many are prepared; if it is not reachable, as last seen.
         age_ms: of the oldest, at least, when that was seen.
         oldest: some of them, the oldest first.
         since_ms: unreachable without a break since then.
@@ -71,7 +71,7 @@ class Sighting:
 
     @property
     def is_loud(self) -> bool:
-        """Whether it tells of something."""
+        """Whether it reports branches or an error."""
         return not self.is_reachable or self.branches > 0
 
 
@@ -85,7 +85,7 @@ class Resources:
     _alarmed: set[tuple[Name, str]] = field(default_factory=set)
 
     def report(self, seen: Sighting) -> list[Row]:
-        """Take in a report; what an operator must hear of, as fields of a log line, once while it lasts."""
+        """Take in a report. Returns its alarms as fields of log lines, each once while it lasts."""
         name = seen.kind, seen.resource
         self._drop(name, seen.reporter)
         self._named.setdefault(name, {})[seen.reporter] = seen
@@ -99,16 +99,16 @@ class Resources:
         return self._alarms(name, seen.seen_ms)
 
     def disconnected(self, reporter: Reporter) -> None:
-        """A client has gone, perhaps for ever: what it saw holds until somebody looks."""
+        """A client has gone, perhaps for ever: its sightings hold until a later report."""
         self._connected.discard(reporter)
 
     def since_ms(self, name: Name, reporter: Reporter, now_ms: int) -> int:
-        """From when on a reporter that does not reach a resource now has not reached it."""
+        """Since when a reporter has not reached a resource that it does not reach now."""
         before = self._named.get(name, {}).get(reporter)
         return now_ms if before is None or before.is_reachable else before.since_ms
 
     def rows(self, now_ms: int) -> list[Row]:
-        """What is known of each resource, by what counts; the oldest branches first."""
+        """One row a database, of the reports that count; the oldest branches first."""
         for name in list(self._named):
             self._expire(name, now_ms)
         found = [self._row(one, now_ms) for name in self._named for one in self._databases(name)]
@@ -137,7 +137,7 @@ class Resources:
         return list(found.values())
 
     def _row(self, of_one: list[Sighting], now_ms: int) -> Row:
-        """What holds of a database: the worse of what counts."""
+        """One database: the worst of the reports that count."""
         reached_ms = _reached_ms(of_one)
         counting = [one for one in of_one if one.seen_ms >= reached_ms or self._is_fresh(one, now_ms)]
         told = max(counting, key=lambda one: (one.branches > 0, _age_ms(one, now_ms), one.seen_ms))
@@ -172,7 +172,7 @@ class Resources:
                     self._drop(name, one.reporter)
 
     def _make_room(self, newest: Sighting) -> None:
-        """Drop the one heard longest ago: of those with nothing to tell, if there are any."""
+        """Drop the oldest report: of those without branches and errors, if there are any."""
         kept = [
             (one.is_loud, one.seen_ms, name, one.reporter)
             for name, of_one in self._named.items()
@@ -214,7 +214,7 @@ class Resources:
 
 
 def _reached_ms(of_one: list[Sighting]) -> int:
-    """When somebody last reached it: what was seen before that holds no longer than it is fresh."""
+    """When a reporter last reached it. An older report counts only while it is fresh."""
     return max((one.seen_ms for one in of_one if one.is_reachable), default=-1)
 
 

@@ -1,8 +1,8 @@
-"""Sessions: who a client is to its home broker, and what became of its transactions.
+"""Sessions: the identity of a client at its home broker, and the outcomes of its transactions.
 
-A session's number is issued once, journaled before it is told, and never reused; it doubles as the producer id of the
-session's batches. Its *secret* is what resuming needs; its *epoch* rises when somebody who has the secret takes it
-over, and who had it before is refused from then on.
+A session's number is issued once, journaled before the client gets it, and never reused; it doubles as the producer id
+of the session's batches. A client needs the session's *secret* to resume it. The *epoch* rises when a client that has
+the secret takes the session over; the former holder is refused from then on.
 
 Outcomes are kept per session as a *floor* and a window above it: a counter at or below the floor is
 answered 410 (never executed, never called rolled back), one above it is looked up.
@@ -36,13 +36,13 @@ class BrokerSession:
 
     Attributes:
         number: the session id, also the producer id.
-        epoch: how often it was taken over, at least; who states a lower one is fenced.
-        secret: 32 hex digits; empty where an older broker issued it, and then nobody can resume it.
+        epoch: how often it was taken over, at least; a request with a lower one is fenced.
+        secret: 32 hex digits; empty if an older broker issued the session, which cannot be resumed then.
         outcomes: counter -> the committed parts, or None for rolled back.
         finished: the highest floor the client has stated.
         bound: number of the connection that holds it now, or None.
         gone_ms: wall time its connection was lost, or the broker was started.
-        owed: its transactions that are prepared, or decided with a branch to be told.
+        owed: its transactions that are prepared, or decided with an incomplete branch.
         is_ended: the broker has let go of it.
     """
 
@@ -92,14 +92,14 @@ class BrokerSession:
         return any(counter <= self.finished for counter in self.outcomes)
 
     def rest(self) -> None:
-        """Its client is away: what it called finished leaves, nobody else asks for that."""
+        """Its client is away: outcomes it called finished leave, since no other client asks for them."""
         kept = [counter for counter in self._order if counter > self.finished]
         self.outcomes = {counter: self.outcomes[counter] for counter in kept}
         self._order, self._is_frozen = deque(kept), False
         self.floor = max(self.floor, self.finished)
 
     def freeze(self) -> Frozen:
-        """What nothing changes any more, however many outcomes; ``row`` makes it JSON-able, in any thread."""
+        """A copy in constant time, however many outcomes; ``row`` makes it JSON-able, in any thread."""
         self._is_frozen = True
         return (
             self.number, self.epoch, self.name, self.used_ms, self.floor, self.finished, self._order, self.outcomes,

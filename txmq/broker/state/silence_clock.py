@@ -1,13 +1,13 @@
-"""The clock by which the silence of peers is judged: it stands still while the broker does.
+"""The clock by which the silence of peers is judged: it stops while the broker is stopped.
 
-Theory of operation. A peer is given up when nothing was heard of it for some time: a member of a consumer group, a
-connection in the middle of a request. What it sent while the broker was stopped (SIGSTOP, a suspended machine, a long
-stall) waits in the socket and is not read yet. So time is counted in ticks of the broker's timer, each for ``TICK_MS``
-however late it comes, and counts only after the tick has judged: between two ticks the event loop reads what every
-socket holds. While the broker reads nobody, because too much is queued, no tick counts.
+Theory of operation. The broker gives up a silent peer after some time: a member of a consumer group, a connection in
+the middle of a request. Bytes that a peer sent while the broker was stopped (SIGSTOP, a suspended machine, a long
+stall) wait in the socket and are not read yet. So time is counted in ticks of the broker's timer, each for ``TICK_MS``
+however late it comes. A tick counts after it has judged: between two ticks the event loop reads every socket. While
+the broker reads no socket, because too much is queued, no tick counts.
 
 Invariants:
-    * silence is judged by what had come before the previous tick, all of which has been read;
+    * silence is judged by the bytes that had arrived before the previous tick, all of which have been read;
     * a clock that is set forth or back changes nothing.
 """
 
@@ -29,6 +29,6 @@ class LivenessClock:
         self.now_ms = 1
 
     def tick(self, *, is_reading: bool) -> None:
-        """Everything was judged: let the time since the last tick count, unless the broker reads nobody."""
+        """All peers were judged: count the time since the last tick, unless the broker reads no socket."""
         if is_reading:
             self.now_ms += TICK_MS

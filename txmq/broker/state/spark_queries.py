@@ -1,12 +1,11 @@
-"""Queries of parallel writers (Spark): who drives each, and the newest batch it has committed. A fold over the journal.
+"""Queries of parallel writers (Spark): the driver of each, and its newest committed batch. A fold over the journal.
 
-A *query* is what writes batch after batch in one name, through restarts of its driver. Its *epoch* says which
-incarnation of the driver speaks: a number drawn when that incarnation begins. It is
-never handed out twice, and a later one is higher.
+A *query* writes batch after batch under one name, through restarts of its driver. Its *epoch* is the incarnation of the
+driver: a number drawn when that incarnation begins. It is never handed out twice, and a later one is higher.
 
 Invariants:
     * an epoch of a query never falls, a batch number never falls;
-    * an entry goes only where somebody says so (``query delete``).
+    * an entry leaves only by ``query delete``.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class Query:
 
     @property
     def committed_batch(self) -> int | None:
-        """The newest committed batch, as it is told."""
+        """The newest committed batch; None before the first."""
         return None if self.batch == NO_BATCH else self.batch
 
     def fenced(self, epoch: int) -> FencedError:
-        """What a former incarnation is told."""
+        """The error for a former incarnation."""
         return FencedError(f"query {self.name} has a new driver (epoch {self.epoch}); epoch {epoch} is over")
 
 
@@ -53,10 +52,10 @@ class Queries:
         self.last_epoch = epoch
 
     def known(self, name: str) -> Query:
-        """One of them.
+        """The query of a name.
 
         Raises:
-            UnknownQueryError: nobody opened it.
+            UnknownQueryError: it was not opened.
         """
         query = self.named.get(name)
         if query is None:
@@ -64,10 +63,10 @@ class Queries:
         return query
 
     def at_epoch(self, name: str, epoch: int) -> Query:
-        """The query, where ``epoch`` is the incarnation of its driver that writes now.
+        """The query, if ``epoch`` is the incarnation of its driver that writes now.
 
         Raises:
-            UnknownQueryError: nobody opened it.
+            UnknownQueryError: it was not opened.
             FencedError: a later incarnation has opened it.
             BadRequestError: this incarnation has not opened it.
         """

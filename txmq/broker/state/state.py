@@ -114,7 +114,7 @@ class State:
         self.topics.changes += 1
 
     def delete_topic(self, topic_id: int) -> list[Partition]:
-        """Forget a topic; its parts of unsettled transactions go with it. Returns what it was made of.
+        """Forget a topic; its parts of unsettled transactions go with it. Returns its partitions.
 
         Its barriers go when the record is durable (``VisibilityBarriers.drop``).
         """
@@ -131,7 +131,7 @@ class State:
         return removed
 
     def partition(self, topic_id: int, number: int) -> Partition | None:
-        """Look up by id; None where the topic was deleted."""
+        """Look up by id; None if the topic was deleted."""
         of_topic = self.partitions_of.get(topic_id)
         return of_topic[number] if of_topic is not None and number < len(of_topic) else None
 
@@ -143,11 +143,11 @@ class State:
         self.next_session = max(self.next_session, session.number + 1)
 
     def take_session(self, number: int, epoch: int) -> None:
-        """Somebody took a session over: who had it before is fenced."""
+        """A client took a session over: its former holder is fenced."""
         self.sessions[number].epoch = epoch
 
     def end_session(self, number: int) -> None:
-        """Forget a session: whatever comes in its name is refused from now on."""
+        """Forget a session: requests in its name are refused from now on."""
         session = self.sessions.pop(number, None)
         if session is not None:
             session.is_ended = True
@@ -213,13 +213,13 @@ class State:
 
     @property
     def unsettled(self) -> int:
-        """Transactions that wait for somebody: open, prepared, or decided with a branch to be told."""
+        """How many transactions are open, prepared, or decided with an incomplete branch."""
         return len(self.transactions) + len(self.decisions.incomplete)
 
     def decide(
         self, session: int, counter: int, floor: int, outcome: CommittedParts, meta: dict[str, Any], places: Places
     ) -> None:
-        """Committed, and branches must hear of it before readers may see it."""
+        """Committed; branches must complete before readers may see the messages."""
         self.settle(session, counter, floor, outcome)
         self.decisions.decide((session, counter), meta, outcome, places)
         self._owe(session, 1)
@@ -248,7 +248,7 @@ class State:
     def commit_batch(self, placed: list[tuple[int, int, CommittedParts, Places]], meta: dict[str, Any]) -> None:
         """A batch of a query is decided: its transactions (session, counter, outcome, places) are seen together.
 
-        If one stands behind a barrier, all wait there.
+        If one is behind a barrier, all wait there.
         """
         together: Places = {}
         for session, counter, outcome, places in placed:
@@ -383,6 +383,6 @@ class State:
         self.decisions.barriers.restored()
 
     def publish_recovered(self) -> None:
-        """Everything in the journal is redone: readers may see it, but for what undone decisions hold."""
+        """Everything in the journal is redone: readers may see it, except behind barriers."""
         for partition in self.all_partitions():
             self.decisions.barriers.recovered(partition)

@@ -14,8 +14,8 @@
 ```
 
 NONE: never seen here. OPEN: parts of a large local transaction are streaming in. PREPARED: all parts are in the journal
-and somebody else decides; it has no timeout. DECIDED: the decision for the branches of an XA transaction stands, its
-messages have their offsets, some branch has not completed (``decisions``). COMMITTED and ROLLED_BACK: the session keeps
+and its coordinator decides; it has no timeout. DECIDED: the decision of an XA transaction is made, its messages have
+their offsets, and some branch has not completed (``decisions``). COMMITTED and ROLLED_BACK: the session keeps
 the outcome. FORGOTTEN: at or below the session's floor.
 
 Laws:
@@ -36,7 +36,7 @@ from txmq.state_machine import next_step
 
 
 class TransactionState(enum.Enum):
-    """Where a transaction stands in its home."""
+    """The state of a transaction in its home broker."""
 
     __hash__ = object.__hash__  # Enum's own is a call in Python, and the table is asked for every request
 
@@ -50,7 +50,7 @@ class TransactionState(enum.Enum):
 
 
 class TransactionEvent(enum.Enum):
-    """What can be asked of a transaction, or happen to it."""
+    """A request for a transaction."""
 
     __hash__ = object.__hash__
 
@@ -66,7 +66,7 @@ class TransactionEvent(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What the broker does about it."""
+    """The broker's reaction to an event."""
 
     ADD_PART = "add the part"
     PREPARE = "force the prepare record"
@@ -228,12 +228,12 @@ class Transaction:
         self.size_bytes += len(part.batch)
 
     def prepare(self, meta: dict[str, Any], order: int) -> None:
-        """From now on somebody else decides, and it has no timeout."""
+        """From now on its coordinator decides, and it has no timeout."""
         self.state, self.meta, self.order = TransactionState.PREPARED, meta, order
         self.opened_ms = meta["prepared_ms"]  # when it was opened is not in the journal
 
     def collisions(self) -> list[tuple[int, int, int | str]]:
-        """What it may collide on: (topic id, partition, key hash or ANY_KEY)."""
+        """The keys of its messages: (topic id, partition, key hash or ANY_KEY)."""
         found: list[tuple[int, int, int | str]] = []
         for part, keys in zip(self.parts, self.meta["keys"], strict=True):
             found.extend((part.topic_id, part.partition, key) for key in ([ANY_KEY] if keys == ANY_KEY else keys))
@@ -246,7 +246,7 @@ class Transaction:
 
     @property
     def index_keys(self) -> tuple[str, ...]:
-        """What a prepared one is looked up by: its resource's uuid, else its kind and group; a half by its owner too.
+        """Keys of the index: the resource's uuid, else kind and group; of a half message its owner too.
 
         None of the others looks like a uuid: they have a space.
         """
@@ -260,7 +260,7 @@ class Transaction:
 
     @property
     def file_name(self) -> str:
-        """Where a checkpoint keeps its parts."""
+        """The file in which a checkpoint keeps its parts."""
         return f"prepared/{self.session}-{self.counter}"
 
     def freeze(self) -> Frozen:

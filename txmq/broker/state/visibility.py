@@ -1,4 +1,4 @@
-"""What keeps placed messages from readers: decisions whose branches have not all completed.
+"""Visibility barriers: they hide placed messages until all branches of the decision have completed.
 
 Theory of operation. A decision assigns the offsets of its messages, but a visible message implies readable rows. So the
 high watermark of its partitions stays in front of them until every branch has completed. A partition's *barriers* queue
@@ -75,7 +75,7 @@ class VisibilityBarriers:
                 self._queues.setdefault(partition, {})[barrier] = None
 
     def add_behind(self, name: tuple[int, int], places: Mapping[Partition, LogPosition]) -> None:
-        """A transaction committed: where it stands behind a barrier, all of it waits there."""
+        """A transaction committed: if a part of it is behind a barrier, all of it waits."""
         if len(places) > 1 and any(partition in self._queues for partition in places):
             self.add(VisibilityBarrier(name, places, is_ended=True))
 

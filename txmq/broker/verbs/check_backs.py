@@ -1,13 +1,13 @@
 """Half messages: the verb ``checks`` hands those that are due for a check-back to a live member of their group.
 
-A half is a prepared transaction of kind ``half``; the application's checker answers what became of it, and commit or
-rollback settle it. It is due when its owner has been gone for a second or its deadline has passed, and its last check
-is long enough ago: the pause doubles from 1 s to a minute and never ends. Who was asked how often is not journaled:
-after a restart checks begin anew.
+A half message is a prepared transaction of kind ``half``. The application's checker answers COMMIT, ROLLBACK or
+UNKNOWN, and its client commits it or rolls it back. It is due when its owner has been gone for a second or its deadline
+has passed, and its last check is long enough ago: the pause doubles from 1 s to a minute and never ends. Counts of
+checks are not journaled: after a restart they begin anew.
 
 Invariants:
     * no check-back while the owner is connected and its deadline holds;
-    * nothing here settles anything: UNKNOWN, silence and lost answers leave the half as it is.
+    * a check-back settles nothing: UNKNOWN, silence and lost answers leave the half message as it is.
 """
 
 from __future__ import annotations

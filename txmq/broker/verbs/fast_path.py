@@ -1,11 +1,11 @@
-"""The verbs ``commit`` and ``prepare`` where a few look-ups tell what to do, without the table of transitions.
+"""The fast path of ``commit`` and ``prepare``: a few look-ups instead of the table of transitions.
 
-That is so for the commit of a local transaction that came whole, for the prepare of a last-resource transaction that
-came whole, and for the commit of what is prepared, each over the connection of its own session. Such a request is
-checked and placed as any other is, in ``placing``. Everything else goes on to ``transactions``; nothing was changed
-then. docs/benchmarks.md has the figures that pay for it.
+It serves the commit of a local transaction that came whole, the prepare of a last-resource transaction that came whole,
+and the commit of a prepared transaction, each over the connection of its own session. Such a request is checked and
+placed like any other, in ``placing``. Every other request goes on to ``prepare_commit``, with nothing changed.
+docs/benchmarks.md has the figures that pay for it.
 
-Invariant: state, group and answer are what ``transactions`` would have left, refusals included (tests compare them).
+Invariant: state, group and answer are those of ``prepare_commit``, refusals included (tests compare them).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _counter_of(client: ClientConnection, txid: bytes) -> int:
 
 
 class _Who(NamedTuple):
-    """What all prepares of one resource by one client have in common; ``head`` and ``client_json`` are for the JSON."""
+    """The constant part of one client's prepares for a resource; ``head`` and ``client_json`` are for the JSON."""
 
     resource: str
     uuid: str

@@ -79,7 +79,7 @@ def wake_polls(context: Context, partition: Partition) -> None:
         if not poll.done and not poll.client.gone:
             poll.done = True
             if not partition.config.accept_read:
-                answer_empty(context, poll.client, poll.opaque)  # closed meanwhile: the next get is told so
+                answer_empty(context, poll.client, poll.opaque)  # closed meanwhile: the next get is refused
                 continue
             context.reads.append(Read(poll.client, poll.opaque, partition, poll.offset, poll.size_bytes_max))
 

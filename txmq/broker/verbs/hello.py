@@ -87,7 +87,7 @@ def _take_over(context: Context, session: BrokerSession, epoch: int) -> None:
     context.group.add_entry(entries.json_entry(entries.SESSION_TAKEN, fields))
     context.group.needs_sync = True
     context.state.take_session(session.number, epoch)
-    owner_gone(context, session)  # nobody else knows how what the older holder was streaming goes on
+    owner_gone(context, session)  # only the older holder could go on with its streams
 
 
 def _bind(context: Context, client: ClientConnection, session: BrokerSession | None) -> None:

@@ -1,4 +1,4 @@
-"""Where messages go: what a batch is checked for, how it gets its place, how the parts of a transaction get theirs.
+"""Placing messages: the checks of a batch, its place in the partition, and the places of a transaction's parts.
 
 ``put`` and the verbs of transactions check their batches here, and each batch gets its offset in ``place`` (or, many
 plain puts at once, in ``place_run``). A decision places all parts of its transaction in one record. Prepared

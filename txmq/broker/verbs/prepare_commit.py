@@ -3,7 +3,7 @@
 Every request becomes an event, and the table ``transaction.TRANSITIONS`` says what follows. Checks come first
 (``transaction_checks``, ``placing``), then one or several entries go into the commit group, and the answer waits for
 their record.
-A refused request leaves no trace. ``fast_path`` stands in front of ``prepare`` and ``commit``. ``decide`` and
+A refused request leaves no trace. ``fast_path`` tries ``prepare`` and ``commit`` first. ``decide`` and
 ``complete`` are in ``decide``, ``recover`` in ``recover``, ``checks`` in ``check_backs``.
 """
 
@@ -183,7 +183,7 @@ def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
 
 
 def owner_gone(context: Context, session: BrokerSession) -> None:
-    """The session's connection was lost: what it was streaming is rolled back; what it prepared stays."""
+    """The session's connection was lost: its streams are rolled back; its prepared transactions stay."""
     session_expiry.went_away(context, session)
     check_backs.owner_gone(context, session)
     streaming = [t for t in context.state.streams.values() if t.session == session.number]
@@ -204,7 +204,7 @@ def expire_streams(context: Context) -> None:
 def _refuse_if_committing(context: Context, session: int, txid: TxId) -> None:
     transaction = context.state.transactions.get((session, txid.counter))
     if transaction is not None and transaction.waiting:
-        # Somebody proved that the database committed; the commit waits only for its turn.
+        # A client proved that the database committed; the commit waits only for its turn.
         raise TransactionConflictError(f"transaction {txid} is committing")
 
 
@@ -322,7 +322,7 @@ def _record(context: Context, transaction: Transaction, what: str, reason: bytes
 
 
 def _hazard(context: Context, name: Name, given: dict[bytes, bytes]) -> dict[str, Any] | None:
-    """What a rollback says of a database whose transaction the body has ended by itself; None if that is kept."""
+    """The fact that the body ended a database's transaction by itself; None if it is kept already."""
     if b"hazard" not in given:
         return None
     resource, uuid, kind = (given.get(word, b"").decode() for word in (b"resource", b"uuid", b"kind"))

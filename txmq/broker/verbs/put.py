@@ -85,7 +85,7 @@ _NO_SEQUENCES = Sequences()
 def _duplicate_of(partition: Partition, producer: int, sequence: int, crc: int) -> int | None:
     known = partition.producers.get(producer)
     if known is None and partition.config.storage is _MEMORY:
-        return None  # what a restart forgot may go on at any sequence
+        return None  # a producer that a restart forgot may go on at any sequence
     return (known or _NO_SEQUENCES).duplicate_of(sequence, crc)
 
 
@@ -94,7 +94,7 @@ def _check_producer(client: ClientConnection, producer: int, epoch: int, sequenc
     if session is None or session.number != producer:
         raise ForbiddenError(f"producer id {producer} is not this connection's session; send hello first")
     if epoch > session.epoch:
-        # A lower one is of who had the session before: who took it over repeats those bytes as they were.
+        # A lower one is the former holder's: the client that took the session over repeats those bytes as they were.
         raise FencedError(f"producer epoch {epoch} is over {session.epoch}, the session's")
     if sequence < 0:
         raise InvalidBatchError("a batch with a producer id needs a base sequence")

@@ -5,14 +5,14 @@ invisible, each under the names of its query, epoch, batch, task and attempt. Of
 sets of them. The driver's one request ``query commit`` names the winners: one synced record places all their messages,
 moves the query's newest batch, and rolls back what else was prepared for it. So
 
-    * the same batch again finds that it is committed, whoever repeats it, after whatever crash;
-    * ``query open`` with a later epoch fences former incarnations of the driver, and rolls back what they left;
-    * who dies in between leaves prepared transactions, listed by ``recover`` under their query.
+    * a repeat of the same batch finds that it is committed, after any crash;
+    * ``query open`` with a later epoch fences former incarnations of the driver, and rolls back what they prepared;
+    * a driver that dies in between leaves prepared transactions, listed by ``recover`` under their query.
 
 Invariants:
     * a winner is prepared, of this query, epoch and batch, and of one attempt a task; else nothing happens;
-    * messages of a batch become visible together (one barrier for all winners, where anything holds them back);
-    * nothing but ``query commit``, or an operator who says so, commits a transaction of kind ``spark``.
+    * messages of a batch become visible together (one barrier for all winners, if a barrier holds any of them back);
+    * only ``query commit``, or an operator, commits a transaction of kind ``spark``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In order: prepared ones (order of preparation), decided ones whose branches have not all completed (order of decision),
 then heuristic outcomes. A page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, and says where the next one begins: a
-place in that order, which stays where it is whatever is settled meanwhile.
+place in that order, which does not move if others are settled meanwhile.
 
 Invariants:
     * a walk over all pages lists every transaction that was there all the time, and none twice, unless it changed its
@@ -111,8 +111,8 @@ def _rows(context: Context, wanted: Wanted, start: PageStart) -> Iterator[tuple[
 
 
 def _prepared(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
-    # One that streamed long before it prepared is younger than its first part: who settles them one by one, in this
-    # order, must never wait for the commit of one that is listed behind.
+    # In order of preparation, not of the first part: a resolver that settles them one by one in this order must never
+    # wait for the commit of a later one.
     name = wanted.name if wanted.xid is None else context.state.foreign.get(wanted.xid, _NOBODY)
     if name is None:
         found = context.state.prepared.behind(number, wanted.uuid)

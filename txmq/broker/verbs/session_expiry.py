@@ -2,14 +2,14 @@
 
 ```
  connection lost --REST_MS--> at rest: outcomes that the client called finished leave
-                 --session_idle_ms_max--> ended: whatever comes in its name is answered 410, and never executed
+                 --session_idle_ms_max--> ended: a request in its name is answered 410, and never executed
 ```
 
-Both are journaled. The time counts from the loss of the connection, or from the broker's start where that was later:
-whether somebody resumed a session before that is not in the journal. Whoever resumes it stops the time.
+Both are journaled. The time counts from the loss of the connection, or from the broker's start if that was later: the
+journal does not say whether a session was resumed before the restart. A client that resumes it stops the time.
 
 Invariants:
-    * a session that is connected, or that owes something (prepared, or decided with a branch to be told), never ends;
+    * a session that is connected, or that owes something (prepared, or decided with an incomplete branch), never ends;
     * a tick touches the sessions whose time has come, SESSIONS_A_TICK at most.
 """
 
@@ -22,7 +22,7 @@ from txmq.broker.state.session import BrokerSession
 from txmq.redo import entries
 
 REST_MS = 60_000
-SESSIONS_A_TICK = 100  # 10,000 in 5 s; ending one takes some 10 us and 1 for each partition that it wrote to
+SESSIONS_A_TICK = 100  # 10,000 in 5 s
 
 
 class Away(NamedTuple):
@@ -50,7 +50,7 @@ def went_away(context: Context, session: BrokerSession) -> None:
 
 def tick(context: Context) -> None:
     """Time has passed."""
-    if not context.disk_full:  # what this writes can wait; what it frees is no disk
+    if not context.disk_full:  # it writes, can wait, and frees no disk
         resting = [
             _take_step(context, away) for away in context.sessions_away.take_due(context.now_ms, SESSIONS_A_TICK)
         ]

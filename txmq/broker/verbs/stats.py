@@ -1,4 +1,4 @@
-"""The verb ``stats``: what the broker does, as ``key value`` lines for people and as JSON for programs."""
+"""The verb ``stats``: the broker's figures, as ``key value`` lines for people and as JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the verbs of transactions check before they change anything: owner, state, limits."""
+"""Checks of the verbs of transactions before they change anything: owner, state, limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from txmq.xid import TxId
 
 UNFINISHED_OUTCOMES_MAX = 65_536
 FENCES_BESIDE_MAX = 65_536  # so that a branch left behind by a session full of commits can still be rolled back
-_COUNTER_MAX = (1 << 64) - 1  # what the journal can hold; a decimal of 20 digits may be more
+_COUNTER_MAX = (1 << 64) - 1  # 64 bits in the journal; a decimal of 20 digits may be more
 
 
 def state_of(context: Context, session: BrokerSession, counter: int) -> TransactionState:
@@ -98,7 +98,7 @@ def require_owner(client: ClientConnection, session: BrokerSession) -> None:
 
 
 def refusal(action: Action, txid: bytes) -> Exception:
-    """The error that an action of the table stands for."""
+    """The error of a refusing action."""
     name = txid.decode("ascii", "replace")
     if action is Action.REFUSE_FENCED:
         return FencedError(f"the outcome of transaction {name} is no longer kept")

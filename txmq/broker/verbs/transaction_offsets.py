@@ -2,11 +2,11 @@
 
 Theory of operation. ``commit``, ``prepare`` and ``decide`` bring offsets in front of their parts. The generation of
 each is checked then, and never after: it must be the newest that was handed out. A local transaction's offsets are
-saved by an entry SAVED in the record of its COMMITTED; a prepared one's stand in its meta, and are saved by the record
+saved by an entry SAVED in the record of its COMMITTED; a prepared one's are in its meta, and are saved by the record
 that commits it; a decided one's are saved by the decision.
 
 While a transaction that is prepared, or decided with a branch to come, *holds* a partition of a group, that partition
-is handed to no other member: whoever loads the offset finds the outcome in it. Nor does anything else save it
+is handed to no other member: a member that loads the offset finds the outcome in it. No other request saves it
 meanwhile, so that offsets do not go back when the transaction commits.
 
 Invariants:
@@ -26,7 +26,7 @@ from txmq.protocol.offsets import GroupOffsets, split_offsets
 from txmq.redo import entries
 
 Buffer = bytes | bytearray | memoryview
-Offsets = list[Any]  # [[group, [[topic id, partition, offset, deferred], ...]], ...]: as it stands in meta
+Offsets = list[Any]  # [[group, [[topic id, partition, offset, deferred], ...]], ...]: as in meta
 
 
 def take_offsets(
@@ -48,7 +48,7 @@ def check_offsets(context: Context, stated: list[GroupOffsets]) -> Offsets:
     """Refuse what may not be saved; the last of a request's checks, because it notes what it lets pass.
 
     Raises:
-        TransactionConflictError: a partition has been handed to somebody else, or another transaction holds it.
+        TransactionConflictError: a partition has been handed to another member, or another transaction holds it.
         OverloadedError: as much is kept of consumer groups as there may be.
     """
     rows: Offsets = [[group.group, [_checked(context, group.group, row) for row in group.rows]] for group in stated]

@@ -1,18 +1,19 @@
 """The verb ``group``: consumer groups, coordinated by the broker.
 
-A member joins with the topics it wants, and beats: each heartbeat tells what it has released, and is answered with
-what it may consume (each partition with its generation and saved offset) and what it must release. A heartbeat that
-names the ``view`` it knows waits until that changes. Offsets are saved under the generation that came with the
-partition; one that is not the newest is refused, so that a member which slept through a hand-over changes nothing.
+A member joins with the topics it wants, and sends heartbeats. A heartbeat lists the partitions that the member has
+released. The answer lists the partitions that it may consume (each with its generation and saved offset) and those that
+it must release. A heartbeat that names the ``view`` it knows waits until that changes. An offset is saved under the
+generation that came with the partition; any other than the newest is refused, so that a member which slept through a
+hand-over changes nothing.
 
-Bodies and answers are JSON: ``[[topic, partition, generation], ...]`` and the like. Offsets, and generations before
-anybody hears of them, are journaled; members are not (``saved``, ``membership``). What is free is handed over by
-``handover``; what operators ask is in ``operators``.
+Bodies and answers are JSON: ``[[topic, partition, generation], ...]`` and the like. Offsets are journaled, and so are
+generations before a member gets them; members are not (``group_offsets``, ``membership``). ``handover`` hands over free
+partitions; ``operators`` has the actions of operators.
 
 Invariants:
     * a member hears of a partition only after its generation is durable;
-    * a partition that somebody had before a restart is given to nobody else for a second, unless its member reclaims
-      it;
+    * a partition that a member had before a restart is given to no other member for a second, unless its member
+      reclaims it;
     * an offset is saved only under the newest generation of its partition, by its owner, and in the order in which the
       owner looked (``order``); one that a transaction holds is not saved, and its partition not handed over;
 """
@@ -105,7 +106,7 @@ def _membership(request: GroupRequest, strategy: str) -> Membership:
     if membership is None:
         refuse_over_groups(request.context, request.group)
         membership = groups[request.group] = Membership()
-        request.context.pending_groups.unsettled[request.group] = None  # it goes, where nobody joins
+        request.context.pending_groups.unsettled[request.group] = None  # it goes if no member joins
     if request.words["member"] not in membership.members:
         if len(membership.members) >= MEMBERS_MAX:
             raise OverloadedError(f"group {request.group!r} has {MEMBERS_MAX} members")
@@ -215,13 +216,13 @@ def _listen(context: Context, name: str, membership: Membership) -> None:
 
 
 def _is_unread(context: Context, member: Member) -> bool:
-    """Whether what it sent may wait at the broker, which does not read its connection for now."""
+    """Whether its requests may wait unread: the broker does not read its connection for now."""
     client = context.clients.get(member.connection)
     return client is not None and client.held
 
 
 def _answer_heartbeat(context: Context, heartbeat: Beat) -> None:
-    """Answer it, where its time is over or there is something to tell."""
+    """Answer it if its time is over or its member has a new view."""
     membership = context.groups.get(heartbeat.group)
     member = membership.members.get(heartbeat.member) if membership is not None else None
     if heartbeat.client.gone:
@@ -316,7 +317,7 @@ def _save(request: GroupRequest) -> None:
 
 
 def _owner(context: Context, group: str, slot: TopicPartition, place: tuple[int, int] | None) -> Owned | None:
-    """Who has the partition. Nobody has that of a topic made anew, until ``settle`` hands it over."""
+    """The owner of the partition; None for one of a topic made anew, until ``settle`` hands it over."""
     membership = context.groups.get(group)
     owned = membership.owned.get(slot) if membership is not None else None
     if owned is None or place is None or context.state.saved.generation(group, place) != owned.generation:

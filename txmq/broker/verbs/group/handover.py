@@ -1,7 +1,7 @@
-"""Free partitions of a consumer group go to whom they should: journaled first, under the next generation.
+"""Free partitions of a consumer group go to their new owners: journaled first, under the next generation.
 
-After a restart members come back one after another. What a member had before is kept for it for ``REJOIN_MS``: else the
-first to come back would be given the partitions of all the others, only to hand them over again.
+After a restart members come back one after another. The partitions a member had before are kept for it for
+``REJOIN_MS``: else the first member to come back would get all partitions, only to hand them over again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ REJOIN_MS = 1000  # members are back by then, and go on with what they had
 
 
 def settle(context: Context, name: str, *, is_again: bool = False) -> None:
-    """Hand free partitions to their owners, journaled, where members or topics changed; wake the members then."""
+    """If members or topics changed, hand free partitions to their owners, journaled, and wake the members."""
     membership, pending = context.groups.get(name), context.pending_groups
     topics_seen = context.state.topics.changes
     if membership is None or not (membership.is_changed or membership.topics_seen != topics_seen or is_again):
@@ -52,11 +52,11 @@ def _hand_over(context: Context, name: str, membership: Membership) -> None:
             note_owned(context, name, place)
             rows.append([*place, generation])
     journal_owned(context, name, rows)
-    journal_offsets(context, name, starts)  # what came into being while the group was there begins at its first message
+    journal_offsets(context, name, starts)  # a partition made while the group was there begins at its first message
 
 
 def note_owned(context: Context, name: str, place: tuple[int, int]) -> None:
-    """Somebody had it since the restart: no other member may reclaim it."""
+    """A member has had it since the restart: no other member may reclaim it."""
     if context.now_ms - context.started_ms < REJOIN_MS:
         context.owned_since_start.add((name, *place))
 
@@ -70,7 +70,7 @@ def _may_be_reclaimed(context: Context, name: str, place: tuple[int, int]) -> bo
 
 
 def _partitions(context: Context, membership: Membership) -> tuple[dict[str, int], dict[str, int]]:
-    """How many partitions the topics have that somebody wants, and their ids."""
+    """How many partitions the topics have that members want, and their ids."""
     wanted = {topic for member in membership.members.values() for topic in member.topics}
     found = [topic for topic in context.state.topics if topic.config.name in wanted]
     return (

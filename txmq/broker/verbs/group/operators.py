@@ -1,7 +1,7 @@
 """The operator's side of the verb ``group``: describe, list, reset, deferred, delete.
 
-Who changes what members know takes it from them: offsets are reset only while the group has none, and a partition whose
-text about what is deferred is changed is handed over anew.
+A change must not meet a member that knows the former value. So offsets are reset only while the group has no members,
+and a partition is handed over anew when its text about deferred messages is changed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def describe(request: GroupRequest) -> None:
 
 
 def _described_partitions(request: GroupRequest, saved: SavedGroup, membership: Membership) -> list[dict[str, Any]]:
-    """Every partition of the topics that the group has anything to do with: one that nobody has read has lag, too."""
+    """Every partition of the topics that the group reads: one that no member has read has lag, too."""
     context, rows = request.context, []
     held = context.state.saved.held
     ids = {topic_id for topic_id, _ in (*saved.offsets, *saved.generations)}
@@ -88,7 +88,7 @@ def list_groups(request: GroupRequest) -> None:
 def reset(request: GroupRequest) -> None:
     """Set offsets: ``[topic, partition, offset]``; only while the group has no members.
 
-    A group of that name must be there, or ``create`` be said: a slip in the name would make one that nobody reads.
+    The group must exist, or the request say ``create``: a slip in the name would make a group that no consumer joins.
     """
     context = request.context
     _refuse_active(request)
@@ -108,7 +108,7 @@ def reset(request: GroupRequest) -> None:
     refuse_over_groups(context, request.group)
     refuse_over_bytes(context, context.state.saved.growth_bytes(request.group, rows))
     journal_offsets(context, request.group, rows)
-    # Whoever was taken for gone, and comes back with what it held, must not go on where it was.
+    # A member that was taken for gone, and comes back with its partitions, must not go on at its former offset.
     following = context.state.saved.next_generation
     owned = [[*row[:2], following(request.group, (row[0], row[1]))] for row in rows]
     journal_owned(context, request.group, owned)
@@ -116,9 +116,10 @@ def reset(request: GroupRequest) -> None:
 
 
 def change_deferred(request: GroupRequest) -> None:
-    """Change what is deferred: ``[topic, partition, known, wanted]``; refused, with what there is, where it is another.
+    """Change the deferred messages of a partition: ``[topic, partition, known, wanted]``.
 
-    A partition that somebody has is taken from it and handed over anew: it knows the former text, and would save that.
+    A row is refused, with the current text, if that is not ``known``. A partition that has an owner is handed over
+    anew: the owner knows the former text, and would save that.
     """
     context, membership = request.context, request.context.groups.get(request.group)
     state = context.state.saved
@@ -142,7 +143,7 @@ def change_deferred(request: GroupRequest) -> None:
         for slot in slots:
             membership.take_back(slot)
     journal_offsets(context, request.group, rows)
-    # Also where nobody has it: whoever was taken for gone may come back with what it knew.
+    # Also if it has no owner: a member that was taken for gone may come back with the former text.
     journal_owned(
         context, request.group, [[*row[:2], state.next_generation(request.group, (row[0], row[1]))] for row in rows]
     )
@@ -151,7 +152,7 @@ def change_deferred(request: GroupRequest) -> None:
 
 
 def delete(request: GroupRequest) -> None:
-    """Forget a group that nobody is in; how far its generations went is kept."""
+    """Forget a group without members; its highest generation is kept."""
     context = request.context
     _refuse_active(request)
     if request.group not in context.state.saved.named:

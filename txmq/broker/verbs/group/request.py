@@ -1,4 +1,4 @@
-"""What the actions of the verb ``group`` share: the request, what they journal, how many groups there are."""
+"""Shared by the actions of the verb ``group``: the request, journal entries, limits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def journal_offsets(context: Context, name: str, rows: list[list[Any]]) -> None:
 
 
 def refuse_over_bytes(context: Context, growth_bytes: int) -> None:
-    """Refuse what makes that much more to be kept of consumer groups than there may be; what adds nothing passes.
+    """Refuse growth over ``groups_bytes_max``; a request that adds nothing passes.
 
     Raises:
         OverloadedError: says what makes room.
@@ -73,7 +73,7 @@ def refuse_over_bytes(context: Context, growth_bytes: int) -> None:
 
 
 def refuse_over_groups(context: Context, name: str) -> None:
-    """Refuse a group that is not known while as many are as there may be: what is saved of them is kept for ever.
+    """Refuse a new group over ``groups_max``: saved offsets are kept for ever.
 
     Raises:
         OverloadedError: says what makes room.
