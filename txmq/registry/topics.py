@@ -50,6 +50,7 @@ class Topics:
         self.next_id = 1
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[int, Topic] = {}
+        self._made: dict[int, int] = {}  # by id: ``changes`` when the topic was made
         self.changes = 0  # how often a topic, or the owner of a partition, changed in this process
 
     def __iter__(self) -> Iterator[Topic]:
@@ -73,6 +74,10 @@ class Topics:
         """Look up by id; None if it was deleted."""
         return self._by_id.get(topic_id)
 
+    def made_at(self, topic_id: int) -> int:
+        """``changes`` when an existing topic was made. Ids say nothing of the order: they may come from outside."""
+        return self._made[topic_id]
+
     def check_new(self, name: str) -> None:
         """Refuse a name for a new topic.
 
@@ -88,6 +93,7 @@ class Topics:
         self.changes += 1
         self._by_name[topic.config.name] = topic
         self._by_id[topic.topic_id] = topic
+        self._made.setdefault(topic.topic_id, self.changes)
         self.next_id = max(self.next_id, topic.topic_id + 1)
 
     def remove(self, topic_id: int) -> Topic | None:
@@ -95,6 +101,7 @@ class Topics:
         topic = self._by_id.pop(topic_id, None)
         if topic is not None:
             self.changes += 1
+            del self._made[topic_id]
             del self._by_name[topic.config.name]
         return topic
 

@@ -17,6 +17,19 @@ from txmq.testing.simulated.disk import SimDisk
 UUID = "0123456789abcdef" * 2
 
 
+class Registry:
+    """A source of ids outside the broker: each draw takes the next of the numbers listed."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = list(numbers)
+
+    def new_topic_id(self) -> int:
+        return self._numbers.pop(0)
+
+    def new_session_number(self) -> int:
+        return self._numbers.pop(0)
+
+
 def batch(
     *values: bytes, producer: int = -1, epoch: int = 0, sequence: int = 0, time_ms: int = START_MS, key: bytes = b"k"
 ) -> bytes:

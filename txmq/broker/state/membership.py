@@ -41,7 +41,7 @@ class Member:
         lost: that connection is gone; it has ``RECONNECT_MS`` to come back.
         version: of what it may consume.
         alone: it must be the only member, because no other one would find its offsets.
-        topics_since: topics with ids from here on were created after it joined.
+        topics_since: ``Topics.changes`` when it joined: a topic made later begins at its first message.
         incarnation: tells apart the processes that use the name one after another; "" if the member states none.
         seen, seen_version: its view, and the version of that: heartbeats ask again and again.
     """

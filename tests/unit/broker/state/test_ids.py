@@ -8,20 +8,7 @@ import pytest
 
 from txmq.errors import InvariantError
 
-from ..support import node, put, restarted, values
-
-
-class Registry:
-    """A source outside the broker: each draw takes the next of the numbers listed."""
-
-    def __init__(self, *numbers: int) -> None:
-        self._numbers = list(numbers)
-
-    def new_topic_id(self) -> int:
-        return self._numbers.pop(0)
-
-    def new_session_number(self) -> int:
-        return self._numbers.pop(0)
+from ..support import Registry, node, put, restarted, values
 
 
 def test_topic_ids_of_the_source_survive_a_restart() -> None:

@@ -81,7 +81,7 @@ def _join(request: GroupRequest) -> None:
     member = Member(
         name, topics, timeout_ms, context.liveness.now_ms, request.client.name, alone="alone" in request.words
     )
-    member.topics_since, member.incarnation = context.state.topics.next_id, request.words.get("incarnation", "")
+    member.topics_since, member.incarnation = context.state.topics.changes, request.words.get("incarnation", "")
     _refuse_beside_alone(request.group, membership, member)
     refuse_over_bytes(context, PLACE_BYTES * _new_places(request, topics))
     context.member_count += name not in membership.members

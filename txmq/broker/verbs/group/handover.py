@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from txmq.broker.context import Context
 from txmq.broker.state.group_offsets import PLACE_BYTES
-from txmq.broker.state.membership import Membership
+from txmq.broker.state.membership import Member, Membership
 from txmq.broker.verbs.group.request import journal_offsets, journal_owned, place_of
 
 REJOIN_MS = 1000  # members are back by then, and go on with what they had
@@ -44,7 +44,7 @@ def _hand_over(context: Context, name: str, membership: Membership) -> None:
         if (name, *place) in saved.held or _may_be_reclaimed(context, name, place):
             context.pending_groups.unsettled[name] = None
         else:
-            is_later = place[0] in known or place[0] >= membership.members[member].topics_since
+            is_later = place[0] in known or _was_made_later(context, place[0], membership.members[member])
             if is_later and saved.is_new_to(name, place):
                 starts.append([*place, context.state.partitions_of[place[0]][place[1]].log_start, None])
             generation = saved.next_generation(name, place)
@@ -53,6 +53,10 @@ def _hand_over(context: Context, name: str, membership: Membership) -> None:
             rows.append([*place, generation])
     journal_owned(context, name, rows)
     journal_offsets(context, name, starts)  # a partition made while the group was there begins at its first message
+
+
+def _was_made_later(context: Context, topic_id: int, member: Member) -> bool:
+    return context.state.topics.made_at(topic_id) > member.topics_since
 
 
 def note_owned(context: Context, name: str, place: tuple[int, int]) -> None:

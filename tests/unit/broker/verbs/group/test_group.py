@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.group_support import A0, A1, B0, GROUP, Consumer, describe, pass_time
-from tests.unit.broker.support import batch, node, restarted
+from tests.unit.broker.support import Registry, batch, node, restarted
 from tools.images.node import Client, Node
 from txmq.broker.verbs.group import group as groups
 
@@ -58,6 +58,18 @@ def test_later_partitions_begin_at_their_first_message() -> None:
     pass_time(after, 1.0)
     again = Consumer(after, "one").join()
     assert [row[3] for row in again.view["assigned"]] == [None, None, 0, 0]
+
+
+def test_later_topic_with_a_lower_id_begins_at_its_first_message() -> None:
+    made = node()
+    made.context.ids = Registry(90, 50)
+    made.connect().ask("topic", "create", "high")
+    one = Consumer(made, "one", topics="high,low").join()
+    assert one.view["assigned"] == [["high", 0, 1, None, None]]
+    made.connect().ask("topic", "create", "low")
+    pass_time(made, 1.0)
+    one.heartbeat()
+    assert one.view["assigned"] == [["high", 0, 1, None, None], ["low", 0, 1, 0, None]]
 
 
 def test_what_was_not_revoked_cannot_be_released() -> None:
