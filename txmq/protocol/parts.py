@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -133,19 +133,6 @@ def parse_keys(text: bytes | None) -> frozenset[int] | None:
     if keys[-1] >= 1 << 32 or any(later <= earlier for earlier, later in pairwise(keys)):
         raise BadRequestError("keys are CRC32Cs in ascending order, each once")
     return frozenset(keys)
-
-
-def parts_checksum(batches: Iterable[Buffer], crc32c: Callable[[Buffer, int], int]) -> int:
-    """What ``crc=`` states: the CRC32C over all streamed batches in order.
-
-    Args:
-        batches: as they were sent with ``put ... tx=``.
-        crc32c: ``crc32c(data, value so far)``; handed in, because this package needs the standard library alone.
-    """
-    value = 0
-    for batch in batches:
-        value = crc32c(batch, value)
-    return value
 
 
 def encode_result_line(topic: str, partition: int, base_offset: int, count: int) -> bytes:

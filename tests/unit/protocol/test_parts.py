@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +20,6 @@ from txmq.protocol.parts import (
     parse_outcome,
     parse_parts,
     parse_result_lines,
-    parts_checksum,
 )
 
 TWO = b"orders 3 5 keys=7,4294967295\r\nhelloaudit 0 2\r\n\r\n"
@@ -124,11 +121,6 @@ def test_part_that_cannot_be_carried_is_refused_by_its_sender(
 ) -> None:
     with pytest.raises(LocalProtocolError):
         encode_part(topic, partition, batch, frozenset(keys))
-
-
-@given(batches=st.lists(st.binary(max_size=20), max_size=5))
-def test_the_checksum_is_the_one_of_all_batches_as_one(batches: list[bytes]) -> None:
-    assert parts_checksum(batches, zlib.crc32) == zlib.crc32(b"".join(batches))
 
 
 def test_results_are_read_as_they_were_written() -> None:

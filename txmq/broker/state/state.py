@@ -28,7 +28,7 @@ from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.config import BrokerSettings
-from txmq.log.memory import MemoryPartition
+from txmq.log.memory import new_partition
 from txmq.log.partition import LogPosition, Partition
 from txmq.model import Storage
 from txmq.redo import entries
@@ -91,9 +91,8 @@ class State:
         existing = self.partitions_of.setdefault(topic.topic_id, [])
         for partition in existing:
             partition.config = topic.config
-        kind = MemoryPartition if topic.config.storage is Storage.MEMORY else Partition
         added = [
-            kind(topic.topic_id, topic.config.name, number, topic.config)
+            new_partition(topic.topic_id, topic.config.name, number, topic.config)
             for number in range(len(existing), topic.config.partitions)
         ]
         existing.extend(added)
