@@ -60,7 +60,7 @@ def test_later_partitions_begin_at_their_first_message() -> None:
     assert [row[3] for row in again.view["assigned"]] == [None, None, 0, 0]
 
 
-def test_later_topic_with_a_lower_id_begins_at_its_first_message() -> None:
+def test_later_topic_with_lower_id_begins_at_first_message() -> None:
     made = node()
     made.context.ids = Registry(90, 50)
     made.connect().ask("topic", "create", "high")
