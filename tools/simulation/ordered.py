@@ -46,7 +46,7 @@ class OrderedProgram(Program):
         """One life; the last one ends when the spool is empty."""
         client, rng = self.client(), self.world.rng
         options = OrderedOptions(
-            timeout=rng.choice((0.05, 0.3)), spool_size_bytes_max=rng.choice((2048, 1 << 20)), visibility_wait_s=0.5
+            timeout=rng.choice((0.05, 0.3)), spool_size_bytes_max=rng.choice((2048, 1 << 20)), visibility_wait_s=35.0
         )
         with suppress(TxmqError):
             client.session  # noqa: B018
