@@ -17,7 +17,7 @@ from txmq.errors import (
 )
 from txmq.registry.port import (
     TOPICS_MAX,
-    Claim,
+    Candidate,
     DeletedTopic,
     Home,
     Leadership,
@@ -62,24 +62,26 @@ class EmbeddedRegistry:
             raise ForeignClusterError(f"the directory belongs to cluster {cluster:016x}, not to {self._cluster:016x}")
         return self._cluster
 
-    def lead(self, claim: Claim) -> Leadership:
+    def lead(self, candidate: Candidate) -> Leadership:
         """See ``Registry``."""
-        self._require_here([claim.home])
+        self._require_here([candidate.home])
         with self._lock:
             led = self._leadership
-            if led is not None and led.claim.incarnation == claim.incarnation:
+            if led is not None and led.candidate.incarnation == candidate.incarnation:
                 return led
-            if led is not None and led.claim.incarnation not in claim.former:
-                raise HomeSupersededError(f"home {claim.home:016x} was led by a process that the journal does not know")
-            epoch = max(claim.epoch, 0 if led is None else led.epoch) + 1
-            self._leadership, self._is_announced = Leadership(claim, epoch), False
+            if led is not None and led.candidate.incarnation not in candidate.former:
+                raise HomeSupersededError(
+                    f"home {candidate.home:016x} was led by a process that the journal does not know"
+                )
+            epoch = max(candidate.epoch, 0 if led is None else led.epoch) + 1
+            self._leadership, self._is_announced = Leadership(candidate, epoch), False
             return self._leadership
 
     def announce(self, leadership: Leadership) -> None:
         """See ``Registry``."""
         with self._lock:
             if leadership != self._leadership:
-                raise HomeSupersededError(f"home {leadership.claim.home:016x} is led under a newer epoch: stop")
+                raise HomeSupersededError(f"home {leadership.candidate.home:016x} is led under a newer epoch: stop")
             self._is_announced = True
         self._tell("homes")
 
@@ -89,8 +91,8 @@ class EmbeddedRegistry:
             self._keep("homes", listener)
             if self._leadership is None:
                 return []
-            claim, epoch = self._leadership
-            return [Home(claim.home, claim.name, epoch, claim.address if self._is_announced else None)]
+            candidate, epoch = self._leadership
+            return [Home(candidate.home, candidate.name, epoch, candidate.address if self._is_announced else None)]
 
     def reserve_topic_ids(self, count: int, above: int = 0) -> range:
         """See ``Registry``."""

@@ -13,7 +13,7 @@ Invariants:
     * a topic's id is given out once, and a name's next topic has another id. So it can be told whether a change whose
       answer was lost was made: every call may be repeated, and none has effect twice;
     * a partition never moves to another home, and partitions are only added;
-    * of two processes that claim one home, one has the newest epoch. The other one learns of it from ``announce`` and
+    * of two processes that lead one home, one has the newest epoch. The other one learns of it from ``announce`` and
       stops;
     * a call ends within a bounded number of tries. It reports an error of ``txmq.errors`` that says what to do.
 
@@ -44,11 +44,11 @@ class Standing(enum.Enum):
     MEMBER = "member"  # it has joined, and its journal says so
 
 
-class Claim(NamedTuple):
+class Candidate(NamedTuple):
     """A process that wants to lead a home.
 
-    The caller has made ``incarnation`` durable before it claims. So its next start knows it again if an epoch was drawn
-    and the answer was lost.
+    The caller has made ``incarnation`` durable before it calls ``lead``. So its next start knows it again if an
+    epoch was drawn and the answer was lost.
     """
 
     home: int
@@ -61,9 +61,9 @@ class Claim(NamedTuple):
 
 
 class Leadership(NamedTuple):
-    """A claim that was granted, under an epoch that is higher than any before."""
+    """A candidate that leads, under an epoch that is higher than any before."""
 
-    claim: Claim
+    candidate: Candidate
     epoch: int
 
 
@@ -111,13 +111,13 @@ class Registry(Protocol):
             RegistryError: there is no cluster, and the directory belongs to one.
         """
 
-    def lead(self, claim: Claim) -> Leadership:
+    def lead(self, candidate: Candidate) -> Leadership:
         """Draw the home's next epoch. The caller journals it, then calls ``announce``.
 
         Raises:
             HomeInUseError: another process leads the home, and lives as far as the registry knows.
-            HomeSupersededError: the home was led by a process that the claim's journal does not know.
-            DuplicateBrokerError: another home has the claim's name.
+            HomeSupersededError: the home was led by a process that the candidate's journal does not know.
+            DuplicateBrokerError: another home has the candidate's name.
         """
 
     def announce(self, leadership: Leadership) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.services.registry.scripts import RealWorld
-from tests.unit.registry.contract import CLUSTER, A, ClusterContract, claim, topic
+from tests.unit.registry.contract import CLUSTER, A, ClusterContract, candidate, topic
 from txmq.errors import RegistryAwayError, RegistryError
 from txmq.registry.port import Home, PlacedTopic, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.kazoo_session import Credentials, KazooSession
@@ -59,7 +59,7 @@ def test_a_killed_server_comes_back_with_all_of_it(zookeeper: ZooKeeper) -> None
     world, chroot = RealWorld(zookeeper), next(CHROOTS)
     registry = ZooKeeperRegistry(world.open(), chroot)
     registry.join(CLUSTER, Standing.USED)
-    registry.announce(registry.lead(claim()))
+    registry.announce(registry.lead(candidate()))
     placed = registry.create_topic(topic(1), [A, A])
     told: list[str] = []
     registry.topics(lambda: told.append("topics"))
@@ -76,7 +76,7 @@ def test_a_call_repeated_after_a_freeze_has_one_effect(zookeeper: ZooKeeper) -> 
     session = RealWorld(zookeeper).open()
     registry = ZooKeeperRegistry(session, next(CHROOTS))
     registry.join(CLUSTER, Standing.USED)
-    registry.lead(claim())
+    registry.lead(candidate())
     zookeeper.pause()
     try:
         session._timeout = 0.2
@@ -97,7 +97,7 @@ def test_a_registry_with_credentials_is_closed_to_others(zookeeper: ZooKeeper) -
     )
     registry = ZooKeeperRegistry(session, chroot)
     registry.join(CLUSTER, Standing.USED)
-    registry.announce(registry.lead(claim()))
+    registry.announce(registry.lead(candidate()))
     stranger = ZooKeeperRegistry(RealWorld(zookeeper).open(), chroot)
     with pytest.raises(RegistryError, match="give the credentials under which the nodes were made"):
         stranger.join(CLUSTER, Standing.EMPTY)

@@ -21,7 +21,7 @@ from txmq.errors import (
 from txmq.model import Storage, TopicConfig
 from txmq.registry.port import (
     IDS_PER_CALL_MAX,
-    Claim,
+    Candidate,
     DeletedTopic,
     Home,
     Leadership,
@@ -35,10 +35,10 @@ from txmq.registry.topics import Topic
 CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0
 
 
-def claim(home: int = A, incarnation: int = 1, *, former: tuple[int, ...] = (), epoch: int = 0) -> Claim:
+def candidate(home: int = A, incarnation: int = 1, *, former: tuple[int, ...] = (), epoch: int = 0) -> Candidate:
     """A process that starts over the home's directory."""
     address = f"10.0.0.{incarnation}:8123"
-    return Claim(home, f"broker-{home:x}", address, incarnation, frozenset(former), epoch, f"lock of {home}")
+    return Candidate(home, f"broker-{home:x}", address, incarnation, frozenset(former), epoch, f"lock of {home}")
 
 
 def topic(topic_id: int, name: str = "orders", partitions: int = 2, **settings: int | None) -> Topic:
@@ -58,7 +58,7 @@ class RegistryContract:
         """A registry in which the cluster is founded, and home A is led."""
         registry = self.fresh()
         assert registry.join(CLUSTER, Standing.USED) == CLUSTER
-        registry.announce(registry.lead(claim()))
+        registry.announce(registry.lead(candidate()))
         yield registry
         registry.close()
 
@@ -77,24 +77,24 @@ class RegistryContract:
         assert registry.join(0xAA, Standing.EMPTY) == CLUSTER
 
     def test_each_start_draws_a_higher_epoch(self, registry: Registry) -> None:
-        first = registry.lead(claim())
-        assert first == Leadership(claim(), 1)
-        second = registry.lead(claim(incarnation=2, former=(1,), epoch=1))
-        third = registry.lead(claim(incarnation=3, former=(1, 2), epoch=700))  # of a journal from before the registry
+        first = registry.lead(candidate())
+        assert first == Leadership(candidate(), 1)
+        second = registry.lead(candidate(incarnation=2, former=(1,), epoch=1))
+        third = registry.lead(candidate(incarnation=3, former=(1, 2), epoch=700))  # a journal from before
         assert (second.epoch, third.epoch) == (2, 701)
 
     def test_a_claim_that_is_repeated_gets_the_same_epoch(self, registry: Registry) -> None:
-        again = claim(incarnation=2, former=(1,), epoch=1)
+        again = candidate(incarnation=2, former=(1,), epoch=1)
         assert registry.lead(again) == registry.lead(again)
 
     def test_a_journal_that_misses_the_last_leader_is_refused(self, registry: Registry) -> None:
-        registry.lead(claim(incarnation=2, former=(1,)))
+        registry.lead(candidate(incarnation=2, former=(1,)))
         with pytest.raises(HomeSupersededError, match="does not know"):
-            registry.lead(claim(incarnation=3, former=(1,), epoch=1))
+            registry.lead(candidate(incarnation=3, former=(1,), epoch=1))
 
     def test_a_superseded_leader_announces_nothing(self, registry: Registry) -> None:
-        first = registry.lead(claim())
-        second = registry.lead(claim(incarnation=2, former=(1,)))
+        first = registry.lead(candidate())
+        second = registry.lead(candidate(incarnation=2, former=(1,)))
         with pytest.raises(HomeSupersededError, match="stop"):
             registry.announce(first)
         registry.announce(second)
@@ -105,7 +105,7 @@ class RegistryContract:
         told: list[str] = []
         assert registry.homes(lambda: told.append("homes"))[0].address == "10.0.0.1:8123"
         assert told == []
-        registry.announce(registry.lead(claim(incarnation=2, former=(1,))))
+        registry.announce(registry.lead(candidate(incarnation=2, former=(1,))))
         self.settle(registry)
         assert told
 
@@ -256,7 +256,7 @@ class ClusterContract(RegistryContract):
         """Home B is led, too, by another broker."""
         other = self.another()
         assert other.join(0xAA, Standing.EMPTY) == CLUSTER
-        other.announce(other.lead(claim(B)))
+        other.announce(other.lead(candidate(B)))
         yield other
         other.close()
 
@@ -299,24 +299,24 @@ class ClusterContract(RegistryContract):
     def test_two_homes_have_two_names(self, registry: Registry, other: Registry) -> None:
         third = self.another()
         with pytest.raises(DuplicateBrokerError, match=r"'broker-a0' is that of home 0+a0: .* another broker_name"):
-            third.lead(claim(0xC0)._replace(name="broker-a0"))
+            third.lead(candidate(0xC0)._replace(name="broker-a0"))
         assert [home.home for home in registry.homes()] == [A, B]
-        third.lead(claim(0xC0))
+        third.lead(candidate(0xC0))
         with pytest.raises(InvalidNameError):
-            third.lead(claim(0xD0)._replace(name="a/b"))
+            third.lead(candidate(0xD0)._replace(name="a/b"))
         third.close()
 
     def test_a_home_that_changes_its_name_frees_the_former_one(self, registry: Registry) -> None:
-        registry.lead(claim(incarnation=2, former=(1,))._replace(name="renamed"))
+        registry.lead(candidate(incarnation=2, former=(1,))._replace(name="renamed"))
         other = self.another()
-        other.lead(claim(B)._replace(name="broker-a0"))
+        other.lead(candidate(B)._replace(name="broker-a0"))
         assert [home.name for home in other.homes()] == ["renamed", "broker-a0"]
         other.close()
 
     def test_a_restart_does_not_wait_for_the_former_session(self, registry: Registry) -> None:
         """Killed and started at once: the session of the process before still lives, and the lock proves it gone."""
         again = self.another()
-        again.announce(again.lead(claim(incarnation=2, former=(1,))))
+        again.announce(again.lead(candidate(incarnation=2, former=(1,))))
         assert again.homes() == [Home(A, "broker-a0", 2, "10.0.0.2:8123")]
         self.expire(registry)  # the former session ends late, and takes nothing along
         assert again.homes() == [Home(A, "broker-a0", 2, "10.0.0.2:8123")]
@@ -324,21 +324,21 @@ class ClusterContract(RegistryContract):
 
     def test_a_copied_directory_does_not_start_beside_the_original(self, registry: Registry) -> None:
         copy = self.another()
-        copied = claim(incarnation=2, former=(1,))._replace(lock="another lock")
+        copied = candidate(incarnation=2, former=(1,))._replace(lock="another lock")
         with pytest.raises(HomeInUseError, match=r"led at 10\.0\.0\.1:8123"):
             copy.lead(copied)
         registry.close()
         copy.announce(copy.lead(copied))
         original = self.another()
         with pytest.raises(HomeSupersededError):
-            original.lead(claim(incarnation=3, former=(1,)))
+            original.lead(candidate(incarnation=3, former=(1,)))
         copy.close()
         with pytest.raises(HomeSupersededError):
-            original.lead(claim(incarnation=3, former=(1,)))
+            original.lead(candidate(incarnation=3, former=(1,)))
         original.close()
 
     def test_a_leader_whose_session_expired_announces_again(self, registry: Registry, other: Registry) -> None:
-        leadership = registry.lead(claim())
+        leadership = registry.lead(candidate())
         for _ in range(3):
             self.expire(registry)
             assert other.homes()[0] == Home(A, "broker-a0", 1, None)
@@ -346,10 +346,10 @@ class ClusterContract(RegistryContract):
             assert other.homes()[0] == Home(A, "broker-a0", 1, "10.0.0.1:8123")
 
     def test_a_paused_leader_that_was_superseded_finds_out(self, registry: Registry) -> None:
-        leadership = registry.lead(claim())
+        leadership = registry.lead(candidate())
         self.expire(registry)
         successor = self.another()
-        successor.announce(successor.lead(claim(incarnation=2, former=(1,))._replace(lock="another host")))
+        successor.announce(successor.lead(candidate(incarnation=2, former=(1,))._replace(lock="another host")))
         with pytest.raises(HomeSupersededError):
             registry.announce(leadership)
         assert successor.homes() == [Home(A, "broker-a0", 2, "10.0.0.2:8123")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.registry.contract import CLUSTER, A, B, RegistryContract, claim, topic
+from tests.unit.registry.contract import CLUSTER, A, B, RegistryContract, candidate, topic
 from txmq.errors import RegistryError
 from txmq.registry.embedded import EmbeddedRegistry
 from txmq.registry.port import PlacedTopic, Registry, TopicMap
@@ -27,4 +27,4 @@ def test_it_begins_with_the_topics_of_the_journal() -> None:
 
 def test_there_is_no_other_home() -> None:
     with pytest.raises(RegistryError, match=r"home 0+b0 is not in the registry: this broker is alone"):
-        EmbeddedRegistry(CLUSTER, A).lead(claim(B))
+        EmbeddedRegistry(CLUSTER, A).lead(candidate(B))

@@ -20,7 +20,7 @@ from txmq.errors import (
     RegistryError,
 )
 from txmq.model import is_valid_name
-from txmq.registry.port import Claim, Home, Leadership, Listener, Standing
+from txmq.registry.port import Candidate, Home, Leadership, Listener, Standing
 from txmq.registry.zookeeper import layout
 from txmq.registry.zookeeper.layout import HomeState, Leader
 from txmq.registry.zookeeper.nodes import Listeners, Nodes
@@ -79,54 +79,56 @@ class HomeNodes(Nodes):
 
     # --- homes -------------------------------------------------------------------------------------------------------
 
-    def lead(self, claim: Claim) -> Leadership:
+    def lead(self, candidate: Candidate) -> Leadership:
         """See ``Registry``."""
-        if not is_valid_name(claim.name):
-            raise InvalidNameError(f"{claim.name[:64]!r} cannot be a broker's name in a registry")
-        return self._attempts.run(lambda: self._lead(claim))
+        if not is_valid_name(candidate.name):
+            raise InvalidNameError(f"{candidate.name[:64]!r} cannot be a broker's name in a registry")
+        return self._attempts.run(lambda: self._lead(candidate))
 
-    def _lead(self, claim: Claim) -> Leadership:
-        path = self._paths.state(claim.home)
+    def _lead(self, candidate: Candidate) -> Leadership:
+        path = self._paths.state(candidate.home)
         found = self._find(path)
         state = None if found is None else layout.decode_state(path, found.value)
-        if state is not None and state.incarnation == claim.incarnation:
-            return Leadership(claim, state.epoch)
+        if state is not None and state.incarnation == candidate.incarnation:
+            return Leadership(candidate, state.epoch)
         if state is not None:
-            self._refuse_stranger(claim, state)
-        drawn = HomeState(max(claim.epoch, 0 if state is None else state.epoch) + 1, claim.incarnation, claim.name)
-        operations = [*self._claim_state(claim.home, found, drawn), *self._claim_name(claim, state)]
+            self._refuse_stranger(candidate, state)
+        epoch = max(candidate.epoch, 0 if state is None else state.epoch) + 1
+        drawn = HomeState(epoch, candidate.incarnation, candidate.name)
+        operations = [*self._draw_epoch(candidate.home, found, drawn), *self._take_name(candidate, state)]
         self._session.transact(operations)
-        return Leadership(claim, drawn.epoch)
+        return Leadership(candidate, drawn.epoch)
 
-    def _refuse_stranger(self, claim: Claim, state: HomeState) -> None:
-        if state.incarnation not in claim.former:
+    def _refuse_stranger(self, candidate: Candidate, state: HomeState) -> None:
+        if state.incarnation not in candidate.former:
             raise HomeSupersededError(
-                f"home {claim.home:016x} has epoch {state.epoch}, drawn by a process that this journal does not know: "
-                "the directory is a copy, or was restored. Start the newer one; if that is lost, an empty directory"
+                f"home {candidate.home:016x} has epoch {state.epoch}, drawn by a process that this journal does not "
+                "know: the directory is a copy, or was restored. Start the newer one; if that is lost, an empty "
+                "directory"
             )
-        leader = self._leader(claim.home)
-        if leader is not None and leader.lock != claim.lock:
+        leader = self._leader(candidate.home)
+        if leader is not None and leader.lock != candidate.lock:
             raise HomeInUseError(
-                f"home {claim.home:016x} is led at {leader.address}: stop that process; if it has died, its ZooKeeper "
-                "session is about to expire"
+                f"home {candidate.home:016x} is led at {leader.address}: stop that process; if it has died, its "
+                "ZooKeeper session is about to expire"
             )
 
-    def _claim_state(self, home: int, found: Node | None, drawn: HomeState) -> list[Operation]:
+    def _draw_epoch(self, home: int, found: Node | None, drawn: HomeState) -> list[Operation]:
         path, value = self._paths.state(home), layout.encode_state(drawn)
         if found is not None:
             return [SetValue(path, value, found.stat.version)]
         return [Create(self._paths.home(home), b""), Create(self._paths.replicas(home), b""), Create(path, value)]
 
-    def _claim_name(self, claim: Claim, state: HomeState | None) -> list[Operation]:
-        path = self._paths.name(claim.name)
+    def _take_name(self, candidate: Candidate, state: HomeState | None) -> list[Operation]:
+        path = self._paths.name(candidate.name)
         found = self._find(path)
         if found is None:
             former = [] if state is None else [Delete(self._paths.name(state.name), ANY_VERSION)]
-            return [Create(path, layout.encode_home(claim.home)), *former]
+            return [Create(path, layout.encode_home(candidate.home)), *former]
         owner = layout.decode_home(path, found.value)
-        if owner != claim.home:
+        if owner != candidate.home:
             raise DuplicateBrokerError(
-                f"the broker's name {claim.name!r} is that of home {owner:016x}: give this one another broker_name"
+                f"the broker's name {candidate.name!r} is that of home {owner:016x}: give this one another broker_name"
             )
         return []
 
@@ -135,15 +137,16 @@ class HomeNodes(Nodes):
         self._attempts.run(lambda: self._announce(leadership))
 
     def _announce(self, leadership: Leadership) -> None:
-        claim, path = leadership.claim, self._paths.state(leadership.claim.home)
+        candidate, path = leadership.candidate, self._paths.state(leadership.candidate.home)
         value, stat = self._session.get(path)
         state = layout.decode_state(path, value)
-        if (state.epoch, state.incarnation) != (leadership.epoch, claim.incarnation):
+        if (state.epoch, state.incarnation) != (leadership.epoch, candidate.incarnation):
             raise HomeSupersededError(
-                f"home {claim.home:016x} is led under epoch {state.epoch}, and {leadership.epoch} was drawn here: stop"
+                f"home {candidate.home:016x} is led under epoch {state.epoch}, and "
+                f"{leadership.epoch} was drawn here: stop"
             )
-        wanted = layout.encode_leader(Leader(claim.address, claim.incarnation, claim.lock))
-        leader = self._paths.leader(claim.home)
+        wanted = layout.encode_leader(Leader(candidate.address, candidate.incarnation, candidate.lock))
+        leader = self._paths.leader(candidate.home)
         found = self._find(leader)
         if found is not None and found.value == wanted and found.stat.owner == self._session.number:
             return

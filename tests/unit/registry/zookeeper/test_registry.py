@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.unit.registry.contract import CLUSTER, A, B, ClusterContract, claim, topic
+from tests.unit.registry.contract import CLUSTER, A, B, ClusterContract, candidate, topic
 from tests.unit.registry.zookeeper.tree import values
 from txmq.errors import RegistryAwayError, RegistryConflictError, RegistryError
 from txmq.registry.port import DeletedTopic, PlacedTopic, Registry, Standing, TopicMap
@@ -52,8 +52,8 @@ def _founded(registry: Registry) -> None:
 
 def _led(registry: Registry) -> None:
     _founded(registry)
-    registry.announce(registry.lead(claim()))
-    registry.lead(claim(B))
+    registry.announce(registry.lead(candidate()))
+    registry.lead(candidate(B))
 
 
 def _with_topic(registry: Registry) -> None:
@@ -78,12 +78,12 @@ def _anchored(registry: Registry) -> None:
 
 CALLS: dict[str, tuple[Call, Call]] = {  # what was done before, and the call during which the connection is lost
     "join": (lambda _registry: None, lambda registry: registry.join(CLUSTER, Standing.USED)),
-    "lead": (_founded, lambda registry: registry.lead(claim())),
-    "lead again": (_led, lambda registry: registry.lead(claim(incarnation=2, former=(1,)))),
+    "lead": (_founded, lambda registry: registry.lead(candidate())),
+    "lead again": (_led, lambda registry: registry.lead(candidate(incarnation=2, former=(1,)))),
     "lead under another name": (
-        _led, lambda registry: registry.lead(claim(incarnation=2, former=(1,))._replace(name="renamed")),
+        _led, lambda registry: registry.lead(candidate(incarnation=2, former=(1,))._replace(name="renamed")),
     ),
-    "announce": (_led, lambda registry: registry.announce(registry.lead(claim(incarnation=2, former=(1,))))),
+    "announce": (_led, lambda registry: registry.announce(registry.lead(candidate(incarnation=2, former=(1,))))),
     "create": (_led, lambda registry: registry.create_topic(topic(1), [A, B])),
     "alter": (_with_topic, lambda registry: registry.alter_topic(ALTERED)),
     "delete": (_with_topic, lambda registry: registry.delete_topic(topic(1))),

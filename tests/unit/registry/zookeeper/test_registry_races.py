@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.unit.registry.contract import CLUSTER, A, B, claim, topic
+from tests.unit.registry.contract import CLUSTER, A, B, candidate, topic
 from tests.unit.registry.zookeeper.tree import values
 from txmq.errors import RegistryAwayError, RegistryConflictError, TxmqError
 from txmq.registry.port import Leadership, PlacedTopic, Registry, Standing
@@ -22,14 +22,14 @@ from txmq.registry.zookeeper.session import SessionState
 from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper, Tree
 
 STEPS_MAX = 60
-FIRST, SECOND, THIRD = claim(), claim(incarnation=2, former=(1,)), claim(incarnation=3, former=(1,))
+FIRST, SECOND, THIRD = candidate(), candidate(incarnation=2, former=(1,)), candidate(incarnation=3, former=(1,))
 Call = Callable[[Registry], object]
 CALLS: dict[str, Call] = {
     "join": lambda registry: registry.join(0xAA, Standing.EMPTY),
     "lead as the second": lambda registry: registry.lead(SECOND),
     "lead as the third": lambda registry: registry.lead(THIRD),
     "lead under a taken name": lambda registry: registry.lead(SECOND._replace(name="new")),
-    "lead another under that name": lambda registry: registry.lead(claim(0xC0)._replace(name="new")),
+    "lead another under that name": lambda registry: registry.lead(candidate(0xC0)._replace(name="new")),
     "announce the first": lambda registry: registry.announce(Leadership(FIRST, 1)),
     "lead and announce": lambda registry: registry.announce(registry.lead(SECOND)),
     "homes": lambda registry: registry.homes(),
@@ -74,7 +74,7 @@ def _tree() -> Tree:
     registry = ZooKeeperRegistry(ensemble.open())
     registry.join(CLUSTER, Standing.USED)
     registry.announce(registry.lead(FIRST))
-    registry.lead(claim(B))
+    registry.lead(candidate(B))
     registry.create_topic(topic(1), [A, B])
     registry.create_topic(topic(9, "old"), [A, B])
     registry.delete_topic(topic(9, "old"))
