@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from kazoo.protocol.states import Callback
-
 from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.session import (
     Check,
@@ -105,7 +103,7 @@ class RealWorld:
         assert isinstance(session, KazooSession)
         session.sync("/")
         called = threading.Event()
-        session._client.handler.dispatch_callback(Callback("watch", called.set, ()))
+        session._client.handler.callback_queue.put(called.set)
         assert called.wait(WITHIN_S)
 
 

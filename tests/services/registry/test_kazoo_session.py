@@ -105,15 +105,21 @@ def test_a_session_and_its_nodes_outlive_a_killed_server(zookeeper: ZooKeeper, o
     assert stat.owner == number
 
 
+def test_one_silent_connection_does_not_cost_the_session(open_session: Open) -> None:
+    """kazoo waits for a silent server as long as the session lives, divided by the servers; here there is one."""
+    assert len(open_session()._client.hosts) == 3
+
+
 def test_an_expired_session_is_told_and_another_one_begins(zookeeper: ZooKeeper, open_session: Open) -> None:
     session = open_session()
     told = _states(session)
     session.create("/gone", b"", is_ephemeral=True)
     before = session.number
     RealWorld(zookeeper).expire(session)
-    assert [told.get(timeout=WITHIN_S) for _ in range(3)] == [
-        SessionState.SUSPENDED, SessionState.LOST, SessionState.CONNECTED,
-    ]  # fmt: skip
+    assert told.get(timeout=WITHIN_S) is SessionState.SUSPENDED
+    while told.get(timeout=WITHIN_S) is not SessionState.LOST:
+        pass  # it may have had its session back for a moment
+    assert told.get(timeout=WITHIN_S) is SessionState.CONNECTED
     assert session.number not in (0, before)
     assert session.exists("/gone") is None
 

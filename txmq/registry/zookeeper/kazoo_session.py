@@ -5,6 +5,9 @@ Where kazoo differs from what ``session`` promises, it is made good here:
 * kazoo queues calls while it is not connected, and carries them out when it is again: with no connection, nothing is
   handed to it. What slips in between ends with the connection, or is carried out in its order;
 * kazoo waits for an answer without end: every call has a deadline;
+* kazoo waits for a server that took its connection and says nothing: for the session timeout, divided by the number of
+  servers. A server that is just starting may say nothing. So that the session does not expire over one such connection,
+  each server is named several times;
 * kazoo returns the errors of a transaction in its results: the first one is raised;
 * kazoo drops its watches when the connection is lost, and calls each of them: ``session`` says the same of every watch;
 * kazoo says that a session is lost only when it is connected again: the owner of a session that is SUSPENDED has to
@@ -70,6 +73,7 @@ _LOSSES: Final = (
     KazooTimeoutError,
 )  # fmt: skip
 _BYSTANDERS: Final = (of_kazoo.RolledBackError, of_kazoo.RuntimeInconsistency)  # operations beside the one that failed
+_TRIES_IN_A_SESSION: Final = 3  # connections that each server may leave unanswered before the session expires
 _PIPELINED_MAX: Final = 500  # calls of ``get_many`` under way at once
 
 
@@ -107,7 +111,11 @@ class KazooSession:
             }
         retry = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
         self._client = KazooClient(
-            hosts, timeout=session_timeout_ms / 1000, connection_retry=retry, logger=log, **access
+            ",".join([hosts] * _TRIES_IN_A_SESSION),
+            timeout=session_timeout_ms / 1000,
+            connection_retry=retry,
+            logger=log,
+            **access,
         )
         self._connected = self._client.handler.event_object()
         self._client.add_listener(self._hear)
