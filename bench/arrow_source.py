@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.spark_rows import SIX, TASKS, TOPIC, VALUE
-from txmq.spark.decode.columns import TYPES
+from txmq.spark.decode.arrow_columns import TYPES
 
 ROWS_A_BATCH = 100_000
 

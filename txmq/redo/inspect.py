@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecordError, StorageError, TxmqError
-from txmq.redo import checkpoint, entries, identity, tail
+from txmq.redo import checkpoint, entries, identity, tail_rewrite
 from txmq.redo.files import list_bases
 from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
@@ -200,8 +200,10 @@ _DECODERS: Final[dict[int, Callable[[memoryview], _Decoded]]] = {
 def verify(disk: Disk) -> Verdict:
     """Check identity, checkpoints and every record and entry of the journal; changes nothing."""
     findings = [*_check_identity(disk), *_check_checkpoints(disk)]
-    if disk.exists(tail.PATH):
-        findings.append(Finding(tail.PATH, 0, "a recovery was cut off; the next one finishes it", is_damage=False))
+    if disk.exists(tail_rewrite.PATH):
+        findings.append(
+            Finding(tail_rewrite.PATH, 0, "a recovery was cut off; the next one finishes it", is_damage=False)
+        )
     records, end_lsn = 0, 0
     try:
         walk = _walk(disk)

@@ -47,7 +47,7 @@ from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecordError, StorageError
 from txmq.model import Lsn
-from txmq.redo import tail
+from txmq.redo import tail_rewrite
 from txmq.redo.files import FILE_SIZE_BYTES, JournalFiles, Settings, list_bases
 from txmq.redo.journal import Found, Head, Journal
 from txmq.redo.record_format import DIRECTORY, FILE_HEADER_SIZE, FileHeader, file_path, payload_size_max
@@ -195,7 +195,7 @@ def recover(
         DirectoryInUseError: the files belong to another node (R8).
         StorageError: a newer version wrote them (R7).
     """
-    tail.finish(disk, node_id)
+    tail_rewrite.finish(disk, node_id)
     cursor = Cursor(from_lsn, from_chain, durable_lsn=from_lsn)
     walk = Walk(disk, cursor, node_id=node_id, writable=True)
     try:
@@ -212,7 +212,7 @@ def _repaired(disk: Disk, walk: Walk, rule: Rule, epoch: int, settings: Settings
     if cut_lsn is not None:
         _zero(file, cut_lsn - header.base_lsn, header.file_size_bytes)
     start_lsn = max(cursor.durable_lsn, header.base_lsn + FILE_HEADER_SIZE)
-    tail.rewrite(disk, file, header, start_lsn - header.base_lsn, cursor.lsn - header.base_lsn)
+    tail_rewrite.rewrite(disk, file, header, start_lsn - header.base_lsn, cursor.lsn - header.base_lsn)
     files = JournalFiles(disk, header.node_id, settings)
     disk.sync_directory(DIRECTORY)
     head = Head(header.base_lsn, header.file_size_bytes, cursor.lsn, cursor.chain)

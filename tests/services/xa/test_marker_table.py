@@ -14,7 +14,7 @@ from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 from txmq.xa.broker_port import DELETE_SIZE
 from txmq.xa.database.dialects import MYSQL
-from txmq.xa.database.marker import MarkerTable
+from txmq.xa.database.marker_table import MarkerTable
 
 CLUSTER = "00000000000000c1"
 _numbers = itertools.count(1)

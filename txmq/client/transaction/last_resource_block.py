@@ -22,7 +22,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.runtime.logging import get_logger
 from txmq.xa import LastResource
-from txmq.xa.database import marker
+from txmq.xa.database import marker_table
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import LastResourceEvent, LastResourceState
 from txmq.xa.last_resource.resolving import Unresolved
@@ -127,7 +127,7 @@ class LastResourceBlock:
             self.pending = ()
             broker.finished()
 
-        self._resource.unresolved.append(Unresolved(broker.txid, marker.COMMITTED, broker.deadline_ms, resolved))
+        self._resource.unresolved.append(Unresolved(broker.txid, marker_table.COMMITTED, broker.deadline_ms, resolved))
         self._resolver.wake()
 
     def _hazarded(self) -> tuple[Outcome, TransactionError | None]:
@@ -143,7 +143,7 @@ class LastResourceBlock:
 
     def _rolled_back(self) -> tuple[Outcome, TransactionError | None]:
         if self.run.is_acknowledged is False:
-            self._leave(marker.ROLLED_BACK)
+            self._leave(marker_table.ROLLED_BACK)
         else:
             self._broker.finished()
         error = self.run.error or RolledBackError("the transaction was rolled back", self._broker.txid)

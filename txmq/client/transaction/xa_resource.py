@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from txmq.client.transaction import local
+from txmq.client.transaction import local_block
 from txmq.client.transaction.broker_side import LOST
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
 from txmq.client.transaction.external_branch import BranchState, Call, ExternalBranch
@@ -253,7 +253,7 @@ class BrokerXAResource:
         branch.renew_deadline()
         try:
             if branch.messages:
-                local.commit(branch.broker, branch.messages)
+                local_block.commit(branch.broker, branch.messages)
         except RolledBackError as error:
             self._forget(branch)
             raise XAError(_rolled_back_code(error.__cause__ or error), f"rolled back: {error}") from error
@@ -312,7 +312,7 @@ class BrokerXAResource:
 
     def _drop(self, branch: ExternalBranch) -> None:
         """End a branch that was never prepared; the broker knows at most parts streamed ahead."""
-        local.withdraw(branch.broker)
+        local_block.withdraw(branch.broker)
         self._forget(branch)
 
     def _forget(self, branch: ExternalBranch | None) -> None:

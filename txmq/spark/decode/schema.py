@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from txmq.errors import ConfigError
-from txmq.spark.decode.columns import TYPES
+from txmq.spark.decode.arrow_columns import TYPES
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

@@ -1,4 +1,4 @@
-"""Zigzag varints by the hundred thousand: what ``columns`` reads records with.
+"""Zigzag varints by the hundred thousand: what ``arrow_columns`` reads records with.
 
 Theory of operation. A varint of one or two bytes (-8192 to 8191: nearly all there are) is looked up in a table by the
 16 bits that begin at it; one table entry is value and size. Longer ones are put together byte by byte, for all of them

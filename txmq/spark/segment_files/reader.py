@@ -21,7 +21,7 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import File
 from txmq.runtime.threads import processor_count
-from txmq.spark.decode import columns
+from txmq.spark.decode import arrow_columns
 from txmq.spark.decode.chunk import Chunk, Origin, check
 from txmq.spark.segment_files.plan import FileTask, plan
 from txmq.spark.source.options import SourceOptions
@@ -124,6 +124,6 @@ class FileReader:
                 size = chunk.wanted_bytes
 
     def _given_out(self, chunk: Chunk, end: int) -> Iterator[RecordBatch]:
-        for rows in columns.decode(chunk, self._names, self._given, end):
+        for rows in arrow_columns.decode(chunk, self._names, self._given, end):
             self._given += rows.num_rows
             yield rows

@@ -31,7 +31,7 @@ from txmq.errors import (
 )
 from txmq.log.batch import headers
 from txmq.runtime.logging import get_logger
-from txmq.spark.decode import columns
+from txmq.spark.decode import arrow_columns
 from txmq.spark.decode.chunk import Origin, check
 from txmq.spark.source.catalog import PASSING, connect, made_anew, patiently
 from txmq.spark.source.ranges import Range
@@ -97,7 +97,7 @@ class _RangeReader:
         if not int(chunk.bases[0]) <= self._offset < chunk.next_offset:
             raise self._damaged(f"offsets from {int(chunk.bases[0])} to {chunk.next_offset - 1} were answered")
         try:
-            yield from columns.decode(chunk, self._reading.columns, self._offset, self._task.end)
+            yield from arrow_columns.decode(chunk, self._reading.columns, self._offset, self._task.end)
         except CorruptRecordError as error:
             raise self._damaged(error.reason) from error
         self._offset = chunk.next_offset

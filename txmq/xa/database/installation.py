@@ -31,7 +31,7 @@ from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
 from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error
-from txmq.xa.database.marker import DatabaseIdentity, MarkerTable
+from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
 from txmq.xa.database.sqlite_file import main_file
 
 CHECK_EVERY_S = 60.0

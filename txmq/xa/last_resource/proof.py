@@ -18,7 +18,7 @@ CONTRADICTED: the broker decided otherwise.
 
 Invariants:
     * a lock that is held, a deadlock, a busy or lost database, a missing row: UNDECIDED, never a guess;
-    * nothing is reported before the row that it rests on is durable (``marker``);
+    * nothing is reported before the row that it rests on is durable (``marker_table``);
     * two resolvers of one transaction meet at the primary key and come to the same end.
 """
 
@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from txmq.runtime.crashpoints import crash_point
 from txmq.state_machine import next_step
-from txmq.xa.database import marker
+from txmq.xa.database import marker_table
 from txmq.xa.database.fingerprint import StrangeServerError
 
 
@@ -88,7 +88,7 @@ class Prover(Protocol):
         """The DB-API connection."""
 
     @property
-    def table(self) -> marker.MarkerTable:
+    def table(self) -> marker_table.MarkerTable:
         """Its tables."""
 
     @property
@@ -136,17 +136,17 @@ def _insert(database: Prover, txid: str, deadline_ms: int) -> Found:
 
 
 def _read_elsewhere(database: Prover, txid: str, _deadline_ms: int) -> Found:
-    is_committed = database.table.read_durably(database.connection, txid) == marker.COMMITTED
+    is_committed = database.table.read_durably(database.connection, txid) == marker_table.COMMITTED
     return Found.COMMITTED if is_committed else Found.FAILED
 
 
 def _read(database: Prover, txid: str, _deadline_ms: int) -> Found:
     outcome = database.table.read_durably(database.connection, txid)
-    if outcome == marker.COMMITTED:
+    if outcome == marker_table.COMMITTED:
         crash_point("resolver.read_committed")
         return Found.COMMITTED
     # A row that has gone was removed by a resolver that had resolved the transaction: the broker says so next time.
-    return Found.ROLLED_BACK if outcome == marker.ROLLED_BACK else Found.FAILED
+    return Found.ROLLED_BACK if outcome == marker_table.ROLLED_BACK else Found.FAILED
 
 
 _IN_DATABASE: dict[Step, Callable[[Prover, str, int], Found]] = {

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error
-from txmq.xa.database.marker import MarkerTable
+from txmq.xa.database.marker_table import MarkerTable
 
 
 def _nothing() -> None:

@@ -44,7 +44,7 @@ from txmq.xa.broker_port import (
     is_owner_gone,
     list_transactions,
 )
-from txmq.xa.database import marker
+from txmq.xa.database import marker_table
 from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.last_resource.proof import Step, prove
@@ -169,7 +169,7 @@ class LastResourceResolver:
 
     def _prove(self, item: Unresolved) -> Step:
         if item.outcome is not None:
-            return Step.REPORT_COMMIT if item.outcome == marker.COMMITTED else Step.REPORT_ROLLBACK
+            return Step.REPORT_COMMIT if item.outcome == marker_table.COMMITTED else Step.REPORT_ROLLBACK
         step, error = prove(self._open(), item.txid, item.deadline_ms)
         if isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
             self._failed("rollback not proved", error, is_new=not self._is_strange)

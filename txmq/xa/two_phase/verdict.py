@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 
-from txmq.xa.database import marker
+from txmq.xa.database import marker_table
 from txmq.xa.two_phase.branch import Ended
 
 
@@ -40,7 +40,7 @@ def verdict(ended: Ended, *, outcome: str | None, has_marker: bool, wrote: bool)
     if ended is Ended.DONE:
         return Verdict.DONE
     if has_marker:
-        return Verdict.DONE if outcome == marker.COMMITTED else Verdict.LOST
+        return Verdict.DONE if outcome == marker_table.COMMITTED else Verdict.LOST
     if not wrote:
         return Verdict.DONE
     return Verdict.LOST if ended is Ended.ROLLED_BACK else Verdict.HAZARD

@@ -25,7 +25,7 @@ from txmq.xa import LastResource
 from txmq.xa.database.dbapi import driver_of
 from txmq.xa.database.dialects import DIALECTS, MYSQL, POSTGRESQL, SQLITE, dialect_for, placeholder_of
 from txmq.xa.database.guarded_connection import GuardedConnection
-from txmq.xa.database.marker import MarkerTable
+from txmq.xa.database.marker_table import MarkerTable
 
 from ..support import NAME, LastResourceFixture
 

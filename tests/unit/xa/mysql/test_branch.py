@@ -9,7 +9,7 @@ import pytest
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionError
 from txmq.xa.database.dialects import MYSQL
-from txmq.xa.database.marker import MarkerTable
+from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.two_phase.branch import PrepareUnknownError
 

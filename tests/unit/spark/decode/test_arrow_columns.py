@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from txmq.errors import CorruptRecordError, InvalidBatchError
 from txmq.log import batch, records
 from txmq.model import Message
-from txmq.spark.decode import chunk, columns, fields, varints
+from txmq.spark.decode import arrow_columns, chunk, fields, varints
 
 TOPIC_ID, NUMBER, TIME_MS = 7, 3, 1_700_000_000_000
 ORIGIN = chunk.Origin("orders.log", "orders", TOPIC_ID, NUMBER)
-ALL = tuple(columns.TYPES)
+ALL = tuple(arrow_columns.TYPES)
 Row = tuple[Any, ...]
 
 
@@ -38,7 +38,7 @@ def read(content: bytes, *, start: int = 0, end: int = 1 << 60, names: tuple[str
     position, expected = 0, None
     while position < len(content):
         taken = chunk.check(content[position:], ORIGIN, expected, position=position)
-        for table in columns.decode(taken, names, start, end):
+        for table in arrow_columns.decode(taken, names, start, end):
             rows += zip(*(column.to_pylist() for column in table.columns), strict=True)
         if taken.damage is not None:
             raise taken.damage
@@ -86,7 +86,7 @@ some_batches = st.tuples(
 def test_what_the_plain_decoder_reads_comes_out(
     made: list[Any], rows_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "ROWS_MAX", rows_max)
+    monkeypatch.setattr(arrow_columns, "ROWS_MAX", rows_max)
     monkeypatch.setattr(chunk, "PIECE_SIZE_BYTES", 300)
     content = placed([records.encode(rows, compression=codec, txid=txid) for rows, codec, txid in made], 17)
     expected = expected_rows(content)
@@ -112,7 +112,7 @@ def test_a_time_that_is_none_is_null() -> None:
 
 def test_only_columns_asked_for_are_made_and_in_that_order() -> None:
     taken = chunk.check(placed([records.encode([(b"k", b"v", [], TIME_MS)])]), ORIGIN, 0)
-    (table,) = columns.decode(taken, ("offset", "key"), 0, 9)
+    (table,) = arrow_columns.decode(taken, ("offset", "key"), 0, 9)
     assert table.schema.names == ["offset", "key"]
 
 
