@@ -13,6 +13,7 @@ from typing import Protocol
 
 from txmq.client.spooling.sessions import stamped
 from txmq.client.spooling.spool_rows import Entry
+from txmq.errors import RemoteProtocolError
 from txmq.log import records
 from txmq.log.batch import HEADER
 from txmq.model import PartitionRange
@@ -38,6 +39,21 @@ class Reader(Protocol):
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:
         """See ``Client.offsets``."""
+
+    def stats(self) -> str:
+        """See ``Client.stats``."""
+
+
+def broker_epoch(reader: Reader) -> str:
+    """The number of the broker's incarnation: another one after each restart.
+
+    Raises:
+        TxmqError: the broker does not tell it now.
+    """
+    for line in reader.stats().splitlines():
+        if line.startswith("epoch "):
+            return line
+    raise RemoteProtocolError("the broker's stats tell no epoch")
 
 
 def look_up(reader: Reader, entry: Entry) -> StoredInLog:

@@ -32,6 +32,7 @@ from txmq.client.producer.batches import ProducerLimits, Record
 from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN
 from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
 from txmq.client.spooling.direct_sender import OrderedSender
+from txmq.client.spooling.log_lookup import Reader
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
@@ -97,7 +98,7 @@ class OrderedOptions:
 ORDERED_DEFAULTS = OrderedOptions()
 
 
-class SpoolClient(Broker, Log, Protocol):
+class SpoolClient(Broker, Log, Reader, Protocol):
     """A client, as ordered producers use it."""
 
     @property

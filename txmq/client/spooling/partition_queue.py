@@ -18,9 +18,9 @@ A refusal leaves a sequence unused only if refusals were all its answers. A mess
 answer came, or another process sent it) is not parked as refused before the log was read.
 
 The session may be gone meanwhile (410), or the partition may not know its sequences (its topic was created anew). Then
-nothing is stored under that sequence any more. After ``VISIBILITY_WAIT_S``, in which all that was stored becomes
-visible, the log is read (``log_lookup``): a batch that is there is done, one that is not gets a new sequence. If
-retention took the part of the log that would tell, the message is parked, never guessed.
+nothing is stored under that sequence any more. After ``VISIBILITY_WAIT_S`` in one incarnation of the broker, in which
+all that was stored becomes visible, the log is read (``log_lookup``): a batch that is there is done, one that is not
+gets a new sequence. If retention took the part of the log that would tell, the message is parked, never guessed.
 
 Invariants:
     * Direct sending begins only while no message of the partition is in the spool, or enqueued for it.
@@ -40,7 +40,7 @@ from itertools import accumulate, takewhile
 from txmq.client.producer.batches import SEQUENCE_MASK, Batch, Record
 from txmq.client.producer.sender import Completion
 from txmq.client.spooling.direct_sender import OrderedSender, TakenOver, Unsent, is_certain
-from txmq.client.spooling.log_lookup import Reader, StoredInLog, look_up
+from txmq.client.spooling.log_lookup import Reader, StoredInLog, broker_epoch, look_up
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool, Ticket
 from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity
@@ -90,9 +90,8 @@ class PartitionQueue:
         self._sequence = 0
         self._offset_at_least: int | None = None  # an offset that the partition has reached
         self._certain: set[int] = set()  # rows that were refused and cannot have been stored
-        self._contradicted: dict[
-            SpoolIdentity, float
-        ] = {}  # sessions whose sequences no longer count here, and since when
+        # Sessions whose sequences no longer count here, in which incarnation of the broker, and since when there.
+        self._contradicted: dict[tuple[SpoolIdentity, str], float] = {}
         self._is_closed = False
         self.drained = 0  # batches sent from the spool
         self._log = get_logger(topic=partition[0], partition=partition[1])
@@ -327,8 +326,9 @@ class PartitionQueue:
         assert entry.assigned is not None
         identity = entry.assigned.identity
         self._sessions.renew(identity, deadline)
-        now = self._clock.monotonic()
-        if now - self._contradicted.setdefault(identity, now) < self._visibility_wait_s:
+        # A broker that was restarted meanwhile holds partitions for their whole time again.
+        epoch, now = broker_epoch(self._reader), self._clock.monotonic()
+        if now - self._contradicted.setdefault((identity, epoch), now) < self._visibility_wait_s:
             raise error
         try:
             stored = look_up(self._reader, entry)

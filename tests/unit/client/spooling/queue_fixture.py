@@ -67,6 +67,8 @@ class Partition:
         self.session = 1
         self.ended: set[int] = set()
         self.start = 0
+        self.epoch = 1  # of the broker's incarnation
+        self.held_at: int | None = None  # what is stored from here on is not visible yet
         self.plan: list[Step] = []
         self.refuses: Callable[[bytes], bool] = lambda _: False
 
@@ -96,7 +98,11 @@ class Partition:
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:
         """As ``Client``."""
-        return PartitionRange(topic, partition, self.start, self.end)
+        return PartitionRange(topic, partition, self.start, self.end if self.held_at is None else self.held_at)
+
+    def stats(self) -> str:
+        """As ``Client``."""
+        return f"broker b\nepoch {self.epoch}\n"
 
     def fetch_raw(self, _topic: str, _partition: int, offset: int, *_: object) -> bytes:
         """As ``Client``."""

@@ -268,6 +268,25 @@ def test_log_tells_what_became_of_message_whose_session_is_gone(world: QueueFixt
     assert world.spool.parked() == []
 
 
+def test_log_is_read_when_restarted_broker_shows_all(world: QueueFixture) -> None:
+    """A broker counts ``visibility_hold_ms_max`` from its start: a restart holds a partition for longer."""
+    world.queue._visibility_wait_s = 35.0
+    world.partition.held_at = 0
+    world.partition.plan = ["lose"]
+    world.send(b"1")
+    world.partition.ended.add(1)
+    world.partition.session = 2
+    for passed_s, epoch in ((0.0, 1), (34.0, 1), (2.0, 2), (34.0, 2)):
+        world.clock.advance(passed_s)
+        world.partition.epoch = epoch
+        with pytest.raises(FencedError):
+            world.queue.drain(world.clock.monotonic() + 1.0)
+    world.clock.advance(1.0)
+    world.partition.held_at = None
+    world.drain(2)
+    assert world.partition.values == [b"1"]
+
+
 def test_where_log_cannot_tell_message_is_parked_and_not_guessed(world: QueueFixture) -> None:
     world.send(b"0")
     world.partition.plan = ["lose"]
