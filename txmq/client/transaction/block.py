@@ -263,23 +263,32 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if self._is_parents:
-            self._left_by_child(error)
-            return False
-        broker = self._require_open()
+        try:
+            if self._is_parents:
+                self._left_by_child(error)
+            else:
+                self._end(self._require_open(), error)
+        except BaseException as interrupt:
+            self._end_if_interrupted_before(interrupt)
+            raise
+        return False
+
+    def _end_if_interrupted_before(self, interrupt: BaseException) -> None:
+        """Roll back if nothing of the end has begun: a signal's handler may raise anywhere."""
+        broker, ending = self._broker, self._ending
+        if broker is not None and ending is not None and not ending.has_begun and not self._is_parents:
+            self._end(broker, interrupt)
+
+    def _end(self, broker: BrokerTransaction, body_error: BaseException | None) -> None:
+        ending, in_broker = self._ending, _UNKNOWN
+        assert ending is not None
         with self._lock:
             self._state = "over"
         self._leave_contexts()
-        self._end(broker, error)
-        return False
-
-    def _end(self, broker: BrokerTransaction, body_error: BaseException | None) -> None:
-        assert self._ending is not None
-        in_broker = _UNKNOWN
         try:
-            self.outcome, in_broker, problem, interrupt = self._ending.end(body_error, self._failure)
+            self.outcome, in_broker, problem, interrupt = ending.end(body_error, self._failure)
         finally:
-            if self._acks is not None:
+            if self._acks is not None and ending.has_begun:
                 self._acks.ended(in_broker, broker.txid_or_none)
         if body_error is not None:  # it goes on, unchanged
             if isinstance(problem, HeuristicError):

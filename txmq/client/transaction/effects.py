@@ -41,6 +41,7 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
         error: the first that led away from the commit, to be raised in the caller.
         interrupt: KeyboardInterrupt and the like that came meanwhile; to be raised when all is done.
         lines: where the parts went; None before the broker has answered.
+        has_begun: ``run`` was called; from then on nothing that is raised keeps it from its end.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
         self.error: TransactionError | None = None
         self.interrupt: BaseException | None = None
         self.lines: list[PartResult] | None = None
+        self.has_begun = False
 
     def is_body_sound(self, branches: Sequence[Body], failure: RolledBackError | None) -> bool:
         """Take the connections from the body. Returns whether the transaction can be committed.
@@ -80,6 +82,7 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
         coordinator = self.coordinator
         effects: deque[Effect] = deque()
         found: Event | None = event
+        self.has_begun = True
         while True:
             try:
                 if found is not None:

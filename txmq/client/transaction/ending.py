@@ -35,6 +35,10 @@ class BlockEnding(Protocol):
     def pending(self) -> tuple[str, ...]:
         """Where the decision has yet to arrive: "broker", or names of XA resources."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether ``end`` will see to the end by itself, whatever is raised; before that it may be called again."""
+
     def begin(self) -> None:
         """Begin in the broker and the databases.
 

@@ -52,6 +52,11 @@ class LastResourceBlock:
             self._resource = resource
         self.pending: tuple[str, ...] = ()
 
+    @property
+    def has_begun(self) -> bool:
+        """See ``BlockEnding``."""
+        return self.run.has_begun
+
     def begin(self) -> None:
         """See ``BlockEnding``."""
         broker = self._broker

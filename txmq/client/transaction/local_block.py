@@ -44,11 +44,13 @@ class LocalBlock:
 
     Attributes:
         pending: always empty.
+        has_begun: see ``BlockEnding``.
     """
 
     def __init__(self, broker: BrokerTransaction, messages: MessageBuffer) -> None:
         self._broker, self._messages = broker, messages
         self.pending: tuple[str, ...] = ()
+        self.has_begun = False
 
     def begin(self) -> None:
         """Do nothing yet: the id is taken from the session at the end of the block."""
@@ -62,7 +64,7 @@ class LocalBlock:
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """See ``BlockEnding``."""
-        broker = self._broker
+        self.has_begun, broker = True, self._broker
         try:
             if body_error is not None or failure is not None:
                 withdraw(broker)

@@ -49,6 +49,11 @@ class XABlock:
         self.pending: tuple[str, ...] = ()
         self._unreported = 0  # hazards that the broker has yet to hear of
 
+    @property
+    def has_begun(self) -> bool:
+        """See ``BlockEnding``."""
+        return self.run.has_begun
+
     def begin(self) -> None:
         """See ``BlockEnding``."""
         broker, branches = self._broker, self._branches

@@ -1,0 +1,103 @@
+"""A KeyboardInterrupt anywhere in the end of a block: it ends, its locks go, and its context takes the next one.
+
+At the very entry of ``__exit__`` nothing of a Python function can catch it, so the sweeps begin behind that.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.interrupts import Strike
+from tests.unit.xa.support import LastResourceFixture, quiet_resolver
+from tests.unit.xa.xa_support import Notes, XAFixture
+from txmq.client.transaction import block, current, effects, last_resource_block, local_block, xa_block
+from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.current import current_transaction
+from txmq.errors import TransactionError
+from txmq.model import Outcome
+from txmq.testing.simulated.broker import SimulatedBroker
+
+FIRST = 2  # behind the entry of ``__exit__``
+Body = Callable[[Transaction], None]
+
+
+@pytest.fixture
+def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
+    quiet_resolver(monkeypatch)
+    with closing(LastResourceFixture(tmp_path)) as made:
+        yield made
+
+
+def _struck(number: int, tx: Transaction, body: Body, *, fails: bool) -> bool:
+    """Run a block whose end is struck at the n-th chance. Returns whether it had so many."""
+    strike = Strike(number, block, current, effects, last_resource_block, local_block, xa_block)
+    try:
+        with suppress(KeyboardInterrupt, ZeroDivisionError, TransactionError), tx:
+            body(tx)
+            sys.setprofile(strike)
+            if fails:
+                raise ZeroDivisionError
+    finally:
+        sys.setprofile(None)
+    assert current_transaction() is None, f"struck at {number}"
+    return strike.left <= 0
+
+
+def _send_with_id(tx: Transaction) -> None:
+    assert tx.txid
+    tx.send("orders", b"1")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_local_block_ends_wherever_it_is_interrupted(fails: bool) -> None:
+    number, is_struck = FIRST - 1, True
+    while is_struck:
+        number += 1
+        home = SimulatedBroker()
+        tx = Transaction(home, home)
+        is_struck = _struck(number, tx, _send_with_id, fails=fails)
+        with Transaction(home, home) as later:
+            later.send("orders", b"2")
+        with Transaction(home, home) as later:
+            later.send("orders", b"3")
+        assert home.session.finished_through >= 2, f"struck at {number}"
+        assert home.values("orders")[-2:] == [b"2", b"3"]
+        assert not (tx.outcome is Outcome.ROLLED_BACK and b"1" in home.values("orders"))
+    assert number > 5
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_last_resource_is_let_go_wherever_block_is_interrupted(bank: LastResourceFixture, fails: bool) -> None:
+    number, is_struck = FIRST - 1, True
+    while is_struck:
+        number += 1
+        value = b"%d" % number
+        is_struck = _struck(number, bank.block(), partial(bank.insert, value=value), fails=fails)
+        bank.order(b"behind " + value)  # waits for no lock
+    bank.heal()
+    assert Counter(bank.rows()) == Counter(bank.home.values("orders"))  # a resolver sends late what it finds decided
+    assert number > 5
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_xa_branches_are_let_go_wherever_block_is_interrupted(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    number, is_struck = FIRST - 1, True
+    while is_struck:
+        number += 1
+        world = XAFixture("ab")
+        notes = Notes(world.home)
+        monkeypatch.setattr(block, "resolver_of", lambda _client, notes=notes: notes)
+        is_struck = _struck(number, world.block(), partial(world.insert, value=b"1"), fails=fails)
+        assert all(branch.is_over for resource in world.resources for branch in resource.branches), number
+        world.home.owner_connected = False
+        world.resolver().run_once()
+        world.check()
+        notes.resolver.close()
+    assert number > 5
