@@ -45,9 +45,7 @@ class OrderedProgram(Program):
     def main(self) -> None:
         """One life; the last one ends when the spool is empty."""
         client, rng = self.client(), self.world.rng
-        options = OrderedOptions(
-            timeout=rng.choice((0.05, 0.3)), spool_size_bytes_max=rng.choice((2048, 1 << 20)), visibility_wait_s=35.0
-        )
+        options = OrderedOptions(timeout=rng.choice((0.05, 0.3)), spool_size_bytes_max=rng.choice((2048, 1 << 20)))
         with suppress(TxmqError):
             client.session  # noqa: B018
         producer = client.ordered_producer(FixedSelector(0), self._spool, options=options)

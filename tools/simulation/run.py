@@ -20,6 +20,7 @@ from typing import NamedTuple
 from tools.images.check import comparable
 from tools.images.node import Node
 from txmq.broker.state.transaction import TransactionState
+from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S
 from txmq.client.transaction import block
 from txmq.log import records
 from txmq.log.verify import verify_log
@@ -53,6 +54,7 @@ from .world import Simulation, Violation
 SECONDS = 1.3
 ALONE_S = 0.7  # of endless load: others' requests force what ``sync`` lets wait
 HEAL_S = 5.0
+END_S = 25.0 + 2 * VISIBILITY_WAIT_S  # an ordered producer killed behind its look into the log may need another one
 _STREAM_AT_BYTES = block._STREAM_AT_BYTES
 _MEMORY = "/dev/shm"
 Visible = dict[bytes, tuple[TopicPartition, int]]
@@ -219,10 +221,10 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
     _heal(world, shared, operator)
     finite: list[Client | Program] = [*clients, *members, *drivers]
     finite += [program for program in programs if not isinstance(program, ResolverProgram)]
-    world.run(60.0, until=lambda: all(one.is_over for one in finite))
+    world.run(END_S, until=lambda: all(one.is_over for one in finite))
     for one in finite:
         if not one.is_over:
-            raise Violation(f"{one.name} has not come to its end 60 s after healing")
+            raise Violation(f"{one.name} has not come to its end {END_S:.0f} s after healing")
     if drivers:
         drivers.append(Driver(shared, told.written, "d9", batches_max=0))  # what was left is rolled back
         world.run(60.0, until=lambda: drivers[-1].is_over)
