@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import cast
 
@@ -59,7 +60,12 @@ class Link(NodeClient):
             piece, data = data[:count], data[count:]
             at = max(self._free[way], self.world.now + rng.uniform(0.0001, 0.004))
             self._free[way] = at
-            self.world.after(at - self.world.now, lambda piece=piece: None if self.is_lost else deliver(piece))  # type: ignore[misc]
+            self.world.after(at - self.world.now, partial(self.deliver, deliver, piece))
+
+    def deliver(self, take: Callable[[bytes], None], piece: bytes) -> None:
+        """A piece arrives at one of the ends."""
+        if not self.is_lost:
+            take(piece)
 
     def stall(self) -> None:
         """One direction delivers nothing for a while; then all of it, or the connection is lost."""
@@ -132,14 +138,14 @@ class Broker:
         self._countdown = rng.randint(1, 400) if not self.healing and rng.random() < 0.5 else 0
         if not self.healing and rng.random() < 0.3:
             self.disk.fail_at(rng.randint(1, 250), errno.EIO, forever=True)
-        crashpoints.set_hook(self._reached)
-        self.guard(self._open)
+        self.guard(self.open)
         if self.node is None:
             world.meet("recovery crashed")
             if self.healing:
                 raise AssertionError("recovery died without a fault")
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Recover what the disk has, and serve."""
         self.node = Node(self.disk, self.settings, clock=cast(SimClock, SteadyClock(self.world.clock)))
         recovered = self.node.recovered
         if recovered.records:
@@ -164,6 +170,7 @@ class Broker:
 
     def guard(self, step: Callable[[], None]) -> None:
         """Run a step of the broker; a crash or a failed disk ends its life."""
+        crashpoints.set_hook(self._reached)  # there may be other brokers in this world
         try:
             step()
         except SimulatedCrash:

@@ -24,7 +24,7 @@ from txmq.xa.last_resource.coordinator import (
     LastResourceState,
 )
 
-from .broker import Link
+from .broker import Broker, Link
 from .database import Database, Session
 from .history import Put, Shared, Transaction
 from .world import Violation
@@ -95,11 +95,11 @@ class Process:
             if self._waits is not None:
                 self._resume(None, self._turn)
 
-    def open_link(self) -> bool:
-        """A new connection; False where nobody listens."""
+    def open_link(self, broker: Broker | None = None) -> bool:
+        """A new connection, to one of several brokers if it is named; False where nobody listens."""
         box: list[Link] = []
         self._reader, self._answers = AnswerReader(), {}
-        link = self.shared.broker.connect(lambda data: self._received(box, data), lambda: self._lost(box))
+        link = (broker or self.shared.broker).connect(lambda data: self._received(box, data), lambda: self._lost(box))
         if link is None:
             return False
         box.append(link)

@@ -53,10 +53,13 @@ class Simulation:
     Args:
         sync: the broker's setting; drawn if empty.
         endless: its queue is never empty; else drawn.
+        situations: those that may be met.
     """
 
-    def __init__(self, seed: int, *, sync: str = "", endless: bool = False) -> None:
-        self.sync, self.is_endless = sync, endless
+    def __init__(
+        self, seed: int, *, sync: str = "", endless: bool = False, situations: frozenset[str] = SITUATIONS
+    ) -> None:
+        self.sync, self.is_endless, self._situations = sync, endless, situations
         self.rng = random.Random(seed)
         self.clock = SimClock()
         self.met: set[str] = set()
@@ -78,7 +81,7 @@ class Simulation:
 
     def meet(self, situation: str) -> None:
         """An interesting situation."""
-        if situation not in SITUATIONS:
+        if situation not in self._situations:
             raise LookupError(situation)
         self.met.add(situation)
 
