@@ -1,10 +1,8 @@
-"""``txmq.connect`` and ``Client``: one broker, two connections.
+"""``txmq.connect`` and ``Client``.
 
-``control`` carries all requests but reads, and the session that transactions and the first producer share (``senders``
-gives the other producers connections of their own). ``reader`` carries ``get``, so that a long poll delays no other
-request. Connections are made when they are first used, except ``control``: ``connect`` makes it at once, unless
-``lazy``, so that a wrong address is found there. If the broker takes no more transactions in the session, ``control``
-becomes another connection with another session; transactions that had begun end in the old one.
+A client has a link to each home (``home_link``): connections, sessions, senders. ``routes`` knows which home owns a
+partition; a lone broker owns them all. Connections are made when they are first used, except ``control``: ``connect``
+makes it at once, unless ``lazy``, so that a wrong address is found there.
 """
 
 from __future__ import annotations
@@ -27,10 +25,12 @@ from txmq.client.arguments import (
 )
 from txmq.client.consumer.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.offsets.store import OffsetStore
+from txmq.client.home_link import HomeLink
 from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.reading import Fetcher
+from txmq.client.routes import Routes
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.retrying_producer import RetryingProducer
 from txmq.client.topics import Topics
@@ -49,7 +49,6 @@ from txmq.xa.two_phase.branch import XAResource
 from txmq.xid import TxId
 
 NAME_LENGTH_MAX = 100
-FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if one of its blocks goes on
 
 
 def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False) -> Client:
@@ -87,8 +86,7 @@ class Client:
         topics: create, list, describe, alter, delete.
         transactions: transactions in doubt, and what an operator may do about them.
         groups: consumer groups: list, describe, reset, delete.
-        control: the connection for everything but reads.
-        senders: the senders of its producers.
+        routes: the links to its homes.
 
     Thread safety: any thread. After ``fork`` the child's client connects anew, with another session.
     """
@@ -109,24 +107,19 @@ class Client:
             )
         self.name, self.timeout = name, timeout
         self.clock: Clock = clock or OSClock()
-        self._addresses = addresses
-        self.control = self.new_connection()
-        self._former: tuple[ReconnectingConnection, ...] = ()  # the former ``control``s, whose sessions were full
-        self._reader = self.new_connection()
-        self.topics = Topics(lambda: self.control, self.clock, timeout)
-        self.transactions = Transactions(lambda: self.control, timeout, self._known_outcome)
-        self.groups = Groups(lambda: self.control, timeout)
-        self._fetcher = Fetcher(lambda: self._reader, self.topics, self.clock, timeout)
+        self.routes = Routes(HomeLink(addresses, name, self.clock, timeout, self._forget_topic))
+        self.topics = Topics(self.routes, self.clock, timeout)
+        self.transactions = Transactions(self.routes, timeout)
+        self.groups = Groups(self.routes, timeout)
+        self._fetcher = Fetcher(self.routes, self.topics, self.clock, timeout)
         self._lock = Lock()
-        self.senders = SenderPool(lambda: self.control, self.new_connection, self.clock, self.topics.forget)
         self._checks: dict[str, CheckBacks] = {}  # by producer group
         self._ordered: list[OrderedMessageProducer] = []
         self._closed = False
         watch_forks(self)
 
-    def new_connection(self) -> ReconnectingConnection:
-        """One more connection to the same broker, for a part of the client; the caller closes it."""
-        return ReconnectingConnection(self._addresses, self.name, self.clock, self.timeout)
+    def _forget_topic(self, name: str) -> None:
+        self.topics.forget(name)
 
     def __enter__(self) -> Self:
         return self
@@ -318,30 +311,27 @@ class Client:
     # --- the broker --------------------------------------------------------------------------------------------------
 
     @property
+    def control(self) -> ReconnectingConnection:
+        """The connection for everything but reads."""
+        return self.routes.any_link().control
+
+    @property
+    def senders(self) -> SenderPool:
+        """The senders of its producers."""
+        return self.routes.any_link().senders
+
+    def new_connection(self) -> ReconnectingConnection:
+        """One more connection, for a part of the client; the caller closes it."""
+        return self.routes.any_link().new_connection()
+
+    @property
     def session(self) -> ClientSession:
         """The session of this client's transactions, opened if need be. Raises as ``txmq.connect``."""
-        session = self.control.session
-        if session is None:
-            _, session = self.control.connect_with_session(self.clock.monotonic() + self.timeout)
-        return session
+        return self.routes.any_link().session
 
     def leave_session(self, full: ClientSession) -> None:
-        """For transactions: the broker takes no more of them in this session; open another one for the next.
-
-        It gets a connection of its own: batches and blocks of the old session go on in the old one until they end.
-        """
-        with self._lock:
-            if self._closed or self.control.session is not full:
-                return
-            former = (*self._former, self.control)
-            self.control, self._former = self.new_connection(), former[-FORMER_MAX:]
-        for connection in former[:-FORMER_MAX]:
-            connection.rest()
-
-    def _known_outcome(self, txid: TxId) -> Outcome | None:
-        """The outcome of a transaction of this client whose end was not seen, once it was asked for."""
-        known = (connection.known_outcome(txid) for connection in (self.control, *self._former))
-        return next((outcome for outcome in known if outcome is not None), None)
+        """As ``HomeLink.leave_session``."""
+        self.routes.link_of_home(full.home).leave_session(full)
 
     def outcome(self, txid: TxId | str) -> Outcome:
         """The outcome of a transaction.
@@ -384,10 +374,7 @@ class Client:
             ordered, self._ordered = self._ordered, []
         for check_backs in checks.values():
             check_backs.stop()
-        self.senders.close()
-        for connection in (self.control, *self._former):
-            connection.close()
-        self._reader.close()
+        self.routes.close()
         for ordered_producer in ordered:  # last: a disk that fails must not leave connections open
             ordered_producer.close()
 

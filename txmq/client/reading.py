@@ -7,10 +7,10 @@ damage on the broker's disk or on the way is found, not served. Sound messages b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from txmq.client.topics import Topics
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.ports import Link, Routing
 from txmq.errors import InvalidBatchError, OffsetOutOfRangeError, RemoteProtocolError
 from txmq.log import records
 from txmq.model import Message, PartitionRange
@@ -21,12 +21,10 @@ POLL_WAIT_S_MAX = 30.0  # the longest wait of a get in the broker
 
 
 class Fetcher:
-    """Reads on a connection of its own, so that a long poll delays no send. Thread safety: any thread."""
+    """Reads on a link's connection for reads, so that a long poll delays no send. Thread safety: any thread."""
 
-    def __init__(
-        self, connection: Callable[[], ReconnectingConnection], topics: Topics, clock: Clock, timeout: float
-    ) -> None:
-        self._connection, self._topics, self._clock, self._timeout = connection, topics, clock, timeout
+    def __init__(self, routes: Routing[Link], topics: Topics, clock: Clock, timeout: float) -> None:
+        self._routes, self._topics, self._clock, self._timeout = routes, topics, clock, timeout
 
     def fetch_raw(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> bytes:
         """As ``Client.fetch_raw``."""
@@ -36,9 +34,8 @@ class Fetcher:
             wait_ms = int(remaining * 1000)
             extensions: dict[str, int] | None = {"wait": wait_ms} if wait_ms else None
             arguments = (topic, partition, offset, max_bytes)
-            body = self._connection().repeat(
-                "get", *arguments, extensions=extensions, timeout=remaining + self._timeout
-            )
+            reader = self._routes.link_for(topic, partition).reader
+            body = reader.repeat("get", *arguments, extensions=extensions, timeout=remaining + self._timeout)
             if body or self._clock.monotonic() + 0.001 >= deadline:
                 return body
 
@@ -93,7 +90,8 @@ class Fetcher:
         return self._ask_offset(topic, partition, timestamp_ms)[0]
 
     def _ask_offset(self, topic: str, partition: int, where: str | int) -> tuple[int, int, int]:
-        body = self._connection().repeat("offset", topic, partition, where, timeout=self._timeout)
+        reader = self._routes.link_for(topic, partition).reader
+        body = reader.repeat("offset", topic, partition, where, timeout=self._timeout)
         words = body.split()
         if len(words) != 3 or not all(word.isdigit() for word in words):
             raise RemoteProtocolError(f"not an answer to offset: {body[:80]!r}")

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 
+from txmq.client.transport.ports import Link, Routing
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
@@ -34,8 +34,8 @@ Setting = int | str | bool | Storage | RetentionPolicy | None
 class Topics:
     """``client.topics``. Thread safety: any thread."""
 
-    def __init__(self, connection: Callable[[], ReconnectingConnection], clock: Clock, timeout: float) -> None:
-        self._connection, self._clock, self._timeout = connection, clock, timeout
+    def __init__(self, routes: Routing[Link], clock: Clock, timeout: float) -> None:
+        self._routes, self._clock, self._timeout = routes, clock, timeout
         self._known: dict[str, tuple[Topic, float]] = {}
 
     def create(self, name: str, partitions: int = 1, **settings: Setting) -> TopicConfig:
@@ -130,11 +130,13 @@ class Topics:
         """Ask the broker the next time: what is known may be wrong."""
         self._known.pop(name, None)
 
+    def _connection(self) -> ReconnectingConnection:
+        return self._routes.any_link().control
+
     def _change(self, action: str, name: str, settings: Fields) -> TopicConfig:
         fields = {key: _word(value) for key, value in settings.items()}
         self._known.pop(name, None)
-        connection = self._connection()
-        body = connection.call("topic", action, _checked(name), extensions=fields, timeout=self._timeout)
+        body = self._connection().call("topic", action, _checked(name), extensions=fields, timeout=self._timeout)
         return _topic(json_object(body)).config
 
 

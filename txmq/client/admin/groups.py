@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.ports import Link, Routing
 from txmq.protocol.group_rows import in_pieces
 from txmq.protocol.json_text import Fields, json_object
 
@@ -16,8 +16,8 @@ FieldsList = list[Fields]
 class Groups:
     """Operators' view of consumer groups. Thread safety: any thread."""
 
-    def __init__(self, connection: Callable[[], ReconnectingConnection], timeout: float) -> None:
-        self._connection, self._timeout = connection, timeout
+    def __init__(self, routes: Routing[Link], timeout: float) -> None:
+        self._routes, self._timeout = routes, timeout
 
     def list(self) -> FieldsList:
         """Groups with members or saved offsets: ``group`` and number of ``members``."""
@@ -69,5 +69,5 @@ class Groups:
 
     def _ask(self, action: str, group: str, rows: FieldsList | Sequence[Any] = (), **words: None) -> Fields:
         body = [json.dumps(rows).encode()]
-        connection = self._connection()
-        return json_object(connection.call("group", action, group, timeout=self._timeout, extensions=words, body=body))
+        control = self._routes.any_link().control
+        return json_object(control.call("group", action, group, timeout=self._timeout, extensions=words, body=body))

@@ -12,11 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import quote
 
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.ports import Link, Routing
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
 from txmq.log.records import decode
 from txmq.model import Message, Outcome
@@ -39,13 +39,8 @@ Messages = list[Message]
 class Transactions:
     """``client.transactions``: look at transactions and resolve them by hand. Thread safety: any thread."""
 
-    def __init__(
-        self,
-        connection: Callable[[], ReconnectingConnection],
-        timeout: float,
-        known_outcome: Callable[[TxId], Outcome | None],
-    ) -> None:
-        self._connection, self._timeout, self._known_outcome = connection, timeout, known_outcome
+    def __init__(self, routes: Routing[Link], timeout: float) -> None:
+        self._routes, self._timeout = routes, timeout
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -69,7 +64,8 @@ class Transactions:
         Returns:
             Fields as ``resource list`` in docs/protocol.md.
         """
-        body = self._connection().repeat("resource", "list", "*", body=(), timeout=self._timeout)
+        control = self._routes.any_link().control
+        body = control.repeat("resource", "list", "*", body=(), timeout=self._timeout)
         found: FieldsList = json_object(body)["resources"]
         return found
 
@@ -81,7 +77,7 @@ class Transactions:
         """
         text, found, count = _checked(txid), list[Message](), 0
         while True:
-            body = self._connection().repeat("parts", text, extensions={"after": count}, timeout=self._timeout)
+            body = self._link_of(text).control.repeat("parts", text, extensions={"after": count}, timeout=self._timeout)
             parts = split_parts(body)
             for topic, partition, batch, _ in parts:
                 found += decode(batch, topic.decode("ascii"), int(partition))
@@ -118,14 +114,15 @@ class Transactions:
         the database's transaction by itself, which is listed until it is forgotten.
         """
         text = _checked(txid)
-        known = self._known_outcome(TxId.parse(text))
+        link = self._link_of(text)
+        known = link.known_outcome(TxId.parse(text))
         if known is not None:
             return known
         word, _ = self._ask(text)
         if word == "rolled-back" and self._is_hazard(text):
             return Outcome.UNKNOWN
         if word in ("committed", "rolled-back"):
-            self._connection().saw_outcome(TxId.parse(text))
+            link.control.saw_outcome(TxId.parse(text))
         return {"committed": Outcome.COMMITTED, "rolled-back": Outcome.ROLLED_BACK}.get(word, Outcome.UNKNOWN)
 
     # --- resolving ---------------------------------------------------------------------------------------------------
@@ -147,7 +144,7 @@ class Transactions:
         """
         text = self._required(txid, Outcome.ROLLED_BACK)
         fields = {"heuristic": _encoded(reason)}
-        body = self._connection().repeat("commit", text, extensions=fields, body=(), timeout=self._timeout)
+        body = self._link_of(text).control.repeat("commit", text, extensions=fields, body=(), timeout=self._timeout)
         return parse_result_lines(body)
 
     def rollback(self, txid: TxId | str, reason: str) -> None:
@@ -164,7 +161,7 @@ class Transactions:
         """
         text = self._required(txid, Outcome.COMMITTED)
         fields = {"heuristic": _encoded(reason)}
-        self._connection().repeat("rollback", text, extensions=fields, timeout=self._timeout)
+        self._link_of(text).control.repeat("rollback", text, extensions=fields, timeout=self._timeout)
 
     def complete(self, txid: TxId | str, resource: str, heuristic: str, reason: str) -> None:
         """Stop waiting for one branch of a decided XA transaction: its database is gone, or decided alone.
@@ -193,7 +190,7 @@ class Transactions:
             )
         for branch in waiting:
             fields = {"uuid": branch["uuid"], "heuristic": heuristic, "reason": encoded}
-            self._connection().repeat("complete", text, extensions=fields, timeout=self._timeout)
+            self._link_of(text).control.repeat("complete", text, extensions=fields, timeout=self._timeout)
 
     def fence(self, txid: TxId | str) -> Outcome:
         """Its final outcome: an id that the broker never saw is journaled as rolled back.
@@ -201,7 +198,9 @@ class Transactions:
         After that the XA branches of that id, listed by a database, may be rolled back by hand. UNKNOWN if it is
         prepared.
         """
-        body = self._connection().repeat("outcome", _checked(txid), extensions={"fence": None}, timeout=self._timeout)
+        text = _checked(txid)
+        control = self._link_of(text).control
+        body = control.repeat("outcome", text, extensions={"fence": None}, timeout=self._timeout)
         word, _ = parse_outcome(body)
         return {"committed": Outcome.COMMITTED, "rolled-back": Outcome.ROLLED_BACK}.get(word, Outcome.UNKNOWN)
 
@@ -214,7 +213,7 @@ class Transactions:
         text = _checked(txid)
         is_kept = self._row(text, "heuristic") is not None
         try:
-            self._connection().repeat("forget", text, timeout=self._timeout)
+            self._link_of(text).control.repeat("forget", text, timeout=self._timeout)
         except UnknownTransactionError:
             if not is_kept:  # otherwise the first request succeeded, and its answer was lost
                 raise
@@ -235,8 +234,11 @@ class Transactions:
         row = self._row(txid, "heuristic")
         return row is not None and any(fact["what"] == "heuristic-hazard" for fact in row["heuristics"])
 
+    def _link_of(self, txid: str) -> Link:
+        return self._routes.link_of_home(TxId.parse(txid).home)
+
     def _ask(self, txid: str) -> tuple[str, Parts]:
-        return parse_outcome(self._connection().repeat("outcome", txid, timeout=self._timeout))
+        return parse_outcome(self._link_of(txid).control.repeat("outcome", txid, timeout=self._timeout))
 
     def _row(self, txid: str, state: str) -> Fields | None:
         return next(self._rows(state, txid=txid), None)
@@ -248,7 +250,7 @@ class Transactions:
         return recover_rows(self._recover, wanted)
 
     def _recover(self, wanted: Wanted) -> bytes:
-        return self._connection().repeat("recover", extensions=wanted, timeout=self._timeout)
+        return self._routes.any_link().control.repeat("recover", extensions=wanted, timeout=self._timeout)
 
 
 def _checked(txid: TxId | str) -> str:

@@ -5,6 +5,7 @@ need it. A class takes the narrowest of these:
 
 * ``BrokerControl``: the connection for everything but reads;
 * ``Broker``: that connection, its session and a clock; for transactions and branches;
+* ``Link``: one home with its connections, and ``Routing``: the choice among them;
 * ``TopicDirectory``: the topics' ids and numbers of partitions;
 * ``Log``: what is stored, read without a group; for consumers;
 * ``Messaging``: all of it and producers; for senders of their own messages (dead letters, the retry topic, redrive).
@@ -15,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.log.records import Headers, Record
 from txmq.model import Message, Outcome, PartitionRange, SendResult
@@ -81,6 +83,43 @@ class Broker(Protocol):
 
     def leave_session(self, full: ClientSession) -> None:
         """The broker takes no more transactions in this session: open another one for the next."""
+
+
+class Link(Broker, Protocol):
+    """``HomeLink``: the client's side of one home."""
+
+    @property
+    def control(self) -> ReconnectingConnection:
+        """The connection for everything but reads."""
+
+    @property
+    def reader(self) -> ReconnectingConnection:
+        """The connection for reads."""
+
+    def new_connection(self) -> ReconnectingConnection:
+        """One more connection to the home; the caller closes it."""
+
+    def known_outcome(self, txid: TxId) -> Outcome | None:
+        """The outcome of a transaction of this client whose end was not seen, once it was asked for."""
+
+
+LinkT = TypeVar("LinkT", bound=Broker, covariant=True)
+
+
+class Routing(Protocol[LinkT]):
+    """``Routes``: which home owns a partition."""
+
+    def link_for(self, topic: str, partition: int) -> LinkT:
+        """The link of the home that owns a partition, as far as that is known."""
+
+    def link_of_home(self, home: int) -> LinkT:
+        """The link of a home, such as the one in a transaction's id."""
+
+    def any_link(self) -> LinkT:
+        """A link for a request that any broker answers."""
+
+    def links(self) -> Sequence[LinkT]:
+        """The links of all homes that are known."""
 
 
 class TopicDirectory(Protocol):

@@ -10,7 +10,8 @@ import pytest
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream
 from tests.unit.xa.support import LastResourceFixture, quiet_resolver
 from tests.unit.xa.xa_support import Notes
-from txmq.client.client import FORMER_MAX, Client
+from txmq.client.client import Client
+from txmq.client.home_link import FORMER_MAX
 from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.checker import CheckBacks
