@@ -70,6 +70,7 @@ __all__ = [
     "TxmqError",
     "UnknownTopicError",
     "Xid",
+    "ZooKeeperOffsetStore",
     "connect",
     "errors",
 ]

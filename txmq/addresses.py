@@ -1,13 +1,25 @@
-"""Addresses as text: HOST:PORT, and a client's txmq://HOST[:PORT][,HOST[:PORT]...]."""
+"""Addresses as text: HOST:PORT, a client's txmq://HOST[:PORT][,HOST[:PORT]...], an ensemble's zk://HOST[:PORT][,...][/PATH]."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+from typing import Final, NamedTuple
 
 from txmq.errors import ConfigError
 
 DEFAULT_PORT = 8123
 _SCHEME = "txmq://"
+ZOOKEEPER_SCHEME: Final = "zk://"
+_ZOOKEEPER_PORT = 2181
+_CHROOT = re.compile(r"(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+
+
+class Ensemble(NamedTuple):
+    """A ZooKeeper ensemble, and where in its tree txmq's nodes are: ``""``, or ``/prod``."""
+
+    hosts: str  # HOST:PORT, several separated by commas
+    chroot: str
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -60,9 +72,33 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
         raise ConfigError(expected)
     addresses = []
     for part in text.removeprefix(_SCHEME).rstrip("/").split(","):
-        has_port = part.rpartition("]")[2].count(":") == 1 if "]" in part else ":" in part
         try:
-            addresses.append(split_address(part if has_port else f"{part}:{DEFAULT_PORT}"))
+            addresses.append(split_address(_with_port(part, DEFAULT_PORT)))
         except ConfigError:
             raise ConfigError(expected) from None
     return addresses
+
+
+def parse_ensemble(text: str, name: str = "registry") -> Ensemble:
+    """Hosts and path of ``zk://host[:port][,host[:port]...][/path]``.
+
+    Raises:
+        ConfigError: says what is expected of the argument or setting ``name``.
+    """
+    expected = f"{name} = {text!r}: expected zk://HOST[:PORT], several separated by commas, and a path if there is one"
+    if not isinstance(text, str) or not text.startswith(ZOOKEEPER_SCHEME):
+        raise ConfigError(expected)
+    hosts, slash, path = text.removeprefix(ZOOKEEPER_SCHEME).partition("/")
+    chroot = f"{slash}{path}".rstrip("/")
+    if _CHROOT.fullmatch(chroot) is None:
+        raise ConfigError(expected)
+    try:
+        parsed = [split_address(_with_port(part, _ZOOKEEPER_PORT)) for part in hosts.split(",")]
+    except ConfigError:
+        raise ConfigError(expected) from None
+    return Ensemble(",".join(join_address(*address) for address in parsed), chroot)
+
+
+def _with_port(part: str, port: int) -> str:
+    has_port = part.rpartition("]")[2].count(":") == 1 if "]" in part else ":" in part
+    return part if has_port else f"{part}:{port}"

@@ -19,7 +19,8 @@ app = typer.Typer(
 )
 _NOTHING_SAVED = (
     "offset -: nothing is saved in the broker. Consumers with an offset_store of their own (MySQLOffsetStore, "
-    "FileOffsetStore) keep it there: then the lag here counts from the start of the log, and says nothing."
+    "FileOffsetStore, ZooKeeperOffsetStore) keep it there: then the lag here counts from the start of the log, and "
+    "says nothing."
 )
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.", show_default=False)]
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)]

@@ -9,6 +9,7 @@ from txmq.client.consumer.consumer import Consumer, ConsumerOptions
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
 from txmq.client.consumer.offsets.mysql_store import MySQLOffsetStore
 from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, OffsetStoreWithTransactions, StoredOffset
+from txmq.client.consumer.offsets.zookeeper_store import ZooKeeperOffsetStore
 from txmq.client.partitioner import (
     FixedSelector,
     KafkaPartitionSelector,
@@ -51,5 +52,6 @@ __all__ = [
     "Topics",
     "Transaction",
     "Transactions",
+    "ZooKeeperOffsetStore",
     "connect",
 ]

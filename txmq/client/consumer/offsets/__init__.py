@@ -1,1 +1,1 @@
-"""Offset stores: the broker's, a file's, MySQL's."""
+"""Offset stores: the broker's, a file's, MySQL's, ZooKeeper's."""

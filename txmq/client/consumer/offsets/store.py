@@ -2,8 +2,8 @@
 
 Theory of operation. The broker hands each partition to a member under a *generation*, a number that grows with each
 change of ownership. An ``OffsetStore`` keeps the offsets: in the broker (the default), in the application's own MySQL
-database, in a file, or in a store of yours. The consumer's thread *loads* a partition when it is handed over, and
-*saves* it every ``offset_save_interval`` and before it is handed on.
+database, in a file, in ZooKeeper, or in a store of yours. The consumer's thread *loads* a partition when it
+is handed over, and *saves* it every ``offset_save_interval`` and before it is handed on.
 
 Invariants, which ``txmq.testing.OffsetStoreContract`` holds every store to:
     * loading fences: from its return on, nothing is saved under an older generation;
