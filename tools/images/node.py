@@ -135,10 +135,14 @@ class Client:
 class Node:
     """See the module's docstring."""
 
-    def __init__(self, disk: SimDisk, settings: BrokerSettings = SMALL, *, clock: SimClock | None = None) -> None:
+    def __init__(
+        self, disk: SimDisk, settings: BrokerSettings = SMALL, *, clock: SimClock | None = None,
+        incarnation: str | None = None,
+    ) -> None:  # fmt: skip
         self.disk, self.settings = disk, settings
         self.clock = clock if clock is not None else SimClock()
-        self.recovered: Recovered = open_store(disk, self.clock, SimRandom(random.Random(IDENTITY_SEED)), settings)
+        chance = SimRandom(random.Random(IDENTITY_SEED))
+        self.recovered: Recovered = open_store(disk, self.clock, chance, settings, incarnation=incarnation)
         self.store, self.state = self.recovered.store, self.recovered.state
         chance = SimRandom(random.Random(self.state.epoch))
         self.core = Core(self.recovered.identity, settings, self.state, self.clock.now_ms(), chance)

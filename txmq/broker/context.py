@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
+from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.check_backs import CheckBacks
 from txmq.broker.state.deadlines import Deadlines
@@ -69,6 +70,7 @@ class Context:
     Attributes:
         random: draws the secrets of sessions.
         ids: draws the ids of topics and sessions.
+        cluster: the other homes and the registry; None for a broker that is alone.
         now_ms: wall clock, set by the shell before it hands in requests.
         liveness: the clock by which the silence of peers is judged.
         full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
@@ -93,6 +95,7 @@ class Context:
     state: State
     random: Random
     ids: Ids
+    cluster: ClusterView | None = None
     now_ms: int = 0
     started_ms: int = 0
     owned_since_start: set[tuple[str, int, int]] = field(default_factory=set)  # group and partition; see ``groups``

@@ -23,10 +23,10 @@ Bodies::
                       part number u32 (0xFFFFFFFF: the bytes are in a RUN of the same record)
      5 ROLLED_BACK    session u64, counter u64, floor u64
      6 SESSION        JSON
-     7 TOPIC          JSON
+     7 TOPIC          JSON: id and settings; of a broker with a registry also version and homes
      8 TOPIC_DELETED  topic_id u32
      9 LOG_START      topic_id u32, partition u32, offset u64
-    10 STARTED        JSON
+    10 STARTED        JSON: epoch, time; of a broker with a registry also the incarnation of its process
     11 SESSION_ENDED  session u64
     12 DECIDED        as COMMITTED, then meta (JSON): branches that must hear of it; messages are placed, not shown
     13 COMPLETED      JSON: one branch has heard of it
@@ -43,6 +43,8 @@ Bodies::
     27 EPOCH_DRAWN    JSON: the number of a driver's incarnation, never handed out again
     28 SESSION_TAKEN  JSON: a session was taken over, its epoch rises
     29 SESSIONS_AT_REST  JSON: sessions whose clients are away keep what they need and no more
+    30 REGISTERED     JSON: cluster, epoch and incarnation: the process leads the home, under an epoch that the registry
+                      gave out
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ QUERY_DELETED: Final = 26
 EPOCH_DRAWN: Final = 27
 SESSION_TAKEN: Final = 28
 SESSIONS_AT_REST: Final = 29
+REGISTERED: Final = 30
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -88,6 +91,7 @@ NAMES: Final = {
     FORGOTTEN: "forgotten", SAVED: "saved", HANDED_OVER: "handed-over", GROUP_DELETED: "group-deleted",
     QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
+    REGISTERED: "registered",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences

@@ -16,7 +16,7 @@ Invariants:
   has read it (a second fdatasync would succeed and lie);
 * ``JournalFullError`` and ``TooLargeError`` come before any byte of the record was written.
 
-Thread safety: none but for ``prepare_next``; calls may come from any thread, one at a time.
+Thread safety: none but for ``prepare_next`` and ``raise_epoch``; calls may come from any thread, one at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from txmq.errors import JournalFailedError, JournalFullError, TooLargeError
+from txmq.errors import InvariantError, JournalFailedError, JournalFullError, TooLargeError
 from txmq.model import Lsn
 from txmq.redo.files import JournalFiles
 from txmq.redo.record_format import (
@@ -80,7 +80,7 @@ class Journal:
         next_lsn: where the next record goes.
         durable_lsn: everything below is forced.
         chain: CRC of the last record; a checkpoint at ``next_lsn`` keeps it.
-        epoch: of this incarnation of the writer.
+        epoch: of this incarnation of the writer; records and files hold it.
         node_id: whose journal it is.
         found: the finds of recovery.
         failed: True once a write or sync has failed; nothing works from then on.
@@ -135,6 +135,15 @@ class Journal:
         crash_point("journal.append.written")
         self.chain, self.next_lsn = crc, Lsn(end)
         return self.next_lsn
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Give the records and files from now on a higher epoch, which a registry gave out.
+
+        Thread safety: may run beside all other calls.
+        """
+        if epoch < self.epoch:
+            raise InvariantError(f"the journal's epoch would fall from {self.epoch} to {epoch}")
+        self.epoch = epoch
 
     def sync(self) -> None:
         """Force everything appended. Durability: all below the ``next_lsn`` of the call, when this returns.

@@ -23,7 +23,7 @@ Calls wait for a network: the broker makes them in a thread of its own, never on
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from txmq.errors import InvalidNameError, RegistryError
@@ -82,6 +82,23 @@ class PlacedTopic(NamedTuple):
     topic: Topic
     homes: tuple[int, ...]
     version: int
+
+    def to_json(self) -> dict[str, object]:
+        """The fields of the topic; the version; the homes, as on the wire."""
+        return {**self.topic.to_json(), "version": self.version, "homes": [f"{home:016x}" for home in self.homes]}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, object]) -> PlacedTopic:
+        """The reverse of ``to_json``.
+
+        Raises:
+            KeyError, TypeError, ValueError, AssertionError: these are not the fields of a placed topic.
+        """
+        values = dict(fields)
+        version, homes = values.pop("version"), values.pop("homes")
+        assert isinstance(version, int)
+        assert isinstance(homes, list)
+        return cls(Topic.from_json(values), tuple(map(parse_home, homes)), version)
 
 
 class DeletedTopic(NamedTuple):
@@ -172,6 +189,17 @@ class Registry(Protocol):
 
     def close(self) -> None:
         """End the conversation: homes that are announced here are led from nowhere."""
+
+
+def parse_home(text: object) -> int:
+    """A home's number, from its 16 hex digits.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not (isinstance(text, str) and len(text) == 16):
+        raise ValueError(repr(text)[:40])
+    return int(text, 16)
 
 
 def check_placement(topic: Topic, homes: Sequence[int]) -> None:

@@ -50,6 +50,7 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.EPOCH_DRAWN, {"epoch": 1}),
         entries.json_entry(entries.SESSION_TAKEN, {"session": 1, "epoch": 1}),
         entries.json_entry(entries.SESSIONS_AT_REST, {"sessions": [1]}),
+        entries.json_entry(entries.REGISTERED, {"epoch": 2}),
     ]
     for sample in samples:
         journal.append(sample)

@@ -9,8 +9,9 @@ import random
 import pytest
 
 from tests.crash_points import hooked
-from txmq.errors import ConfigError, JournalFailedError, JournalFullError, TooLargeError
+from txmq.errors import ConfigError, InvariantError, JournalFailedError, JournalFullError, TooLargeError
 from txmq.model import Lsn
+from txmq.redo import inspect
 from txmq.redo.files import BALLAST, Settings, list_bases
 from txmq.redo.record_format import FILE_HEADER_SIZE, file_path, payload_size_max, record_size, unpack_file_header
 from txmq.runtime.ports import Buffer
@@ -413,3 +414,21 @@ def test_the_header_of_a_file_repeats_where_the_stream_stood() -> None:
     header = unpack_file_header(content(disk, file_path(FILE_SIZE))[:FILE_HEADER_SIZE])
     assert header is not None
     assert (header.predecessor_end_lsn, header.predecessor_chain) == (end, chain)
+
+
+def test_epoch_is_raised_for_the_records_and_files_that_follow() -> None:
+    disk = SimDisk()
+    journal, _ = open_journal(disk)
+    journal.append(b"before")
+    journal.raise_epoch(journal.epoch + 7)
+    with pytest.raises(InvariantError, match="would fall"):
+        journal.raise_epoch(journal.epoch - 1)
+    journal.append(b"behind")
+    while len(list_bases(disk)) < 2:
+        journal.append(b"x" * 100)
+    journal.sync()
+    assert [record.header.epoch for record in inspect.dump(disk)][:2] == [1, 8]
+    newest = unpack_file_header(content(disk, file_path(list_bases(disk)[-1]))[:FILE_HEADER_SIZE])
+    assert newest is not None
+    assert newest.epoch == 8
+    assert open_journal(disk.kill())[0].epoch == 9

@@ -19,7 +19,6 @@ from txmq.errors import StorageError
 from txmq.log import batch as batches
 from txmq.log.partition import Partition
 from txmq.redo import entries
-from txmq.registry.topics import Topic
 from txmq.runtime.ports import Buffer
 
 Write = Callable[
@@ -99,7 +98,7 @@ class Redo:
         elif kind == entries.SESSION_ENDED:
             self._state.end_session(entries.decode_session_ended(body))
         elif kind == entries.TOPIC:
-            self._state.put_topic(Topic.from_json(json.loads(bytes(body))))
+            self._state.redo_topic(json.loads(bytes(body)))
         elif kind == entries.TOPIC_DELETED:
             for removed in self._state.delete_topic(entries.decode_topic_deleted(body)):
                 self._state.decisions.barriers.drop(removed)
@@ -111,7 +110,10 @@ class Redo:
                 self._touched[partition] = None  # its files below may still be there
         elif kind == entries.STARTED:
             fields = json.loads(bytes(body))
-            self._state.started(fields["epoch"], fields["time_ms"])
+            self._state.started(fields["epoch"], fields["time_ms"], fields.get("incarnation"))
+        elif kind == entries.REGISTERED:
+            fields = json.loads(bytes(body))
+            self._state.registered(fields["epoch"], fields["incarnation"])
 
     def _redo_session(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == entries.SESSION:

@@ -40,7 +40,7 @@ from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.state import State, new_state
 from txmq.broker.state.transaction import Transaction
 from txmq.config import BrokerSettings
-from txmq.errors import JournalFullError, StorageError
+from txmq.errors import ConfigError, JournalFullError, StorageError
 from txmq.log.files import FileCache
 from txmq.log.partition import Partition
 from txmq.model import Lsn, RetentionPolicy
@@ -246,7 +246,7 @@ class Store:
 
 
 def open_store(
-    disk: Disk, clock: Clock, random: Random, settings: BrokerSettings, *,
+    disk: Disk, clock: Clock, random: Random, settings: BrokerSettings, *, incarnation: str | None = None,
     files_lock: AbstractContextManager[Any] | None = None, on_progress: Callable[[str], None] = lambda _text: None,
 ) -> Recovered:  # fmt: skip
     """Open (or create) a data directory and recover it.
@@ -254,13 +254,18 @@ def open_store(
     Newest good checkpoint, then redo of the journal behind it; idempotent at every step, also when it dies itself. When
     this returns, all that was acknowledged is in the state and in the partition files (not synced: the journal is).
 
+    Args:
+        incarnation: drawn at random for this start of a broker with a registry; durable when this returns.
+
     Raises:
         DirectoryInUseError: another process holds it.
+        ConfigError: the directory belongs to a cluster, and the broker has no registry.
         CorruptRecordError: damage that a torn tail does not explain; nothing was changed.
     """
     lock = disk.lock(identity.LOCK_PATH)
     try:
-        return _Opening(disk, clock, random, settings, files_lock or nullcontext(), on_progress).run(lock)
+        opening = _Opening(disk, clock, random, settings, files_lock or nullcontext(), on_progress)
+        return opening.run(lock, incarnation)
     except BaseException:
         lock.release()
         raise
@@ -274,7 +279,7 @@ class _Opening:
         self._disk, self._clock, self._settings, self._on_progress = disk, clock, settings, on_progress
         self._node = identity.load_or_create(disk, random, clock)
         self._files = FileCache(disk, settings.open_files_max, lock=files_lock)
-        self._state = new_state(settings)
+        self._state = new_state(settings, self._node.node_id)
         self._touched: dict[Partition, None] = {}
         self._redoing = Redo(self._state, self._rewrite, self._touched)
         self._rewritten: dict[str, bool] = {}  # segment files, and whether their beginning is there
@@ -282,11 +287,16 @@ class _Opening:
         self._records = self._bytes = 0
         self._checkpoint_lsn = Lsn(0)
 
-    def run(self, lock: Lock) -> Recovered:
+    def run(self, lock: Lock, incarnation: str | None) -> Recovered:
         journal = self._recover_journal()
+        if incarnation is None and self._state.registration.epoch:
+            journal.close()
+            raise ConfigError(
+                f"the data directory belongs to cluster {self._node.cluster_id:016x}: start the broker with --registry"
+            )
         store = Store(self._disk, journal, self._files, lock, self._settings, self._checkpoint_lsn)
         self._clean_up(store)
-        self._start_incarnation(journal)
+        self._start_incarnation(journal, incarnation)
         self._state.publish_recovered()
         name = self._settings.broker_name or f"{self._node.node_id:016x}"
         who = BrokerIdentity(self._node.cluster_id, self._node.node_id, name)
@@ -359,12 +369,14 @@ class _Opening:
                     self._files.unlink(path)  # archived before the crash, and taken out of the archive since
             store.removals.drop_segments(partition, doomed)
 
-    def _start_incarnation(self, journal: Journal) -> None:
+    def _start_incarnation(self, journal: Journal, incarnation: str | None) -> None:
         """An incarnation begins with a forced record, so that its epoch is never used again."""
-        fields = {"epoch": journal.epoch, "time_ms": self._clock.now_ms()}
+        fields: dict[str, Any] = {"epoch": journal.epoch, "time_ms": self._clock.now_ms()}
+        if incarnation is not None:
+            fields["incarnation"] = incarnation
         _append(journal, entries.json_entry(entries.STARTED, fields))
         journal.sync()
-        self._state.started(journal.epoch, fields["time_ms"])
+        self._state.started(journal.epoch, fields["time_ms"], incarnation)
         for session in self._state.sessions.values():
             session.gone_ms = self._clock.now_ms()  # no client can have come back before now
 

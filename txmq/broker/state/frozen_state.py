@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 
 from txmq.broker.state import decisions, group_offsets, session, transaction, visibility
 from txmq.log import partition
+from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic
 
 PIECE_SIZE: Final = 16 << 10  # characters
@@ -52,6 +53,7 @@ class FrozenState:
 
     numbers: dict[str, int]
     topics: list[Topic]
+    placed: dict[int, PlacedTopic]
     partitions: Packed
     sessions: Packed
     transactions: Packed
@@ -61,11 +63,12 @@ class FrozenState:
     groups: deque[group_offsets.Frozen]
     generation_floor: int
     queries: dict[str, Any]
+    registration: dict[str, Any] | None
 
     def sections(self) -> Iterator[tuple[str, Any]]:
         """Name and value of each; an iterator stands for a long list."""
         yield from self.numbers.items()
-        yield "topics", (topic.to_json() for topic in self.topics)
+        yield "topics", ((self.placed.get(topic.topic_id) or topic).to_json() for topic in self.topics)
         yield "partitions", _partition_rows(self.partitions)
         yield "sessions", _rows(self.sessions, session.FROZEN_FIELDS, session.row)
         yield "transactions", _rows(self.transactions, transaction.FROZEN_FIELDS, transaction.row)
@@ -80,6 +83,8 @@ class FrozenState:
         yield "groups", map(group_offsets.row, _taken(self.groups))
         yield "generation_floor", self.generation_floor
         yield "queries", self.queries
+        if self.registration is not None:
+            yield "registration", self.registration
 
     def transaction_names(self) -> set[tuple[int, int]]:
         """Session and counter of each transaction; to be asked before ``encode``, which lets go of them."""

@@ -1,9 +1,8 @@
-"""The identity of a broker, drawn when its data directory is made (``node.json``), and the owners of partitions."""
+"""The identity of a broker, drawn when its data directory is made (``node.json``)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +12,3 @@ class BrokerIdentity:
     cluster: int
     node: int
     name: str
-
-
-class Owner(NamedTuple):
-    """A partition's owner: the home whose journal holds it, and the address of the broker that leads that home."""
-
-    home: int
-    leader: str

@@ -14,16 +14,16 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from txmq.broker.state.commit_order import CommitOrder
 from txmq.broker.state.decisions import Name, XADecision, XADecisions
 from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed, packed
 from txmq.broker.state.group_offsets import SavedGroups
-from txmq.broker.state.identity import Owner
 from txmq.broker.state.in_doubt_index import InDoubtIndex
 from txmq.broker.state.producer_sequences import Sequences
+from txmq.broker.state.registration import Registration
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
@@ -32,6 +32,7 @@ from txmq.log.memory import new_partition
 from txmq.log.partition import LogPosition, Partition
 from txmq.model import Storage
 from txmq.redo import entries
+from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic, Topics
 
 Places = dict[Partition, LogPosition]  # where a transaction's messages begin
@@ -45,21 +46,27 @@ class Limits(NamedTuple):
     outcomes_kept: int = 1024
 
 
-def new_state(settings: BrokerSettings) -> State:
-    """An empty state with the limits of ``settings``."""
-    return State(Limits(settings.in_flight_max, settings.outcomes_kept))
+def new_state(settings: BrokerSettings, home: int = 0) -> State:
+    """An empty state with the limits of ``settings``; ``home`` matters only to a broker with a registry."""
+    return State(Limits(settings.in_flight_max, settings.outcomes_kept), home)
 
 
 class State:
-    """Topics, partitions, sessions and unsettled transactions of one broker."""
+    """Topics, partitions, sessions and unsettled transactions of one broker.
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    Attributes:
+        partitions: those that this home owns, by name and number as they stand on the wire.
+        partitions_of: the same by topic id and number.
+        placed: by topic id, the homes of all its partitions. A broker that is alone has none: it owns every partition.
+    """
+
+    def __init__(self, limits: Limits | None = None, home: int = 0) -> None:
+        self.limits, self.home = limits or Limits(), home
+        self.registration = Registration()
         self.topics = Topics()
-        # By name and number as they stand on the wire: the partitions that this broker owns, and the owners of others.
         self.partitions: dict[tuple[bytes, bytes], Partition] = {}
-        self.owners: Mapping[tuple[bytes, bytes], Owner] = {}
-        self.partitions_of: dict[int, list[Partition]] = {}
+        self.partitions_of: dict[int, dict[int, Partition]] = {}
+        self.placed: dict[int, PlacedTopic] = {}
         self.sessions: dict[int, BrokerSession] = {}
         self.next_session = 1
         self.produced_in: dict[int, dict[Partition, None]] = {}  # by producer id: where its sequences are kept
@@ -86,31 +93,33 @@ class State:
     # --- topics ------------------------------------------------------------------------------------------------------
 
     def put_topic(self, topic: Topic) -> list[Partition]:
-        """Create or alter a topic; returns the partitions that are new."""
+        """Create or alter a topic, all of whose partitions are here; returns the partitions that are new."""
+        return self._put_topic(topic, range(topic.config.partitions))
+
+    def place_topic(self, placed: PlacedTopic) -> list[Partition]:
+        """The same for a topic whose partitions have homes."""
+        self.placed[placed.topic.topic_id] = placed
+        return self._put_topic(placed.topic, [n for n, home in enumerate(placed.homes) if home == self.home])
+
+    def redo_topic(self, fields: dict[str, Any]) -> None:
+        """Create or alter a topic as an entry, or a checkpoint, says."""
+        if "homes" in fields:
+            self.place_topic(PlacedTopic.from_json(fields))
+        else:
+            self.put_topic(Topic.from_json(fields))
+
+    def _put_topic(self, topic: Topic, numbers: Iterable[int]) -> list[Partition]:
         self.topics.put(topic)
-        existing = self.partitions_of.setdefault(topic.topic_id, [])
-        for partition in existing:
+        existing = self.partitions_of.setdefault(topic.topic_id, {})
+        for partition in existing.values():
             partition.config = topic.config
-        added = [
-            new_partition(topic.topic_id, topic.config.name, number, topic.config)
-            for number in range(len(existing), topic.config.partitions)
-        ]
-        existing.extend(added)
-        name = topic.config.name.encode()
-        for partition in added:
-            self._route((name, b"%d" % partition.number), partition)
+        name, added = topic.config.name.encode(), list[Partition]()
+        for number in numbers:
+            if number not in existing:
+                partition = new_partition(topic.topic_id, topic.config.name, number, topic.config)
+                existing[number] = self.partitions[name, b"%d" % number] = partition
+                added.append(partition)
         return added
-
-    def _route(self, words: tuple[bytes, bytes], partition: Partition) -> None:
-        if words not in self.owners:
-            self.partitions[words] = partition
-
-    def set_owners(self, owners: Mapping[tuple[bytes, bytes], Owner]) -> None:
-        """Take over the map of the partitions that other homes own. It is in memory only: not a part of the fold."""
-        self.owners, self.partitions = owners, {}
-        for partition in self.all_partitions():
-            self._route((partition.topic.encode(), b"%d" % partition.number), partition)
-        self.topics.changes += 1
 
     def delete_topic(self, topic_id: int) -> list[Partition]:
         """Forget a topic; its parts of unsettled transactions go with it. Returns its partitions.
@@ -118,7 +127,8 @@ class State:
         Its barriers go when the record is durable (``VisibilityBarriers.drop``).
         """
         topic = self.topics.remove(topic_id)
-        removed = self.partitions_of.pop(topic_id, [])
+        self.placed.pop(topic_id, None)
+        removed = list(self.partitions_of.pop(topic_id, {}).values())
         self.saved.forget_topic(topic_id)
         if topic is not None:
             name = topic.config.name.encode()
@@ -130,9 +140,9 @@ class State:
         return removed
 
     def partition(self, topic_id: int, number: int) -> Partition | None:
-        """Look up by id; None if the topic was deleted."""
+        """Look up by id; None if the topic was deleted, or another home has the partition."""
         of_topic = self.partitions_of.get(topic_id)
-        return of_topic[number] if of_topic is not None and number < len(of_topic) else None
+        return of_topic.get(number) if of_topic is not None else None
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
@@ -268,13 +278,20 @@ class State:
             self.produced_in.setdefault(producer, {})[partition] = None
         known.accept(sequence, count, crc, offset, self.limits.in_flight_max)
 
-    def started(self, epoch: int, time_ms: int) -> None:
+    def started(self, epoch: int, time_ms: int, incarnation: str | None = None) -> None:
         """A new incarnation of the broker began: streams that were not prepared are rolled back for good."""
         self.epoch = epoch
+        if incarnation is not None:
+            self.registration.started(incarnation)
         for partition in self.all_partitions():
             partition.began(time_ms)
         for transaction in list(self.streams.values()):
             self.settle(transaction.session, transaction.counter, 0, ROLLED_BACK)
+
+    def registered(self, epoch: int, incarnation: str) -> None:
+        """The registry has given the home an epoch, which is higher than that of its journal's newest start."""
+        self.epoch = epoch
+        self.registration.registered(epoch, incarnation)
 
     # --- snapshot ----------------------------------------------------------------------------------------------------
 
@@ -291,6 +308,7 @@ class State:
                 "epoch": self.epoch,
             },
             topics=list(self.topics),
+            placed=dict(self.placed),
             partitions=self._freeze_partitions(),
             sessions=packed(session.freeze() for session in self.sessions.values()),
             transactions=packed(transaction.freeze() for transaction in self.transactions.values()),
@@ -300,6 +318,7 @@ class State:
             groups=deque(self.saved.freeze()),
             generation_floor=self.saved.generation_floor,
             queries=self.queries.snapshot(),
+            registration=self.registration.snapshot(),
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -307,15 +326,15 @@ class State:
         return self.freeze().plain()
 
     def all_partitions(self) -> Iterator[Partition]:
-        """Every partition of every topic."""
+        """Every partition that this home owns."""
         for of_topic in self.partitions_of.values():
-            yield from of_topic
+            yield from of_topic.values()
 
     def _freeze_partitions(self) -> Packed:
         known, fields = self.sessions, list[Any]()
         found = deque([fields])
         for of_topic in self.partitions_of.values():
-            for partition in of_topic:
+            for partition in of_topic.values():
                 if not (partition.next_offset or partition.log_start):
                     continue
                 if len(fields) >= PACKED_MAX:
@@ -333,7 +352,7 @@ class State:
     def restore(self, snapshot: dict[str, Any]) -> None:
         """The reverse of ``snapshot``; then ``attach_payload`` for every part, then ``restored``."""
         for fields in snapshot["topics"]:
-            self.put_topic(Topic.from_json(fields))
+            self.redo_topic(fields)
         self.topics.next_id = snapshot["next_topic_id"]
         for topic_id, number, state, producers in snapshot["partitions"]:
             partition = self.partitions_of[topic_id][number]
@@ -355,6 +374,7 @@ class State:
         self.saved.restore(snapshot["groups"])
         self.saved.generation_floor = snapshot.get("generation_floor", 0)
         self.queries.restore(snapshot.get("queries") or Queries().snapshot())
+        self.registration.restore(snapshot.get("registration"))
 
     def attach_payload(self, transaction: Transaction, body: memoryview) -> None:
         """Give a restored transaction one of its parts back, in order."""

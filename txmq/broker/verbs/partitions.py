@@ -1,8 +1,8 @@
 """The door to a partition: the one place where a request's topic and number become a partition.
 
 Every verb that writes asks ``writable``, and every verb that reads asks ``readable``. Permissions are to be decided
-here and nowhere else. ``State.partitions`` holds only the partitions that this broker owns. If a look-up fails there,
-``State.owners`` tells which home owns the partition.
+here and nowhere else. ``State.partitions`` holds only the partitions that this home owns. If a look-up fails there,
+``State.placed`` tells which home owns the partition, and ``Context.cluster`` where that home is led.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def readable(context: Context, topic: bytes, number: bytes) -> Partition:
 
 def _refusal(context: Context, name: bytes, number: bytes) -> BrokerError:
     text = name.decode("ascii", "replace")
-    owner = context.state.owners.get((name, number))
-    if owner is not None:
-        return NotOwnerError(
-            f"leader={owner.leader} home={owner.home:016x} owns partition {number.decode()} of topic {text!r}"
-        )
     topic = context.state.topics.named(text)  # raises for an unknown topic
+    placed = context.state.placed.get(topic.topic_id)
+    if placed is not None and context.cluster is not None and int(number) < len(placed.homes):
+        home = placed.homes[int(number)]
+        leader = context.cluster.leader(home) or "-"
+        return NotOwnerError(f"leader={leader} home={home:016x} owns partition {number.decode()} of topic {text!r}")
     return UnknownTopicError(f"topic {text!r} has partitions 0 to {topic.config.partitions - 1}, not {number.decode()}")

@@ -112,7 +112,7 @@ def _word(value: object) -> str:
 def _topics(context: Context) -> str:
     lines = []
     for topic in context.state.topics:
-        partitions = context.state.partitions_of[topic.topic_id]
+        partitions = context.state.partitions_of[topic.topic_id].values()
         lines.append(
             f"{topic.config.name} partitions {len(partitions)} "
             f"messages {sum(p.high_watermark - p.log_start for p in partitions)} "
@@ -131,7 +131,7 @@ def _topic_lines(context: Context, name: str) -> str:
 def _watermarks(context: Context, topic_id: int) -> str:
     return "".join(
         f"{p.topic} {p.number} start {p.log_start} end {p.high_watermark} bytes {p.size_bytes}\n"
-        for p in context.state.partitions_of[topic_id]
+        for p in context.state.partitions_of[topic_id].values()
     )
 
 

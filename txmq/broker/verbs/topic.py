@@ -87,7 +87,7 @@ def _described(context: Context, described: Topic) -> bytes:
             "end": p.high_watermark,
             "bytes": p.size_bytes,
         }
-        for p in context.state.partitions_of[described.topic_id]
+        for p in context.state.partitions_of[described.topic_id].values()
     ]
     return json.dumps({**described.to_json(), "watermarks": partitions}).encode()
 

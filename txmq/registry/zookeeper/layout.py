@@ -21,8 +21,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from txmq.errors import RegistryError
-from txmq.registry.port import DeletedTopic, PlacedTopic
-from txmq.registry.topics import Topic
+from txmq.registry.port import DeletedTopic, PlacedTopic, parse_home
 
 FORMAT: Final = 1
 
@@ -143,16 +142,13 @@ def decode_leader(path: str, value: bytes) -> Leader:
 
 def encode_topic(placed: PlacedTopic) -> bytes:
     """A topic's node."""
-    homes = [f"{home:016x}" for home in placed.homes]
-    return _encode({"version": placed.version, "homes": homes, **placed.topic.to_json()})
+    return _encode(placed.to_json())
 
 
 def decode_topic(path: str, value: bytes) -> PlacedTopic:
     """The reverse."""
-    fields = _fields(path, value)
     try:
-        version, homes = int(fields.pop("version")), tuple(_home(path, home) for home in fields.pop("homes"))
-        return PlacedTopic(Topic.from_json(fields), homes, version)
+        return PlacedTopic.from_json(_fields(path, value))
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise _unreadable(path, error) from error
 
@@ -204,10 +200,8 @@ def _fields(path: str, value: bytes) -> dict[str, Any]:
 
 
 def _home(path: str, text: object) -> int:
-    if not (isinstance(text, str) and len(text) == 16):
-        raise _unreadable(path, ValueError(repr(text)[:40]))
     try:
-        return int(text, 16)
+        return parse_home(text)
     except ValueError as error:
         raise _unreadable(path, error) from error
 

@@ -71,7 +71,8 @@ def fold(disk: Disk) -> Folded:
     Raises:
         StorageError: checkpoint or journal is damaged or missing.
     """
-    state = new_state(BrokerSettings())
+    node = identity.load(disk)
+    state = new_state(BrokerSettings(), 0 if node is None else node.node_id)
     lsn = _restore(disk, state)
     durable = {(each.topic_id, each.number): each.next_offset for each in state.all_partitions()}
     redo = Redo(state, _write_nothing, {})

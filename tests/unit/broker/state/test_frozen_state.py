@@ -48,7 +48,7 @@ def small_state() -> State:
     state.put_topic(Topic(2, TopicConfig("mem", storage=Storage.MEMORY)))
     for number in (1, 2):
         state.put_session(BrokerSession(number, 1, "cl\u00e4ent", 5, "ab" * 16))
-    one, two = state.partitions_of[1][:2]
+    one, two, _ = state.partitions_of[1].values()
     for n in range(3):
         one.place(2, 3000, 7, 9)
         state.accept_sequence(one, 1, n, 1, 77, n)
@@ -92,7 +92,7 @@ def wide_state() -> State:
 
 
 def _change_everything(state: State) -> None:
-    one, two, _ = state.partitions_of[1]
+    one, two, _ = state.partitions_of[1].values()
     for session in (1, 2):
         state.settle(session, 20, 0, ((1, 0, 90, 1),))
         state.settle(session, 21, 20, None)
@@ -134,7 +134,7 @@ def test_frozen_decision_keeps_its_branches_barrier_and_heuristics() -> None:
     frozen = state.freeze()
     state.complete((2, 3), "u1", {"what": "rolled back", "why": "again"})
     assert len(state.decisions.heuristics[2, 3]) == 2
-    for partition in state.partitions_of[1][:2]:
+    for partition in list(state.partitions_of[1].values())[:2]:
         state.decisions.barriers.drop(partition)
     assert frozen.encode(lambda: None).decode() == WRITTEN_AT_ONCE
 

@@ -124,7 +124,7 @@ def _new_places(request: GroupRequest, topics: Iterable[str]) -> int:
     return sum(
         state.saved.is_new_to(request.group, (topic.topic_id, number))
         for topic in found
-        for number in range(topic.config.partitions)
+        for number in state.partitions_of[topic.topic_id]
     )
 
 

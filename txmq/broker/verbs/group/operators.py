@@ -54,7 +54,7 @@ def _described_partitions(request: GroupRequest, saved: SavedGroup, membership: 
     for topic in context.state.topics:
         if topic.topic_id not in ids and topic.config.name not in names:
             continue
-        for partition in context.state.partitions_of[topic.topic_id]:
+        for partition in context.state.partitions_of[topic.topic_id].values():
             place, slot = (topic.topic_id, partition.number), (topic.config.name, partition.number)
             at, owned = saved.offsets.get(place), membership.owned.get(slot)
             start, end = partition.log_start, partition.high_watermark

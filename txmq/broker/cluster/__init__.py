@@ -1,0 +1,1 @@
+"""Several brokers: what one of them knows of the cluster, and asks its registry."""
