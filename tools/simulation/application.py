@@ -38,7 +38,6 @@ from .world import Violation
 
 RESOURCE = "orders-db"
 KEYS_FROM = 100  # the scripted clients' rows have smaller ones
-ADDRESS = [("broker", 8123)]
 Resources = Sequence[LastResource | SimulatedXAResource]
 
 
@@ -105,7 +104,9 @@ class Program:
 
     def client(self) -> Client:
         """A client of its own."""
-        return Client(ADDRESS, timeout=self.world.rng.choice((0.3, 1.0)), name=self.host.name, clock=self.host)
+        return Client(
+            list(self.shared.addresses), timeout=self.world.rng.choice((0.3, 1.0)), name=self.host.name, clock=self.host
+        )
 
 
 class ResolverProgram(Program):
@@ -323,10 +324,10 @@ class Application(Program):
             return
         else:
             opposite = {"committed": Outcome.ROLLED_BACK, "rolled-back": Outcome.COMMITTED}.get(transaction.told)
-            if outcome is opposite and not self.shared.broker.may_forget:
+            if outcome is opposite and not self.shared.may_forget:
                 raise Violation(f"P6: told {transaction.told}, now {outcome}: {transaction.txid}")
             # The broker has told its places: below the session's floor it says so (410), it never says "never seen".
-            if outcome is Outcome.UNKNOWN and transaction.placed and not self.shared.broker.may_forget:
+            if outcome is Outcome.UNKNOWN and transaction.placed and not self.shared.may_forget:
                 raise Violation(f"P6: committed and told, now unknown: {transaction.txid}")
 
 

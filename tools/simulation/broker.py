@@ -85,9 +85,10 @@ class Link(NodeClient):
         self.is_lost = True
         self.world.trace("link lost", self.client.number)
         self.world.after(self.world.rng.uniform(0.001, 0.02), self._lost)
-        self.world.after(self.world.rng.uniform(0.001, 0.02), self._hang_up)
+        self.world.after(self.world.rng.uniform(0.001, 0.02), self.hang_up)
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """The broker hears of the lost connection."""
         self.broker.reach(self.node, self.disconnect)
 
 
@@ -236,7 +237,7 @@ class Broker:
         self.guard(take)
         self.wake()
 
-    def connect(self, receive: Callable[[bytes], None], lost: Callable[[], None]) -> Link | None:
+    def connect(self, receive: Callable[[bytes], None], lost: Callable[[], None], _client: str = "") -> Link | None:
         """A connection, if the broker is there."""
         if self.node is None:
             return None

@@ -99,7 +99,9 @@ class Process:
         """A new connection, to one of several brokers if it is named; False where nobody listens."""
         box: list[Link] = []
         self._reader, self._answers = AnswerReader(), {}
-        link = (broker or self.shared.broker).connect(lambda data: self._received(box, data), lambda: self._lost(box))
+        link = (broker or self.shared.broker).connect(
+            lambda data: self._received(box, data), lambda: self._lost(box), self.name
+        )
         if link is None:
             return False
         box.append(link)

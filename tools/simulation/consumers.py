@@ -27,7 +27,7 @@ from txmq.model import Message, Outcome, TopicPartition
 
 from .application import Application, Program
 from .history import Shared
-from .members import EXACT, OUTPUT
+from .members import EXACT, OUTPUT, saved_offsets
 from .threads import Threads, pause
 from .world import Violation
 
@@ -170,32 +170,26 @@ class ExactProgram(Application):
 
 def check_dealt(shared: Shared, dealt: Dealt) -> None:
     """What must hold at the end."""
-    node = shared.broker.node
-    assert node is not None
-    dead_lettered = _dead_lettered(node)
+    dead_lettered = _dead_lettered(shared.nodes())
     if any(dead_lettered.values()):
         shared.world.meet("a message became a dead letter")
-    saved = node.state.saved.named.get(GROUP)
-    for (topic_id, partition), at in (saved.offsets if saved is not None else {}).items():
-        topic = node.state.topics.with_id(topic_id)
-        assert topic is not None, "no topic that is consumed is deleted"
-        place = (topic.config.name, partition)
+    for place, at in saved_offsets(shared, GROUP):
         deferred = parsed(at.deferred)
         if deferred:
             shared.world.meet("a message is deferred")
         known = dealt.order[place].keys() | deferred.keys() | dead_lettered[place]
         # Relaxed ``sync`` may lose a dead letter that was acknowledged; its offset was saved behind the restart.
-        if (gap := set(range(at.offset)) - known) and not shared.broker.may_forget:
+        if (gap := set(range(at.offset)) - known) and not shared.may_forget:
             raise Violation(f"P8: {place}: {min(gap)} was passed over, saved {at.offset}, deferred {sorted(deferred)}")
         if dealt.keep_key_order:
             _check_key_order(place, dealt, dead_lettered[place])
 
 
-def _dead_lettered(node: Node) -> dict[TopicPartition, set[int]]:
+def _dead_lettered(nodes: list[Node]) -> dict[TopicPartition, set[int]]:
     found: dict[TopicPartition, set[int]] = defaultdict(set)
-    for partition in node.state.all_partitions():
-        if partition.topic == GROUP + DEAD_LETTERS_SUFFIX:
-            for message in node.messages(partition):
+    for node in nodes:
+        for partition in node.state.all_partitions():
+            for message in node.messages(partition) if partition.topic == GROUP + DEAD_LETTERS_SUFFIX else ():
                 words = {name: message.headers[HEADER + name].decode() for name in ("topic", "partition", "offset")}
                 found[words["topic"], int(words["partition"])].add(int(words["offset"]))
     return found

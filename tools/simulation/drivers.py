@@ -57,7 +57,7 @@ class Driver(Client):
         self.written.epoch = max(self.written.epoch, self.epoch_of_query)
         newest = json.loads(opened)["batch"]
         batch = 0 if newest is None else newest + 1
-        if batch <= self.written.newest and not self.shared.broker.may_forget:
+        if batch <= self.written.newest and not self.shared.may_forget:
             raise Violation(f"P1: batch {self.written.newest} was told to be committed, the newest is {newest}")
         for number in range(batch, batch + self._batches_max):
             is_done = False
@@ -135,16 +135,14 @@ class Driver(Client):
         return transaction
 
     def _is_former(self) -> bool:
-        return self.epoch_of_query < self.written.epoch and not self.shared.broker.may_forget
+        return self.epoch_of_query < self.written.epoch and not self.shared.may_forget
 
 
 def check_batches(shared: Shared, written: Written, visible: dict[bytes, tuple[TopicPartition, int]]) -> None:
     """What must hold at the end."""
-    node = shared.broker.node
-    assert node is not None
-    known = node.state.queries.named.get(QUERY)
-    newest = known.batch if known is not None else -1
-    if newest < written.newest and not shared.broker.may_forget:
+    known = [node.state.queries.named.get(QUERY) for node in shared.nodes()]
+    newest = max((query.batch for query in known if query is not None), default=-1)
+    if newest < written.newest and not shared.may_forget:
         raise Violation(f"P1: batch {written.newest} was told to be committed, the newest is {newest}")
     attempts: dict[tuple[int, int], set[bytes]] = {}
     for value, ((topic, _), _) in visible.items():
@@ -158,5 +156,5 @@ def check_batches(shared: Shared, written: Written, visible: dict[bytes, tuple[T
         raise Violation(f"P2: batches up to {newest} are committed, there are {sorted(there)}")
     for batch, winners in written.winners.items():
         found = {txid.decode() for (number, _), txids in attempts.items() if number == batch for txid in txids}
-        if found != set(winners) and not shared.broker.may_forget:
+        if found != set(winners) and not shared.may_forget:
             raise Violation(f"P1: batch {batch} was committed as {winners}, there is {sorted(found)}")

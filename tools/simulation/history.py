@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tools.images.node import Node
 from txmq.model import TopicPartition
 
 from .bank import Bank
@@ -53,7 +55,12 @@ class History:
 
 @dataclass(slots=True)
 class Shared:
-    """What all clients of a world share."""
+    """What all clients of a world share.
+
+    Attributes:
+        homes: all brokers, if there are several; ``broker`` is the first one.
+        addresses: where real clients look for a broker.
+    """
 
     world: Simulation
     broker: Broker
@@ -62,6 +69,25 @@ class Shared:
     rows: Rows | None = None  # the real clients' database
     bank: Bank | None = None  # their XA databases
     stopping: bool = False
+    homes: Sequence[Broker] = ()
+    addresses: Sequence[tuple[str, int]] = (("broker", 8123),)
+
+    @property
+    def brokers(self) -> Sequence[Broker]:
+        """One, or several."""
+        return self.homes or [self.broker]
+
+    @property
+    def may_forget(self) -> bool:
+        """Whether a broker may have lost what it acknowledged."""
+        return any(broker.may_forget for broker in self.brokers)
+
+    def nodes(self) -> list[Node]:
+        """What lives at the end: every broker."""
+        nodes = [broker.node for broker in self.brokers if broker.node is not None]
+        if len(nodes) < len(self.brokers):
+            raise Violation("a broker is not there after healing")
+        return nodes
 
     def check_row(self, value: bytes) -> None:
         """P4: what a reader sees has its row by now."""

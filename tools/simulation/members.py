@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
+from txmq.broker.state.group_offsets import Saved
 from txmq.log import records
 from txmq.model import TopicPartition
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
@@ -154,7 +155,7 @@ class Member(Client):
 
     def _require_not_forgotten(self, place: TopicPartition, generation: int, offset: int) -> None:
         told = self.consumption.saved.get((self.group, place))
-        if told is not None and generation > told[0] and offset < told[1] and not self.shared.broker.may_forget:
+        if told is not None and generation > told[0] and offset < told[1] and not self.shared.may_forget:
             raise Violation(f"P8: {self.group} {place}: saved {told} (generation, offset), now {(generation, offset)}")
 
     # --- consuming ---
@@ -239,11 +240,19 @@ class Member(Client):
             self.joined_on = None
 
 
+def saved_offsets(shared: Shared, group: str) -> Iterator[tuple[TopicPartition, Saved]]:
+    """What the brokers have of a group."""
+    for node in shared.nodes():
+        known = node.state.saved.named.get(group)
+        for (topic_id, partition), saved in (known.offsets if known is not None else {}).items():
+            topic = node.state.topics.with_id(topic_id)
+            assert topic is not None, "no topic that is consumed is deleted"
+            yield (topic.config.name, partition), saved
+
+
 def check_groups(shared: Shared, consumption: Consumption, visible: dict[bytes, tuple[TopicPartition, int]]) -> None:
     """What must hold at the end."""
-    node = shared.broker.node
-    assert node is not None
-    weak = shared.broker.may_forget
+    weak = shared.may_forget
     outputs: Counter[tuple[TopicPartition, int]] = Counter()
     for value in visible:
         _, bar, source = value.partition(b"|")
@@ -253,11 +262,7 @@ def check_groups(shared: Shared, consumption: Consumption, visible: dict[bytes, 
     if twice := [key for key, count in outputs.items() if count > 1]:
         raise Violation(f"P6: consumed twice in transactions: {twice[:5]}")
     for group in GROUPS:
-        known = node.state.saved.named.get(group)
-        for (topic_id, partition), saved in (known.offsets if known is not None else {}).items():
-            topic = node.state.topics.with_id(topic_id)
-            assert topic is not None, "no topic that is consumed is deleted"
-            place = (topic.config.name, partition)
+        for place, saved in saved_offsets(shared, group):
             told = consumption.saved.get((group, place), (0, 0))[1]
             if saved.offset < told and not weak:
                 raise Violation(f"P8: {group} {place}: told {told}, saved {saved.offset}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -19,13 +18,9 @@ from typing import NamedTuple
 
 from tools.images.check import comparable
 from tools.images.node import Node
-from txmq.broker.state.transaction import TransactionState
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S
 from txmq.client.transaction import block
 from txmq.log import records
-from txmq.log.verify import verify_log
-from txmq.model import TopicPartition
-from txmq.protocol.parts import parse_result_lines
 from txmq.runtime import crashpoints, logging, net
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.simulated.clock import SimRandom
@@ -37,14 +32,15 @@ from .application import Application, Program, ResolverProgram, watched_prove
 from .bank import Bank
 from .broker import Broker
 from .client import RETAINED, Client, Process, Steps
-from .consumers import OWN, ConsumerProgram, Dealt, ExactProgram, check_dealt
+from .consumers import ConsumerProgram, Dealt, ExactProgram
 from .damage import Rest
 from .database import Database
-from .drivers import SINK, Driver, Written, check_batches
+from .drivers import SINK, Driver, Written
 from .endless import Load
-from .history import History, Put, Shared, Transaction
-from .members import GROUPS, OUTPUT, Consumption, Member, check_groups
-from .ordered import SPOOLED, OrderedProgram
+from .history import History, Shared
+from .members import GROUPS, OUTPUT, Consumption, Member
+from .ordered import OrderedProgram
+from .promises import Told, check_promises, visible_messages
 from .resolver import Resolver
 from .rows import Rows
 from .stream import Network
@@ -57,7 +53,6 @@ HEAL_S = 5.0
 END_S = 25.0 + 2 * VISIBILITY_WAIT_S  # an ordered producer killed behind its look into the log may need another one
 _STREAM_AT_BYTES = block._STREAM_AT_BYTES
 _MEMORY = "/dev/shm"
-Visible = dict[bytes, tuple[TopicPartition, int]]
 
 
 class Result(NamedTuple):
@@ -68,14 +63,6 @@ class Result(NamedTuple):
     digest: str
     met: frozenset[str]
     tail: list[str]
-
-
-class Told(NamedTuple):
-    """What members and drivers were told."""
-
-    consumption: Consumption
-    written: Written
-    dealt: Dealt
 
 
 class Operator(Process):
@@ -142,9 +129,13 @@ class Operator(Process):
 
 def simulate(seed: int, *, sync: str = "", endless: bool = False) -> Result:
     """Run one seed; ``sync`` and ``endless`` as of ``Simulation``."""
-    world = Simulation(seed, sync=sync, endless=endless)
+    return played(seed, Simulation(seed, sync=sync, endless=endless), _simulate)
+
+
+def played(seed: int, world: Simulation, play: Callable[[Simulation], None]) -> Result:
+    """What becomes of a world."""
     try:
-        _simulate(world)
+        play(world)
         error = None
     except Exception as failure:  # noqa: BLE001  whatever it is, the seed that shows it is what counts
         error = f"{type(failure).__name__}: {failure}"
@@ -303,23 +294,8 @@ def _heal(world: Simulation, shared: Shared, operator: Operator) -> None:
 
 
 def _check(shared: Shared, told: Told) -> None:
-    node = shared.broker.node
-    if node is None:
-        raise Violation("the broker is not there after healing")
-    in_doubt = [number for number, t in node.state.transactions.items() if t.state is TransactionState.PREPARED]
-    if in_doubt:
-        raise Violation(f"P5: in doubt after healing: {sorted(in_doubt)}")
-    if node.state.decisions.incomplete:
-        raise Violation(f"P5: not completed after healing: {sorted(node.state.decisions.incomplete)}")
-    if node.state.decisions.heuristics:
-        raise Violation(f"P3: nobody decided alone: {node.state.decisions.heuristics}")
-    assert shared.bank is not None
-    shared.bank.check()
-    visible = _visible(node, shared.history)
-    _check_all(shared, node, visible)
-    check_groups(shared, told.consumption, visible)
-    check_batches(shared, told.written, visible)
-    check_dealt(shared, told.dealt)
+    visible = check_promises(shared, told)
+    [node] = shared.nodes()
     before = node.state
     before.started(0, 0)
     again = node
@@ -327,115 +303,6 @@ def _check(shared: Shared, told: Told) -> None:
         again = Node(lost, shared.broker.settings, clock=shared.world.clock)
         if comparable(again.state) != comparable(before):
             raise Violation("P1: a restart finds another state")
-        if _visible(again, shared.history) != visible:
+        if visible_messages([again], shared.history) != visible:
             raise Violation("P1: a restart finds other messages")
     Rest(shared.world, again).check()
-
-
-def _check_all(shared: Shared, node: Node, visible: Visible) -> None:
-    history = shared.history
-    weak = shared.broker.may_forget
-    log_start = node.partition(RETAINED).log_start
-    for put in history.puts:
-        if put.place[0] == RETAINED and isinstance(put.told, int) and put.told < log_start:
-            continue
-        _check_put(put, visible, history, weak)
-    for one in history.transactions.values():
-        _check_transaction(one, visible, shared, weak and not one.row)
-    for (topic, partition, offset), value in history.seen.items():
-        if visible.get(value) != ((f"t{topic}", partition), offset):
-            raise Violation(f"P1: {value[:12]!r} was read and is gone")
-    _check_order(history, visible)
-    if not (verdict := verify_log(node.disk)).is_sound:
-        raise Violation(f"P10: {verdict.findings}")
-
-
-def _visible(node: Node, history: History) -> Visible:
-    found: Visible = {}
-    known = {v for put in history.puts for v in put.values}
-    known |= {v for t in history.transactions.values() for _, values in t.parts for v in values}
-    for partition in node.state.all_partitions():
-        if partition.topic.startswith(OWN):
-            continue
-        messages = node.messages(partition)
-        if len(messages) != partition.high_watermark - partition.log_start:
-            raise Violation(f"P2: a hole in {partition.topic}-{partition.number}")
-        for message in messages:
-            value = message.value or b""
-            if value in found:
-                raise Violation(f"P6: {value[:12]!r} twice: {found[value]}, {partition.number} {message.offset}")
-            if value not in known:
-                raise Violation(f"P10: {value[:12]!r} was never sent")
-            found[value] = (partition.topic, partition.number), message.offset
-    return found
-
-
-def _stands(values: tuple[bytes, ...], place: TopicPartition, base: int, visible: Visible) -> bool:
-    return all(visible.get(value) == (place, base + n) for n, value in enumerate(values))
-
-
-def _check_put(put: Put, visible: Visible, history: History, weak: bool) -> None:
-    if put.place[0] in history.deleted:
-        return
-    there = [value for value in put.values if value in visible]
-    if there and len(there) != len(put.values):
-        raise Violation(f"P2: a part of {put}")
-    if put.told == "not stored" and there:
-        raise Violation(f"P6: told not stored: {put}")
-    if put.told == SPOOLED and not weak and not there:
-        raise Violation(f"P6: spooled, drained and not there: {put.place} {put.values[0][:12]!r}")
-    if isinstance(put.told, int) and not weak and not _stands(put.values, put.place, put.told, visible):
-        raise Violation(f"P1: acknowledged and not there: {put.place} {put.told} {put.values[0][:12]!r}")
-
-
-def _check_transaction(transaction: Transaction, visible: Visible, shared: Shared, weak: bool) -> None:
-    parts = [(place, values) for place, values in transaction.parts if place[0] not in shared.history.deleted]
-    there = {value in visible for _, values in parts for value in values}
-    name = f"{transaction.txid[34:]} told {transaction.told}"
-    if len(there) > 1:
-        raise Violation(f"P2: a part of {name}")
-    if there and transaction.row and shared.has_row(transaction.row) not in there:
-        raise Violation(f"P3: row and messages differ: {name}, messages {there}")
-    if there == {False} and transaction.told == "committed" and not weak:
-        raise Violation(f"P1: {name} and not there")
-    if there == {True} and transaction.told == "rolled-back":
-        raise Violation(f"P6: {name} and there")
-    if there == {True}:
-        _check_places(transaction, visible, shared, name, weak)
-
-
-def _check_places(transaction: Transaction, visible: Visible, shared: Shared, name: str, weak: bool) -> None:
-    runs: dict[TopicPartition, list[int]] = defaultdict(list)
-    for place, values in transaction.parts:
-        if place[0] not in shared.history.deleted:
-            runs[place] += [visible[value][1] for value in values]
-    for place, offsets in runs.items():
-        if offsets != list(range(offsets[0], offsets[0] + len(offsets))):
-            raise Violation(f"P2: {name} is not contiguous in {place}: {offsets}")
-    for value, told in transaction.placed.items():
-        if not weak and told[0][0] not in shared.history.deleted and visible[value] != told:
-            raise Violation(f"P1: {name}: {value[:12]!r} is at {visible[value]}, told {told}")
-    # What a deleted topic had is told as deleted-<id>, or not at all.
-    lines = [line for line in parse_result_lines(transaction.lines) if line.topic in shared.history.topics]
-    parts = [part for part in transaction.parts if part[0][0] not in shared.history.deleted]
-    for line, (place, values) in zip([] if weak else lines, parts, strict=False):
-        if not _stands(values, place, line.base_offset, visible):
-            raise Violation(f"P1: {name} is not at {line}")
-
-
-def _check_order(history: History, visible: Visible) -> None:
-    last: dict[tuple[TopicPartition, object], int] = {}
-    for put in history.puts:
-        if put.values[0] in visible and put.place[0] not in history.deleted:
-            _in_order(last, put.place, put.values[0].partition(b"-")[0], visible[put.values[0]][1])
-    rows = [t for t in history.transactions.values() if t.row]
-    for transaction in sorted(rows, key=lambda t: (t.key, t.version)):
-        for place, values in transaction.parts:
-            if values[0] in visible and place[0] not in history.deleted:
-                _in_order(last, place, transaction.key, visible[values[0]][1])
-
-
-def _in_order(last: dict[tuple[TopicPartition, object], int], place: TopicPartition, who: object, offset: int) -> None:
-    if offset <= last.get((place, who), -1):
-        raise Violation(f"P7: {who!r} in {place}: {offset} after {last[place, who]}")
-    last[place, who] = offset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from txmq.runtime.ports import Buffer
 
@@ -24,7 +25,7 @@ class SimStream:
 
     def open(self, broker: Broker) -> None:
         """Connect, or ConnectionRefusedError."""
-        self._link = broker.connect(self._receive, self._lost)
+        self._link = broker.connect(self._receive, self._lost, self._host.name)
         if self._link is None:
             raise ConnectionRefusedError("nobody listens")
 
@@ -106,14 +107,19 @@ class SimStream:
 
 
 class Network:
-    """``net.connect`` of a world."""
+    """``net.connect`` of a world.
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    Args:
+        broker: the one that there is.
+        others: brokers by the names of their hosts, if there are several.
+    """
 
-    def connect(self, _host: str, _port: int, timeout: float) -> SimStream:
-        """Connect to the broker; it takes a moment."""
+    def __init__(self, broker: Broker, others: Mapping[str, Broker] | None = None) -> None:
+        self._broker, self._others = broker, others or {}
+
+    def connect(self, host: str, _port: int, timeout: float) -> SimStream:
+        """Connect to a broker; it takes a moment."""
         pause(min(timeout, self._broker.world.rng.uniform(0.0001, 0.003)))
         stream = SimStream(required_task().host)
-        stream.open(self._broker)
+        stream.open(self._others.get(host, self._broker))
         return stream

@@ -27,6 +27,7 @@ from txmq.runtime.crashpoints import SimulatedCrash
 from .world import Simulation
 
 _RESUME_S_MAX = 60.0  # real time: a step that takes longer hangs, also on a busy machine
+_INSIDE = ("txmq.client", "txmq.xa", "txmq.runtime.net", "txmq.registry")  # modules that get simulated doors
 _PARK_S_MIN = 1e-6  # less is lost in the clock's rounding, and whoever waits for a deadline would wait for ever
 
 
@@ -49,6 +50,9 @@ class Task:
     def resume(self, turn: int) -> None:
         """From the world's loop: let the task run until it parks or ends, if it still stands at that turn."""
         if turn != self.turn or self.is_over:
+            return
+        if self.host.is_paused:
+            self.host.when_running(lambda: self.resume(turn))
             return
         all_threads = self.host.threads
         self.turn += 1
@@ -116,7 +120,8 @@ class Host:
     def __init__(self, all_threads: Threads, name: str) -> None:
         self.threads, self.name = all_threads, name
         self.world = all_threads.world
-        self.is_alive = True
+        self.is_alive, self.is_paused = True, False
+        self._when_running: list[Callable[[], None]] = []
         self.tasks: list[Task] = []
         self.on_death: list[Callable[[], None]] = []
         self.ahead_ms = self.world.rng.choice((0, 0, -600_000, 600_000))
@@ -130,6 +135,24 @@ class Host:
         task.wake()
         return task
 
+    def when_running(self, call: Callable[[], None]) -> None:
+        """Call now, or when the process, which is stopped, goes on."""
+        if self.is_paused:
+            self._when_running.append(call)
+        else:
+            call()
+
+    def pause(self) -> None:
+        """The process is stopped."""
+        self.is_paused = True
+
+    def go_on(self) -> None:
+        """It goes on."""
+        self.is_paused = False
+        waiting, self._when_running = self._when_running, []
+        for call in waiting:
+            self.world.after(0.0, call)
+
     def require_alive(self) -> None:
         """Every door asks first."""
         if not self.is_alive:
@@ -139,7 +162,7 @@ class Host:
         """The process ends here."""
         if not self.is_alive:
             return
-        self.is_alive = False
+        self.is_alive = self.is_paused = False
         self.world.trace(self.name, "dies")
         for release in self.on_death:
             release()
@@ -195,7 +218,7 @@ class Threads:
     def close(self) -> None:
         """End all threads."""
         for host in self.hosts:
-            host.is_alive = False
+            host.is_alive = host.is_paused = False
         for host in self.hosts:
             for task in host.tasks:
                 if task.is_started and not task.is_over:
@@ -382,7 +405,7 @@ def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
     } | replaced  # fmt: skip
     undo: list[tuple[Any, str, Any]] = []
     for module_name, module in sorted(sys.modules.items()):
-        if module_name.startswith(("txmq.client", "txmq.xa", "txmq.runtime.net")):
+        if module_name.startswith(_INSIDE):
             for name, value in list(vars(module).items()):
                 if callable(value) and getattr(value, "__hash__", None) and value in doors:
                     undo.append((module, name, value))

@@ -3,8 +3,9 @@
 Theory of operation. ``SimZooKeeper`` has the tree and the sessions; ``SimSession`` is a client's. Everything happens
 within the call: watches and listeners are called before it returns. A test says what is to fail: a session loses its
 connection (``disconnect``) or its answer (``lose_next``), or expires (``expire``); it reads from a server that lags
-behind (``lag``); the ensemble goes away (``is_reachable``); another process comes between two calls
-(``before_call``, ``before_change``). A session that waits for its connection gets one if the ensemble can be reached.
+behind (``lag``); the ensemble goes away (``is_reachable``), or the network to it (``is_cut_off``); another process
+comes between two calls (``before_call``, ``before_change``, ``after_call``). A session that waits for its connection
+gets one if the ensemble can be reached.
 
 Left out: access lists, quotas, containers and nodes with a lifetime.
 
@@ -201,6 +202,8 @@ class SimSession:
 
     Attributes:
         before_call: what happens before each call is carried out.
+        after_call: what happens behind each call that was carried out.
+        is_cut_off: the network between the session's process and the ensemble carries nothing.
         before_change: what happens before each call that changes something is carried out.
     """
 
@@ -209,6 +212,8 @@ class SimSession:
         self._number = 0
         self._state = SessionState.LOST
         self.before_call: Callable[[], None] = _nothing
+        self.after_call: Callable[[], None] = _nothing
+        self.is_cut_off = False
         self.before_change: Callable[[], None] = _nothing
         self._listeners: list[Callable[[SessionState], None]] = []
         self._watches = _Watches()
@@ -250,6 +255,11 @@ class SimSession:
         self._loss = is_carried_out
         self._changes_before_loss = after
 
+    @property
+    def can_connect(self) -> bool:
+        """Whether the ensemble can be reached from here."""
+        return self._ensemble.is_reachable and not self.is_cut_off
+
     def lag(self) -> None:
         """The session's server stops hearing of changes, until ``sync`` or a change of the session's own."""
         self._picture = self._ensemble.picture()
@@ -278,7 +288,7 @@ class SimSession:
 
     def wait_connected(self, timeout: float) -> bool:
         """See ``Session``; it takes no time."""
-        if self._ensemble.is_reachable:
+        if self.can_connect:
             self.connect()
         return self._state is SessionState.CONNECTED
 
@@ -356,12 +366,15 @@ class SimSession:
     @contextmanager
     def _connected(self) -> Iterator[SimZooKeeper]:
         self.before_call()
-        if self._state is SessionState.CONNECTED and not self._ensemble.is_reachable:
+        has_ended = not self._ensemble.has_session(self._number)
+        if self._state is SessionState.CONNECTED and (has_ended or not self.can_connect):
             self.disconnect()
+            raise ConnectionLossError("the connection to ZooKeeper is lost")
         if self._state is not SessionState.CONNECTED:
             raise NotConnectedError("there is no connection to ZooKeeper")
         with self._ensemble.lock:
             yield self._ensemble
+        self.after_call()
 
     def _seen(self, ensemble: SimZooKeeper) -> Tree:
         return ensemble.nodes if self._picture is None else self._picture

@@ -12,7 +12,7 @@ from tests.unit.registry.zookeeper.tree import values
 from txmq.errors import RegistryAwayError, RegistryConflictError, RegistryError
 from txmq.registry.port import DeletedTopic, PlacedTopic, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-from txmq.registry.zookeeper.session import ANY_VERSION, SessionState
+from txmq.registry.zookeeper.session import ANY_VERSION, ConnectionLossError, SessionState
 from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
 
 CHANGES_MAX = 20  # more than any call makes
@@ -281,3 +281,26 @@ def test_a_topic_too_large_for_a_node_is_refused() -> None:
     assert registry.topics().topics == (placed,)
     with pytest.raises(RegistryError, match="too large for ZooKeeper"):
         registry.create_topic(topic(2, "larger", partitions=60_000), [A] * 60_000)
+
+
+def test_nothing_is_done_in_a_session_that_has_ended() -> None:
+    ensemble = SimZooKeeper()
+    session = ensemble.open()
+    ensemble.end_session(session.number)
+    with pytest.raises(ConnectionLossError):
+        session.create("/mine", b"", is_ephemeral=True)
+    assert ensemble.open().exists("/mine") is None
+
+
+def test_a_session_that_was_cut_off_comes_back() -> None:
+    ensemble = SimZooKeeper()
+    session, number = ensemble.open(), 1
+    session.is_cut_off = True
+    with pytest.raises(ConnectionLossError):
+        session.get("/")
+    assert not session.wait_connected(1.0)
+    ensemble.open().create("/others", b"")
+    session.is_cut_off = False
+    assert session.wait_connected(1.0)
+    assert session.number == number
+    assert session.exists("/others") is not None
