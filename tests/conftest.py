@@ -12,7 +12,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from txmq.config import ENVIRONMENT_PREFIX, OTHER_PREFIXES
+from txmq.config import ENVIRONMENT_PREFIX
+from txmq.config_sources import OTHER_PREFIXES
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB

@@ -1,29 +1,24 @@
-"""Addresses as text: HOST:PORT, a client's txmq://HOST[:PORT][,HOST[:PORT]...], an ensemble's zk://HOST[:PORT][,...][/PATH]."""
+"""Addresses as text: HOST:PORT, a client's txmq://HOST[:PORT][,HOST[:PORT]...], an ensemble's zk://... ."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from txmq.errors import ConfigError
 
 DEFAULT_PORT = 8123
-_SCHEME = "txmq://"
 ZOOKEEPER_SCHEME: Final = "zk://"
 _ZOOKEEPER_PORT = 2181
+_SCHEME = "txmq://"
+_SECRET = re.compile("://.*@", re.DOTALL)
 _CHROOT = re.compile(r"(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
 
-class Ensemble(NamedTuple):
-    """A ZooKeeper ensemble, and where in its tree txmq's nodes are: ``""``, or ``/prod``."""
-
-    hosts: str  # HOST:PORT, several separated by commas
-    chroot: str
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Split ``HOST:PORT`` or ``[IPv6]:PORT``.
+def split_address(text: str, setting: str = "listen") -> tuple[str, int]:
+    """Split ``HOST:PORT`` or ``[IPv6]:PORT``; the error names the setting.
 
     Raises:
         ConfigError: not of that form, or the port is over 65535.
@@ -38,7 +33,7 @@ def split_address(text: str) -> tuple[str, int]:
         or not host.isprintable()
         or " " in host
     ):
-        raise ConfigError(f"listen = {text!r}: expected HOST:PORT such as 127.0.0.1:8123, with a port of 0 to 65535")
+        raise ConfigError(f"{setting} = {text!r}: expected HOST:PORT such as 127.0.0.1:8123, with a port of 0 to 65535")
     return host, int(port)
 
 
@@ -57,6 +52,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether ``host`` stands for all addresses of a machine, and so for none that a client could connect to."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
     """Hosts and ports of ``txmq://host[:port][,host[:port]...]``.
 
@@ -66,7 +69,7 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
     expected = f"bootstrap = {text!r}: expected txmq://HOST[:PORT], several separated by commas"
     if not isinstance(text, str):
         raise ConfigError(expected)
-    if text.startswith("zk://"):
+    if text.startswith(ZOOKEEPER_SCHEME):
         raise ConfigError(f"bootstrap = {text!r}: ZooKeeper is not supported yet; give a broker: txmq://HOST:PORT")
     if not text.startswith(_SCHEME):
         raise ConfigError(expected)
@@ -79,24 +82,50 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
     return addresses
 
 
-def parse_ensemble(text: str, name: str = "registry") -> Ensemble:
-    """Hosts and path of ``zk://host[:port][,host[:port]...][/path]``.
+class Credentials(NamedTuple):
+    """Name and password under which nodes are made; nobody else reads or changes them."""
+
+    name: str
+    password: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """A ZooKeeper ensemble, and where in its tree txmq's nodes are."""
+
+    hosts: str  # HOST:PORT, with commas between several
+    chroot: str = ""  # "" or "/prod"
+    credentials: Credentials | None = field(default=None, repr=False)
+
+
+def parse_ensemble(text: str, setting: str = "registry") -> Ensemble:
+    """The parts of ``zk://[NAME:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH]``.
 
     Raises:
-        ConfigError: says what is expected of the argument or setting ``name``.
+        ConfigError: names the setting, and says what is expected. The password is not in it.
     """
-    expected = f"{name} = {text!r}: expected zk://HOST[:PORT], several separated by commas, and a path if there is one"
+    wrong = ConfigError(
+        f"{setting} = {without_secret(str(text))!r}: expected zk://[NAME:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH] "
+        "such as zk://zoo1,zoo2,zoo3/prod"
+    )
     if not isinstance(text, str) or not text.startswith(ZOOKEEPER_SCHEME):
-        raise ConfigError(expected)
-    hosts, slash, path = text.removeprefix(ZOOKEEPER_SCHEME).partition("/")
-    chroot = f"{slash}{path}".rstrip("/")
-    if _CHROOT.fullmatch(chroot) is None:
-        raise ConfigError(expected)
+        raise wrong
+    before, at, rest = text.removeprefix(ZOOKEEPER_SCHEME).rpartition("@")
+    name, colon, password = before.partition(":")
+    hosts, slash, path = rest.partition("/")
+    chroot = (slash + path).rstrip("/")
+    if (at and not (name and colon and password)) or _CHROOT.fullmatch(chroot) is None:
+        raise wrong
     try:
-        parsed = [split_address(_with_port(part, _ZOOKEEPER_PORT)) for part in hosts.split(",")]
+        servers = [join_address(*split_address(_with_port(host, _ZOOKEEPER_PORT))) for host in hosts.split(",")]
     except ConfigError:
-        raise ConfigError(expected) from None
-    return Ensemble(",".join(join_address(*address) for address in parsed), chroot)
+        raise wrong from None
+    return Ensemble(",".join(servers), chroot, Credentials(name, password) if at else None)
+
+
+def without_secret(text: str) -> str:
+    """An address that may be shown: without its credentials."""
+    return _SECRET.sub("://***@", text)
 
 
 def _with_port(part: str, port: int) -> str:

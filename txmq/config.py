@@ -1,39 +1,28 @@
 """The broker's settings: one table that drives TOML keys, environment variables, flags and docs/configuration.md.
 
 The fields of ``BrokerSettings`` are the table: name, type, default, and in the field's metadata the allowed range, the
-help line and the section of the documentation. ``load_settings`` merges three sources, the later one wins:
-
-    TOML file  <  environment (``TXMQ_<KEY>``)  <  flags (``--set key=value`` and the named ones)
+help line and the section of the documentation. ``config_sources`` reads their values.
 
 Invariants:
 * A setting that was accepted is inside its range, and the settings fit each other; nothing is clamped silently.
-* A key that is not known is refused wherever it comes from, naming the nearest known one. Variables of other parts of
-  txmq (``TXMQ_BOOTSTRAP``, ...) are listed here, so that a misspelt setting is not taken for one of them.
-* Units stand last in the name: ``_ms``, ``_bytes``. Numbers are plain integers (TOML's ``67_108_864`` is fine).
-* No I/O: the caller reads the file and hands over its text.
+* Units stand last in the name: ``_ms``, ``_bytes``. Numbers are plain integers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import tomllib
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from txmq.addresses import is_loopback, split_address
+from txmq.addresses import is_loopback, is_wildcard, parse_ensemble, split_address, without_secret
 from txmq.errors import ConfigError
-from txmq.model import PARTITIONS_PER_TOPIC_MAX, RetentionPolicy, Storage, TopicConfig
+from txmq.model import PARTITIONS_PER_TOPIC_MAX, RetentionPolicy, Storage, TopicConfig, is_valid_name
 
 NAME_LENGTH_MAX = 200
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 ENVIRONMENT_PREFIX = "TXMQ_"
-# Variables with our prefix that are not settings of the broker: client address, crash points, tests and benchmarks.
-OTHER_VARIABLES = ("TXMQ_BOOTSTRAP", "TXMQ_CRASH")
-OTHER_PREFIXES = ("TXMQ_TEST_", "TXMQ_BENCH_")
 _DAY_MS = 24 * 3600 * 1000
 _TIME_MS_MAX = 10**12  # 31 years: far above any real setting, and sums stay far from 2^63
 
@@ -58,7 +47,7 @@ def _flag(default: bool, text: str, *, section: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """Every setting of a broker. Build it with ``load_settings``, or directly in tests: both are checked."""
+    """Every setting of a broker. ``config_sources.load_settings`` builds it, or a test directly: both are checked."""
 
     data: str = _word("var/txmq", "Data directory; created if absent.", section="Broker")
     listen: str = _word(
@@ -70,6 +59,18 @@ class BrokerSettings:
         False, "Allow an address other than loopback: there is no authentication or encryption.", section="Broker"
     )
     broker_name: str = _word("", "Name shown in stats and logs; empty: the node id.", section="Broker")
+    advertised_address: str = _word(
+        "", "HOST:PORT at which clients and other brokers reach this one; empty: the address of listen.",
+        section="Broker",
+    )  # fmt: skip
+    registry: str = _word(
+        "", "ZooKeeper ensemble of several brokers, zk://[NAME:PASSWORD@]HOST[:PORT],.../PATH; empty: this broker is "
+        "alone.", section="Broker",
+    )  # fmt: skip
+    registry_session_timeout_ms: int = _number(
+        10_000, 400, 600_000, "Time after which the registry takes a silent broker for dead. The ensemble may grant "
+        "another one.", section="Broker",
+    )  # fmt: skip
     log_level: str = _word(
         "info", "Least severe log line that is written.", section="Broker",
         choices=("debug", "info", "warning", "error"),
@@ -232,6 +233,10 @@ class BrokerSettings:
             _check(setting, getattr(self, setting.name))
         _check_together(self)
 
+    def shown(self) -> dict[str, Any]:
+        """All settings by name, for people: without secrets."""
+        return {**dataclasses.asdict(self), "registry": without_secret(self.registry)}
+
     @property
     def listen_host(self) -> str:
         """The host part of ``listen``, without brackets."""
@@ -283,11 +288,16 @@ class Setting:
         if self.choices:
             return ", ".join(self.choices[:-1]) + " or " + self.choices[-1]
         if self.kind is str:
-            return "HOST:PORT" if self.name == "listen" else "text"
+            return _TEXTS.get(self.name, "text")
         span = f"{self.low:,} to {self.high:,}".replace(",", "_")
         return span if self.none is None else f"{span}, or none ({self.none})"
 
 
+_TEXTS = {
+    "listen": "HOST:PORT",
+    "advertised_address": "HOST:PORT, or empty",
+    "registry": "zk://..., or empty",
+}
 _KINDS: dict[str, tuple[type[bool] | type[int] | type[float] | type[str], bool]] = {
     "bool": (bool, False), "int": (int, False), "float": (float, False), "str": (str, False), "int | None": (int, True),
 }  # fmt: skip
@@ -303,94 +313,8 @@ def _table() -> dict[str, Setting]:
 SETTINGS: dict[str, Setting] = _table()
 
 
-def load_settings(toml_text: str | None, environment: Mapping[str, str], flags: Mapping[str, object]) -> BrokerSettings:
-    """Merge the three sources and check the result.
-
-    Args:
-        toml_text: the configuration file's text, or None.
-        environment: all environment variables; those without our prefix are passed over.
-        flags: by setting name; text is parsed, other values are taken as they are; None means not given.
-
-    Raises:
-        ConfigError: names the key, its source, the value and what is allowed, or the nearest known key.
-    """
-    values: dict[str, object] = {}
-    if toml_text is not None:
-        values.update(_from_toml(toml_text))
-    values.update(_from_environment(environment))
-    for name, value in flags.items():
-        if value is not None:
-            setting = _known(name, "flag")
-            values[name] = _parse(setting, value) if isinstance(value, str) else value
-    return BrokerSettings(**values)  # type: ignore[arg-type]
-
-
-def parse_assignments(words: Iterable[str]) -> dict[str, object]:
-    """Turn ``key=value`` words of ``--set`` into flags.
-
-    Raises:
-        ConfigError: not of that form, unknown, or given twice.
-    """
-    flags: dict[str, object] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {word}: expected key=value")
-        _known(name, "--set")
-        if name in flags:
-            raise ConfigError(f"--set {name} is given twice; give it once")
-        flags[name] = value
-    return flags
-
-
-def _from_toml(text: str) -> dict[str, object]:
-    try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, and brackets by the thousand
-        raise ConfigError(f"the configuration file is not valid TOML: {error}") from None
-    for name, value in document.items():
-        if isinstance(value, dict) and name not in SETTINGS:
-            raise ConfigError(
-                f"unknown setting {name[:80]!r} (configuration file): a table; settings stand at the top, in no table"
-            )
-    return {
-        name: None if value == "none" and _known(name, "configuration file").none is not None else value
-        for name, value in document.items()
-        if _known(name, "configuration file")
-    }
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for variable, text in environment.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
-            continue
-        if variable.startswith(OTHER_PREFIXES):
-            continue
-        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        setting = _known(name, f"environment variable {variable}")
-        if variable != setting.variable:  # two spellings of one key would be the same key twice
-            raise ConfigError(f"unknown environment variable {variable[:80]!r}; did you mean {setting.variable!r}?")
-        values[name] = _parse(setting, text)
-    return values
-
-
-def _known(name: str, source: str) -> Setting:
-    setting = SETTINGS.get(name)
-    if setting is None:
-        hint = near_miss(name.lower(), SETTINGS) or "docs/configuration.md lists them"
-        raise ConfigError(f"unknown setting {name[:80]!r} ({source}); {hint}")
-    return setting
-
-
-def near_miss(word: str, known: Iterable[str]) -> str | None:
-    """The question after the known word that was most likely meant; None if none is near."""
-    near = difflib.get_close_matches(word[:80], list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else None
-
-
-def _parse(setting: Setting, text: str) -> object:
-    """Read a value given as text; ``_check`` refuses text that cannot be read."""
+def parse_value(setting: Setting, text: str) -> object:
+    """Read a value given as text. Text that cannot be read is returned, and refused with the settings."""
     text = text.strip()
     if setting.none is not None and text == "none":
         return None
@@ -414,25 +338,24 @@ def _check(setting: Setting, value: object) -> None:
     if in_range and setting.low is not None and setting.high is not None:
         in_range = setting.low <= value <= setting.high  # type: ignore[operator]
     if not in_range:
-        is_quoted = isinstance(value, str) and type(_parse(setting, value)) is setting.kind is not str
+        is_quoted = isinstance(value, str) and type(parse_value(setting, value)) is setting.kind is not str
         hint = ", without quotes" if is_quoted else ""
         raise ConfigError(f"{setting.name} = {str(value)[:80]!r}: expected {setting.allowed}{hint}")
 
 
 def _check_together(settings: BrokerSettings) -> None:
     """Check the settings that limit each other."""
-    host, _ = split_address(settings.listen)
-    if not (settings.insecure or is_loopback(host)):
-        raise ConfigError(
-            f"listen = {settings.listen!r}: other machines could reach this broker, which has no authentication; "
-            "listen on 127.0.0.1, or say --insecure (insecure = true) if the network is yours"
-        )
+    _check_addresses(settings)
     if not settings.data.strip() or "\0" in settings.data:
         raise ConfigError(f"data = {settings.data[:80]!r}: expected a directory")
     if not settings.broker_name.isprintable() or len(settings.broker_name) > NAME_LENGTH_MAX:
         raise ConfigError(
             f"broker_name = {settings.broker_name[:80]!r}: expected at most {NAME_LENGTH_MAX} printable characters"
         )  # it stands in lines that people and programs read
+    if settings.registry and settings.broker_name and not is_valid_name(settings.broker_name):
+        raise ConfigError(
+            f"broker_name = {settings.broker_name!r}: with a registry, letters, digits, '.', '_' and '-' are allowed"
+        )
     _check_at_most(settings, "batch_size_bytes_max", settings.request_size_bytes_max, "request_size_bytes_max")
     _check_at_most(settings, "request_size_bytes_max", settings.memory_request_bytes_max, "memory_request_bytes_max")
     room = settings.journal_file_size_bytes - MIB // 2  # headers and framing, generously
@@ -441,6 +364,26 @@ def _check_together(settings: BrokerSettings) -> None:
             f"journal_file_size_bytes = {settings.journal_file_size_bytes}: one group commit must fit a file: at least "
             f"group_size_bytes_max + request_size_bytes_max + {MIB // 2} "
             f"= {settings.group_size_bytes_max + settings.request_size_bytes_max + MIB // 2}"
+        )
+
+
+def _check_addresses(settings: BrokerSettings) -> None:
+    host, _ = split_address(settings.listen)
+    if not (settings.insecure or is_loopback(host)):
+        raise ConfigError(
+            f"listen = {settings.listen!r}: other machines could reach this broker, which has no authentication; "
+            "listen on 127.0.0.1, or say --insecure (insecure = true) if the network is yours"
+        )
+    advertised = settings.advertised_address
+    if advertised and split_address(advertised, "advertised_address")[1] == 0:
+        raise ConfigError(f"advertised_address = {advertised!r}: no client can reach port 0")
+    if not settings.registry:
+        return
+    parse_ensemble(settings.registry)
+    if not advertised and is_wildcard(host):
+        raise ConfigError(
+            f"listen = {settings.listen!r}: that names no address of this machine; say with advertised_address where "
+            "clients and other brokers reach this one"
         )
 
 

@@ -7,12 +7,8 @@ import dataclasses
 import pytest
 
 from txmq.addresses import is_loopback, join_address, split_address
-from txmq.config import (
-    SETTINGS,
-    BrokerSettings,
-    load_settings,
-    parse_assignments,
-)
+from txmq.config import SETTINGS, BrokerSettings
+from txmq.config_sources import load_settings, parse_assignments
 from txmq.errors import ConfigError
 from txmq.model import TopicConfig
 
@@ -150,6 +146,33 @@ def test_an_address_that_others_reach_needs_insecure(host: str) -> None:
     with pytest.raises(ConfigError, match="--insecure"):
         load_settings(None, {}, {"listen": f"{host}:8123"})
     assert load_settings(None, {}, {"listen": f"{host}:8123", "insecure": True}).insecure
+
+
+def test_settings_are_shown_without_the_registrys_password() -> None:
+    settings = load_settings('registry = "zk://me:secret@a/prod"', {}, {})
+    assert settings.shown()["registry"] == "zk://***@a/prod"
+    assert settings.shown()["listen"] == settings.listen
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"advertised_address": "host"}, "advertised_address = 'host': expected HOST:PORT"),
+        ({"advertised_address": "host:0"}, "no client can reach port 0"),
+        ({"registry": "a"}, "registry = 'a': expected zk://"),
+        ({"listen": "0.0.0.0:1"}, "say with advertised_address"),
+        ({"listen": "[::]:1"}, "say with advertised_address"),
+        ({"broker_name": "a b"}, "letters, digits"),
+    ],
+)
+def test_broker_of_a_cluster_says_where_others_reach_it(flags: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_settings(None, {}, {"registry": "zk://a", "insecure": True, **flags})
+
+
+def test_broker_that_listens_everywhere_advertises_one_address() -> None:
+    flags = {"registry": "zk://a", "insecure": True, "listen": "0.0.0.0:1", "advertised_address": "host:1"}
+    assert load_settings(None, {}, flags).advertised_address == "host:1"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from txmq.cli import output
-from txmq.config import BrokerSettings, load_settings, parse_assignments
+from txmq.config import BrokerSettings
+from txmq.config_sources import load_settings, parse_assignments
 from txmq.errors import ConfigError, CorruptRecordError, StorageError
 
 
@@ -27,6 +28,9 @@ def broker(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address other than loopback: there is no authentication.")
     ] = False,
+    registry: Annotated[
+        str | None, typer.Option(metavar="zk://HOST,.../PATH", help="ZooKeeper ensemble of several brokers. [none]")
+    ] = None,
     sync: Annotated[
         str | None, typer.Option(metavar="always|interval|never", help="When plain puts are answered. [always]")
     ] = None,
@@ -51,7 +55,8 @@ def broker(
       txmq broker --config broker.toml --show-settings
     """
     flags = parse_assignments(assignments or [])
-    for name, value in {"data": data, "listen": listen, "sync": sync, "insecure": insecure or None}.items():
+    named = {"data": data, "listen": listen, "registry": registry, "sync": sync, "insecure": insecure or None}
+    for name, value in named.items():
         if value is not None and name in flags:
             raise ConfigError(f"{name} is given twice, by --{name} and by --set; give it once")
         if value is not None:
@@ -81,9 +86,7 @@ def _read(config: Path | None) -> str | None:
 
 
 def _show(settings: BrokerSettings, *, as_json: bool) -> None:
-    import dataclasses
-
-    fields = dataclasses.asdict(settings)
+    fields = settings.shown()
     if as_json:
         output.print_json(fields)
     else:

@@ -246,7 +246,7 @@ def _existing_sqlite_file(arguments: dict[str, Any], where: str) -> dict[str, An
 
 
 def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-    from txmq.config import near_miss
+    from txmq.config_sources import near_miss
 
     for key in table:
         if key not in known:

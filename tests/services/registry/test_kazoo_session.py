@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.services.registry.scripts import RealWorld
+from txmq.addresses import Credentials
 from txmq.errors import RegistryAwayError
-from txmq.registry.zookeeper.kazoo_session import Credentials, KazooSession
+from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.session import (
     REQUEST_SIZE_MAX,
     AccessDeniedError,

@@ -29,7 +29,7 @@ class TestZooKeeperOffsetStore(OffsetStoreContract):
             store.leave(GROUP)
 
     def open(self) -> OffsetStore:
-        self.stores.append(ZooKeeperOffsetStore(self.address, credentials=("billing", "secret")))
+        self.stores.append(ZooKeeperOffsetStore(self.address.replace("zk://", "zk://billing:secret@")))
         return self.stores[-1]
 
     def test_other_clients_of_the_ensemble_do_not_read_it(self) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from tests.services.registry.scripts import RealWorld
 from tests.unit.registry.contract import CLUSTER, A, ClusterContract, candidate, topic
+from txmq.addresses import Credentials
 from txmq.errors import RegistryAwayError, RegistryError
 from txmq.registry.port import Home, PlacedTopic, Registry, Standing, TopicMap
-from txmq.registry.zookeeper.kazoo_session import Credentials, KazooSession
+from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.processes.zookeeper import ZooKeeper

@@ -19,9 +19,10 @@ import pytest
 
 from tests.services.registry.scripts import RealWorld
 from tests.unit.registry.contract import CLUSTER, A, B, candidate, topic
+from txmq.addresses import Credentials
 from txmq.errors import HomeSupersededError, RegistryError, UnknownTopicError
 from txmq.registry.port import Home, Registry, Standing
-from txmq.registry.zookeeper.kazoo_session import Credentials, KazooSession
+from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import AccessDeniedError, NoNodeError, Session
 from txmq.testing.eventually import eventually

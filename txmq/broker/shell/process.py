@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from txmq.addresses import is_loopback, join_address, split_address
+from txmq.addresses import is_loopback, join_address, split_address, without_secret
 from txmq.broker.commit.store import Recovered, open_store
 from txmq.broker.core import Core
 from txmq.broker.shell.server import Server
@@ -47,6 +47,8 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
             f"listen = {settings.listen!r} is not a loopback address, and there is no TLS or login yet: "
             "listen on 127.0.0.1, or pass --insecure if the network is trusted"
         )
+    if settings.registry:
+        raise ConfigError(f"registry = {without_secret(settings.registry)!r}: this broker can only be alone")
     settings, backlog = _within_descriptors(settings)
     collect_young_only()
     clock = SteadyClock(OSClock())
@@ -121,8 +123,9 @@ async def _serve(
     if ready_file is not None:
         _write_ready_file(ready_file, address)
     log.info(
-        "serving", address=address, cluster=f"{recovered.identity.cluster:016x}", home=f"{recovered.identity.node:016x}"
-    )
+        "serving", address=settings.advertised_address or address, cluster=f"{recovered.identity.cluster:016x}",
+        home=f"{recovered.identity.node:016x}",
+    )  # fmt: skip
     stop: asyncio.Future[Any] = asyncio.ensure_future(stopping.wait())
     ended: asyncio.Future[Any] = server.stopped
     await asyncio.wait([stop, ended], return_when=asyncio.FIRST_COMPLETED)

@@ -137,7 +137,7 @@ def _loads(names: str | None) -> tuple[Load, ...]:
 def _settings(server: str | None, sync: str | None, assignments: list[str] | None) -> dict[str, object]:
     """Settings of our own broker, checked here; a running broker has its own."""
     from txmq.addresses import parse_bootstrap
-    from txmq.config import load_settings, parse_assignments
+    from txmq.config_sources import load_settings, parse_assignments
 
     if server is not None and len(parse_bootstrap(server)) > 1:
         raise ConfigError(f"--server {server}: bench measures one broker; give one address")

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from kazoo import exceptions as of_kazoo
 from kazoo.client import KazooClient, KazooState, KeeperState
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_digest_acl
 
+from txmq.addresses import Credentials
 from txmq.errors import RegistryAwayError
 from txmq.registry.zookeeper.session import (
     AccessDeniedError,
@@ -75,13 +76,6 @@ _LOSSES: Final = (
 _BYSTANDERS: Final = (of_kazoo.RolledBackError, of_kazoo.RuntimeInconsistency)  # operations beside the one that failed
 _TRIES_IN_A_SESSION: Final = 3  # connections that each server may leave unanswered before the session expires
 _PIPELINED_MAX: Final = 500  # calls of ``get_many`` under way at once
-
-
-class Credentials(NamedTuple):
-    """Name and password under which nodes are made; nobody else reads or changes them."""
-
-    name: str
-    password: str
 
 
 class KazooSession:

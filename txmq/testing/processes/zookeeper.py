@@ -1,8 +1,9 @@
-"""A real ZooKeeper server as a child process over a private directory, to be killed, paused and restarted.
+"""Real ZooKeeper servers as child processes over private directories, to be killed, paused and restarted.
 
 Theory of operation. PySpark ships the server's jars: nothing else is installed, or read from this machine. ``start``
 waits until the server says in which mode it serves; before that it may say that it is well, and serve no client. It
 listens on one port of 127.0.0.1, kept over restarts. Sessions and nodes survive a kill: the server forces each change.
+A server of an ensemble serves while most of them run, and uses two more ports for the others.
 
 Its clock ticks every 200 ms, so that a session may be as short as 400 ms.
 
@@ -15,9 +16,10 @@ from __future__ import annotations
 import importlib.util
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from txmq.errors import TxmqError
 from txmq.runtime.build import how_to_install
@@ -45,18 +47,28 @@ class ZooKeeperFailedError(TxmqError):
     """The server's jars or Java are missing, or it ended, or did not serve in time; the text ends with its log."""
 
 
+class Peer(NamedTuple):
+    """A server's ports for the other servers of its ensemble."""
+
+    quorum_port: int
+    election_port: int
+
+
 class ZooKeeper(ChildProcess):
     """One server over one directory. Usable as a block: killed at its end.
 
     Args:
         directory: for settings, data and log; made if it is missing. A directory used before is started again.
+        number: which of ``peers`` it is, from 0.
+        peers: the servers of its ensemble; none if it is alone.
     """
 
     failure = ZooKeeperFailedError
     title = "ZooKeeper"
 
-    def __init__(self, directory: Path | str) -> None:
+    def __init__(self, directory: Path | str, number: int = 0, peers: Sequence[Peer] = ()) -> None:
         self.directory = Path(directory).absolute()
+        self._number, self._peers = number, tuple(peers)
         super().__init__(self.directory / "zookeeper.log")
         self._port = 0
 
@@ -79,13 +91,22 @@ class ZooKeeper(ChildProcess):
         Raises:
             ZooKeeperFailedError: see the class.
         """
+        self.launch()
+        return self.wait_until_ready(timeout)
+
+    def launch(self) -> None:
+        """Start the server without waiting."""
         self._require_stopped()
         self._port = self._port or free_port()
-        settings = self.directory / "zoo.cfg"
-        (self.directory / "data").mkdir(parents=True, exist_ok=True)
+        settings, data = self.directory / "zoo.cfg", self.directory / "data"
+        data.mkdir(parents=True, exist_ok=True)
         settings.write_text(self._settings(), "utf-8")
+        (data / "myid").write_text(f"{self._number}\n", "utf-8")
         java = find_java("ZooKeeper", ZooKeeperFailedError)
         self._spawn([java, *_JVM_OPTIONS, "-cp", _class_path(), _MAIN, str(settings)])
+
+    def wait_until_ready(self, timeout: float = START_TIMEOUT_S) -> Self:
+        """Wait until the server serves; see ``start``."""
         return self._wait_until(lambda: "Mode:" in self.ask("srvr"), timeout)
 
     def restart(self) -> Self:
@@ -136,9 +157,80 @@ class ZooKeeper(ChildProcess):
                 "4lw.commands.whitelist=*",
                 f"minSessionTimeout={SESSION_TIMEOUT_MS_MIN}",
                 "maxSessionTimeout=60000",
+                "initLimit=50",
+                "syncLimit=25",
+                *(f"server.{number}=127.0.0.1:{one}:{two}" for number, (one, two) in enumerate(self._peers)),
                 "",
             ]
         )
+
+
+class Ensemble:
+    """One server, or an ensemble of three. Usable as a block: killed at its end.
+
+    Args:
+        directory: for the directories of the servers.
+        size: how many servers.
+    """
+
+    def __init__(self, directory: Path | str, size: int = 1) -> None:
+        peers = [Peer(free_port(), free_port()) for _ in range(size)] if size > 1 else []
+        self.servers = [ZooKeeper(Path(directory) / f"zookeeper-{number}", number, peers) for number in range(size)]
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:  # no block will end that could kill them
+            self.kill()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def hosts(self) -> str:
+        """``HOST:PORT`` of each server, with commas between them."""
+        return ",".join(server.address for server in self.servers)
+
+    def start(self) -> Self:
+        """Start the servers that do not run, and wait until all serve.
+
+        Raises:
+            ZooKeeperFailedError: see the class.
+        """
+        for server in self.servers:
+            if not server.is_running:
+                server.launch()
+        for server in self.servers:
+            server.wait_until_ready()
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL to all of them."""
+        for server in self.servers:
+            server.kill()
+
+    def pause(self) -> None:
+        """Freeze all of them."""
+        for server in self.servers:
+            server.pause()
+
+    def resume(self) -> None:
+        """Let all of them go on."""
+        for server in self.servers:
+            server.resume()
+
+    @property
+    def leader(self) -> ZooKeeper:
+        """The server that leads the ensemble now, or is alone.
+
+        Raises:
+            ZooKeeperFailedError: none says so.
+        """
+        for server in self.servers:
+            if any(mode in server.ask("srvr") for mode in ("Mode: leader", "Mode: standalone")):
+                return server
+        raise ZooKeeperFailedError("no server leads the ensemble")
 
 
 def _class_path() -> str:

@@ -58,23 +58,20 @@ class ZooKeeperOffsetStore:
     """See the module's docstring.
 
     Args:
-        address: ``zk://HOST[:PORT][,HOST[:PORT]...][/PATH]``.
+        address: ``zk://[NAME:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH]``. With name and password, no other client
+            reads or changes the nodes.
         root: the node below PATH that has the groups. Not one that MetaQ's consumers use: their offsets count bytes.
-        credentials: name and password under which nodes are made, so that no other client reads or changes them.
 
     Thread safety: any thread; several consumers may share one.
     """
 
     is_shared = True
 
-    def __init__(
-        self, address: str, *, root: str = "/txmq", credentials: tuple[str, str] | None = None,
-        open_session: Callable[[], Session] | None = None,
-    ) -> None:  # fmt: skip
-        self._hosts, chroot = parse_ensemble(address, "address")
+    def __init__(self, address: str, *, root: str = "/txmq", open_session: Callable[[], Session] | None = None) -> None:
+        self._ensemble = parse_ensemble(address, "address")
         if not isinstance(root, str) or _ROOT.fullmatch(root) is None:
             raise ConfigError(f"root = {root!r}: expected a path such as /txmq")
-        self._groups, self._credentials = f"{chroot}{root}/consumers", credentials
+        self._groups = f"{self._ensemble.chroot}{root}/consumers"
         self._open_session = open_session or self._connect
         self._session: Session | None = None
         self._lock = Lock()
@@ -195,15 +192,14 @@ class ZooKeeperOffsetStore:
             except (FencedError, StorageError):
                 raise
             except TxmqError as error:
-                raise StorageError(f"offset store at {self._hosts}: {error}") from error
+                raise StorageError(f"offset store at {self._ensemble.hosts}: {error}") from error
 
     def _connect(self) -> Session:
-        from txmq.registry.zookeeper.kazoo_session import Credentials, KazooSession
+        from txmq.registry.zookeeper.kazoo_session import KazooSession
 
-        credentials = None if self._credentials is None else Credentials(*self._credentials)
         return KazooSession(
-            self._hosts, session_timeout_ms=_SESSION_TIMEOUT_MS, call_timeout_ms=_CALL_TIMEOUT_MS,
-            credentials=credentials,
+            self._ensemble.hosts, session_timeout_ms=_SESSION_TIMEOUT_MS, call_timeout_ms=_CALL_TIMEOUT_MS,
+            credentials=self._ensemble.credentials,
         )  # fmt: skip
 
 

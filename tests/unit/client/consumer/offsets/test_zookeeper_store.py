@@ -157,7 +157,7 @@ def test_an_ensemble_is_asked_again_after_the_consumer_left(there: EnsembleFixtu
 
 @pytest.mark.parametrize("address", [5, "txmq://h", "zk://", "zk://h/a b", "zk://h//a", "zk://h:x"], ids=repr)
 def test_an_address_that_is_none_is_refused(address: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^address = .*: expected zk://HOST"):
+    with pytest.raises(ConfigError, match=r"^address = .*: expected zk://"):
         txmq.ZooKeeperOffsetStore(address)
 
 

@@ -1,0 +1,77 @@
+"""Several real brokers that find each other in one ZooKeeper ensemble: each to be killed, paused and restarted.
+
+Each broker has a data directory of its own below one directory, and keeps its address over restarts. A chroot keeps
+clusters in one ensemble apart, so that tests of one file share its servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.zookeeper import SESSION_TIMEOUT_MS_MIN, Ensemble
+
+SESSION_TIMEOUT_MS = 10 * SESSION_TIMEOUT_MS_MIN
+
+
+class Cluster:
+    """Brokers with one registry. Usable as a block: killed at its end; the ensemble goes on.
+
+    Args:
+        directory: for the brokers' data directories and logs.
+        ensemble: has been started.
+        chroot: where the cluster is in the ensemble's tree: ``""``, or ``/prod``.
+        size: how many brokers.
+        settings: of every broker; a short ZooKeeper session unless it says otherwise.
+    """
+
+    def __init__(
+        self, directory: Path | str, ensemble: Ensemble, *, chroot: str = "", size: int = 3,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        self.directory, self.ensemble, self._chroot = Path(directory), ensemble, chroot
+        self._settings = {"registry_session_timeout_ms": SESSION_TIMEOUT_MS, **(settings or {})}
+        self.brokers = [self.broker(f"broker-{number}") for number in range(size)]
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:  # no block will end that could kill them
+            self.kill()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def broker(self, name: str, *, settings: Mapping[str, object] | None = None) -> BrokerProcess:
+        """One more broker of the cluster, not started; the caller stops it."""
+        own = {**self._settings, "registry": self.registry, "broker_name": name, **(settings or {})}
+        return BrokerProcess(self.directory / name, settings=own)
+
+    @property
+    def registry(self) -> str:
+        """``zk://...``, of brokers and clients."""
+        return f"zk://{self.ensemble.hosts}{self._chroot}"
+
+    @property
+    def address(self) -> str:
+        """``txmq://`` and the addresses of all brokers."""
+        return "txmq://" + ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers)
+
+    def start(self) -> Self:
+        """Start the brokers that do not run, and wait until each serves.
+
+        Raises:
+            BrokerFailedError: one does not.
+        """
+        for broker in self.brokers:
+            if not broker.is_running:
+                broker.start()
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL to all brokers."""
+        for broker in self.brokers:
+            broker.kill()
