@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ from txmq.runtime.os_disk import OSDisk
 Partition = list[tuple[int, str]]
 
 
-def complaints(data: Path, drained: list[list[Any]]) -> list[str]:
+def complaints(data: Path | Sequence[Path], drained: list[list[Any]]) -> list[str]:
     """What the files hold that the client did not read, the reverse, and damage.
 
     Args:
+        data: the data directory, or those of all brokers.
         drained: what the client read, as ``final_reads.drain`` answers it.
     """
-    found = [str(finding) for finding in verify_log(OSDisk(str(data))).findings]
+    directories = [data] if isinstance(data, Path) else data
+    found = [str(finding) for one in directories for finding in verify_log(OSDisk(str(one))).findings]
     # Which directory is which topic is written nowhere but in the broker's state; every value is unique, so the
     # partitions are compared as a set.
-    in_files = sorted(partition for directory in (data / "log").glob("*/*") if (partition := _read(directory)))
+    logs = [log for directory in directories for log in (directory / "log").glob("*/*")]
+    in_files = sorted(partition for log in logs if (partition := _read(log)))
     by_client = sorted(
         partition for _, _, _, _, lines in drained if (partition := [(line[0], line[1]) for line in lines])
     )
