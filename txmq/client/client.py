@@ -178,7 +178,7 @@ class Client:
         with self._lock:
             known = self._checks.get(group)
             if known is None:
-                known = self._checks[group] = CheckBacks(self, group, checker, self.new_connection)
+                known = self._checks[group] = CheckBacks(self, group, checker)
         known.checker = checker
         known.start()
         return known

@@ -87,6 +87,33 @@ class Client(SessionOwner, Protocol):
         """A connection to the broker."""
 
 
+class Homes(Protocol):
+    """The choice among a client's homes."""
+
+    def link_of_home(self, home: int) -> Client:
+        """The home in a transaction's id; a lone broker answers for every home."""
+
+    def links(self) -> Sequence[Client]:
+        """All that are known."""
+
+
+class RoutedClient(Client, Protocol):
+    """A client, as a resolver of all its homes uses it."""
+
+    @property
+    def routes(self) -> Homes:
+        """Its homes."""
+
+
+def home_of(client: RoutedClient, txid: str) -> Client:
+    """The home that answers for a transaction; any of them if that is no id of ours."""
+    try:
+        home = TxId.parse(txid).home
+    except ValueError:
+        home = 0
+    return client.routes.link_of_home(home)
+
+
 def cluster_of(client: SessionOwner) -> str:
     """The cluster id of a client's broker, 16 hex digits."""
     return f"{client.session.cluster:016x}"

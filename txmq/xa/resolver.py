@@ -1,8 +1,8 @@
-"""Resolves the transactions in doubt of several resources at one broker.
+"""Resolves the transactions in doubt of several resources at the homes of a client.
 
-Theory of operation. Each resource has a resolver of its own: ``last_resource/resource_resolver.py`` if its database
-decides, ``two_phase/branch_resolver.py`` if the broker does. A round (``run_once``) lets each have its turn. Before
-that the broker hears of transactions that a body has ended by itself (``report``).
+Theory of operation. Each resource has a resolver of its own at each home: ``last_resource/resource_resolver.py`` if its
+database decides, ``two_phase/branch_resolver.py`` if the broker does. A round (``run_once``) lets each have its turn.
+Before that the brokers hear of transactions that a body has ended by itself (``report``).
 
 Invariant: a database or broker that is away costs the others nothing but its turn.
 """
@@ -11,12 +11,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from txmq.errors import ClosedError, FencedError, TransactionConflictError, TxmqError, UnknownTransactionError
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
-from txmq.xa.broker_port import FAILED_POLL_S_MAX, POLL_S, REPORT_TIMEOUT_S, Client, Stop
+from txmq.xa.broker_port import (
+    FAILED_POLL_S_MAX,
+    POLL_S,
+    REPORT_TIMEOUT_S,
+    Client,
+    RoutedClient,
+    Stop,
+    home_of,
+    is_of_this_broker,
+)
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.last_resource.resource_resolver import LastResourceResolver
@@ -26,19 +36,21 @@ from txmq.xa.two_phase.branch_resolver import BranchResolver
 
 
 class Resolver:
-    """Resolves what is in doubt for some resources at one broker.
+    """Resolves what is in doubt for some resources at every home of a client.
 
     Args:
-        client: a client of the broker.
+        client: its homes may grow while it runs.
         resources: may grow while it runs.
 
     Thread safety: used by one thread at a time.
     """
 
     def __init__(
-        self, client: Client, resources: Iterable[LastResource | XAResource], clock: Clock | None = None
+        self, client: RoutedClient, resources: Iterable[LastResource | XAResource], clock: Clock | None = None
     ) -> None:
         self.client, self._clock = client, clock or OSClock()
+        self._resources: list[LastResource | XAResource] = []
+        self._homes: tuple[Client, ...] = tuple(client.routes.links())
         self._resource_resolvers: list[LastResourceResolver | BranchResolver] = []
         self._hazards: deque[tuple[Hazard, Callable[[], None]]] = deque()
         for resource in resources:
@@ -46,26 +58,51 @@ class Resolver:
 
     def add(self, resource: LastResource | XAResource) -> None:
         """Resolve for one more resource; nothing if it is known."""
-        if all(resource_resolver.resource is not resource for resource_resolver in self._resource_resolvers):
-            if isinstance(resource, LastResource):
-                self._resource_resolvers.append(LastResourceResolver(self.client, resource, self._clock))
-            else:
-                self._resource_resolvers.append(BranchResolver(self.client, resource, self._clock))
+        if all(known is not resource for known in self._resources):
+            self._resources.append(resource)
+            for home in self._homes:
+                self._add_at(home, resource)
+
+    def _add_at(self, home: Client, resource: LastResource | XAResource) -> None:
+        if isinstance(resource, LastResource):
+            owns = partial(self._is_at, home)
+            self._resource_resolvers.append(LastResourceResolver(home, resource, self._clock, owns))
+        else:
+            others = partial(self._is_at_another, home)
+            self._resource_resolvers.append(BranchResolver(home, resource, self._clock, others))
+
+    def _is_at(self, home: Client, txid: str) -> bool:
+        return home_of(self.client, txid) is home
+
+    def _is_at_another(self, home: Client, txid: str) -> bool:
+        found = home_of(self.client, txid)
+        return found is not home and is_of_this_broker(found.session, txid)
+
+    def _look_for_homes(self) -> None:
+        for home in self.client.routes.links():
+            if home not in self._homes:
+                self._homes = (*self._homes, home)
+                for resource in list(self._resources):
+                    self._add_at(home, resource)
 
     def anew(self) -> Resolver:
         """The same work, with connections of its own."""
-        return Resolver(
-            self.client, [resource_resolver.resource for resource_resolver in self._resource_resolvers], self._clock
-        )
+        return Resolver(self.client, self._resources, self._clock)
 
-    def branch_resolver(self, resource: XAResource) -> BranchResolver:
-        """The resolver of an XA resource that was added.
+    def branch_resolver(self, resource: XAResource, txid: str) -> BranchResolver:
+        """The resolver of an XA resource that was added, at the home of a transaction.
 
         Raises:
             LookupError: it was not.
         """
+        self._look_for_homes()
+        home = home_of(self.client, txid)
         for resource_resolver in self._resource_resolvers:
-            if isinstance(resource_resolver, BranchResolver) and resource_resolver.resource is resource:
+            if (
+                isinstance(resource_resolver, BranchResolver)
+                and resource_resolver.resource is resource
+                and resource_resolver.client is home
+            ):
                 return resource_resolver
         raise LookupError(f"{resource!r} is not known to the resolver")
 
@@ -89,6 +126,7 @@ class Resolver:
         Raises:
             ClosedError: the client is closed. That a database or the broker is away is logged, not raised.
         """
+        self._look_for_homes()
         self._report_hazards()
         return {txid for resource_resolver in list(self._resource_resolvers) for txid in resource_resolver.round()}
 
@@ -101,7 +139,7 @@ class Resolver:
             hazard, on_reported = self._hazards[0]
             log = get_logger(resource=hazard.resource)
             try:
-                self.client.control.submit(
+                home_of(self.client, hazard.txid).control.submit(
                     "rollback", hazard.txid, extensions=hazard.extensions(), timeout=REPORT_TIMEOUT_S
                 ).result()
             except ClosedError:
@@ -124,16 +162,13 @@ class Resolver:
 
     def hanging(self) -> list[tuple[str, Hanging]]:
         """Branches that stay prepared, and in which resource."""
-        xa_resource_resolvers = (
-            resource_resolver
+        found = {
+            (resource_resolver.resource.name, one.txid): one
             for resource_resolver in self._resource_resolvers
             if isinstance(resource_resolver, BranchResolver)
-        )
-        return [
-            (resource_resolver.resource.name, one)
-            for resource_resolver in xa_resource_resolvers
             for one in resource_resolver.hanging
-        ]
+        }
+        return [(name, one) for (name, _), one in found.items()]
 
     def problems(self) -> list[tuple[str, Exception]]:
         """Resources whose last round failed, in the database or at the broker, and the error."""

@@ -21,6 +21,7 @@ class Deal:
     """One transaction, spoken by hand."""
 
     def __init__(self, client: Any) -> None:
+        self.client = client
         self.home = BrokerTransaction(client, client.clock, 30.0)
         self.home.begin()
         self.control, self.txid = client.control, self.home.txid
@@ -246,7 +247,7 @@ def test_the_owner_is_told_of_where_nothing_is_committed(deal: Deal) -> None:
     assert deal.owner() == ["unknown", "owner connected", ""]
     deal.home.rollback()
     assert deal.owner() == ["rolled-back", "owner connected", ""]
-    committed = Deal(deal.home.client)
+    committed = Deal(deal.client)
     committed.home.commit_local(committed.parts(b"1"))
     assert committed.owner()[0] == "committed"
     assert "owner" not in " ".join(committed.owner())

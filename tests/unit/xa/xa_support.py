@@ -16,6 +16,7 @@ from txmq.client.transaction.block import Transaction
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.clock import SimClock
+from txmq.testing.simulated.cluster import SimulatedCluster
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import (
     Bqual,
@@ -368,7 +369,7 @@ class XAFixture:
 class Notes:
     """In place of the client's resolver: notes what it is told, and resolves when asked."""
 
-    def __init__(self, home: SimulatedBroker) -> None:
+    def __init__(self, home: SimulatedBroker | SimulatedCluster) -> None:
         self.resolver = Resolver(home, [], home.clock)
         self.completes: list[tuple[str, str]] = []
         self.watched: list[tuple[str, str]] = []
@@ -389,12 +390,12 @@ class Notes:
     def completed(self, resource: Any, txid: str, answer: Any) -> None:
         """See ``Settler``."""
         self.completes.append((resource.name, txid))
-        self.resolver.branch_resolver(resource).completed(txid, answer)
+        self.resolver.branch_resolver(resource, txid).completed(txid, answer)
 
     def watch(self, resource: Any, txid: str, on_resolved: Any) -> None:
         """See ``Settler``."""
         self.watched.append((resource.name, txid))
-        self.resolver.branch_resolver(resource).watch(txid, on_resolved)
+        self.resolver.branch_resolver(resource, txid).watch(txid, on_resolved)
 
 
 def external_branch(world: XAFixture, database: Database, *, how: str) -> Xid:

@@ -39,7 +39,7 @@ from txmq.client.consumer.offsets.store import (
 )
 from txmq.client.consumer.partition import ConsumedPartition, PendingAck
 from txmq.client.consumer.retry.deferred import deferred_text_with, parsed
-from txmq.client.transport.ports import Broker
+from txmq.client.transport.ports import RoutedBroker
 from txmq.errors import (
     ClosedError,
     ConfigError,
@@ -87,7 +87,7 @@ class PendingAcks:
     """
 
     def __init__(
-        self, client: Broker, assignment: Assignment, offsets: Offsets, fetcher: Fetches, group: str,
+        self, client: RoutedBroker, assignment: Assignment, offsets: Offsets, fetcher: Fetches, group: str,
         store: OffsetStore | OffsetStoreWithTransactions | None,
     ) -> None:  # fmt: skip
         self.client, self.group = client, group
@@ -203,7 +203,7 @@ class PendingAcks:
             pause_s = min(2 * pause_s, ASK_AGAIN_S_MAX)
 
     def _ask(self, txid: str) -> Outcome | None:
-        control = self.client.control
+        control = self.client.routes.link_of_home(TxId.parse(txid).home).control
         reported: Outcome | None = control.known_outcome(TxId.parse(txid))
         if reported is not None:
             return reported

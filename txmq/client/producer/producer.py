@@ -24,7 +24,7 @@ from txmq.client.transaction.block import Resource, Transaction
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
-from txmq.client.transport.ports import Broker, TopicDirectory
+from txmq.client.transport.ports import RoutedBroker, TopicDirectory
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
@@ -40,7 +40,7 @@ from txmq.runtime.threads import Future
 T = TypeVar("T")
 
 
-class ProducerClient(Broker, Protocol):
+class ProducerClient(RoutedBroker, Protocol):
     """A client, as its producers use it."""
 
     @property

@@ -5,6 +5,8 @@ No I/O, except in ``pending_acks`` if the outcome is not known.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.errors import TransactionStateError
@@ -36,6 +38,10 @@ class TransactionAcks:
             raise TransactionStateError("the transaction is being decided")
         consumed = pending_acks.pending_ack(message, self)
         self._partitions.setdefault(pending_acks, {})[consumed] = None
+
+    def slots(self) -> Iterable[tuple[str, int]]:
+        """See ``SavedOffsets``."""
+        return [consumed.slot for partitions in self._partitions.values() for consumed in partitions]
 
     def encoded(self) -> bytes:
         """See ``SavedOffsets``; looked at once."""

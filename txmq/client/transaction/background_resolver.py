@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
-from txmq.client.transport.ports import Broker
+from txmq.client.transport.ports import RoutedBroker
 from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
@@ -28,7 +28,7 @@ class BackgroundResolver:
     Thread safety: any thread.
     """
 
-    def __init__(self, client: Broker) -> None:
+    def __init__(self, client: RoutedBroker) -> None:
         self._resolver = Resolver(client, [])
         self._of_parents: list[Resolver] = []
         self._signal = Signal()
@@ -69,11 +69,11 @@ class BackgroundResolver:
 
     def completed(self, resource: XAResource, txid: str, answer: Answer) -> None:
         """``complete`` of a branch was sent; it is not awaited, except when the client is closed."""
-        self._resolver.branch_resolver(resource).completed(txid, answer)
+        self._resolver.branch_resolver(resource, txid).completed(txid, answer)
 
     def watch(self, resource: XAResource, txid: str, on_resolved: Callable[[], None]) -> None:
         """Call ``on_resolved`` when nothing is in doubt in this resource of a transaction whose owner left it."""
-        self._resolver.branch_resolver(resource).watch(txid, on_resolved)
+        self._resolver.branch_resolver(resource, txid).watch(txid, on_resolved)
 
     def stop(self) -> None:
         """End the thread: it removes the last markers first, and is waited for a moment.
@@ -102,11 +102,11 @@ class BackgroundResolver:
             self._ended.set()
 
 
-_resolvers: weakref.WeakKeyDictionary[Broker, BackgroundResolver] = weakref.WeakKeyDictionary()
+_resolvers: weakref.WeakKeyDictionary[RoutedBroker, BackgroundResolver] = weakref.WeakKeyDictionary()
 _lock = Lock()
 
 
-def resolver_of(client: Broker) -> BackgroundResolver:
+def resolver_of(client: RoutedBroker) -> BackgroundResolver:
     """The client's resolver, made when first asked for."""
     found = _resolvers.get(client)
     if found is None:
@@ -115,7 +115,7 @@ def resolver_of(client: Broker) -> BackgroundResolver:
     return found
 
 
-def stop_resolver(client: Broker) -> None:
+def stop_resolver(client: RoutedBroker) -> None:
     """Called when a client is closed."""
     found = _resolvers.pop(client, None)
     if found is not None:

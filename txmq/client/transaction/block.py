@@ -34,7 +34,7 @@ from txmq.client.transaction.last_resource_block import LastResourceBlock
 from txmq.client.transaction.local_block import LocalBlock
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.xa_block import XABlock, is_xa, refuse_twins
-from txmq.client.transport.ports import Broker, MessageRouter
+from txmq.client.transport.ports import MessageRouter, RoutedBroker
 from txmq.errors import (
     ConfigError,
     HeuristicError,
@@ -78,7 +78,7 @@ class Transaction:
     """
 
     def __init__(
-        self, client: Broker, producer: MessageRouter, resources: Sequence[Resource] = (), timeout: float = 30.0,
+        self, client: RoutedBroker, producer: MessageRouter, resources: Sequence[Resource] = (), timeout: float = 30.0,
         *, compression: str | None = None,
     ) -> None:  # fmt: skip
         require_transaction_timeout(timeout)
@@ -341,6 +341,7 @@ class Transaction:
         self._failure = RolledBackError("sending messages ahead was interrupted")
         try:
             assert self._ending is not None
+            broker.find_home(self._messages)
             self._ending.parts_streamed()
             broker.begin()
             broker.stream(broker.take_parts(self._messages))

@@ -1,20 +1,21 @@
 """One transaction's conversation with its home broker: parts, prepare, commit, rollback, under one transaction id.
 
-Theory of operation. ``begin`` takes the id from the session of that moment, and it stands for that session's broker
-for good; a local transaction begins when its first message is to be sent. Every request may be repeated under the
-same id: the broker executes it once and gives the same answer. After a lost connection a request is repeated here until
+Theory of operation. ``begin`` takes the id from a session, and it stands for that session's broker for good. A block
+takes it late, when it is known which home owns the partitions that it wrote to (``find_home``), so that a transaction
+on one home costs one home. Every request may be repeated under the same id: the broker executes it once and gives the
+same answer. After a lost connection a request is repeated here until
 the deadline. The meaning of a refusal is left to the caller, together with whether an earlier attempt may have been
 executed (``may_have_arrived``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, Streamed
-from txmq.client.transport.ports import Broker
+from txmq.client.transport.ports import Broker, RoutedBroker, Routing
 from txmq.client.transport.reconnecting import AWAY_S_MAX
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
@@ -57,6 +58,9 @@ class SavedOffsets(Protocol):
     def __bool__(self) -> bool:
         """Whether there is any."""
 
+    def slots(self) -> Iterable[tuple[str, int]]:
+        """The topics and partitions."""
+
     def encoded(self) -> bytes:
         """As they stand in front of the parts: the same in every repeated request.
 
@@ -69,6 +73,7 @@ class BrokerTransaction:
     """See the module's docstring.
 
     Attributes:
+        home: the broker that it talks to.
         txid: the transaction's id; empty before ``begin``.
         deadline: monotonic time.
         streamed: the parts that were sent ahead.
@@ -76,36 +81,71 @@ class BrokerTransaction:
         acks: the offsets that are saved together with the messages.
     """
 
-    _session: ClientSession  # from ``begin`` on
+    _session: ClientSession  # from ``attach`` on
 
-    def __init__(self, client: Broker, clock: Clock, timeout_s: float) -> None:
-        self.client, self._clock = client, clock
+    def __init__(self, client: RoutedBroker, clock: Clock, timeout_s: float) -> None:
+        self._routes, self._clock = client.routes, clock
+        self.home: Broker = self._routes.any_link()
         self.timeout_s = timeout_s
         self.deadline = clock.monotonic() + timeout_s
         self.streamed = Streamed()
         self.may_have_arrived = False
         self.acks: SavedOffsets | None = None
-        self._control = client.control
+        self._control = self.home.control
+        self._is_attached = False
         self._counter = 0
         self.txid = ""
 
     # --- identity and time -------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Take an id; nothing if that was done.
+    def find_home(self, messages: MessageBuffer) -> None:
+        """Go to the home that owns the partitions of the messages and of the offsets; before ``reach`` and ``begin``.
+
+        Raises:
+            RolledBackError: several homes own them, or the id was taken from another home; or that home is away.
+        """
+        if len(self._routes.links()) == 1:
+            return
+        slots = [*messages.slots(), *(self.acks.slots() if self.acks is not None else ())]
+        homes = {id(home): home for home in (self._routes.link_for(*slot) for slot in slots)}
+        if self.txid:
+            homes[id(self.home)] = self.home
+        if len(homes) > 1:
+            raise RolledBackError(_several_homes(slots, self._routes), self.txid_or_none, retriable=False)
+        for home in homes.values():
+            if home is not self.home:
+                self._go_to(home)
+
+    def _go_to(self, home: Broker) -> None:
+        before = self.home, self._control, self._is_attached
+        self.home, self._control, self._is_attached = home, home.control, False
+        try:
+            self.reach()
+            attach_for_caller(self)
+        except RolledBackError:
+            self.home, self._control, self._is_attached = before
+            raise
+
+    def attach(self) -> None:
+        """Have a session, from which ``begin`` takes the id; nothing if there is one.
 
         Raises:
             TxmqError: the broker is away, or gives no session.
         """
-        if self.txid:
+        if self._is_attached:
             return
         # The connection goes with the session: this transaction stays with them, whatever the client takes next.
-        self._control = control = self.client.control
+        self._control = control = self.home.control
         session = control.session
         if session is None:
-            _, session = control.connect_with_session(self._clock.monotonic() + self.client.timeout)
-        self._session = session
-        self._counter, self.txid = session.next_txid()
+            _, session = control.connect_with_session(self._clock.monotonic() + self.home.timeout)
+        self._session, self._is_attached = session, True
+
+    def begin(self) -> None:
+        """Take an id; nothing if that was done. Raises as ``attach``."""
+        if not self.txid:
+            self.attach()
+            self._counter, self.txid = self._session.next_txid()
 
     @property
     def txid_or_none(self) -> str | None:
@@ -152,7 +192,7 @@ class BrokerTransaction:
     def leave_full_session(self, error: TxmqError) -> None:
         """After a refusal: if its reason is the session, the client's next transactions have another one."""
         if isinstance(error, SessionFullError):
-            self.client.leave_session(self._session)
+            self.home.leave_session(self._session)
 
     def reach(self) -> None:
         """Make sure that the broker is there: before the body, which locks rows, and before its end is begun.
@@ -161,7 +201,7 @@ class BrokerTransaction:
             TransactionAwayError: it is not.
         """
         try:
-            (self._control if self.txid else self.client.control).reach(self.deadline)
+            (self._control if self.txid else self.home.control).reach(self.deadline)
         except TxmqError as error:
             raise_rolled_back(error, self.txid_or_none)
 
@@ -377,6 +417,15 @@ class BrokerTransaction:
         return {"floor": floor} if floor else {}
 
 
+def _several_homes(slots: Iterable[tuple[str, int]], routes: Routing[Broker]) -> str:
+    by_home: dict[int, list[str]] = {}
+    for topic, partition in sorted(set(slots)):
+        home = routes.link_for(topic, partition)
+        by_home.setdefault(id(home), []).append(f"{topic}-{partition}")
+    found = "; ".join(", ".join(names) for names in by_home.values())
+    return f"a transaction takes the partitions of one home, and these are of several: {found}; nothing happened"
+
+
 def _body(parts: Sequence[EncodedPart]) -> list[Buffer]:
     return [buffer for part in parts for buffer in encode_part(part.topic, part.partition, part.batch, part.keys)]
 
@@ -402,3 +451,23 @@ def raise_rolled_back(error: TxmqError, txid: str | None) -> NoReturn:
     Not ``raise rolled_back(error, ...) from error``: an error that needs no wrapping would become its own cause.
     """
     raise rolled_back(error, txid)
+
+
+def attach_for_caller(broker: BrokerTransaction) -> None:
+    """Have a session before a database begins.
+
+    Raises:
+        RolledBackError: the broker is away, or refuses; nothing happened.
+    """
+    try:
+        broker.attach()
+    except TxmqError as error:
+        raise_rolled_back(error, None)
+
+
+def begin_for_caller(broker: BrokerTransaction) -> None:
+    """Take the transaction's id before anything is prepared. Raises as ``attach_for_caller``."""
+    try:
+        broker.begin()
+    except TxmqError as error:
+        raise_rolled_back(error, None)

@@ -1,15 +1,15 @@
-"""The check-back thread: asks the application's checker about half messages that their owners did not decide.
+"""The check-back threads: ask the application's checker about half messages that their owners did not decide.
 
-Theory of operation. One thread for each producer group of a client, with a connection of its own, long-polls
-``checks``: the broker hands out halves whose owner has gone, or whose deadline has passed, and waits longer each time
-(1 s, doubling to a minute). The application's checker answers COMMIT, ROLLBACK or UNKNOWN; the first two are reported
-to the broker, and after UNKNOWN it asks again, for ever. The thread also reports decisions of owners that could not
-reach the broker.
+Theory of operation. One thread for each producer group of a client and each home, with a connection of its own,
+long-polls ``checks``: the broker hands out halves whose owner has gone, or whose deadline has passed, and waits longer
+each time (1 s, doubling to a minute). The application's checker answers COMMIT, ROLLBACK or UNKNOWN; the first two are
+reported to the broker, and after UNKNOWN it asks again, for ever. The thread also reports decisions of owners that
+could not reach the broker.
 
 Invariants:
     * a checker that raises, or answers anything but a ``Resolution``, has answered UNKNOWN, and that is logged;
     * nothing is resolved without an answer of the checker;
-    * the thread ends with the client; a forked child has one of its own once it uses the group.
+    * the threads end with the client; a forked child has its own once it uses the group.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.client.transaction.prepared import resolve
-from txmq.client.transport.ports import Broker
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.ports import Broker, BrokerControl, RoutedBroker
 from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionError, TxmqError
 from txmq.log.records import TAG_HEADER, Record, decode
 from txmq.model import Message, Resolution
 from txmq.protocol.halves import DueHalf, split_halves
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.logging import get_logger, in_words
+from txmq.runtime.logging import Logger, get_logger, in_words
 from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
 
@@ -77,24 +77,19 @@ class CheckBacks:
     """See the module's docstring.
 
     Args:
-        client: its ``control`` resolves.
-        connection: makes the connection to poll on.
+        client: its homes are polled, and resolve.
 
     Thread safety: any thread.
     """
 
-    def __init__(
-        self, client: Broker, group: str, checker: Checker, connection: Callable[[], ReconnectingConnection]
-    ) -> None:
+    def __init__(self, client: RoutedBroker, group: str, checker: Checker) -> None:
         self.group, self.checker = group, checker
-        self._client, self._new_connection = client, connection
-        self._connection: ReconnectingConnection | None = None
+        self._client = client
+        self._desks: dict[Broker, _HomeDesk] = {}
         self._log = get_logger(group=group)
-        self._unreported: deque[tuple[HalfMessage, Resolution]] = deque()
         self._lock = Lock()
-        self._signal = Signal()
-        self._process: int | None = None
-        self._is_stopping = self._is_away = False
+        self._started: tuple[int, int] | None = None  # process, and how many homes have a thread
+        self._is_stopping = False
         watch_forks(self)
 
     # --- for halves of this process ----------------------------------------------------------------------------------
@@ -105,43 +100,120 @@ class CheckBacks:
         tag = next((content.decode() for name, content in headers if name == TAG_HEADER), None)
         rest = {name: content for name, content in headers if name != TAG_HEADER}
         message = Message(topic, partition, -1, key, value, rest, tag, timestamp_ms, txid)
-        return self._answer(CheckRequest(txid, message, 0, 0))
+        return self.answer(CheckRequest(txid, message, 0, 0))
 
     def leave(self, half: HalfMessage, resolution: Resolution) -> None:
         """See ``ProducerGroup``."""
-        self._unreported.append((half, resolution))
         self.start()
-        self._signal.set()
+        self._desk(half.home).leave(half, resolution)
 
-    # --- the thread --------------------------------------------------------------------------------------------------
+    # --- the threads -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread, if it does not run in this process."""
-        process = current_owner()[0]
-        if self._process == process or self._is_stopping:
+        """Start a thread for each home, if it does not run in this process."""
+        homes = self._client.routes.links()
+        started = current_owner()[0], len(homes)
+        if self._started == started:
             return
         with self._lock:
-            if self._process != process:
-                self._process, self._connection = process, self._new_connection()
-                start_daemon(_THREAD_NAME, self._serve)
+            if self._is_stopping:
+                return
+            self._started = started
+            idle = [desk for desk in map(self._made, homes) if not desk.is_started]
+            for desk in idle:
+                desk.is_started = True
+        for desk in idle:
+            start_daemon(_THREAD_NAME, partial(desk.serve, self.start))
 
     def stop(self) -> None:
-        """End the thread soon; the broker asks another member about halves that are undecided."""
+        """End the threads soon; the broker asks another member about halves that are undecided."""
+        with self._lock:
+            self._is_stopping = True
+        for desk in list(self._desks.values()):
+            desk.stop()
+
+    def forked(self) -> None:
+        """In a forked child no thread runs, and the parent reports its own decisions."""
+        self._lock, self._desks = Lock(), {}
+
+    def poll(self, wait_ms: int = WAIT_MS) -> int:
+        """Ask every home for halves that are due, and the checker about each. Returns how many there were.
+
+        Raises:
+            TxmqError: a home could not be asked.
+        """
+        return sum(self._desk(home).poll(wait_ms) for home in self._client.routes.links())
+
+    def report_decisions(self) -> None:
+        """Report decisions of this process that have not reached their home.
+
+        Raises:
+            TxmqError: a home cannot be reached now.
+        """
+        for desk in list(self._desks.values()):
+            desk.report_decisions()
+
+    def _desk(self, home: Broker) -> _HomeDesk:
+        with self._lock:
+            return self._made(home)
+
+    def _made(self, home: Broker) -> _HomeDesk:
+        desk = self._desks.get(home)
+        if desk is None:
+            desk = self._desks[home] = _HomeDesk(home, self, self._log)
+        return desk
+
+    def answer(self, half: CheckRequest) -> Resolution:
+        """The checker's answer; one that is none is UNKNOWN."""
+        try:
+            answer: object = self.checker(half)
+        except Exception as error:  # noqa: BLE001  the application's code: an exception is no answer
+            self._log.error(
+                "the checker failed", txid=half.txid, attempt=half.attempt, error=in_words(error), exc_info=error
+            )
+            return Resolution.UNKNOWN
+        if not isinstance(answer, Resolution):
+            self._log.error("the checker answered no Resolution", txid=half.txid, answer=in_words(answer)[:80])
+            return Resolution.UNKNOWN
+        return answer
+
+
+class _HomeDesk:
+    """The halves of the group at one home.
+
+    Attributes:
+        is_started: its thread runs, or is about to.
+
+    Thread safety: ``leave`` and ``stop`` from any thread.
+    """
+
+    def __init__(self, home: Broker, group: CheckBacks, log: Logger) -> None:
+        self._home, self._group, self._log = home, group, log
+        self._connection: BrokerControl | None = None
+        self._unreported: deque[tuple[HalfMessage, Resolution]] = deque()
+        self._signal = Signal()
+        self.is_started = self._is_stopping = self._is_away = False
+
+    def leave(self, half: HalfMessage, resolution: Resolution) -> None:
+        """Report a decision until it has reached the home."""
+        self._unreported.append((half, resolution))
+        self._signal.set()
+
+    def stop(self) -> None:
+        """End the thread soon."""
         self._is_stopping = True
         self._signal.set()
         if self._connection is not None:
             self._connection.close()
 
-    def forked(self) -> None:
-        """In a forked child no thread runs, and the parent reports its own decisions."""
-        self._lock, self._signal = Lock(), Signal()
-        self._unreported.clear()
-
-    def _serve(self) -> None:
+    def serve(self, look_for_homes: Callable[[], None]) -> None:
+        """What the thread does, on a connection of its own; between two polls it looks for new homes."""
+        self._connection = self._home.new_connection()
         while not self._is_stopping:
             try:
                 self.report_decisions()
-                self.poll()
+                self.poll(WAIT_MS)
+                look_for_homes()
                 self._is_away = False
             except ClosedError:
                 return
@@ -156,16 +228,12 @@ class CheckBacks:
             self._log.warning("no check-backs for the moment", error=str(error))
         self._is_away = True
 
-    def poll(self, wait_ms: int = WAIT_MS) -> int:
-        """Ask the broker for halves that are due, and the checker about each. Returns how many there were.
-
-        Raises:
-            TxmqError: the broker could not be asked.
-        """
-        connection = self._connection or self._client.control
+    def poll(self, wait_ms: int) -> int:
+        """See ``CheckBacks.poll``."""
+        connection = self._connection or self._home.control
         fields = {"limit": HALVES_PER_POLL, "wait": wait_ms}
-        timeout_s = wait_ms / 1000 + self._client.timeout
-        due = split_halves(connection.call("checks", self.group, extensions=fields, timeout=timeout_s))
+        timeout_s = wait_ms / 1000 + self._home.timeout
+        due = split_halves(connection.call("checks", self._group.group, extensions=fields, timeout=timeout_s))
         for half in due:
             if self._is_stopping:
                 break
@@ -180,7 +248,7 @@ class CheckBacks:
             return
         message.offset = -1
         try:
-            resolution = self._answer(CheckRequest(due.txid, message, due.attempt, due.age_ms))
+            resolution = self._group.answer(CheckRequest(due.txid, message, due.attempt, due.age_ms))
         except BaseException as error:  # noqa: BLE001  SystemExit: this thread serves the other half messages, too
             self._log.error("the checker failed", txid=due.txid, error=in_words(error), exc_info=error)
             return
@@ -188,31 +256,14 @@ class CheckBacks:
             return
         crash_point("client.check.answered")
         try:
-            resolve(self._client, due.txid, resolution, REPORT_TIMEOUT_S)
+            resolve(self._home, due.txid, resolution, REPORT_TIMEOUT_S)
         except TransactionConflictError:
             self._log.error("a half message was decided otherwise before", txid=due.txid, answer=resolution.value)
         except TxmqError as error:  # the broker hands it out again
             self._log.warning("check-back not delivered", txid=due.txid, answer=resolution.value, error=str(error))
 
-    def _answer(self, half: CheckRequest) -> Resolution:
-        try:
-            answer: object = self.checker(half)
-        except Exception as error:  # noqa: BLE001  the application's code: an exception is no answer
-            self._log.error(
-                "the checker failed", txid=half.txid, attempt=half.attempt, error=in_words(error), exc_info=error
-            )
-            return Resolution.UNKNOWN
-        if not isinstance(answer, Resolution):
-            self._log.error("the checker answered no Resolution", txid=half.txid, answer=in_words(answer)[:80])
-            return Resolution.UNKNOWN
-        return answer
-
     def report_decisions(self) -> None:
-        """Report decisions of this process that have not reached the broker.
-
-        Raises:
-            TxmqError: the broker cannot be reached now.
-        """
+        """See ``CheckBacks.report_decisions``."""
         while self._unreported:
             half, resolution = self._unreported[0]
             try:

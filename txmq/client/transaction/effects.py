@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction.broker_side import BrokerTransaction, begin_for_caller
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import RolledBackError, TransactionError, TransactionStateError, anew
 from txmq.protocol.parts import PartResult
@@ -66,9 +66,11 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
             for branch in branches:
                 branch.end_body()
             self._broker.check_deadline()
+            self._broker.find_home(self._messages)
             self._broker.reach()  # prepared rows stay locked until the broker has answered
             if failure is not None:
                 raise anew(failure)
+            begin_for_caller(self._broker)
         except TransactionError as error:
             self.error = error
         except BaseException as interrupt:  # noqa: BLE001  raised again when the transaction is undone

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back
-from txmq.errors import RolledBackError, TransactionError, TransactionStateError, TxmqError
+from txmq.errors import RolledBackError, TransactionError, TransactionStateError
 from txmq.model import Outcome
 from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
@@ -86,18 +85,6 @@ class BlockResolver(Protocol):
 
     def watch(self, resource: Any, txid: str, on_resolved: Callable[[], None]) -> None:
         """Call ``on_resolved`` when nothing of a transaction is in doubt in this resource any more."""
-
-
-def begin_for_caller(broker: BrokerTransaction) -> None:
-    """Take the transaction's id before a database begins.
-
-    Raises:
-        RolledBackError: the broker is away, or refuses; nothing happened.
-    """
-    try:
-        broker.begin()
-    except TxmqError as error:
-        raise_rolled_back(error, None)
 
 
 def no_part(resource: Any) -> TransactionStateError:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transport.ports import Broker
+from txmq.client.transport.ports import RoutedBroker
 from txmq.errors import TransactionStateError, TxmqError, XAError
 from txmq.model import SendResult
 from txmq.runtime.threads import Lock
@@ -95,7 +95,7 @@ class ExternalBranch:
     Thread safety: ``add`` from any thread.
     """
 
-    def __init__(self, client: Broker, xid: Xid, timeout_s: float) -> None:
+    def __init__(self, client: RoutedBroker, xid: Xid, timeout_s: float) -> None:
         self.client, self.xid = client, xid
         self.state = BranchState.ACTIVE
         self.broker = BrokerTransaction(client, client.clock, timeout_s)
@@ -143,6 +143,7 @@ class ExternalBranch:
     def _stream(self) -> None:
         self.renew_deadline()
         try:
+            self.broker.find_home(self.messages)
             self.broker.begin()
             self.broker.stream(self.broker.take_parts(self.messages, keyed=False))
         except TxmqError as error:

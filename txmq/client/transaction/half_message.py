@@ -31,7 +31,7 @@ from txmq.client.transaction.broker_side import (
 )
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, resolve
-from txmq.client.transport.ports import Broker
+from txmq.client.transport.ports import Broker, RoutedBroker
 from txmq.errors import (
     FencedError,
     HeuristicCommitError,
@@ -85,8 +85,8 @@ class HalfMessage:
     Thread safety: any thread.
     """
 
-    def __init__(self, client: Broker, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
-        self._client, self._group = client, group
+    def __init__(self, client: RoutedBroker, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
+        self._group = group
         self._broker = BrokerTransaction(client, client.clock, timeout_s)
         self._messages = MessageBuffer(compression)
         self._record: tuple[str, int, Record] | None = None
@@ -95,6 +95,11 @@ class HalfMessage:
         self._lock = Lock()
         self.outcome = Outcome.UNKNOWN
         self.pending: tuple[str, ...] = ()
+
+    @property
+    def home(self) -> Broker:
+        """The broker that has it."""
+        return self._broker.home
 
     def reach(self) -> Self:
         """For ``Producer``: raises TransactionAwayError if the broker is away."""
@@ -110,6 +115,7 @@ class HalfMessage:
         self._record = (topic, partition, record)
         self._messages.add(topic, partition, record)
         try:
+            self._broker.find_home(self._messages)
             self._broker.begin()
             fields: Extensions = {"group": self._group.group, "deadline": self._broker.deadline_ms}
             prepare(self._broker, "half", fields, self._messages)
@@ -192,7 +198,7 @@ class HalfMessage:
             TxmqError: it was not reported, or that was not answered.
         """
         try:
-            lines = resolve(self._client, self.txid, resolution, timeout_s)
+            lines = resolve(self._broker.home, self.txid, resolution, timeout_s)
         except TransactionConflictError as error:
             self._ended(Outcome.COMMITTED if resolution is Resolution.ROLLBACK else Outcome.ROLLED_BACK)
             if resolution is Resolution.COMMIT:

@@ -205,6 +205,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         if self._branch.roll_back():
             return LastResourceEvent.DATABASE_ROLLED_BACK
         resource, reason = self._branch.resource, self._branch.ended_by_body
+        self._broker.begin()  # the broker keeps the hazard under an id
         if not isinstance(self.error, HeuristicError):
             reason = f"{reason}: {self.error}" if self.error is not None else reason
             cause, self.error = self.error, HeuristicHazardError(reason, self._broker.txid)

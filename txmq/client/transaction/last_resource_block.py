@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.client.transaction.broker_side import BrokerTransaction
-from txmq.client.transaction.ending import BlockResolver, Ending, begin_for_caller, no_part
+from txmq.client.transaction.broker_side import BrokerTransaction, attach_for_caller
+from txmq.client.transaction.ending import BlockResolver, Ending, no_part
 from txmq.client.transaction.last_resource import LastResourceRun
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import (
@@ -60,7 +60,7 @@ class LastResourceBlock:
     def begin(self) -> None:
         """See ``BlockEnding``."""
         broker = self._broker
-        begin_for_caller(broker)
+        attach_for_caller(broker)
         try:
             self._branch = self._resource.enlist(broker.cluster, self._lent)
             self._resolver.add(self._resource)
@@ -151,7 +151,7 @@ class LastResourceBlock:
             self._leave(marker_table.ROLLED_BACK)
         else:
             self._broker.finished()
-        error = self.run.error or RolledBackError("the transaction was rolled back", self._broker.txid)
+        error = self.run.error or RolledBackError("the transaction was rolled back", self._broker.txid_or_none)
         return (Outcome.ROLLED_BACK, error)
 
     def _leave(self, outcome: str | None) -> None:

@@ -105,6 +105,7 @@ def commit(broker: BrokerTransaction, messages: MessageBuffer) -> list[PartResul
     """
     try:
         broker.check_deadline()
+        broker.find_home(messages)
         broker.reach()
         broker.begin()
         parts = broker.take_parts(messages, keyed=False)

@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -73,6 +73,10 @@ class MessageBuffer:
         result = SendResult(topic, partition, None, _PENDING)
         self._results.append(result)
         return result
+
+    def slots(self) -> Iterable[tuple[str, int]]:
+        """The topics and partitions of all messages."""
+        return [slot for slot, place in self._places.items() if place.results]
 
     def take_parts(self, txid: str, part_size_bytes_max: int, *, keyed: bool = True) -> list[EncodedPart]:
         """Everything that was not taken yet, as parts; a larger message has a part of its own.

@@ -32,10 +32,11 @@ def prepare(broker: BrokerTransaction, kind: str, fields: Extensions, messages: 
     Raises:
         TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared. ConnectionLostError,
         UnavailableError: the broker is away; ``broker.may_have_arrived`` says if it may be prepared. TxmqError:
-        refused, not prepared.
+        refused, not prepared. RolledBackError: the messages are on several homes.
 
     Durability: the messages are in the broker's journal when this returns, and stay until they are decided.
     """
+    broker.find_home(messages)
     broker.begin()
     parts = broker.take_parts(messages, keyed=False)
     if broker.streamed.parts or not broker.fits_one_request(parts):
@@ -87,10 +88,11 @@ def repeat_prepare(
             return
 
 
-def resolve(client: Broker, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
+def resolve(home: Broker, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
     """Report COMMIT or ROLLBACK of a prepared transaction to the broker.
 
     Args:
+        home: the broker that the id names.
         timeout_s: until then the request is repeated after a lost answer.
 
     Returns:
@@ -103,15 +105,15 @@ def resolve(client: Broker, txid: str, resolution: Resolution, timeout_s: float)
 
     Durability: resolved, in the broker's journal, when this returns.
     """
-    deadline = client.clock.monotonic() + timeout_s
+    deadline = home.clock.monotonic() + timeout_s
     named: dict[str, Any] = {"body": ()} if resolution is Resolution.COMMIT else {}
     while True:
-        remaining = max(deadline - client.clock.monotonic(), RETRY_S)
+        remaining = max(deadline - home.clock.monotonic(), RETRY_S)
         try:
-            answer = client.control.call(resolution.value, txid, timeout=remaining, **named)
+            answer = home.control.call(resolution.value, txid, timeout=remaining, **named)
         except _PASSING:
-            if client.clock.monotonic() >= deadline:
+            if home.clock.monotonic() >= deadline:
                 raise
-            client.clock.sleep(RETRY_S)
+            home.clock.sleep(RETRY_S)
         else:
             return parse_result_lines(answer)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from txmq.client.transaction.broker_side import BrokerTransaction
-from txmq.client.transaction.ending import BlockResolver, Ending, begin_for_caller, no_part
+from txmq.client.transaction.broker_side import BrokerTransaction, begin_for_caller
+from txmq.client.transaction.ending import BlockResolver, Ending, no_part
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.xa_run import XARun
 from txmq.errors import (

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from txmq.client.transaction import local_block
@@ -28,7 +29,7 @@ from txmq.client.transaction.broker_side import LOST
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
 from txmq.client.transaction.external_branch import BranchState, Call, ExternalBranch
 from txmq.client.transaction.prepared import prepare, resolve
-from txmq.client.transport.ports import Broker
+from txmq.client.transport.ports import Broker, RoutedBroker
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -48,7 +49,7 @@ from txmq.model import Resolution, TransactionKind
 from txmq.runtime.threads import Lock
 from txmq.xa.broker_port import Wanted, recover_rows
 from txmq.xa.xopen import XACode, XAFlag
-from txmq.xid import FORMAT_ID_MAX, XID_PART_BYTES_MAX, Xid
+from txmq.xid import FORMAT_ID_MAX, XID_PART_BYTES_MAX, TxId, Xid
 
 _UNREACHABLE = (ConnectionLostError, RequestTimeoutError, UnavailableError, ClosedError)
 _LOST_SESSION = (TransactionConflictError, FencedError, ForbiddenError)
@@ -69,7 +70,7 @@ class BrokerXAResource:
     Thread safety: any thread; ``end`` belongs to the thread that called ``start``, unless it is suspended.
     """
 
-    def __init__(self, client: Broker, timeout: float) -> None:
+    def __init__(self, client: RoutedBroker, timeout: float) -> None:
         self._client, self._timeout = client, timeout
         self._branches: dict[Xid, ExternalBranch] = {}
         self._lock = Lock()
@@ -238,7 +239,7 @@ class BrokerXAResource:
         if row["state"] != "heuristic":
             raise XAError(XACode.XAER_PROTO, "the branch is prepared")
         with _as_xa(), _absent_is_over():
-            self._client.control.repeat("forget", row["txid"], timeout=self._timeout)
+            self._home_of(row["txid"]).control.repeat("forget", row["txid"], timeout=self._timeout)
         return XACode.XA_OK
 
     # --- how -------------------------------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ class BrokerXAResource:
     def _resolve(self, txid: str, resolution: Resolution, contrary: XACode) -> None:
         with _as_xa():
             try:
-                resolve(self._client, txid, resolution, self._timeout)
+                resolve(self._home_of(txid), txid, resolution, self._timeout)
             except TransactionConflictError as error:
                 raise XAError(contrary, f"the branch ended otherwise: {error}") from error
             except (FencedError, UnknownTransactionError) as error:
@@ -325,12 +326,18 @@ class BrokerXAResource:
         return next(self._rows({"xid": _text(xid)}), None)
 
     def _rows(self, words: dict[str, str] | None = None) -> Iterator[Row]:
-        return recover_rows(self._recover, {"state": "all", "limit": _RECOVER_LIMIT, **(words or {})})
+        """What every home lists; one that cannot be reached may have the branch, so nothing is known then."""
+        wanted: Wanted = {"state": "all", "limit": _RECOVER_LIMIT, **(words or {})}
+        for home in self._client.routes.links():
+            yield from recover_rows(partial(self._recover, home), wanted)
 
-    def _recover(self, wanted: Wanted) -> bytes:
+    def _recover(self, home: Broker, wanted: Wanted) -> bytes:
         with _as_xa():
-            body = self._client.control.repeat("recover", extensions=wanted, timeout=self._timeout)
+            body = home.control.repeat("recover", extensions=wanted, timeout=self._timeout)
             return body
+
+    def _home_of(self, txid: str) -> Broker:
+        return self._client.routes.link_of_home(TxId.parse(txid).home)
 
 
 @contextmanager

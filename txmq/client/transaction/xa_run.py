@@ -249,7 +249,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         """Ask for the decision of a broker that has refused the rollback."""
         broker = self._broker
         try:
-            word, lines = parse_outcome(broker.client.control.call("outcome", broker.txid, timeout=ROLLBACK_TIMEOUT_S))
+            word, lines = parse_outcome(broker.home.control.call("outcome", broker.txid, timeout=ROLLBACK_TIMEOUT_S))
         except TxmqError:
             return XAEvent.FENCE_UNKNOWN
         if word != Outcome.COMMITTED.value:

@@ -6,6 +6,7 @@ need it. A class takes the narrowest of these:
 * ``BrokerControl``: the connection for everything but reads;
 * ``Broker``: that connection, its session and a clock; for transactions and branches;
 * ``Link``: one home with its connections, and ``Routing``: the choice among them;
+* ``RoutedBroker``: any broker, and the routes to all of them;
 * ``TopicDirectory``: the topics' ids and numbers of partitions;
 * ``Log``: what is stored, read without a group; for consumers;
 * ``Messaging``: all of it and producers; for senders of their own messages (dead letters, the retry topic, redrive).
@@ -61,6 +62,9 @@ class BrokerControl(Control, Protocol):
     def submit_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None, deadline: float) -> Answer:
         """Send a transaction's request."""
 
+    def close(self) -> None:
+        """End the connection."""
+
 
 class Broker(Protocol):
     """A client's home broker."""
@@ -83,6 +87,9 @@ class Broker(Protocol):
 
     def leave_session(self, full: ClientSession) -> None:
         """The broker takes no more transactions in this session: open another one for the next."""
+
+    def new_connection(self) -> BrokerControl:
+        """One more connection to it; the caller closes it."""
 
 
 class Link(Broker, Protocol):
@@ -120,6 +127,14 @@ class Routing(Protocol[LinkT]):
 
     def links(self) -> Sequence[LinkT]:
         """The links of all homes that are known."""
+
+
+class RoutedBroker(Broker, Protocol):
+    """A client: any of its brokers, and the routes to all of them."""
+
+    @property
+    def routes(self) -> Routing[Broker]:
+        """The choice among the homes."""
 
 
 class TopicDirectory(Protocol):
@@ -246,7 +261,7 @@ class TransactionDirectory(Protocol):
         """The final outcome of a transaction."""
 
 
-class Messaging(Broker, Log, Protocol):
+class Messaging(RoutedBroker, Log, Protocol):
     """A client: its broker, its log, and producers."""
 
     @property

@@ -22,6 +22,7 @@ from txmq.errors import (
     BadRequestError,
     BrokerAwayError,
     ConnectionLostError,
+    NotOwnerError,
     TransactionConflictError,
     TxmqError,
     UnknownTopicError,
@@ -83,6 +84,29 @@ class FakeReply:
         return self._body
 
 
+class SimulatedRoutes:
+    """As ``Routes``."""
+
+    def __init__(self, homes: Sequence[SimulatedBroker]) -> None:
+        self._homes = tuple(homes)
+
+    def link_for(self, topic: str, partition: int) -> SimulatedBroker:
+        """The partition's home."""
+        return self._homes[partition % len(self._homes)]
+
+    def link_of_home(self, home: int) -> SimulatedBroker:
+        """The home of that id."""
+        return next((broker for broker in self._homes if broker.session.home == home), self._homes[0])
+
+    def any_link(self) -> SimulatedBroker:
+        """The first that is not away."""
+        return next((broker for broker in self._homes if not broker.is_away), self._homes[0])
+
+    def links(self) -> Sequence[SimulatedBroker]:
+        """All of them."""
+        return self._homes
+
+
 class SimulatedBroker:
     """The broker, the connection to it, and the client: ``control``, ``session`` and ``clock`` are its own.
 
@@ -94,11 +118,20 @@ class SimulatedBroker:
         owner_connected: what ``recover`` says of every owner.
         is_away: no connection can be had.
         timeout: as ``Client.timeout``.
+
+    Args:
+        home: id of its journal.
+        slots: (n, m) of a home that owns the partitions whose number is n modulo m.
     """
 
-    def __init__(self, topics: Sequence[str] = ("orders", "audit"), request_size_bytes_max: int = 1 << 20) -> None:
-        self.clock = SimClock()
+    def __init__(
+        self, topics: Sequence[str] = ("orders", "audit"), request_size_bytes_max: int = 1 << 20, *,
+        home: int = 0xA1, clock: SimClock | None = None, slots: tuple[int, int] = (0, 1),
+    ) -> None:  # fmt: skip
+        self.clock = clock or SimClock()
         self.control: SimulatedBroker = self
+        self.routes = SimulatedRoutes((self,))
+        self._home, self._slots = home, slots
         self._request_size_bytes_max = request_size_bytes_max
         self.session = self._new_session(7)
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
@@ -116,7 +149,7 @@ class SimulatedBroker:
     def _new_session(self, number: int) -> ClientSession:
         return ClientSession(
             {
-                "cluster": "00000000000000c1", "home": "00000000000000a1", "session": f"{number:x}", "epoch": 0,
+                "cluster": "00000000000000c1", "home": f"{self._home:016x}", "session": f"{number:x}", "epoch": 0,
                 "secret": f"{number:032x}", "in_flight_max": 8, "request_size_bytes_max": self._request_size_bytes_max,
                 "time_ms": self.clock.now_ms(),
             },
@@ -127,6 +160,13 @@ class SimulatedBroker:
         """As ``Client.leave_session``."""
         if self.session is full:
             self.session = self._new_session(full.id + 1)
+
+    def new_connection(self) -> SimulatedBroker:
+        """As ``HomeLink.new_connection``."""
+        return self
+
+    def close(self) -> None:
+        """As ``ReconnectingConnection.close``."""
 
     def connect_with_session(self, deadline: float) -> tuple[SimulatedBroker, ClientSession]:
         """As ``Connection.connect_with_session``."""
@@ -375,6 +415,9 @@ class SimulatedBroker:
     def _add(self, held: _Held, topic: str, partition: int, batch: bytearray) -> None:
         if topic not in self._topics:
             raise UnknownTopicError(topic)
+        number, count = self._slots
+        if partition % count != number:
+            raise NotOwnerError(f"another home owns partition {partition} of {topic}")
         held.parts.append((topic, partition, batch))
 
     def _assign(self, topic: str, partition: int, batch: bytearray) -> bytes:

@@ -70,10 +70,16 @@ def is_due(listed: Mapping[str, Any]) -> bool:
 
 
 class LastResourceResolver:
-    """See the module's docstring. Used by one thread at a time."""
+    """See the module's docstring. Used by one thread at a time.
 
-    def __init__(self, client: Client, resource: LastResource, clock: Clock) -> None:
+    Args:
+        client: one home.
+        owns: whether that home answers for a transaction of this process.
+    """
+
+    def __init__(self, client: Client, resource: LastResource, clock: Clock, owns: Callable[[str], bool]) -> None:
         self.resource, self.has_failed = resource, False
+        self._owns = owns
         self.problem: Exception | None = None  # kept the last round from the database or the broker
         self._client, self._clock = client, clock
         self._database: ResolvingConnection | None = None
@@ -122,10 +128,11 @@ class LastResourceResolver:
     # --- what is in doubt --------------------------------------------------------------------------------------------
 
     def _own(self) -> list[Unresolved]:
-        found = []
+        unresolved, found = self.resource.unresolved, list[Unresolved]()
         with suppress(IndexError):
-            while True:
-                found.append(self.resource.unresolved.popleft())
+            for _ in range(len(unresolved)):
+                item = unresolved.popleft()
+                (found if self._owns(item.txid) else unresolved).append(item)
         return found
 
     def _due(self) -> list[Unresolved]:

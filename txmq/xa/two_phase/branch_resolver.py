@@ -74,7 +74,12 @@ _T = TypeVar("_T")
 class BranchResolver:
     """The resolver of one XA resource.
 
+    Args:
+        client: one home.
+        others: whether another home of the same client answers for a transaction.
+
     Attributes:
+        client: as given.
         resource: the database of the branches.
         has_failed: the last round left something undone.
         problem: the error that kept the last round from the database or the broker.
@@ -82,10 +87,10 @@ class BranchResolver:
     Thread safety: ``completed`` and ``watch`` from any thread; the rest from one.
     """
 
-    def __init__(self, client: Client, resource: XAResource, clock: Clock) -> None:
+    def __init__(self, client: Client, resource: XAResource, clock: Clock, others: Callable[[str], bool]) -> None:
         self.resource, self.has_failed = resource, False
         self.problem: Exception | None = None
-        self._client, self._clock = client, clock
+        self.client, self._clock, self._others = client, clock, others
         self._recovery: Recovery | None = None
         # To ``complete``, appended by owners. The marker of one that falls off is removed later, by age.
         self._answers: deque[tuple[str, Answer]] = deque(maxlen=REMEMBERED_MAX)
@@ -163,8 +168,8 @@ class BranchResolver:
             left = self._left.popleft()
             self._watched[left.txid] = left
         database = self._database()
-        rows = {row["txid"]: row for row in list_transactions(self._client, database.uuid, "decided", PAGE_SIZE)}
-        listed = database.prepared()
+        rows = {row["txid"]: row for row in list_transactions(self.client, database.uuid, "decided", PAGE_SIZE)}
+        listed = [entry for entry in database.prepared() if not self._others(str(entry.txid))]
         now_ms = database.now_ms() if listed else 0
         self._is_reached = True
         self._report(listed, rows, now_ms)
@@ -193,7 +198,7 @@ class BranchResolver:
         self._reporter.saw(found)
 
     def _is_ours(self, txid: str) -> bool:
-        if is_of_this_broker(self._client.session, txid):
+        if is_of_this_broker(self.client.session, txid):
             return True
         # Another broker's, whose resolver resolves it; or this broker's, from before its journal was lost or replaced.
         self._say_once(txid, "prepared branch of another broker: its resolver, or an operator, resolves it")
@@ -258,7 +263,7 @@ class BranchResolver:
         if found is not Verdict.DONE:
             extensions["heuristic"] = "rollback" if found is Verdict.LOST else "hazard"
             extensions["reason"] = quote(f"branch in {self.resource.name} {found.value}", safe="")
-        answer = self._client.control.submit("complete", item.txid, extensions=extensions, timeout=REQUEST_TIMEOUT_S)
+        answer = self.client.control.submit("complete", item.txid, extensions=extensions, timeout=REQUEST_TIMEOUT_S)
         work.sent.append((item.txid, found, answer))
         self._await_answers(work, IN_FLIGHT_MAX)
 
@@ -320,7 +325,7 @@ class BranchResolver:
         while waiting or sent:
             while waiting and len(sent) < IN_FLIGHT_MAX:
                 orphan = waiting.popleft()
-                control = self._client.control
+                control = self.client.control
                 sent.append(
                     (orphan, control.submit(verb, orphan.txid, extensions=extensions, timeout=REQUEST_TIMEOUT_S))
                 )
@@ -413,7 +418,7 @@ class BranchResolver:
 
     def _database(self) -> Recovery:
         if self._recovery is None:
-            self._recovery = self.resource.open_recovery(f"{self._client.session.cluster:016x}")
+            self._recovery = self.resource.open_recovery(f"{self.client.session.cluster:016x}")
         return self._recovery
 
     def _attempt(self, txid: str, work: Callable[[], _T]) -> _T | None:

@@ -70,6 +70,7 @@ class PendingAcksFixture:
 
     def __init__(self, *answers: bytes | Exception, store: Any = None) -> None:
         self.client = SimpleNamespace(clock=SimClock(), control=Control(*answers or (b"unknown\n",)))
+        self.client.routes = SimpleNamespace(link_of_home=lambda _: self.client)
         settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions(), offset_store=store)
         self.calls: list[str] = []
         self.share = Assignment(None, settings, self.client.clock, get_logger())

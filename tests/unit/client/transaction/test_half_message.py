@@ -40,7 +40,7 @@ class Group:
         self.home = home
         self.asked: list[CheckRequest] = []
         self.answer: Callable[[CheckRequest], Any] = lambda _: UNKNOWN
-        self.group = CheckBacks(home, "g", self._check, lambda: home)  # type: ignore[arg-type,return-value]
+        self.group = CheckBacks(home, "g", self._check)
 
     def _check(self, half: CheckRequest) -> Resolution:
         self.asked.append(half)

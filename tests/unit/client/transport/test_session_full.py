@@ -40,7 +40,7 @@ def streamed(home: SimulatedBroker) -> None:
 
 
 def half(home: SimulatedBroker) -> None:
-    desk = CheckBacks(home, "g", lambda _: Resolution.UNKNOWN, lambda: home)  # type: ignore[arg-type,return-value]
+    desk = CheckBacks(home, "g", lambda _: Resolution.UNKNOWN)
     HalfMessage(home, desk, 30.0, None).prepare("orders", 0, (b"k", b"v", [], 1_700_000_000_000)).commit()
 
 

@@ -32,6 +32,7 @@ from txmq.xid import FORMAT_ID, Xid
 
 from ..xa_support import FakeResource, Notes, Prepared, XAFixture, external_branch
 
+TXID = "00000000000000c1-00000000000000a1-7-1"
 POINTS = ["resolver.xa.committed", "resolver.xa.completed", "resolver.xa.fenced", "resolver.xa.rolled_back"]
 
 
@@ -471,8 +472,8 @@ def test_markers_of_incomplete_branches_stay(world: XAFixture) -> None:
 def test_the_desk_of_a_resource_is_found_by_it(world: XAFixture) -> None:
     resolver = Resolver(world.home, world.resources, world.home.clock)
     resolver.add(world.resources[0])
-    resource_resolver = resolver.branch_resolver(world.resources[0])
+    resource_resolver = resolver.branch_resolver(world.resources[0], TXID)
     assert isinstance(resource_resolver, BranchResolver)
-    assert resource_resolver is not resolver.branch_resolver(world.resources[1])
+    assert resource_resolver is not resolver.branch_resolver(world.resources[1], TXID)
     with pytest.raises(LookupError):
-        resolver.branch_resolver(FakeResource(world.databases[0]))
+        resolver.branch_resolver(FakeResource(world.databases[0]), TXID)

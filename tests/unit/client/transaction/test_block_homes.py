@@ -1,0 +1,368 @@
+"""Transactions of a client of several homes whose messages are all on one of them; those on several are refused."""
+
+# ruff: noqa: PT012  the error leaves a whole transaction block, so more than one statement stands in it
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash_points import crash_at
+from tests.unit.xa.support import NAME, Connection, quiet_resolver
+from tests.unit.xa.xa_support import Database, FakeResource, Notes
+from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.checker import CheckBacks
+from txmq.client.transaction.current import associated_branch
+from txmq.client.transaction.half_message import HalfMessage
+from txmq.client.transaction.xa_resource import BrokerXAResource
+from txmq.errors import RolledBackError, SessionFullError, TransactionAwayError, XAError
+from txmq.log.records import Record
+from txmq.model import Outcome, Resolution
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
+from txmq.testing.simulated.cluster import SimulatedCluster
+from txmq.xa import LastResource
+from txmq.xa.resolver import Resolver
+from txmq.xa.xopen import XACode, XAFlag
+from txmq.xid import TxId, Xid
+
+A, B, C = b"\x00", b"\x01", b"\x02"  # keys of messages for the first, second, third home
+
+
+@pytest.fixture
+def cluster() -> SimulatedCluster:
+    return SimulatedCluster()
+
+
+def block(cluster: SimulatedCluster, *resources: Any, timeout: float = 30.0) -> Transaction:
+    return Transaction(cluster, cluster, resources, timeout)
+
+
+def requests(cluster: SimulatedCluster) -> list[list[str]]:
+    return [home.requests for home in cluster.homes]
+
+
+def home_of(txid: str) -> int:
+    return TxId.parse(txid).home - 0xA1
+
+
+# --- local -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_home_decides_alone_whichever_it_is(cluster: SimulatedCluster, number: int) -> None:
+    with block(cluster) as tx:
+        tx.send("orders", b"1", key=bytes([number]))
+        tx.send("audit", b"2", key=bytes([number]))
+    assert requests(cluster) == [["commit"] if n == number else [] for n in range(3)]
+    assert home_of(tx.txid) == number
+    assert [result.offset for result in tx.results] == [0, 0]
+    assert cluster.homes[number].values("orders") == [b"1"]
+
+
+def test_several_homes_are_refused_by_name_and_nothing_is_sent(cluster: SimulatedCluster) -> None:
+    with pytest.raises(RolledBackError, match="audit-1, orders-1; orders-0") as caught, block(cluster) as tx:
+        tx.send("orders", b"1", key=A)
+        tx.send("orders", b"2", key=B)
+        tx.send("audit", b"3", key=B)
+    assert (requests(cluster), tx.outcome, caught.value.retriable) == ([[], [], []], Outcome.ROLLED_BACK, False)
+
+
+def test_id_asked_for_early_keeps_its_home(cluster: SimulatedCluster) -> None:
+    with block(cluster) as tx:
+        tx.send("orders", b"1", key=A)
+        assert home_of(tx.txid) == 0
+    assert cluster.homes[0].values("orders") == [b"1"]
+    with pytest.raises(RolledBackError), block(cluster) as tx:
+        assert home_of(tx.txid) == 0
+        tx.send("orders", b"2", key=B)
+    assert cluster.values("orders") == [b"1"]
+
+
+def test_home_of_the_messages_is_reached_not_any_other(cluster: SimulatedCluster) -> None:
+    cluster.homes[0].is_away = True
+    with block(cluster) as tx:
+        tx.send("orders", b"1", key=B)
+    assert cluster.homes[1].values("orders") == [b"1"]
+    with pytest.raises(TransactionAwayError), block(cluster) as tx:
+        tx.send("orders", b"2", key=A)
+    assert tx.outcome is Outcome.ROLLED_BACK
+
+
+def test_large_block_streams_to_its_home(cluster: SimulatedCluster) -> None:
+    with block(cluster) as tx:
+        for _ in range(9):
+            tx.send("orders", bytes(1 << 20), key=C)
+    assert set(cluster.homes[2].requests) == {"put", "commit"}
+    assert len(cluster.homes[2].values("orders")) == 9
+
+
+def test_large_block_over_homes_is_refused_before_it_streams(cluster: SimulatedCluster) -> None:
+    with pytest.raises(RolledBackError), block(cluster) as tx:
+        for number in range(9):
+            tx.send("orders", bytes(1 << 20), key=C if number else A)
+    assert requests(cluster) == [[], [], []]
+
+
+def test_streamed_parts_are_withdrawn_from_their_home(cluster: SimulatedCluster) -> None:
+    with pytest.raises(RolledBackError), block(cluster) as tx:
+        for _ in range(9):
+            tx.send("orders", bytes(1 << 20), key=C)
+        tx.send("orders", b"elsewhere", key=A)
+    assert cluster.homes[2].states() == {tx.txid: "rolled-back"}
+    assert cluster.values("orders") == []
+
+
+def test_full_session_is_left_at_its_home_only(cluster: SimulatedCluster) -> None:
+    cluster.homes[1].faults["commit"].append(Fault(SessionFullError("full")))
+    sessions = [home.session for home in cluster.homes]
+    with pytest.raises(RolledBackError), block(cluster) as tx:
+        tx.send("orders", b"1", key=B)
+    assert [home.session is session for home, session in zip(cluster.homes, sessions, strict=True)] == [
+        True, False, True,
+    ]  # fmt: skip
+
+
+# --- last resource ---------------------------------------------------------------------------------------------------
+
+
+class Shop:
+    """A database file, and a client of several homes."""
+
+    def __init__(self, path: Path, cluster: SimulatedCluster) -> None:
+        self.path, self.cluster = path, cluster
+        self.opened: list[Connection] = []
+        self.resource = self.new_resource()
+        self.resource.install(cluster)
+        with self.connect() as connection:
+            connection.execute("CREATE TABLE orders (value BLOB)")
+
+    def new_resource(self) -> LastResource:
+        return LastResource(NAME, connect=self.connect)
+
+    def connect(self) -> Connection:
+        connection = sqlite3.connect(self.path, factory=Connection, timeout=0.05)
+        self.opened.append(connection)
+        return connection
+
+    def order(self, value: bytes, *keys: bytes) -> Transaction:
+        with block(self.cluster, self.resource) as tx:
+            tx.connection(self.resource).execute("INSERT INTO orders (value) VALUES (?)", (value,))
+            for key in keys:
+                tx.send("orders", value, key=key)
+        return tx
+
+    def rows(self) -> list[bytes]:
+        with self.connect() as connection:
+            return [value for (value,) in connection.execute("SELECT value FROM orders ORDER BY rowid")]
+
+
+@pytest.fixture
+def shop(tmp_path: Path, cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    quiet_resolver(monkeypatch)
+    made = Shop(tmp_path / "orders.db", cluster)
+    yield made
+    made.resource.close()
+    for connection in made.opened:
+        connection.close()
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_last_resource_prepares_at_the_home_of_its_messages(shop: Shop, cluster: SimulatedCluster, number: int) -> None:
+    tx = shop.order(b"1", bytes([number]))
+    assert (home_of(tx.txid), cluster.homes[number].requests) == (number, ["prepare", "commit"])
+    assert (shop.rows(), cluster.homes[number].values("orders")) == ([b"1"], [b"1"])
+
+
+def test_last_resource_over_homes_leaves_neither_row_nor_message(shop: Shop, cluster: SimulatedCluster) -> None:
+    with pytest.raises(RolledBackError, match="several"):
+        shop.order(b"1", A, B)
+    assert (shop.rows(), requests(cluster)) == ([], [[], [], []])
+
+
+def test_last_resource_whose_home_is_away_leaves_nothing(shop: Shop, cluster: SimulatedCluster) -> None:
+    cluster.homes[2].is_away = True
+    with pytest.raises(TransactionAwayError):
+        shop.order(b"1", C)
+    assert (shop.rows(), requests(cluster)) == ([], [[], [], []])
+
+
+def test_resolver_finishes_what_is_in_doubt_at_any_home(shop: Shop, cluster: SimulatedCluster) -> None:
+    with crash_at("client.tx.db_committed"), pytest.raises(SimulatedCrash):
+        shop.order(b"1", B)
+    with crash_at("client.tx.marker_inserted"), pytest.raises(SimulatedCrash):
+        shop.order(b"2", C)
+    for connection in shop.opened:
+        connection.close()
+    shop.resource.close()
+    shop.resource.turns.renew()
+    for home in cluster.homes:
+        home.owner_connected = False
+    resolver = Resolver(cluster, [shop.new_resource()], cluster.clock)
+    assert len(resolver.round()) == 2
+    resolver.close()
+    assert (shop.rows(), cluster.values("orders")) == ([b"1"], [b"1"])
+    assert [set(home.states().values()) for home in cluster.homes] == [set(), {"committed"}, {"rolled-back"}]
+
+
+def test_what_this_process_left_is_reported_to_its_own_home(shop: Shop, cluster: SimulatedCluster) -> None:
+    cluster.homes[1].faults["commit"].extend([lost(is_executed=False)] * 40)
+    tx = shop.order(b"1", B)
+    assert tx.pending == ("broker",)
+    cluster.homes[1].faults.clear()
+    resolver = Resolver(cluster, [shop.resource], cluster.clock)
+    resolver.run_once()
+    resolver.close()
+    assert not tx.pending
+    assert cluster.homes[1].values("orders") == [b"1"]
+    assert "commit" not in cluster.homes[0].requests + cluster.homes[2].requests
+
+
+# --- XA --------------------------------------------------------------------------------------------------------------
+
+
+def test_xa_decides_at_the_home_of_its_id_or_refuses(
+    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Notes(cluster)
+    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _: notes)
+    database = Database("a", 1, cluster.clock)
+    resource = FakeResource(database)
+    with block(cluster, resource) as tx:
+        tx.connection(resource).add(b"1")
+        tx.send("orders", b"1", key=A)
+    assert (home_of(tx.txid), database.rows, cluster.values("orders")) == (0, [b"1"], [b"1"])
+    with pytest.raises(RolledBackError), block(cluster, resource) as tx:
+        tx.connection(resource).add(b"2")
+        tx.send("orders", b"2", key=B)
+    assert (database.rows, database.prepared, cluster.values("orders")) == ([b"1"], {}, [b"1"])
+
+
+def test_branches_of_every_home_are_finished_by_one_resolver(
+    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.crash_points import crash_at
+
+    notes = Notes(cluster)
+    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _: notes)
+    database = Database("a", 1, cluster.clock)
+    resource = FakeResource(database)
+    cluster.homes[0].is_away = True  # ids come from the second home
+    for point, value in (("client.xa.decided", b"1"), ("client.xa.all_prepared", b"2")):
+        with crash_at(point), pytest.raises(SimulatedCrash), block(cluster, resource) as tx:
+            tx.connection(resource).add(value)
+            tx.send("orders", value, key=B)
+    cluster.homes[0].is_away = False
+    for session in list(database.sessions):
+        database.end_session(session)
+    for home in cluster.homes:
+        home.owner_connected = False
+    resolver = Resolver(cluster, [FakeResource(database)], cluster.clock)
+    assert len(resolver.round()) == 2
+    assert (database.rows, database.prepared, cluster.values("orders")) == ([b"1"], {}, [b"1"])
+
+
+# --- half messages and foreign branches ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda _name, _run: None)
+
+
+def half(cluster: SimulatedCluster, group: CheckBacks, number: int) -> HalfMessage:
+    record: Record = (b"k", b"v", [], 1_700_000_000_000)
+    return HalfMessage(cluster, group, 30.0, None).prepare("orders", number, record)
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_half_message_lives_at_the_home_of_its_partition(cluster: SimulatedCluster) -> None:
+    group = CheckBacks(cluster, "g", lambda _: Resolution.UNKNOWN)
+    with half(cluster, group, 1) as message:
+        assert cluster.homes[1].states() == {message.txid: "prepared"}
+    assert (home_of(message.txid), cluster.homes[1].values("orders")) == (1, [b"v"])
+    assert cluster.homes[0].requests == cluster.homes[2].requests == []
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_check_backs_of_every_home_are_answered(cluster: SimulatedCluster) -> None:
+    group = CheckBacks(cluster, "g", lambda _: Resolution.COMMIT)
+    for number in range(3):
+        half(cluster, group, number)
+    assert group.poll() == 3
+    assert cluster.values("orders") == [b"v"] * 3
+
+
+@pytest.mark.usefixtures("no_thread")
+def test_decision_that_did_not_arrive_waits_for_its_own_home(cluster: SimulatedCluster) -> None:
+    group = CheckBacks(cluster, "g", lambda _: Resolution.UNKNOWN)
+    message = half(cluster, group, 2)
+    cluster.homes[2].is_away = True
+    message.commit()
+    assert message.pending == ("broker",)
+    cluster.homes[2].is_away = False
+    group.report_decisions()
+    assert not message.pending
+    assert cluster.values("orders") == [b"v"]
+
+
+def test_each_home_has_a_thread_also_a_new_one(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda name, _run: started.append(name))
+    group = CheckBacks(cluster, "g", lambda _: Resolution.UNKNOWN)
+    group.start()
+    group.start()
+    assert len(started) == 3
+    monkeypatch.setattr(cluster.routes, "links", lambda: (*cluster.homes, SimulatedBroker(home=0xB1)))
+    group.start()
+    assert len(started) == 4
+    group.stop()
+    monkeypatch.setattr(cluster.routes, "links", lambda: (*cluster.homes, SimulatedBroker(), SimulatedBroker()))
+    group.start()
+    assert len(started) == 4
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_foreign_branch_is_prepared_and_found_at_its_home(cluster: SimulatedCluster, number: int) -> None:
+    resource, other = BrokerXAResource(cluster, 30.0), BrokerXAResource(cluster, 30.0)
+    xid = Xid(7, b"global", b"branch")
+    resource.start(xid)
+    _join(cluster, bytes([number]))
+    resource.end(xid)
+    assert resource.prepare(xid) is XACode.XA_OK
+    assert list(cluster.homes[number].states().values()) == ["prepared"]
+    assert other.recover(XAFlag.TMSTARTRSCAN) == [xid]
+    with pytest.raises(XAError):
+        other.start(xid)
+    assert other.commit(xid) is XACode.XA_OK
+    assert cluster.homes[number].values("orders") == [b"1"]
+
+
+def test_foreign_branch_over_homes_is_rolled_back(cluster: SimulatedCluster) -> None:
+    resource, xid = BrokerXAResource(cluster, 30.0), Xid(7, b"global", b"branch")
+    resource.start(xid)
+    _join(cluster, A)
+    _join(cluster, B)
+    resource.end(xid)
+    with pytest.raises(XAError, match="several") as caught:
+        resource.prepare(xid)
+    assert caught.value.xa_code is XACode.XA_RBOTHER
+    assert cluster.homes[0].states() == cluster.homes[1].states() == {}
+
+
+def test_no_branch_is_called_absent_while_a_home_is_away(cluster: SimulatedCluster) -> None:
+    cluster.homes[2].is_away = True
+    with pytest.raises(XAError) as caught:
+        BrokerXAResource(cluster, 30.0).commit(Xid(7, b"global", b"branch"))
+    assert caught.value.xa_code is XACode.XAER_RMFAIL
+
+
+def _join(cluster: SimulatedCluster, key: bytes) -> None:
+    branch = associated_branch(cluster)
+    assert branch is not None
+    partition, record = cluster.route("orders", b"1", key)
+    branch.add("orders", partition, *record)

@@ -1,0 +1,57 @@
+"""Several home brokers in memory, and a client of them all: for tests of transactions over homes.
+
+Partition n of every topic belongs to home n modulo their number. The homes share a clock; each has faults, a log and
+transactions of its own (``broker.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txmq.client.transport.session import ClientSession
+from txmq.log.records import Record
+from txmq.testing.simulated.broker import SimulatedBroker, SimulatedRoutes
+from txmq.testing.simulated.clock import SimClock
+
+
+class SimulatedCluster:
+    """The client of several homes, and its producer.
+
+    Attributes:
+        homes: the brokers.
+    """
+
+    def __init__(self, count: int = 3, **settings: Any) -> None:
+        self.clock = SimClock()
+        self.homes = [
+            SimulatedBroker(home=0xA1 + number, clock=self.clock, slots=(number, count), **settings)
+            for number in range(count)
+        ]
+        self.routes = SimulatedRoutes(self.homes)
+        self.timeout = 5.0
+
+    @property
+    def control(self) -> SimulatedBroker:
+        """Any home's."""
+        return self.routes.any_link()
+
+    @property
+    def session(self) -> ClientSession:
+        """Any home's."""
+        return self.control.session
+
+    def leave_session(self, full: ClientSession) -> None:
+        """As ``Client.leave_session``."""
+        self.routes.link_of_home(full.home).leave_session(full)
+
+    def new_connection(self) -> SimulatedBroker:
+        """Any home."""
+        return self.control
+
+    def route(self, topic: str, value: bytes, key: bytes | None = None, *_: object) -> tuple[int, Record]:
+        """To the partition of the key's first byte; without a key, to partition 0."""
+        return key[0] % len(self.homes) if key else 0, (key, value, [], self.clock.now_ms())
+
+    def values(self, topic: str) -> list[bytes | None]:
+        """The messages of a topic that readers see, partition by partition."""
+        return [value for home in self.homes for value in home.values(topic)]
