@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.commit_delay import WAIT_S
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, CommitPipeline
 from txmq.broker.commit.retention import retire
@@ -137,7 +138,7 @@ class Node:
 
     def __init__(
         self, disk: SimDisk, settings: BrokerSettings = SMALL, *, clock: SimClock | None = None,
-        incarnation: str | None = None,
+        incarnation: str | None = None, cluster: ClusterView | None = None,
     ) -> None:  # fmt: skip
         self.disk, self.settings = disk, settings
         self.clock = clock if clock is not None else SimClock()
@@ -145,7 +146,8 @@ class Node:
         self.recovered: Recovered = open_store(disk, self.clock, chance, settings, incarnation=incarnation)
         self.store, self.state = self.recovered.store, self.recovered.state
         chance = SimRandom(random.Random(self.state.epoch))
-        self.core = Core(self.recovered.identity, settings, self.state, self.clock.now_ms(), chance)
+        now_ms = self.clock.now_ms()
+        self.core = Core(self.recovered.identity, settings, self.state, now_ms, chance, cluster=cluster)
         self.context = self.core.context
         self.pipeline = CommitPipeline(self.core, self.store, settings, self.clock)
         self._pending: PendingCheckpoint | None = None

@@ -71,6 +71,7 @@ class Context:
         random: draws the secrets of sessions.
         ids: draws the ids of topics and sessions.
         cluster: the other homes and the registry; None for a broker that is alone.
+        is_serving: False until the registry has said that this process leads the home.
         now_ms: wall clock, set by the shell before it hands in requests.
         liveness: the clock by which the silence of peers is judged.
         full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
@@ -96,6 +97,7 @@ class Context:
     random: Random
     ids: Ids
     cluster: ClusterView | None = None
+    is_serving: bool = True
     now_ms: int = 0
     started_ms: int = 0
     owned_since_start: set[tuple[str, int, int]] = field(default_factory=set)  # group and partition; see ``groups``
@@ -156,7 +158,7 @@ class Context:
 
     def answer_from_state(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:
         """Answer with a value read from memory; while a commit group is not durable yet, wait for the newest one."""
-        newest = self._newest_undurable()
+        newest = self.newest_undurable()
         if newest is None:
             self.answer(client, opaque, reply)
         else:
@@ -164,7 +166,8 @@ class Context:
             client.given_bytes += size_of(reply)
             newest.waiters.append((client, opaque, reply))
 
-    def _newest_undurable(self) -> CommitGroup | None:
+    def newest_undurable(self) -> CommitGroup | None:
+        """The newest group whose record is not durable; None if all are."""
         if not self.group.is_empty:
             return self.group
         if self.full:

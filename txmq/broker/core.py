@@ -17,9 +17,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from txmq.broker.client_connection import ClientConnection
+from txmq.broker.cluster.asks import Ask, Result
+from txmq.broker.cluster.view import ClusterView, RegistryState
 from txmq.broker.commit.commit_group import Answer, CommitGroup
 from txmq.broker.context import Context, Read
 from txmq.broker.state.identity import BrokerIdentity
@@ -28,21 +30,15 @@ from txmq.broker.state.state import State
 from txmq.broker.verbs import (
     check_backs,
     decide,
-    fast_path,
     get,
-    hello,
     prepare_commit,
-    recover,
     session_expiry,
-    stats,
-    topic,
 )
+from txmq.broker.verbs.cluster import events
 from txmq.broker.verbs.group import group as groups
-from txmq.broker.verbs.parts import parts
-from txmq.broker.verbs.put import put
 from txmq.broker.verbs.put_pipelined import take_puts
-from txmq.broker.verbs.query import query
-from txmq.broker.verbs.resource import reporter_of, resource
+from txmq.broker.verbs.resource import reporter_of
+from txmq.broker.verbs.table import LONG_ANSWERS, VERBS, VERBS_BEFORE_LEADING
 from txmq.config import BrokerSettings
 from txmq.errors import (
     BrokerError,
@@ -55,41 +51,12 @@ from txmq.errors import (
 from txmq.log.partition import Partition
 from txmq.protocol.answers import Records
 from txmq.protocol.requests import Request, Violation
+from txmq.registry.port import Home, Leadership, TopicMap
 from txmq.runtime.ports import Random
 
-_Verb = Callable[[Context, ClientConnection, Request], None]
-VERBS: dict[bytes, _Verb] = {
-    b"put": put,
-    b"get": get.get,
-    b"offset": get.offset,
-    b"meta": get.meta,
-    b"hello": hello.hello,
-    b"prepare": fast_path.prepare,
-    b"commit": fast_path.commit,
-    b"rollback": prepare_commit.rollback,
-    b"outcome": prepare_commit.outcome,
-    b"decide": decide.decide,
-    b"complete": decide.complete,
-    b"forget": decide.forget,
-    b"recover": recover.recover,
-    b"parts": parts,
-    b"checks": check_backs.checks,
-    b"group": groups.group,
-    b"query": query,
-    b"resource": resource,
-    b"topic": topic.topic,
-    b"stats": stats.stats,
-    b"ping": hello.ping,
-    b"version": hello.version,
-    b"help": hello.help_,
-    b"quit": hello.quit_,
-}
 _TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError)
 REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes
 ANSWERED_BYTES_A_TURN = 64 << 10  # the same: an outcome asked a thousand times has as many lines as its commit had
-LONG_ANSWERS = frozenset(
-    {b"get", b"meta", b"recover", b"parts", b"checks", b"group", b"query", b"resource", b"topic", b"stats", b"help"}
-)
 
 
 class Core:
@@ -97,17 +64,60 @@ class Core:
 
     def __init__(
         self, identity: BrokerIdentity, settings: BrokerSettings, state: State, now_ms: int, random: Random,
-        ids: Ids | None = None,
+        ids: Ids | None = None, cluster: ClusterView | None = None,
     ) -> None:  # fmt: skip
-        self.context = Context(identity, settings, state, random, ids or state, now_ms=now_ms, started_ms=now_ms)
+        self.context = Context(identity, settings, state, random, ids or state, cluster, now_ms=now_ms)
         self._next_client = 1
         self._ticked_ms = now_ms
-        for session in state.sessions.values():
+        self._group_size_bytes_max = settings.group_size_bytes_max
+        self._verbs = VERBS
+        if cluster is None:
+            self._begin(now_ms)
+        else:
+            self._verbs, self.context.is_serving = VERBS_BEFORE_LEADING, False
+            cluster.since_ms = now_ms
+
+    def _begin(self, now_ms: int) -> None:
+        """Requests are served from now on."""
+        self.context.started_ms = now_ms
+        for session in self.state.sessions.values():
             session.gone_ms = now_ms  # its owner has from now on to come back before others settle what it prepared
             session_expiry.went_away(self.context, session)
-        for _, transaction in state.prepared.behind(0):
+        for _, transaction in self.state.prepared.behind(0):
             check_backs.prepared(self.context, transaction)
-        self._group_size_bytes_max = settings.group_size_bytes_max
+
+    # --- the registry ------------------------------------------------------------------------------------------------
+
+    def led(self, leadership: Leadership, topic_map: TopicMap, homes: Sequence[Home]) -> None:
+        """The registry has said that this process leads the home; requests are served from now on.
+
+        The caller has raised the journal's epoch (``Journal.raise_epoch``).
+        """
+        events.led(self.context, leadership)
+        events.changed(self.context, topic_map, homes)
+        self._verbs, self.context.is_serving = VERBS, True
+        self._begin(self.context.now_ms)
+
+    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home]) -> None:
+        """Topics or homes changed, or may have."""
+        events.changed(self.context, topic_map, homes)
+
+    def registry_answered(self, number: int, result: Result) -> None:
+        """What an ask came to (``take_registry_asks``)."""
+        events.answered(self.context, number, result)
+
+    def registry_state(self, state: RegistryState) -> None:
+        """The broker's session with the registry: for ``stats``."""
+        events.registry_state(self.context, state)
+
+    def take_registry_asks(self) -> list[Ask]:
+        """Effects: what the registry is to be asked (``cluster/work.py``), one after another."""
+        view = self.context.cluster
+        return [] if view is None else view.take_asks(self._is_durable)
+
+    def _is_durable(self, group: object) -> bool:
+        context = self.context
+        return group is not context.group and group not in context.full and group not in context.undurable
 
     # --- connections -------------------------------------------------------------------------------------------------
 
@@ -157,13 +167,14 @@ class Core:
         read may hold thousands of short lines with long answers (``meta *``).
         """
         context, count, turn = self.context, len(requests), index + REQUESTS_A_TURN
+        is_pipelined = count > 1 and context.is_serving
         client.given_bytes = 0
         while index < count and not client.closing:
             if not may_be_long and requests[index][0] in LONG_ANSWERS:
                 return index
             # A connection with a session sends batches with a producer id, which are not plain: no use trying. For a
             # single request it would cost more than it saves.
-            taken = take_puts(context, client, requests, index) if count > 1 and client.session is None else index
+            taken = take_puts(context, client, requests, index) if is_pipelined and client.session is None else index
             if taken == index:
                 self._receive_one(client, requests[index])
                 taken += 1
@@ -186,7 +197,7 @@ class Core:
             client.unanswered.add(opaque)
         context = self.context
         try:
-            VERBS[request[0]](context, client, request)
+            self._verbs[request[0]](context, client, request)
         except _TELL_A_STATE as error:
             # This error reports state that may not be durable yet: sent before the sync, a crash could make it false.
             context.counters.errors += 1
@@ -329,13 +340,17 @@ class Core:
         if now_ms < self._ticked_ms:
             self._clock_set_back()
         self._ticked_ms = now_ms
+        if self.context.is_serving:
+            self._tick_verbs()
+        self.context.liveness.tick(is_reading=is_reading)
+
+    def _tick_verbs(self) -> None:
         get.expire_polls(self.context)
         prepare_commit.expire_streams(self.context)
         decide.make_overdue_visible(self.context)
         check_backs.tick(self.context)
         groups.tick(self.context)
         session_expiry.tick(self.context)
-        self.context.liveness.tick(is_reading=is_reading)
 
     def _clock_set_back(self) -> None:
         """No session went away in the future: else resolvers would wait that long for its prepared transactions."""

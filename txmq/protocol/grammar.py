@@ -41,13 +41,17 @@ _Matcher = Callable[[bytes], object]
 is_opaque: _Matcher = re.compile(rb"[0-9A-Za-z]{1,16}").fullmatch
 is_number: _Matcher = re.compile(rb"0|[1-9][0-9]{0,9}").fullmatch  # at most 10 digits
 is_long_number: _Matcher = re.compile(rb"0|[1-9][0-9]{0,19}").fullmatch  # at most 20 digits: offsets and times
+is_hex16: _Matcher = re.compile(rb"[0-9a-f]{16}").fullmatch
 is_hex32: _Matcher = re.compile(rb"[0-9a-f]{32}").fullmatch
 is_word: _Matcher = re.compile(rb"[!-<>-~]+").fullmatch  # printable, no space, no '='
 is_text: _Matcher = re.compile(rb"[!-~]+").fullmatch  # printable, no space
 is_place: _Matcher = re.compile(rb"earliest|latest|0|[1-9][0-9]{0,19}").fullmatch
 is_session: _Matcher = re.compile(rb"new|none|[0-9a-f]{1,16}\.(?:0|[1-9][0-9]{0,9})\.[0-9a-f]{32}").fullmatch
 
-_KINDS = {"number": is_number, "long": is_long_number, "hex32": is_hex32, "session": is_session, "text": is_text}
+_KINDS = {
+    "number": is_number, "long": is_long_number, "hex16": is_hex16, "hex32": is_hex32, "session": is_session,
+    "text": is_text,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ _STREAMED = {b"offsets": "number", b"parts": "number", b"bytes": "long", b"crc":
 _STREAMED_MAX = {b"offsets": OFFSETS_SIZE_BYTES_MAX}
 _TABLE = (
     Verb(
-        b"hello", ("#protocol", "client"), {b"session": "session"},
+        b"hello", ("#protocol", "client"), {b"session": "session", b"home": "hex16"},
         teaches="introduce a client; session=new|none|<hex>.<epoch>.<secret>",
     ),
     Verb(b"meta", ("topic",), teaches="describe a topic, or all with *"),
@@ -170,6 +174,7 @@ _TABLE = (
         b"resource", ("action", "resource"), has_body=True, body_size_bytes_max=RESOURCE_SIZE_BYTES_MAX,
         teaches="report, list: what resolvers see in databases: resource list * 0 1",
     ),
+    Verb(b"cluster", ("action",), teaches="describe, homes: who leads what: cluster describe 1"),
     Verb(b"ping", teaches="is the broker there? ping 1"),
     Verb(b"stats", opaque_optional=True, optional="item", teaches="figures; stats help lists the items"),
     Verb(b"version", opaque_optional=True, teaches="name and version"),

@@ -70,6 +70,10 @@ class Topics:
             raise UnknownTopicError(f"no topic {name[:200]!r}; see txmq topic list, or make it with txmq topic create")
         return topic
 
+    def find(self, name: str) -> Topic | None:
+        """Look up by name; None if no topic has it."""
+        return self._by_name.get(name)
+
     def with_id(self, topic_id: int) -> Topic | None:
         """Look up by id; None if it was deleted."""
         return self._by_id.get(topic_id)
@@ -136,6 +140,20 @@ def with_settings(config: TopicConfig, words: Mapping[str, str]) -> TopicConfig:
         except (ValueError, KeyError):
             raise BadRequestError(f"topic setting {name}={text[:40]!r}: expected {_EXPECTED[name]}") from None
     return dataclasses.replace(config, **values)  # type: ignore[arg-type]
+
+
+def altered(config: TopicConfig, words: Mapping[str, str]) -> TopicConfig:
+    """Apply ``setting=value`` words to the settings of a topic that exists.
+
+    Raises:
+        BadRequestError: as ``with_settings``; or a setting cannot be changed so.
+    """
+    changed = with_settings(config, words)
+    if changed.storage is not config.storage:
+        raise BadRequestError("storage cannot be altered; create another topic")
+    if changed.partitions < config.partitions:
+        raise BadRequestError(f"partitions can only grow; topic {config.name!r} has {config.partitions}")
+    return changed
 
 
 def _number(low: int, high: int) -> Callable[[str], int]:

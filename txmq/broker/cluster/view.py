@@ -1,21 +1,92 @@
-"""The broker's knowledge of the other homes and of the registry. In memory: the journal has what must last."""
+"""The broker's knowledge of the cluster: the other homes, the registry, what is asked of it. In memory: the journal has
+what must last.
+"""
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from txmq.broker.cluster.asks import Ask, Result
+from txmq.errors import OverloadedError
 from txmq.registry.port import Home
+
+ASKS_MAX: Final = 1000  # without an answer
+
+
+class RegistryState(enum.Enum):
+    """The broker's session with the registry."""
+
+    WAITING = "waiting"  # since the start: nothing is served yet
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"  # the connection is lost
+    EXPIRED = "expired"  # the session is lost, too: other brokers do not find this one
 
 
 class ClusterView:
     """See the module's docstring.
 
     Attributes:
+        address: the registry's, as operators write it.
+        state, since_ms: of the session with it, and since when.
         homes: by number, as the registry last told.
+        map_version: of the newest map that was taken over.
+        refused: why topics of the map are not taken over, by id.
+        dropping: deleted topics of which the registry is told that this home has dropped them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "") -> None:
+        self.address = address
+        self.state, self.since_ms = RegistryState.WAITING, 0
         self.homes: dict[int, Home] = {}
+        self.map_version = 0
+        self.refused: dict[int, str] = {}
+        self.dropping: set[int] = set()
+        self._next_number = 1
+        self._waiting: dict[int, Callable[[Result], None]] = {}
+        self._asks: list[tuple[Ask, object]] = []
 
     def leader(self, home: int) -> str | None:
         """Where a home is led; None if no leader is known to live."""
         known = self.homes.get(home)
         return None if known is None else known.address
+
+    def set_homes(self, homes: Iterable[Home]) -> None:
+        """The registry told of the homes."""
+        self.homes = {home.home: home for home in homes}
+
+    # --- asks --------------------------------------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> int:
+        """How many asks have no answer yet."""
+        return len(self._waiting)
+
+    def ask(self, make: Callable[[int], Ask], then: Callable[[Result], None], behind: object = None) -> None:
+        """Ask the registry; ``then`` gets the answer.
+
+        Args:
+            behind: a commit group that must be durable before the registry is asked.
+
+        Raises:
+            OverloadedError: too many asks have no answer.
+        """
+        if len(self._waiting) >= ASKS_MAX:
+            raise OverloadedError(f"{ASKS_MAX} requests wait for the registry; try again later")
+        number = self._next_number
+        self._next_number += 1
+        self._waiting[number] = then
+        self._asks.append((make(number), behind))
+
+    def take_asks(self, is_durable: Callable[[object], bool]) -> list[Ask]:
+        """Those that the registry may be asked now, in their order."""
+        taken = [ask for ask, behind in self._asks if is_durable(behind)]
+        if taken:
+            numbers = {ask.number for ask in taken}
+            self._asks = [each for each in self._asks if each[0].number not in numbers]
+        return taken
+
+    def answered(self, number: int, result: Result) -> None:
+        """Hand an answer over."""
+        self._waiting.pop(number)(result)

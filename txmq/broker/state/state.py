@@ -108,6 +108,10 @@ class State:
         else:
             self.put_topic(Topic.from_json(fields))
 
+    def topic_fields(self, topic: Topic) -> dict[str, object]:
+        """A topic as it is told to clients; with version and homes, if it has them."""
+        return (self.placed.get(topic.topic_id) or topic).to_json()
+
     def _put_topic(self, topic: Topic, numbers: Iterable[int]) -> list[Partition]:
         self.topics.put(topic)
         existing = self.partitions_of.setdefault(topic.topic_id, {})

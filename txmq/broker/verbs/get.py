@@ -13,6 +13,7 @@ import json
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context, Read
+from txmq.broker.verbs.cluster.describe import leaders
 from txmq.broker.verbs.partitions import readable
 from txmq.errors import BadRequestError, OffsetOutOfRangeError
 from txmq.log.partition import Partition
@@ -136,5 +137,7 @@ def meta(context: Context, client: ClientConnection, request: Request) -> None:
     _, arguments, _extensions, _body, opaque = request
     topics = context.state.topics
     chosen = list(topics) if arguments[0] == b"*" else [topics.named(arguments[0].decode("ascii", "replace"))]
-    body = json.dumps({"topics": [topic.to_json() for topic in chosen]}).encode()
-    context.answer_from_state(client, opaque, body)
+    fields: dict[str, object] = {"topics": [context.state.topic_fields(topic) for topic in chosen]}
+    if context.cluster is not None:
+        fields |= {"leaders": leaders(context), "map_version": context.cluster.map_version}
+    context.answer_from_state(client, opaque, json.dumps(fields).encode())

@@ -10,7 +10,14 @@ from txmq.broker.context import Context
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.broker.verbs.prepare_commit import owner_gone
 from txmq.broker.verbs.session_expiry import end
-from txmq.errors import BadRequestError, FencedError, InvariantError, OverloadedError
+from txmq.errors import (
+    BadRequestError,
+    FencedError,
+    InvariantError,
+    NotOwnerError,
+    OverloadedError,
+    UnavailableError,
+)
 from txmq.protocol import grammar
 from txmq.protocol.requests import Request
 from txmq.redo import entries
@@ -18,6 +25,7 @@ from txmq.redo import entries
 PROTOCOL = 1
 _SECRET_BITS = 128
 VERSION = "0.1.0"
+WAITS_FOR_REGISTRY = "the broker waits for the registry to say that it leads its home"
 SESSION_IDLE_MS_MIN = 60_000  # a session younger than this is never ended to make room for another
 
 
@@ -26,7 +34,11 @@ def hello(context: Context, client: ClientConnection, request: Request) -> None:
     _, arguments, extensions, _body, opaque = request
     if int(arguments[0]) != PROTOCOL:
         raise BadRequestError(f"protocol {int(arguments[0])} is not spoken here; this broker speaks {PROTOCOL}")
-    wish = (extensions or {}).get(b"session", b"none")
+    stated = extensions or {}
+    _refuse_other_home(context, stated.get(b"home"))
+    wish = stated.get(b"session", b"none")
+    if wish != b"none" and not context.is_serving:
+        raise UnavailableError(WAITS_FOR_REGISTRY)
     if wish == b"new":
         session: BrokerSession | None = _new_session(context, arguments[1].decode("ascii", "replace"))
     elif wish == b"none":
@@ -36,6 +48,15 @@ def hello(context: Context, client: ClientConnection, request: Request) -> None:
     client.name = arguments[1].decode("ascii", "replace")
     _bind(context, client, session)
     context.answer_from_state(client, opaque, _introduction(context, session))
+
+
+def _refuse_other_home(context: Context, wanted: bytes | None) -> None:
+    """An address may be another broker's by now, and its sessions have the same numbers."""
+    if wanted is None or int(wanted, 16) == context.identity.node:
+        return
+    home = int(wanted, 16)
+    leader = (context.cluster.leader(home) if context.cluster is not None else None) or "-"
+    raise NotOwnerError(f"leader={leader} home={home:016x} is not led here, but home {context.identity.node:016x}")
 
 
 def _new_session(context: Context, name: str) -> BrokerSession:
@@ -112,23 +133,24 @@ def _bind(context: Context, client: ClientConnection, session: BrokerSession | N
 
 def _introduction(context: Context, session: BrokerSession | None) -> bytes:
     identity, settings = context.identity, context.settings
-    return json.dumps(
-        {
-            "cluster": f"{identity.cluster:016x}",
-            "home": f"{identity.node:016x}",
-            "broker": identity.name,
-            "version": VERSION,
-            "protocol": PROTOCOL,
-            "session": None if session is None else f"{session.number:x}",
-            "epoch": 0 if session is None else session.epoch,
-            "secret": None if session is None else session.secret,
-            "in_flight_max": settings.in_flight_max,
-            "request_size_bytes_max": settings.request_size_bytes_max,
-            "outcomes_kept": settings.outcomes_kept,
-            "compression": ["gzip", "lz4", "zstd"],
-            "time_ms": context.now_ms,
-        }
-    ).encode()
+    told = {
+        "cluster": f"{identity.cluster:016x}",
+        "home": f"{identity.node:016x}",
+        "broker": identity.name,
+        "version": VERSION,
+        "protocol": PROTOCOL,
+        "session": None if session is None else f"{session.number:x}",
+        "epoch": 0 if session is None else session.epoch,
+        "secret": None if session is None else session.secret,
+        "in_flight_max": settings.in_flight_max,
+        "request_size_bytes_max": settings.request_size_bytes_max,
+        "outcomes_kept": settings.outcomes_kept,
+        "compression": ["gzip", "lz4", "zstd"],
+        "time_ms": context.now_ms,
+    }
+    if context.cluster is not None:
+        told["registry"] = True
+    return json.dumps(told).encode()
 
 
 def ping(context: Context, client: ClientConnection, request: Request) -> None:

@@ -21,6 +21,7 @@ stats topics        one line a topic
 stats offsets       start and end of every partition
 stats transactions  open, prepared and kept outcomes; age of the oldest in-doubt one
 stats resources     one line a database: who reaches it, branches that are prepared there
+stats registry      the session with the registry, and what it told
 stats config        the settings in force
 stats json          all of it as JSON
 """
@@ -61,9 +62,29 @@ def broker_figures(context: Context) -> dict[str, Value]:
         "polls_waiting": context.waiting_polls.count(),
         "disk_full": context.disk_full,
     }
+    if context.cluster is not None:
+        figures["registry"] = context.cluster.state.value
     figures.update(dataclasses.asdict(context.counters))
     figures.update(context.shell_figures)
     return figures
+
+
+def registry_figures(context: Context) -> dict[str, Value | None]:
+    """The session with the registry, and what it told."""
+    view = context.cluster
+    if view is None:
+        return {"address": None}
+    return {
+        "address": view.address,
+        "state": view.state.value,
+        "since_ms": max(0, context.now_ms - view.since_ms),
+        "epoch": context.state.registration.epoch,
+        "map_version": view.map_version,
+        "homes": len(view.homes),
+        "homes_led": sum(home.address is not None for home in view.homes.values()),
+        "asked": view.asked,
+        "topics_refused": len(view.refused),
+    }
 
 
 _PREPARED_KINDS = (TransactionKind.LAST_RESOURCE, TransactionKind.HALF, TransactionKind.FOREIGN, TransactionKind.SPARK)
@@ -165,6 +186,8 @@ def _json(context: Context) -> str:
         "offsets": offsets,
         "config": dataclasses.asdict(context.settings),
     }
+    if context.cluster is not None:
+        everything["registry"] = registry_figures(context)
     return json.dumps(everything)
 
 
@@ -174,6 +197,7 @@ _TEXTS: dict[str, Callable[[Context], str]] = {
     "offsets": _offsets,
     "transactions": lambda context: _lines(transaction_figures(context)),
     "resources": _resources,
+    "registry": lambda context: _lines(registry_figures(context)),
     "config": _config,
     "json": _json,
     "help": lambda _context: HELP,

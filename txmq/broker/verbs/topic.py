@@ -7,10 +7,13 @@ import json
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.verbs.cluster import topics as cluster_topics
+from txmq.broker.verbs.cluster.describe import leaders
+from txmq.broker.verbs.cluster.topic_map import delete_topic
 from txmq.errors import BadRequestError, InvariantError, OverloadedError
 from txmq.protocol.requests import Request
 from txmq.redo import entries
-from txmq.registry.topics import Topic, with_settings
+from txmq.registry.topics import Topic, altered, with_settings
 
 
 def topic(context: Context, client: ClientConnection, request: Request) -> None:
@@ -26,6 +29,9 @@ def topic(context: Context, client: ClientConnection, request: Request) -> None:
 
 def _create(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     config = with_settings(context.settings.new_topic(name), words)
+    if context.cluster is not None:
+        cluster_topics.create(context, client, opaque, config, _described)
+        return
     context.state.topics.check_new(name)
     _refuse_too_many(context, config.partitions)
     created = Topic(context.ids.new_topic_id(), config)
@@ -37,25 +43,23 @@ def _create(context: Context, client: ClientConnection, name: str, words: dict[s
 
 def _alter(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     current = context.state.topics.named(name)
-    config = with_settings(current.config, words)
-    if config.storage is not current.config.storage:
-        raise BadRequestError("storage cannot be altered; create another topic")
-    if config.partitions < current.config.partitions:
-        raise BadRequestError(f"partitions can only grow; topic {name!r} has {current.config.partitions}")
+    config = altered(current.config, words)
+    if context.cluster is not None:
+        cluster_topics.alter(context, client, opaque, current, words, _described)
+        return
     _refuse_too_many(context, config.partitions - current.config.partitions)
-    altered = dataclasses.replace(current, config=config)
-    _journal(context, altered)
-    context.answer_when_durable(client, opaque, _described(context, altered))
+    changed = dataclasses.replace(current, config=config)
+    _journal(context, changed)
+    context.answer_when_durable(client, opaque, _described(context, changed))
 
 
 def _delete(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     _refuse_settings(words)
     doomed = context.state.topics.named(name)
-    context.group.add_entry(entries.encode_topic_deleted(doomed.topic_id))
-    removed = context.state.delete_topic(doomed.topic_id)
-    for partition in removed:
-        context.group.open_runs.pop(partition, None)
-    context.group.deleted.extend(removed)
+    if context.cluster is not None:
+        cluster_topics.delete(context, client, opaque, doomed)
+        return
+    delete_topic(context, doomed.topic_id)
     context.answer_when_durable(client, opaque, b"{}")
 
 
@@ -66,7 +70,7 @@ def _describe(context: Context, client: ClientConnection, name: str, words: dict
 
 def _list(context: Context, client: ClientConnection, _name: str, words: dict[str, str], opaque: bytes) -> None:
     _refuse_settings(words)
-    listed = [item.to_json() for item in context.state.topics]
+    listed = [context.state.topic_fields(item) for item in context.state.topics]
     context.answer_from_state(client, opaque, json.dumps({"topics": listed}).encode())
 
 
@@ -89,7 +93,10 @@ def _described(context: Context, described: Topic) -> bytes:
         }
         for p in context.state.partitions_of[described.topic_id].values()
     ]
-    return json.dumps({**described.to_json(), "watermarks": partitions}).encode()
+    fields = context.state.topic_fields(described)
+    if context.cluster is not None:
+        fields["leaders"] = leaders(context)
+    return json.dumps({**fields, "watermarks": partitions}).encode()
 
 
 def _refuse_settings(words: dict[str, str]) -> None:

@@ -7,10 +7,11 @@ import random
 import pytest
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.core import VERBS, Core
+from txmq.broker.core import Core
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.state import new_state
 from txmq.broker.verbs import prepare_commit
+from txmq.broker.verbs.table import VERBS
 from txmq.config import BrokerSettings
 from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.core import VERBS, Core
+from txmq.broker.core import Core
 from txmq.broker.verbs import prepare_commit, transaction_checks
+from txmq.broker.verbs.table import VERBS
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import Request
 from txmq.xid import TxId

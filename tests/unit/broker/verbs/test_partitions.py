@@ -9,6 +9,7 @@ import pytest
 from tools.images.node import Node, small_settings
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.registration import INCARNATIONS_MAX, Registration
+from txmq.broker.verbs.cluster.topic_map import delete_topic
 from txmq.errors import ConfigError
 from txmq.model import TopicConfig
 from txmq.redo import entries, inspect
@@ -206,9 +207,9 @@ def test_member_of_a_cluster_does_not_start_without_a_registry() -> None:
 
 def test_topic_with_partitions_of_another_home_is_deleted() -> None:
     broker = sharing()
-    client = broker.connect()
-    assert client.ask("topic", "delete", "a").code == 200
-    assert put(client, b"v", partition=0).error == "unknown-topic"
+    delete_topic(broker.context, 1)
+    broker.pump()
+    assert put(broker.connect(), b"v", partition=0).error == "unknown-topic"
     again = started(broker.kill())
     assert [topic.config.name for topic in again.state.topics] == ["b"]
     assert list(again.state.placed) == [2]

@@ -1,0 +1,147 @@
+"""Brokers that share a registry: each one a node on a simulated disk, and a worker that asks when it is told to."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from tools.images.node import Client, Node, small_settings
+from txmq.broker.cluster.asks import Ask
+from txmq.broker.cluster.view import ClusterView
+from txmq.broker.cluster.work import carry_out
+from txmq.errors import TxmqError
+from txmq.redo import entries, identity, inspect
+from txmq.registry.embedded import EmbeddedRegistry
+from txmq.registry.port import Candidate, Leadership, Registry, Standing, TopicMap
+from txmq.registry.zookeeper.registry import ZooKeeperRegistry
+from txmq.testing.simulated.clock import SimClock, SimRandom
+from txmq.testing.simulated.disk import SimDisk
+from txmq.testing.simulated.zookeeper import SimZooKeeper
+
+CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0
+
+
+class _Identity(SimRandom):
+    """Draws the numbers of ``node.json``."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__(random.Random(0))
+        self._numbers = list(numbers)
+
+    def bits(self, count: int) -> int:
+        return self._numbers.pop(0)
+
+
+def directory(home: int) -> SimDisk:
+    """An empty data directory of a home."""
+    disk = SimDisk()
+    identity.load_or_create(disk, _Identity(CLUSTER, home), SimClock())
+    return disk
+
+
+class Broker:
+    """A broker with a registry. ``incarnation`` counts the starts."""
+
+    def __init__(self, registry: Registry, home: int, disk: SimDisk | None = None, incarnation: int = 1) -> None:
+        self.registry, self.home, self.incarnation = registry, home, incarnation
+        self.view = ClusterView("zk://h1:2181/prod")
+        disk = disk if disk is not None else directory(home)
+        settings = small_settings(broker_name=f"broker-{home:x}")
+        self.node = Node(disk, settings, incarnation=f"{incarnation:032x}", cluster=self.view)
+        self.leadership: Leadership
+        self.client: Client = self.node.connect()
+
+    def draw(self, cluster: int = CLUSTER) -> Leadership:
+        """Join, and draw the next epoch."""
+        state = self.node.state
+        self.registry.join(cluster, Standing.MEMBER if state.registration.epoch else Standing.USED)
+        former = frozenset(int(text, 16) for text in state.registration.incarnations)
+        name, address = f"broker-{self.home:x}", f"10.0.0.{self.home}:8123"
+        self.leadership = self.registry.lead(
+            Candidate(self.home, name, address, self.incarnation, former, state.epoch, f"lock of {self.home}")
+        )
+        return self.leadership
+
+    def lead(self) -> Broker:
+        """Lead the home, and serve."""
+        self.draw()
+        self.begin()
+        self.registry.announce(self.leadership)
+        self.refresh()
+        return self
+
+    def begin(self, topic_map: TopicMap | None = None) -> None:
+        """The epoch is there, and a map: as a rule the registry's."""
+        self.node.store.journal.raise_epoch(self.leadership.epoch)
+        self.node.core.led(self.leadership, topic_map or self.registry.topics(), self.registry.homes())
+        self.node.pump()
+
+    def refresh(self) -> None:
+        """The registry tells of a change."""
+        self.node.core.registry_changed(self.registry.topics(), self.registry.homes())
+        self.work()
+
+    def asks(self) -> list[Ask]:
+        """What the registry is to be asked."""
+        self.node.pump()
+        return self.node.core.take_registry_asks()
+
+    def carry_out(self, ask: Ask) -> None:
+        """Ask the registry; the answer comes back."""
+        try:
+            result = carry_out(self.registry, self.home, ask)
+        except TxmqError as error:
+            self.node.core.registry_answered(ask.number, error)
+        else:
+            self.node.core.registry_answered(ask.number, result)
+        self.node.pump()
+
+    def work(self) -> None:
+        """Carry out all asks."""
+        while asks := self.asks():
+            for ask in asks:
+                self.carry_out(ask)
+
+    def again(self, disk: SimDisk | None = None) -> Broker:
+        """The next life of the process, which was killed; it does not lead yet."""
+        return Broker(self.registry, self.home, disk or self.node.kill(), self.incarnation + 1)
+
+    def ask(self, verb: str, *words: str | int, body: bytes | None = None, **extensions: str | int) -> tuple[int, str]:
+        """Ask over the one connection, and let the registry's worker work."""
+        told: Mapping[str, str | int | None] = {**extensions}
+        opaque = self.client.send(verb, *words, extensions=told, body=body)
+        self.work()
+        answer = self.client.received.pop(opaque)
+        return answer.code, answer.text
+
+    def read(self, verb: str, *words: str | int, **extensions: str | int) -> dict[str, Any]:
+        """The same, for an answer in JSON."""
+        code, text = self.ask(verb, *words, body=None, **extensions)
+        assert code == 200, text
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def journaled(self) -> list[str]:
+        """The kinds of all entries of the journal."""
+        records = inspect.dump(self.node.disk)
+        return [entries.NAMES[kind] for record in records for kind, _, _ in entries.split(record.payload)]
+
+
+def alone() -> Broker:
+    """One broker with the embedded registry."""
+    return Broker(EmbeddedRegistry(CLUSTER, A), A)
+
+
+def zookeeper(ensemble: SimZooKeeper) -> ZooKeeperRegistry:
+    """The registry in ZooKeeper, over a session of its own."""
+    return ZooKeeperRegistry(ensemble.open(), "/prod")
+
+
+def pair() -> tuple[Broker, Broker]:
+    """Two brokers that lead their homes, and know each other."""
+    ensemble = SimZooKeeper()
+    one, two = (Broker(zookeeper(ensemble), home).lead() for home in (A, B))
+    one.refresh()
+    return one, two

@@ -1,0 +1,86 @@
+"""What the broker asks of its registry: values, which a thread of the shell carries out one after another (``work``).
+
+Each ask has a number, under which its answer comes back to the core (``Core.registry_answered``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from txmq.errors import TxmqError
+from txmq.model import TopicConfig
+from txmq.registry.port import Home, TopicMap
+from txmq.registry.topics import Topic
+
+
+class CreateTopic(NamedTuple):
+    """Create a topic, spread over the homes that are led."""
+
+    number: int
+    config: TopicConfig
+    above: int  # the highest id that the asking home knows
+    partitions_max: int  # of one home
+
+
+class AlterTopic(NamedTuple):
+    """Give a topic other settings, and more partitions if they say so."""
+
+    number: int
+    topic: Topic
+    settings: Mapping[str, str]
+    partitions_max: int
+
+
+class DeleteTopic(NamedTuple):
+    """Delete a topic."""
+
+    number: int
+    topic: Topic
+
+
+class Refresh(NamedTuple):
+    """Read topics and homes."""
+
+    number: int
+
+
+class DropTopic(NamedTuple):
+    """Note that this home has dropped a deleted topic's messages."""
+
+    number: int
+    topic_id: int
+
+
+class FindAnchor(NamedTuple):
+    """Find the one home that decides for a group or a query; the asking home, if there is none yet."""
+
+    number: int
+    kind: str
+    name: str
+
+
+class ReleaseAnchor(NamedTuple):
+    """The group or query is deleted."""
+
+    number: int
+    kind: str
+    name: str
+
+
+Ask = CreateTopic | AlterTopic | DeleteTopic | Refresh | DropTopic | FindAnchor | ReleaseAnchor
+
+
+class Answer(NamedTuple):
+    """What an ask came to.
+
+    ``topic_map``, ``homes``: as they were read behind it; the map is None if the ask concerns no topics.
+    ``value``: the id of the topic, or the anchor's home.
+    """
+
+    topic_map: TopicMap | None = None
+    homes: Sequence[Home] = ()
+    value: int = 0
+
+
+Result = Answer | TxmqError

@@ -1,0 +1,140 @@
+"""Carries out what the broker asks of its registry. It waits for a network: never on the event loop.
+
+Every ask may be carried out again: none has effect twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import Final
+
+from txmq.broker.cluster.asks import (
+    AlterTopic,
+    Answer,
+    Ask,
+    CreateTopic,
+    DeleteTopic,
+    DropTopic,
+    FindAnchor,
+    Refresh,
+    ReleaseAnchor,
+)
+from txmq.errors import OverloadedError, RegistryConflictError, TopicExistsError, UnknownTopicError
+from txmq.registry.port import Home, PlacedTopic, Registry, TopicMap
+from txmq.registry.topics import Topic, altered
+
+TRIES_MAX: Final = 5
+
+
+def carry_out(registry: Registry, home: int, ask: Ask) -> Answer:
+    """Do what ``home`` asks.
+
+    Raises:
+        RegistryError: the registry refused it, or does not answer.
+        BrokerError: the topic exists, or does not; a setting is wrong; the homes have no room for the partitions.
+    """
+    if isinstance(ask, FindAnchor):
+        return Answer(value=registry.anchor(ask.kind, ask.name, home))
+    if isinstance(ask, ReleaseAnchor):
+        registry.release_anchor(ask.kind, ask.name)
+        return Answer()
+    if isinstance(ask, DropTopic):
+        registry.drop_topic(ask.topic_id, home)
+        return Answer()
+    return _with_topics(registry, home, ask)
+
+
+def _with_topics(registry: Registry, home: int, ask: CreateTopic | AlterTopic | DeleteTopic | Refresh) -> Answer:
+    topic_id = 0
+    if isinstance(ask, CreateTopic):
+        topic_id = _create(registry, home, ask)
+    elif isinstance(ask, AlterTopic):
+        topic_id = _alter(registry, home, ask)
+    elif isinstance(ask, DeleteTopic):
+        registry.delete_topic(ask.topic)
+        topic_id = ask.topic.topic_id
+    return Answer(registry.topics(), registry.homes(), topic_id)
+
+
+def _create(registry: Registry, home: int, ask: CreateTopic) -> int:
+    if any(placed.topic.config.name == ask.config.name for placed in registry.topics().topics):
+        raise TopicExistsError(f"topic {ask.config.name!r} exists")
+    topic = Topic(registry.reserve_topic_ids(1, ask.above)[0], ask.config)
+    for tries_left in reversed(range(TRIES_MAX)):
+        homes = _room(registry, home).spread((), ask.config.partitions, ask.partitions_max)
+        try:
+            registry.create_topic(topic, homes)
+        except RegistryConflictError:
+            if not tries_left:
+                raise
+        else:
+            break
+    return topic.topic_id
+
+
+def _alter(registry: Registry, home: int, ask: AlterTopic) -> int:
+    for tries_left in reversed(range(TRIES_MAX)):
+        stored = _stored(registry.topics(), ask.topic)
+        config = altered(stored.topic.config, ask.settings)
+        added = config.partitions - len(stored.homes)
+        homes = stored.homes
+        if added:
+            homes += _room(registry, home).spread(homes, added, ask.partitions_max)
+        try:
+            registry.alter_topic(PlacedTopic(dataclasses.replace(stored.topic, config=config), homes, stored.version))
+        except RegistryConflictError:
+            if not tries_left:
+                raise
+        else:
+            break
+    return ask.topic.topic_id
+
+
+def _stored(topic_map: TopicMap, topic: Topic) -> PlacedTopic:
+    for placed in topic_map.topics:
+        if placed.topic.topic_id == topic.topic_id:
+            return placed
+    raise UnknownTopicError(f"no topic {topic.config.name!r} with id {topic.topic_id}")
+
+
+def _room(registry: Registry, home: int) -> Room:
+    return Room(registry.topics().topics, registry.homes(), home)
+
+
+class Room:
+    """The homes that take new partitions, and how many they have.
+
+    Args:
+        homes: those that are led take some, and ``own``, whose leader asks.
+    """
+
+    def __init__(self, topics: Iterable[PlacedTopic], homes: Sequence[Home], own: int) -> None:
+        self._loads = Counter(home for placed in topics for home in placed.homes)
+        self._homes = {own, *(home.home for home in homes if home.address is not None)}
+
+    def spread(self, existing: Sequence[int], count: int, partitions_max: int) -> tuple[int, ...]:
+        """Homes for ``count`` more partitions: each to the one with the fewest of this topic, then of all, then by id.
+
+        Args:
+            existing: the homes of the topic's partitions.
+
+        Raises:
+            OverloadedError: no home would have ``partitions_max`` or less.
+        """
+        own = Counter(existing)
+        ranking = [(own[home], self._loads[home], home) for home in self._homes if self._loads[home] < partitions_max]
+        heapify(ranking)
+        chosen: list[int] = []
+        while len(chosen) < count:
+            if not ranking:
+                raise OverloadedError(f"partitions_max {partitions_max} would be passed in every home that is led")
+            of_topic, load, home = ranking[0]
+            chosen.append(home)
+            if load + 1 < partitions_max:
+                heapreplace(ranking, (of_topic + 1, load + 1, home))
+            else:
+                heappop(ranking)
+        return tuple(chosen)

@@ -1,0 +1,1 @@
+"""Requests and events of a broker with a registry."""

@@ -1,0 +1,76 @@
+"""What the registry tells the broker: that it leads its home, that topics or homes changed, the answer to an ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from txmq.broker.cluster.asks import FindAnchor, Result
+from txmq.broker.cluster.view import ClusterView, RegistryState
+from txmq.broker.context import Context
+from txmq.broker.verbs.cluster.topic_map import take_over
+from txmq.errors import BrokerError, InvariantError, RegistryAwayError, TxmqError, UnavailableError
+from txmq.redo import entries
+from txmq.registry.port import Home, Leadership, TopicMap
+
+
+def view_of(context: Context) -> ClusterView:
+    """The view of a broker with a registry."""
+    if context.cluster is None:
+        raise InvariantError("this broker has no registry")
+    return context.cluster
+
+
+def led(context: Context, leadership: Leadership) -> None:
+    """The registry gave the home an epoch: journal it."""
+    state, epoch, incarnation = context.state, leadership.epoch, f"{leadership.candidate.incarnation:032x}"
+    if epoch <= state.epoch:
+        raise InvariantError(f"the registry gave out epoch {epoch}, and the journal has {state.epoch}")
+    fields = {"cluster": f"{context.identity.cluster:016x}", "epoch": epoch, "incarnation": incarnation}
+    context.group.add_entry(entries.json_entry(entries.REGISTERED, fields))
+    context.group.needs_sync = True
+    state.registered(epoch, incarnation)
+    view = view_of(context)
+    view.state, view.since_ms = RegistryState.CONNECTED, context.now_ms
+    view.map_version = max((placed.version for placed in state.placed.values()), default=0)
+
+
+def changed(context: Context, topic_map: TopicMap, homes: Sequence[Home]) -> None:
+    """Topics or homes changed, or may have."""
+    view = view_of(context)
+    view.set_homes(homes)
+    take_over(context, view, topic_map)
+
+
+def answered(context: Context, number: int, result: Result) -> None:
+    """An ask was carried out; topics and homes that came with the answer are taken over first."""
+    if not isinstance(result, TxmqError) and result.topic_map is not None:
+        changed(context, result.topic_map, result.homes)
+    view_of(context).answered(number, result)
+
+
+def registry_state(context: Context, state: RegistryState) -> None:
+    """The session with the registry is another one, or lost."""
+    view = view_of(context)
+    if state is not view.state:
+        view.state, view.since_ms = state, context.now_ms
+
+
+def as_answer(error: TxmqError) -> BrokerError:
+    """The registry's error, as the broker answers it."""
+    if isinstance(error, BrokerError):
+        return error
+    if isinstance(error, RegistryAwayError):
+        return UnavailableError(f"the registry does not answer: whether it was done is not known ({error})")
+    return UnavailableError(str(error))
+
+
+def find_anchor(context: Context, kind: str, name: str, then: Callable[[int | BrokerError], None]) -> None:
+    """Find the one home that decides for a group or a query. A broker that is alone is it, at once."""
+    if context.cluster is None:
+        then(context.state.home)
+        return
+
+    def found(result: Result) -> None:
+        then(as_answer(result) if isinstance(result, TxmqError) else result.value)
+
+    context.cluster.ask(lambda number: FindAnchor(number, kind, name), found)

@@ -1,0 +1,96 @@
+"""The registry's topics become the home's: differences between its map and the state are journaled and folded.
+
+Invariants:
+    * what is absent from the map deletes no messages. A topic is deleted here if the map has its tombstone with this
+      home in it; or if it is absent, and no partition of it is here;
+    * the registry is told that a topic is dropped when the deletion is durable;
+    * a map that is older than one before, or that gives a known id or partition away, changes nothing: an operator is
+      told.
+"""
+
+from __future__ import annotations
+
+from txmq.broker.cluster.asks import DropTopic, Result
+from txmq.broker.cluster.view import ClusterView
+from txmq.broker.context import Context
+from txmq.redo import entries
+from txmq.registry.port import PlacedTopic, TopicMap
+
+
+def take_over(context: Context, view: ClusterView, topic_map: TopicMap) -> None:
+    """Make the state what the map says."""
+    if topic_map.version < view.map_version:
+        reason = f"its map has version {topic_map.version}, and had {view.map_version}: it is not taken over"
+        _alarm(context, reason)
+        return
+    view.map_version = topic_map.version
+    state = context.state
+    for deleted in topic_map.deleted:
+        if state.home in deleted.homes:
+            _drop(context, view, deleted.topic_id)
+    present = {placed.topic.topic_id for placed in topic_map.topics}
+    absent = [topic.topic_id for topic in state.topics if topic.topic_id not in present]
+    for topic_id in absent:
+        if not state.partitions_of[topic_id]:
+            delete_topic(context, topic_id)
+    refused = {}
+    for placed in topic_map.topics:
+        topic_id = placed.topic.topic_id
+        known = state.placed.get(topic_id)
+        if known is not None and known.version >= placed.version:
+            continue
+        reason = _refusal(context, placed)
+        if reason:
+            refused[topic_id] = reason
+        else:
+            _put(context, placed)
+    for topic_id in refused.keys() - view.refused.keys():
+        _alarm(context, refused[topic_id])
+    view.refused = refused
+
+
+def delete_topic(context: Context, topic_id: int) -> None:
+    """Journal and fold the end of a topic."""
+    context.group_with_room().add_entry(entries.encode_topic_deleted(topic_id))
+    removed = context.state.delete_topic(topic_id)
+    for partition in removed:
+        context.group.open_runs.pop(partition, None)
+    context.group.deleted.extend(removed)
+
+
+def _put(context: Context, placed: PlacedTopic) -> None:
+    context.group_with_room().add_entry(entries.json_entry(entries.TOPIC, placed.to_json()))
+    context.state.place_topic(placed)
+
+
+def _drop(context: Context, view: ClusterView, topic_id: int) -> None:
+    if topic_id in view.dropping:
+        return
+    if context.state.topics.with_id(topic_id) is not None:
+        delete_topic(context, topic_id)
+        context.group.needs_sync = True
+
+    def dropped(_result: Result) -> None:
+        view.dropping.discard(topic_id)  # if it failed, the next map has the topic still, and it is asked again
+
+    view.dropping.add(topic_id)
+    view.ask(lambda number: DropTopic(number, topic_id), dropped, context.newest_undurable())
+
+
+def _refusal(context: Context, placed: PlacedTopic) -> str:
+    """Why the topic is not taken over: the registry would take messages from this home. Empty if it is."""
+    state, (topic_id, config) = context.state, (placed.topic.topic_id, placed.topic.config)
+    named = state.topics.find(config.name)
+    if named is not None and named.topic_id != topic_id:
+        return f"topic {config.name!r} has id {topic_id} in the registry, and {named.topic_id} with messages here"
+    known = state.topics.with_id(topic_id)
+    if known is not None and known.config.name != config.name:
+        return f"topic {topic_id} is {config.name!r} in the registry, and {known.config.name!r} here"
+    for number in state.partitions_of.get(topic_id, ()):
+        if number >= len(placed.homes) or placed.homes[number] != state.home:
+            return f"partition {number} of topic {config.name!r} is here, and another home's in the registry"
+    return ""
+
+
+def _alarm(context: Context, text: str) -> None:
+    context.alarms.append({"event": "the registry contradicts the journal", "reason": text})
