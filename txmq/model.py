@@ -61,6 +61,7 @@ class TransactionKind(enum.Enum):
     HALF = "half"
     FOREIGN = "foreign"  # another transaction manager's
     SPARK = "spark"  # a driver's: one part of a batch (``query``)
+    BRANCH = "branch"  # another home's: a part of one of its transactions
 
 
 class Storage(enum.Enum):

@@ -280,8 +280,9 @@ def _promised_places(ask: Ask, answer: Answer) -> list[tuple[TopicPartition, int
     if ask.verb == "put":
         return [(ask.adds[0][0], int(answer.body), ask.adds[0][1])]
     lines = parse_result_lines(answer.body)
-    assert len(lines) == len(ask.adds), f"{answer.body!r} for {len(ask.adds)} parts"
-    return [(place, line.base_offset, values) for line, (place, values) in zip(lines, ask.adds, strict=True)]
+    offsets = [line.base_offset for line in lines if line.base_offset is not None]
+    assert len(offsets) == len(ask.adds), f"{answer.body!r} for {len(ask.adds)} parts"
+    return [(place, offset, values) for offset, (place, values) in zip(offsets, ask.adds, strict=True)]
 
 
 def _check_values(

@@ -31,6 +31,7 @@ from txmq.broker.verbs import (
     check_backs,
     decide,
     get,
+    placing,
     prepare_commit,
     session_expiry,
 )
@@ -85,6 +86,7 @@ class Core:
             session_expiry.went_away(self.context, session)
         for _, transaction in self.state.prepared.behind(0):
             check_backs.prepared(self.context, transaction)
+        placing.place_what_waited(self.context)
 
     # --- the registry ------------------------------------------------------------------------------------------------
 

@@ -110,22 +110,22 @@ _TABLE = (
         {
             b"resource": "text", b"uuid": "hex32", b"table": "text", b"group": "text", b"xid": "text",
             b"query": "text", b"epoch": "long", b"batch": "long", b"task": "number", b"attempt": "number",
-            b"deadline": "long", b"floor": "long", **_STREAMED,
+            b"of": "text", b"held": "flag", b"homes": "text", b"deadline": "long", b"floor": "long", **_STREAMED,
         }, has_body=True, number_max=_STREAMED_MAX,
         teaches="store a transaction's messages until it is decided",
     ),
     Verb(
-        b"commit", ("txid",), {b"heuristic": "text", b"floor": "long", **_STREAMED}, has_body=True,
+        b"commit", ("txid",), {b"heuristic": "text", b"homes": "text", b"floor": "long", **_STREAMED}, has_body=True,
         number_max=_STREAMED_MAX,
         teaches="decide a local transaction, or settle a prepared one",
     ),
     Verb(
-        b"decide", ("txid",), {b"branches": "number", b"floor": "long", **_STREAMED}, has_body=True,
+        b"decide", ("txid",), {b"branches": "number", b"homes": "text", b"floor": "long", **_STREAMED}, has_body=True,
         number_max=_STREAMED_MAX,
         teaches="commit messages together with branches that are prepared in databases",
     ),
     Verb(
-        b"complete", ("txid",), {b"uuid": "hex32", b"heuristic": "text", b"reason": "text"},
+        b"complete", ("txid",), {b"uuid": "hex32", b"branch": "text", b"heuristic": "text", b"reason": "text"},
         teaches="one branch of a decided transaction has committed",
     ),
     Verb(
@@ -136,7 +136,7 @@ _TABLE = (
         }, teaches="roll a transaction back",
     ),
     Verb(
-        b"outcome", ("txid",), {b"fence": "flag", b"owner": "flag"},
+        b"outcome", ("txid",), {b"fence": "flag", b"owner": "flag", b"branch": "text"},
         teaches="what became of a transaction; fence: roll an absent one back; owner: is it connected?",
     ),
     Verb(
@@ -160,10 +160,10 @@ _TABLE = (
         b"group", ("action", "group"),
         {
             b"member": "text", b"topics": "text", b"strategy": "text", b"timeout": "number", b"view": "number",
-            b"wait": "number", b"order": "long", b"alone": "flag", b"create": "flag", b"more": "flag",
+            b"wait": "number", b"order": "long", b"alone": "flag", b"create": "flag",
             b"incarnation": "text",
         }, has_body=True, body_size_bytes_max=GROUP_SIZE_BYTES_MAX,
-        teaches="join, heartbeat, elsewhere, leave, save, describe, list, reset, delete: group describe billing 0 1",
+        teaches="join, heartbeat, leave, save, describe, list, reset, delete: group describe billing 0 1",
     ),
     Verb(
         b"query", ("action", "query"), {b"epoch": "long", b"batch": "long"}, has_body=True,

@@ -3,8 +3,8 @@
 Byte layout
     A body repeats ``<topic> <partition> <length>[ keys=<crc>,<crc>...]\\r\\n<batch>``. ``keys`` are the CRC32C of
     the keys in the batch, ascending, at most 64 of them, or ``*`` for any; without the word the batch has no keys.
-    An answer repeats ``<topic> <partition> <base offset> <count>\\n``; the answer to ``outcome`` has the outcome's own
-    line before them.
+    An answer repeats ``<topic> <partition> <base offset> <count>\\n``, with ``-`` as base offset while the part waits
+    for its place; the answer to ``outcome`` has the outcome's own line before them.
 
 Invariants
     * Strict both ways: one content has one text, and every byte belongs to a part.
@@ -33,7 +33,7 @@ _NUMBER = rb"(?:0|[1-9][0-9]{0,9})"
 _PART = re.compile(
     rb"([!-~]{1,200}) (%b) ([1-9][0-9]{0,9})(?: keys=(\*|%b(?:,%b){0,63}))?\r\n" % (_NUMBER, _NUMBER, _NUMBER)
 ).match
-_RESULT = re.compile(rb"([!-~]{1,200}) (%b) (0|[1-9][0-9]{0,19}) ([1-9][0-9]{0,9})\n" % _NUMBER).match
+_RESULT = re.compile(rb"([!-~]{1,200}) (%b) (-|0|[1-9][0-9]{0,19}) ([1-9][0-9]{0,9})\n" % _NUMBER).match
 _OUTCOME = re.compile(rb"(committed|rolled-back|prepared|unknown)\n").match
 
 
@@ -47,11 +47,11 @@ class Part(NamedTuple):
 
 
 class PartResult(NamedTuple):
-    """The place of a part: offsets ``base_offset`` to ``base_offset + count - 1``."""
+    """The place of a part: offsets ``base_offset`` to ``base_offset + count - 1``; None while it has no place yet."""
 
     topic: str
     partition: int
-    base_offset: int
+    base_offset: int | None
     count: int  # type: ignore[assignment]  # hides tuple.count, which no caller uses
 
 
@@ -135,9 +135,10 @@ def parse_keys(text: bytes | None) -> frozenset[int] | None:
     return frozenset(keys)
 
 
-def encode_result_line(topic: str, partition: int, base_offset: int, count: int) -> bytes:
-    """One line of the answer to ``commit``."""
-    return b"%b %d %d %d\n" % (topic.encode("ascii"), partition, base_offset, count)
+def encode_result_line(topic: str, partition: int, base_offset: int | None, count: int) -> bytes:
+    """One line of the answer to ``commit``; without an offset: the part waits for its place."""
+    offset = b"-" if base_offset is None else b"%d" % base_offset
+    return b"%b %d %b %d\n" % (topic.encode("ascii"), partition, offset, count)
 
 
 def parse_result_lines(body: bytes) -> list[PartResult]:
@@ -153,7 +154,8 @@ def parse_result_lines(body: bytes) -> list[PartResult]:
         if match is None:
             raise RemoteProtocolError(f"no result line at byte {position} of {body[:80]!r}")
         topic, partition, base_offset, count = match.groups()
-        results.append(PartResult(topic.decode("ascii"), int(partition), int(base_offset), int(count)))
+        offset = None if base_offset == b"-" else int(base_offset)
+        results.append(PartResult(topic.decode("ascii"), int(partition), offset, int(count)))
         position = match.end()
     return results
 

@@ -45,6 +45,8 @@ Bodies::
     29 SESSIONS_AT_REST  JSON: sessions whose clients are away keep what they need and no more
     30 REGISTERED     JSON: cluster, epoch and incarnation: the process leads the home, under an epoch that the registry
                       gave out
+    31 PLACE_AWAITED  as PREPARED: a transaction is decided, its messages wait for earlier transactions to be placed
+    32 REPORTED       JSON: the home that decided a transaction knows that this home has placed its part
 """
 
 from __future__ import annotations
@@ -83,6 +85,8 @@ EPOCH_DRAWN: Final = 27
 SESSION_TAKEN: Final = 28
 SESSIONS_AT_REST: Final = 29
 REGISTERED: Final = 30
+PLACE_AWAITED: Final = 31
+REPORTED: Final = 32
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -91,7 +95,7 @@ NAMES: Final = {
     FORGOTTEN: "forgotten", SAVED: "saved", HANDED_OVER: "handed-over", GROUP_DELETED: "group-deleted",
     QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
-    REGISTERED: "registered",
+    REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -310,8 +314,13 @@ def encode_prepared(session: int, counter: int, meta: bytes) -> bytes:
     return frame(PREPARED, _PREPARED.pack(session, counter) + meta)
 
 
+def encode_place_awaited(session: int, counter: int, meta: bytes) -> bytes:
+    """A PLACE_AWAITED entry; ``meta`` is JSON."""
+    return frame(PLACE_AWAITED, _PREPARED.pack(session, counter) + meta)
+
+
 def decode_prepared(body: Buffer) -> Prepared:
-    """A PREPARED's body."""
+    """A PREPARED's body, or a PLACE_AWAITED's."""
     session, counter = _leading(PREPARED, _PREPARED, body)
     return Prepared(session, counter, bytes(body[_PREPARED.size :]))
 

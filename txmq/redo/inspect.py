@@ -184,6 +184,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview], _Decoded]]] = {
     entries.RUN: entries.decode_run,
     entries.PAYLOAD: entries.decode_payload,
     entries.PREPARED: entries.decode_prepared,
+    entries.PLACE_AWAITED: entries.decode_prepared,
     entries.COMMITTED: entries.decode_committed,
     entries.DECIDED: entries.decode_decided,
     entries.BATCH_COMMITTED: entries.decode_batch_committed,

@@ -51,6 +51,8 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.SESSION_TAKEN, {"session": 1, "epoch": 1}),
         entries.json_entry(entries.SESSIONS_AT_REST, {"sessions": [1]}),
         entries.json_entry(entries.REGISTERED, {"epoch": 2}),
+        entries.encode_place_awaited(1, 5, b'{"kind": "local"}'),
+        entries.json_entry(entries.REPORTED, {"session": 1, "counter": 6}),
     ]
     for sample in samples:
         journal.append(sample)

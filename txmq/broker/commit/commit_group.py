@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.broker.client_connection import ClientConnection
+from txmq.broker.state.branch_parts import BranchPart
 from txmq.broker.state.visibility import VisibilityBarrier
 from txmq.log.partition import Partition
 from txmq.model import Lsn
@@ -67,12 +68,14 @@ class CommitGroup:
         patient: how many of its requests, with one item and one waiter each, may wait for company (``commit_delay``).
         waiting_reads: reads that wait until it is in the partition files (``Context.unapplied``).
         ended_barriers: messages that readers may see once the record is synced (``visibility``).
+        branch_parts: parts of other homes' transactions that it places: those homes are told once it is durable.
         deleted: partitions whose files go once the record is durable.
         unlinked: segment files that retention drops once the record is durable.
         end_lsn: where its record ends in the journal; ``NOT_WRITTEN`` before it is written.
     """
 
     __slots__ = (
+        "branch_parts",
         "delayable",
         "deleted",
         "end_lsn",
@@ -99,6 +102,7 @@ class CommitGroup:
         self.waiters: list[Answer] = []
         self.waiting_reads: list[tuple[ClientConnection, Request]] = []
         self.ended_barriers: list[VisibilityBarrier] = []
+        self.branch_parts: list[BranchPart] = []
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []
         self.size_bytes = self.message_count = self.delayable = 0

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.state import Places, State
 from txmq.broker.state.transaction import PreparedPart, Transaction
@@ -77,14 +78,16 @@ class Redo:
         elif kind == entries.COMMITTED:
             committed = entries.decode_committed(body)
             outcome, places = self._redo_placements(committed)
-            self._state.settle(committed.session, committed.counter, committed.floor, outcome)
-            self._state.decisions.barriers.add_behind((committed.session, committed.counter), places)
+            self._state.commit(committed.session, committed.counter, committed.floor, outcome, places)
+        elif kind == entries.PLACE_AWAITED:
+            awaited = entries.decode_prepared(body)
+            self._state.await_place(awaited.session, awaited.counter, json.loads(awaited.meta))
         elif kind == entries.DECIDED:
             decided = entries.decode_decided(body)
             outcome, places = self._redo_placements(decided)
             meta = json.loads(decided.meta)
             self._state.decide(decided.session, decided.counter, decided.floor, outcome, meta, places)
-        elif kind in (entries.COMPLETED, entries.SHOWN, entries.HEURISTIC, entries.FORGOTTEN):
+        elif kind in (entries.COMPLETED, entries.SHOWN, entries.REPORTED, entries.HEURISTIC, entries.FORGOTTEN):
             self._redo_decisions(kind, json.loads(bytes(body)))
         elif kind in (entries.SAVED, entries.HANDED_OVER, entries.GROUP_DELETED):
             self._redo_group(kind, json.loads(bytes(body)))
@@ -134,17 +137,28 @@ class Redo:
 
     def _redo_decisions(self, kind: int, fields: dict[str, Any]) -> None:
         name, decisions = (fields["session"], fields["counter"]), self._state.decisions
-        if kind == entries.COMPLETED:
+        if kind in (entries.SHOWN, entries.REPORTED):
+            self._redo_shown(kind, name)
+        elif kind == entries.COMPLETED and "branch" in fields:
+            self._state.complete_home(name, fields["branch"])
+        elif kind == entries.COMPLETED:
             decided = self._state.complete(name, fields["uuid"], fields["fact"])
             if decided is not None:
                 decisions.barriers.applied({}, [decided.barrier])
-        elif kind == entries.SHOWN:
-            decisions.barriers.applied({}, [decisions.incomplete[name].barrier])
-            self._state.may_load(decisions.incomplete[name])
         elif kind == entries.HEURISTIC:
             decisions.record(name, fields["fact"])
         else:
             decisions.forget(name)
+
+    def _redo_shown(self, kind: int, name: Name) -> None:
+        barriers, decided = self._state.decisions.barriers, self._state.decisions.incomplete.get(name)
+        if decided is not None:
+            barriers.applied({}, [decided.barrier])
+            self._state.may_load(decided)
+            return
+        part = self._state.show_part(name) if kind == entries.SHOWN else self._state.report_part(name)
+        if part is not None and part.barrier is not None:
+            barriers.applied({}, [part.barrier])
 
     def _redo_group(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == entries.SAVED:

@@ -35,6 +35,7 @@ from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
 from txmq.broker.commit.removals import Removals
+from txmq.broker.commit.restoring import restore
 from txmq.broker.state.frozen_state import FrozenState
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.state import State, new_state
@@ -313,7 +314,7 @@ class _Opening:
             lsn, chain, epoch = Lsn(0), 0, 0
         else:
             self._checkpoint_lsn, lsn, chain, epoch = newest.lsn, newest.lsn, newest.chain, newest.epoch
-            self._restore(json.loads(newest.state))
+            restore(self._state, json.loads(newest.state), PayloadFiles(self._disk))
         return recovery.open_journal(
             self._disk, node_id=self._node.node_id, from_lsn=lsn, from_chain=chain, epoch=epoch + 1,
             file_size_bytes=self._settings.journal_file_size_bytes, on_record=self._redo,
@@ -326,14 +327,6 @@ class _Opening:
                 f"log/{names[0]} holds messages, but neither checkpoint/ nor journal/ says whose: restore both, or "
                 "move log/ away to begin anew"
             )
-
-    def _restore(self, snapshot: dict[str, Any]) -> None:
-        self._state.restore(snapshot)
-        payloads = PayloadFiles(self._disk)
-        for transaction in self._state.transactions.values():
-            for body in payloads.read(transaction):
-                self._state.attach_payload(transaction, body)
-        self._state.restored()
 
     def _redo(self, _lsn: Lsn, _end: Lsn, payload: bytes | memoryview) -> None:
         self._redoing.record(payload)

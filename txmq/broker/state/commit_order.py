@@ -1,9 +1,13 @@
-"""The order in which prepared transactions of one resource commit.
+"""The order in which prepared transactions of one resource, and parts of transactions over homes, get their place.
 
 *Log order = database order.* Two transactions of one database that touched the same row were prepared in the order in
 which the database committed them: the second got its row lock only after the first one's commit, which came after the
 first one's prepare. So a commit waits until every earlier-prepared, unsettled transaction of the same resource (by
 uuid) that shares a partition and a key with it is settled. A key of ``*`` collides with every key of its partition.
+
+*Transactions over homes.* Parts that other homes decide about (kind ``branch``) have queues of their own, in place of a
+resource's. A decision made here that collides with one of them queues there as well (``PLACING``): the part's rows may
+have been written first. A decision itself never waits, only its place does, so no two transactions wait for each other.
 
 Queues per (uuid, partition, key) and per partition make both questions a look at the head of a few queues, however many
 transactions are in doubt.
@@ -11,21 +15,27 @@ transactions are in doubt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from txmq.broker.state.transaction import ANY_KEY, Transaction
+from txmq.broker.state.transaction import ANY_KEY, Collision, Transaction
 
 _Name = TypeVar("_Name")
 _Queue = dict[Transaction, None]
 _ResourcePartition = tuple[str, int, int]  # uuid, topic id, partition
 _Pair = tuple[_ResourcePartition, int | str]  # and a key
+_OVER_HOMES = ""  # stands for a uuid: the queues of parts that other homes decide about
 
 
 class CommitOrder:
-    """All prepared transactions, by what they may collide on."""
+    """All prepared transactions, by what they may collide on.
+
+    Attributes:
+        over_homes: how many of them are in the queues of parts that other homes decide about.
+    """
 
     def __init__(self) -> None:
+        self.over_homes = 0
         self._by_key: dict[_Pair, _Queue] = {}  # the key ANY_KEY holds those that collide with all
         self._by_place: dict[_ResourcePartition, _Queue] = {}  # all in a partition
         self._pairs: dict[Transaction, list[_Pair]] = {}  # of each: asked for again and again
@@ -36,10 +46,13 @@ class CommitOrder:
         for place, key in pairs:
             self._by_key.setdefault((place, key), {})[transaction] = None
             self._by_place.setdefault(place, {})[transaction] = None
+        self.over_homes += _is_over_homes(pairs)
 
     def remove(self, transaction: Transaction) -> None:
         """A transaction is settled."""
-        for place, key in self._pairs.pop(transaction, ()):
+        pairs = self._pairs.pop(transaction, [])
+        self.over_homes -= _is_over_homes(pairs)
+        for place, key in pairs:
             _drop(self._by_key, (place, key), transaction)
             _drop(self._by_place, place, transaction)
 
@@ -57,12 +70,25 @@ class CommitOrder:
                 return True
         return False
 
+    def must_queue(self, collisions: Iterable[Collision]) -> bool:
+        """Whether messages that come with a decision collide with a part that another home decides about."""
+        if not self.over_homes:
+            return False
+        for topic_id, partition, key in collisions:
+            place = _OVER_HOMES, topic_id, partition
+            if key == ANY_KEY:
+                if place in self._by_place:
+                    return True
+            elif (place, key) in self._by_key or (place, ANY_KEY) in self._by_key:
+                return True
+        return False
+
     def behind(self, transaction: Transaction) -> list[Transaction]:
         """Those that may go on now that ``transaction`` was removed: waiting, and nothing before them."""
         found: dict[Transaction, None] = {}
         for place, key in _pairs_of(transaction):
             candidates = self._held_by_all(place) if key == ANY_KEY else self._heads(place, key)
-            found.update((t, None) for t in candidates if t.waiting and not self.must_wait(t))
+            found.update((t, None) for t in candidates if t.is_committing and not self.must_wait(t))
         return list(found)
 
     def _heads(self, place: _ResourcePartition, key: int | str) -> Iterator[Transaction]:
@@ -82,6 +108,10 @@ class CommitOrder:
 def _pairs_of(transaction: Transaction) -> list[_Pair]:
     uuid = transaction.meta["uuid"]
     return [((uuid, topic_id, partition), key) for topic_id, partition, key in transaction.collisions()]
+
+
+def _is_over_homes(pairs: list[_Pair]) -> bool:
+    return bool(pairs) and pairs[0][0][0] == _OVER_HOMES
 
 
 def _drop(queues: dict[_Name, _Queue], name: _Name, transaction: Transaction) -> None:

@@ -1,8 +1,9 @@
-"""XA decisions whose branches have not all completed, their visibility barriers, and heuristic outcomes.
+"""Decisions whose branches have not all completed, their visibility barriers, and heuristic outcomes.
 
 A part of the state, so a fold over the journal: DECIDED makes an entry, COMPLETED ticks one branch off, and the last
-branch ends it. SHOWN lets readers see the messages before that. HEURISTIC keeps the outcome that a resource or an
-operator decided alone, until FORGOTTEN.
+branch ends it. Branches are in databases (XA) or at other homes. Those in databases hold the messages: readers see them
+when all these have committed, or with SHOWN. HEURISTIC keeps the outcome that a resource or an operator decided alone,
+until FORGOTTEN. A decision whose messages wait for their place (PLACE_AWAITED) is kept until they have it, too.
 
 Invariants:
     * a decision is kept until every branch has completed, even after the client says that it has finished with it;
@@ -22,39 +23,57 @@ from txmq.broker.state.visibility import VisibilityBarrier, VisibilityBarriers
 from txmq.log.partition import LogPosition, Partition
 
 Name = tuple[int, int]  # session, counter
-FROZEN_FIELDS: Final = 5
-Frozen = tuple[int, int, dict[str, Any], list[dict[str, Any]], CommittedParts]
+FROZEN_FIELDS: Final = 6
+Frozen = tuple[int, int, dict[str, Any], list[dict[str, Any]], dict[str, bool], CommittedParts]
 HELD = "held"  # under which decisions are indexed whose messages are not shown yet
 
 
+def home_key(txid: str) -> str:
+    """Under which decisions are indexed that wait for the home of a transaction id."""
+    return f"home {txid[17:33]}"
+
+
 class XADecision:
-    """One decision that some branch has not carried out.
+    """One decision that some branch has not carried out, or whose messages have no place yet.
 
     Attributes:
         meta: decided_ms, client.
+        homes: by the id of its transaction at another home, whether that home has placed its part. Replaced, never
+            changed.
+        is_placed: whether its messages have their offsets.
         branches: resource, uuid, bqual, connection, wrote, marker as ``decide`` stated them; complete; heuristic. The
             list is replaced, never changed: a checkpoint is written of it in a thread.
         parts: the offsets of its messages.
         number: in order of decision, in this incarnation of the broker.
+        waiting: requests (connection, opaque) of branch homes that are answered when readers may see the messages.
     """
 
-    __slots__ = ("barrier", "branches", "meta", "name", "number", "parts")
+    __slots__ = ("barrier", "branches", "homes", "is_placed", "meta", "name", "number", "parts", "waiting")
 
     def __init__(
         self, name: Name, meta: dict[str, Any], parts: CommittedParts, barrier: VisibilityBarrier, number: int
     ) -> None:
         self.name, self.meta, self.parts, self.barrier, self.number = name, meta, parts, barrier, number
         self.branches: list[dict[str, Any]] = meta.pop("branches")
+        self.homes: dict[str, bool] = dict(meta.pop("homes", ()))
+        self.is_placed = True
+        self.waiting: list[Any] = []
+
+    @property
+    def has_rows_to_come(self) -> bool:
+        """Whether some database has not committed."""
+        return not all(branch["complete"] for branch in self.branches)
 
     @property
     def is_over(self) -> bool:
-        """Whether every branch has completed."""
-        return all(branch["complete"] for branch in self.branches)
+        """Whether its messages have their place and every branch has completed."""
+        return self.is_placed and not self.has_rows_to_come and all(self.homes.values())
 
     @property
     def index_keys(self) -> tuple[str, ...]:
-        """Keys of the index: the resources it waits for, and HELD while readers do not see it."""
+        """Keys of the index: the resources and homes it waits for, and HELD while readers do not see it."""
         waited_for = dict.fromkeys(branch["uuid"] for branch in self.branches if not branch["complete"])
+        waited_for |= dict.fromkeys(home_key(txid) for txid, is_complete in self.homes.items() if not is_complete)
         return (*waited_for, HELD) if not self.barrier.is_ended else tuple(waited_for)
 
     def branch(self, uuid: str) -> dict[str, Any] | None:
@@ -81,14 +100,34 @@ class XADecisions:
         self._next_number = 1  # of both, in this incarnation of the broker
 
     def decide(
-        self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, LogPosition]
+        self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, LogPosition] | None
     ) -> XADecision:
-        """A decision was accepted. A single one without branches is over at once."""
-        barrier = VisibilityBarrier(name, places)
+        """A decision with branches was accepted.
+
+        Args:
+            places: None: its messages wait for their place.
+        """
         branches = [{**branch, "complete": False, "heuristic": None} for branch in meta["branches"]]
-        decided = self._add(XADecision(name, {**meta, "branches": branches}, parts, barrier, self._next_number))
-        self.barriers.add(barrier)
+        stated = {**meta, "branches": branches, "homes": dict.fromkeys(meta.get("homes", ()), False)}
+        barrier = VisibilityBarrier(name, {}, is_ended=not branches)
+        decided = self._add(XADecision(name, stated, parts, barrier, self._next_number))
+        decided.is_placed = places is not None
+        if places is not None:
+            self._hold(decided, places)
         return decided
+
+    def place(self, decided: XADecision, parts: CommittedParts, places: Mapping[Partition, LogPosition]) -> bool:
+        """The messages of a decision got their place; call in order of offsets. Whether it is over with that."""
+        decided.is_placed, decided.parts = True, parts
+        self._hold(decided, places)
+        return self._end_if_over(decided)
+
+    def _hold(self, decided: XADecision, places: Mapping[Partition, LogPosition]) -> None:
+        if decided.barrier.is_ended:
+            self.barriers.add_behind(decided.name, places)
+        else:
+            decided.barrier.places = places
+            self.barriers.add(decided.barrier)
 
     def _add(self, decided: XADecision) -> XADecision:
         self._next_number += 1
@@ -97,7 +136,7 @@ class XADecisions:
         return decided
 
     def complete(self, name: Name, uuid: str, fact: Mapping[str, Any] | None) -> XADecision | None:
-        """A branch has completed. Returns the decision if that was the last one: its barrier may go.
+        """A database's branch has completed. Returns the decision if that was the last of them: its barrier may go.
 
         Args:
             fact: outcome and reason, if the resource decided alone.
@@ -111,12 +150,25 @@ class XADecisions:
             self.index.remove_under(decided.number, uuid)
             if fact is not None:
                 self.record(name, fact)
-        if not decided.is_over:
+        if decided.has_rows_to_come:
             return None
-        del self.incomplete[name]
-        self.index.remove(decided.number, (HELD,))
+        self.index.remove_under(decided.number, HELD)
         decided.barrier.is_ended = True
+        self._end_if_over(decided)
         return decided
+
+    def complete_home(self, name: Name, txid: str) -> None:
+        """Another home has placed its part."""
+        decided = self.incomplete[name]
+        decided.homes = {**decided.homes, txid: True}
+        self.index.remove_under(decided.number, home_key(txid))
+        self._end_if_over(decided)
+
+    def _end_if_over(self, decided: XADecision) -> bool:
+        if decided.is_over:
+            del self.incomplete[decided.name]
+            self.index.remove(decided.number, ())
+        return decided.is_over
 
     def overdue(self, latest_ms: int) -> list[XADecision]:
         """Decisions from before that time whose messages are hidden. The caller makes them visible."""
@@ -154,7 +206,7 @@ class XADecisions:
     def freeze(self) -> Iterator[Frozen]:
         """A copy of each that is incomplete; ``row`` makes it JSON-able, in any thread."""
         for decided in self.incomplete.values():
-            yield (*decided.name, decided.meta, decided.branches, decided.parts)
+            yield (*decided.name, decided.meta, decided.branches, decided.homes, decided.parts)
 
     def freeze_barriers(self) -> Iterator[visibility.Frozen]:
         """A copy of each barrier. Those that keep nothing from readers (any more) say whether offsets may be loaded."""
@@ -190,5 +242,6 @@ class XADecisions:
 
 def row(frozen: Sequence[Any]) -> list[Any]:
     """One decision, as ``XADecisions.restore`` takes it, of what ``freeze`` yielded."""
-    session, counter, meta, branches, parts = frozen
-    return [session, counter, {**meta, "branches": branches}, parts]
+    session, counter, meta, branches, homes, parts = frozen
+    stated = {**meta, "branches": branches, "homes": homes} if homes else {**meta, "branches": branches}
+    return [session, counter, stated, parts]

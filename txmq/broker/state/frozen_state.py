@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from txmq.broker.state import decisions, group_offsets, session, transaction, visibility
+from txmq.broker.state import branch_parts, decisions, group_offsets, session, transaction, visibility
 from txmq.log import partition
 from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic
@@ -60,6 +60,7 @@ class FrozenState:
     incomplete: Packed
     barriers: Packed
     heuristics: Packed
+    branch_parts: Packed
     groups: deque[group_offsets.Frozen]
     generation_floor: int
     queries: dict[str, Any]
@@ -85,6 +86,8 @@ class FrozenState:
         yield "queries", self.queries
         if self.registration is not None:
             yield "registration", self.registration
+        if any(self.branch_parts):  # with several homes only
+            yield "branch_parts", _rows(self.branch_parts, branch_parts.FROZEN_FIELDS, list)
 
     def transaction_names(self) -> set[tuple[int, int]]:
         """Session and counter of each transaction; to be asked before ``encode``, which lets go of them."""

@@ -6,17 +6,18 @@ group commit. The durable side is the partitions' high watermarks; answers wait 
 
 Invariants:
     * ids (topics, sessions) only grow and are never reused;
-    * a transaction is in ``transactions`` exactly while it is open or prepared; afterwards its session keeps the
-      outcome;
+    * a transaction is in ``transactions`` exactly while it is open, prepared or placing; afterwards its session keeps
+      the outcome;
     * assigned state is never undone: a journal that fails stops the broker.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from txmq.broker.state.branch_parts import BranchPart, BranchParts
 from txmq.broker.state.commit_order import CommitOrder
 from txmq.broker.state.decisions import Name, XADecision, XADecisions
 from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed, packed
@@ -31,11 +32,11 @@ from txmq.config import BrokerSettings
 from txmq.log.memory import new_partition
 from txmq.log.partition import LogPosition, Partition
 from txmq.model import Storage
-from txmq.redo import entries
 from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic, Topics
 
 Places = dict[Partition, LogPosition]  # where a transaction's messages begin
+_OF_A_DECISION: Final = ("decided_ms", "client", "branches", "homes", "offsets")
 _MEMORY: Final = Storage.MEMORY  # Python 3.11 looks a member up three times as long as a global name
 
 
@@ -73,11 +74,13 @@ class State:
         self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
         self.streams: dict[tuple[int, int], Transaction] = {}  # those of them that are open
         self.order = CommitOrder()
-        self.prepared: InDoubtIndex[Transaction] = InDoubtIndex()  # those of them that are, in order of preparation
+        # Those of them that are prepared, in order of preparation, and those that are decided and wait for their place.
+        self.prepared: InDoubtIndex[Transaction] = InDoubtIndex()
         self.next_order = 1
         self.payload_bytes = 0
         self.epoch = 0
         self.decisions = XADecisions()
+        self.branch_parts = BranchParts()
         self.saved = SavedGroups()
         self.queries = Queries()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
@@ -186,22 +189,44 @@ class State:
 
     def prepare(self, session: int, counter: int, meta: dict[str, Any]) -> Transaction:
         """All parts are there and it is prepared."""
+        transaction = self._closed(session, counter, meta)
+        transaction.prepare(meta, self.next_order)
+        self.next_order += 1
+        self.list_in_doubt(transaction)
+        return transaction
+
+    def await_place(self, session: int, counter: int, meta: dict[str, Any]) -> Transaction:
+        """All parts are there and it is decided; its messages wait for their place."""
+        transaction = self._closed(session, counter, meta)
+        transaction.await_place(meta, self.next_order)
+        self.next_order += 1
+        self.list_in_doubt(transaction)
+        if "branches" in meta:
+            stated: dict[str, Any] = {key: meta[key] for key in _OF_A_DECISION if key in meta}
+            self.decisions.decide(transaction.name, stated, (), None)
+            self.owe(session, 1)
+        return transaction
+
+    def _closed(self, session: int, counter: int, meta: dict[str, Any]) -> Transaction:
+        """The transaction, no part of which is to come."""
         key = (session, counter)
         transaction = self.transactions.get(key)
         if transaction is None:
             transaction = self.transactions[key] = Transaction(session, counter, meta["prepared_ms"])
         self.streams.pop(key, None)
-        transaction.prepare(meta, self.next_order)
-        self.next_order += 1
-        self.order.add(transaction)
-        self.prepared.add(transaction.order, transaction, transaction.index_keys)
-        if "xid" in meta:
-            self.foreign[meta["xid"]] = key
-        self.saved.hold(key, meta.get("offsets", ()), self.partition)
-        self._owe(session, 1)
         return transaction
 
-    def _owe(self, session: int, more: int) -> None:
+    def list_in_doubt(self, transaction: Transaction) -> None:
+        """A transaction is prepared, or waits for its place; call in order."""
+        self.order.add(transaction)
+        self.prepared.add(transaction.order, transaction, transaction.index_keys)
+        if "xid" in transaction.meta:
+            self.foreign[transaction.meta["xid"]] = transaction.name
+        self.saved.hold(transaction.name, transaction.meta.get("offsets", ()), self.partition)
+        self.owe(transaction.session, 1)
+
+    def owe(self, session: int, more: int) -> None:
+        """So many more of a session's transactions are unsettled."""
         owner = self.sessions.get(session)
         if owner is not None:
             owner.owed += more
@@ -212,8 +237,8 @@ class State:
         if transaction is not None:
             self.streams.pop((session, counter), None)
             self.payload_bytes -= transaction.size_bytes
-            if transaction.state is TransactionState.PREPARED:
-                self._owe(session, -1)
+            if transaction.state is not TransactionState.OPEN:
+                self.owe(session, -1)
                 self.order.remove(transaction)
                 self.prepared.remove(transaction.order, transaction.index_keys)
                 self.foreign.pop(transaction.meta.get("xid", ""), None)
@@ -224,21 +249,48 @@ class State:
             owner.keep(counter, outcome, floor, self.limits.outcomes_kept)
         return transaction
 
+    def commit(
+        self, session: int, counter: int, floor: int, outcome: CommittedParts, places: Places
+    ) -> BranchPart | XADecision | None:
+        """Committed, and its messages are placed; readers may see them, unless a barrier holds them.
+
+        Returns:
+            The part of another home's transaction, or the decision with branches, whose messages that were.
+        """
+        transaction, name = self.settle(session, counter, floor, outcome), (session, counter)
+        decided = self.decisions.incomplete.get(name)
+        if decided is not None:
+            if self.decisions.place(decided, outcome, places):
+                self.owe(session, -1)
+            elif decided.has_rows_to_come:
+                self.saved.hold(name, decided.meta.get("offsets", ()), self.partition)
+            return decided
+        if transaction is None or not transaction.is_branch:
+            self.decisions.barriers.add_behind(name, places)
+            return None
+        part = self.branch_parts.placed(name, transaction.meta, places, self.decisions.barriers)
+        self.saved.hold(name, part.offsets, self.partition)
+        return part
+
     @property
     def unsettled(self) -> int:
-        """How many transactions are open, prepared, or decided with an incomplete branch."""
-        return len(self.transactions) + len(self.decisions.incomplete)
+        """How many transactions are open, prepared, placing, decided with an incomplete branch, or to be reported."""
+        return len(self.transactions) + len(self.decisions.incomplete) + len(self.branch_parts.unreported)
 
     def decide(
         self, session: int, counter: int, floor: int, outcome: CommittedParts, meta: dict[str, Any], places: Places
     ) -> None:
-        """Committed; branches must complete before readers may see the messages."""
+        """Committed; branches must hear of it, those in databases before readers may see the messages."""
         self.settle(session, counter, floor, outcome)
-        self.decisions.decide((session, counter), meta, outcome, places)
-        self._owe(session, 1)
+        self._decide((session, counter), meta, outcome, places)
         if "offsets" in meta:
             self.saved.save_of_transaction(meta["offsets"], meta["decided_ms"], self.partition)
-            self.saved.hold((session, counter), meta["offsets"], self.partition)
+            if meta["branches"]:
+                self.saved.hold((session, counter), meta["offsets"], self.partition)
+
+    def _decide(self, name: Name, meta: Mapping[str, Any], outcome: CommittedParts, places: Places) -> None:
+        self.decisions.decide(name, meta, outcome, places)
+        self.owe(name[0], 1)
 
     def _settle_offsets(self, transaction: Transaction, *, is_committed: bool) -> None:
         meta = transaction.meta
@@ -247,16 +299,39 @@ class State:
             self.saved.save_of_transaction(meta["offsets"], meta["prepared_ms"], self.partition)
 
     def complete(self, name: Name, uuid: str, fact: dict[str, Any] | None) -> XADecision | None:
-        """A branch has completed; the decision, if that was the last one."""
+        """A database's branch has completed; the decision, if that was the last of them."""
         decided = self.decisions.complete(name, uuid, fact)
         if decided is not None:
-            self._owe(name[0], -1)
+            self._owe_if_over(name)
             self.may_load(decided)
         return decided
 
+    def complete_home(self, name: Name, txid: str) -> None:
+        """Another home has placed its part of a transaction that was decided here."""
+        self.decisions.complete_home(name, txid)
+        self._owe_if_over(name)
+
+    def _owe_if_over(self, name: Name) -> None:
+        if name not in self.decisions.incomplete:
+            self.owe(name[0], -1)
+
     def may_load(self, decided: XADecision) -> None:
-        """Every branch of a decision has completed, or its messages are shown: its offsets are held no longer."""
-        self.saved.let_go(decided.name, decided.meta.get("offsets", ()))
+        """Every database of a decision has committed, or its messages are shown: its offsets are held no longer."""
+        if decided.is_placed:
+            self.saved.let_go(decided.name, decided.meta.get("offsets", ()))
+
+    def show_part(self, name: Name) -> BranchPart | None:
+        """Readers may see a part of another home's transaction. Returns it if it was held."""
+        part = self.branch_parts.shown(name)
+        if part is not None:
+            self.saved.let_go(name, part.offsets)
+        return part
+
+    def report_part(self, name: Name) -> BranchPart | None:
+        """The home that decided knows that a part is placed, and readers may see it. Returns it if it was held."""
+        part = self.show_part(name)
+        self.branch_parts.reported(name)
+        return part
 
     def commit_batch(self, placed: list[tuple[int, int, CommittedParts, Places]], meta: dict[str, Any]) -> None:
         """A batch of a query is decided: its transactions (session, counter, outcome, places) are seen together.
@@ -265,7 +340,10 @@ class State:
         """
         together: Places = {}
         for session, counter, outcome, places in placed:
-            self.settle(session, counter, 0, outcome)
+            transaction = self.settle(session, counter, 0, outcome)
+            if transaction is not None and "homes" in transaction.meta:
+                stated = {"decided_ms": meta["time_ms"], "client": transaction.meta["client"], "branches": []}
+                self._decide(transaction.name, {**stated, "homes": transaction.meta["homes"]}, outcome, {})
             for partition, place in places.items():
                 together.setdefault(partition, place)
         if placed:
@@ -319,6 +397,7 @@ class State:
             incomplete=packed(self.decisions.freeze()),
             barriers=packed(self.decisions.freeze_barriers()),
             heuristics=packed(self.decisions.freeze_heuristics()),
+            branch_parts=packed(self.branch_parts.freeze()),
             groups=deque(self.saved.freeze()),
             generation_floor=self.saved.generation_floor,
             queries=self.queries.snapshot(),
@@ -352,58 +431,6 @@ class State:
                             fields += (number, sequences.next, sequences.recent)
                 fields.append(None)
         return found
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """The reverse of ``snapshot``; then ``attach_payload`` for every part, then ``restored``."""
-        for fields in snapshot["topics"]:
-            self.redo_topic(fields)
-        self.topics.next_id = snapshot["next_topic_id"]
-        for topic_id, number, state, producers in snapshot["partitions"]:
-            partition = self.partitions_of[topic_id][number]
-            partition.restore(state)
-            for producer, *sequences in producers:
-                partition.producers[producer] = Sequences.restore(*sequences)
-                self.produced_in.setdefault(producer, {})[partition] = None
-        for fields in snapshot["sessions"]:
-            self.put_session(BrokerSession.restore(*fields))
-        self.next_session, self.next_order = snapshot["next_session"], snapshot["next_order"]
-        self.epoch = snapshot["epoch"]
-        for fields in snapshot["transactions"]:
-            transaction = Transaction.restore(*fields)
-            self.transactions[transaction.session, transaction.counter] = transaction
-            if transaction.state is TransactionState.OPEN:
-                self.streams[transaction.session, transaction.counter] = transaction
-
-        self.decisions.restore(snapshot["decisions"], self.partition)
-        self.saved.restore(snapshot["groups"])
-        self.saved.generation_floor = snapshot.get("generation_floor", 0)
-        self.queries.restore(snapshot.get("queries") or Queries().snapshot())
-        self.registration.restore(snapshot.get("registration"))
-
-    def attach_payload(self, transaction: Transaction, body: memoryview) -> None:
-        """Give a restored transaction one of its parts back, in order."""
-        entry = entries.decode_payload(body)
-        part = PreparedPart(
-            entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms
-        )
-        transaction.attach(part)
-        self.payload_bytes += len(part.batch)
-
-    def restored(self) -> None:
-        """All payloads are attached: derive what is derived."""
-        prepared = [t for t in self.transactions.values() if t.state is TransactionState.PREPARED]
-        for transaction in sorted(prepared, key=lambda t: t.order):
-            self.order.add(transaction)
-            self.prepared.add(transaction.order, transaction, transaction.index_keys)
-            if "xid" in transaction.meta:
-                self.foreign[transaction.meta["xid"]] = transaction.name
-            self.saved.hold(transaction.name, transaction.meta.get("offsets", ()), self.partition)
-            self._owe(transaction.session, 1)
-        for decided in self.decisions.incomplete.values():
-            self._owe(decided.name[0], 1)
-            if not decided.barrier.is_ended:
-                self.saved.hold(decided.name, decided.meta.get("offsets", ()), self.partition)
-        self.decisions.barriers.restored()
 
     def publish_recovered(self) -> None:
         """Everything in the journal is redone: readers may see it, except behind barriers."""

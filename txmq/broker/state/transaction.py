@@ -11,12 +11,15 @@
   ROLLED_BACK <--------+--------------------+
 
   NONE, OPEN --DECIDE--> DECIDED --COMPLETE, of every branch--> COMMITTED
+  PREPARED, with branch homes --COMMIT--> DECIDED
+  NONE, OPEN --COMMIT, DECIDE, behind a branch of the same key--> PLACING --its turn--> COMMITTED or DECIDED
 ```
 
 NONE: never seen here. OPEN: parts of a large local transaction are streaming in. PREPARED: all parts are in the journal
-and its coordinator decides; it has no timeout. DECIDED: the decision of an XA transaction is made, its messages have
-their offsets, and some branch has not completed (``decisions``). COMMITTED and ROLLED_BACK: the session keeps
-the outcome. FORGOTTEN: at or below the session's floor.
+and its coordinator decides; it has no timeout. DECIDED: the decision of a transaction with branches, in databases or
+at other homes, is made, its messages have their offsets, and some branch has not completed (``decisions``). PLACING:
+the decision is made, and the messages wait for their offsets (``commit_order``). COMMITTED and ROLLED_BACK: the
+session keeps the outcome. FORGOTTEN: at or below the session's floor.
 
 Laws:
     * every transition is one journal record, and every answer waits for it;
@@ -44,6 +47,7 @@ class TransactionState(enum.Enum):
     OPEN = "open"
     PREPARED = "prepared"
     DECIDED = "decided"
+    PLACING = "placing"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled-back"
     FORGOTTEN = "forgotten"
@@ -59,7 +63,7 @@ class TransactionEvent(enum.Enum):
     COMMIT_PARTS = "commit with parts"
     COMMIT = "commit without parts"
     DECIDE = "decide"  # with the branches of an XA transaction
-    COMPLETE = "complete"  # of one branch
+    COMPLETE = "complete"  # of one branch, in a database or at another home
     ROLLBACK = "rollback"
     FENCE = "outcome with fence"
     LOOKUP = "outcome"
@@ -73,7 +77,7 @@ class Action(enum.Enum):
     DECIDE = "force messages and decision in one record"
     DECIDE_BRANCHES = "force messages, decision and branches in one record"
     COMPLETE = "force that the branch has completed"
-    SETTLE = "force the commit of what is prepared"
+    SETTLE = "force the commit of what is prepared, or placing"
     ROLL_BACK = "force the rollback"
     FENCE = "force rolled-back for a transaction never seen"
     REPEAT = "the same answer as before"
@@ -114,13 +118,22 @@ TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], Action] = {
     (_S.PREPARED, _E.LOOKUP): _A.TELL,
     (_S.DECIDED, _E.PART): _A.REFUSE_CONFLICT,
     (_S.DECIDED, _E.PREPARE): _A.REFUSE_CONFLICT,
-    (_S.DECIDED, _E.COMMIT_PARTS): _A.REFUSE_CONFLICT,
+    (_S.DECIDED, _E.COMMIT_PARTS): _A.REPEAT,
     (_S.DECIDED, _E.COMMIT): _A.REPEAT,
     (_S.DECIDED, _E.DECIDE): _A.REPEAT,
     (_S.DECIDED, _E.COMPLETE): _A.COMPLETE,
     (_S.DECIDED, _E.ROLLBACK): _A.REFUSE_CONFLICT,
     (_S.DECIDED, _E.FENCE): _A.TELL,
     (_S.DECIDED, _E.LOOKUP): _A.TELL,
+    (_S.PLACING, _E.PART): _A.REFUSE_CONFLICT,
+    (_S.PLACING, _E.PREPARE): _A.REFUSE_CONFLICT,
+    (_S.PLACING, _E.COMMIT_PARTS): _A.REPEAT,
+    (_S.PLACING, _E.COMMIT): _A.SETTLE,
+    (_S.PLACING, _E.DECIDE): _A.REPEAT,
+    (_S.PLACING, _E.COMPLETE): _A.COMPLETE,
+    (_S.PLACING, _E.ROLLBACK): _A.REFUSE_CONFLICT,
+    (_S.PLACING, _E.FENCE): _A.TELL,
+    (_S.PLACING, _E.LOOKUP): _A.TELL,
     (_S.COMMITTED, _E.PART): _A.REFUSE_CONFLICT,
     (_S.COMMITTED, _E.PREPARE): _A.REFUSE_CONFLICT,
     (_S.COMMITTED, _E.COMMIT_PARTS): _A.REPEAT,
@@ -173,6 +186,7 @@ def halves_key(session: int) -> str:
 FROZEN_FIELDS: Final = 8
 Frozen = tuple[int, int, int, TransactionState, dict[str, Any], int, int, int]
 ANY_KEY = "*"  # a part that collides with every key of its partition
+Collision = tuple[int, int, int | str]  # topic id, partition, key's hash or ANY_KEY
 
 
 class PreparedPart:
@@ -187,24 +201,25 @@ class PreparedPart:
 
 
 class Transaction:
-    """A transaction that is open or prepared.
+    """A transaction that is open or prepared, or whose messages wait for their place.
 
     Attributes:
         parts: numbered from 0 in order of arrival.
         meta: what ``prepare`` stated: kind, resource, uuid, deadline_ms, prepared_ms, client, keys (one list or "*" a
-            part).
+            part). Of a part of another home's transaction: ``of``. Of a transaction with branch homes: ``homes``.
         checksum: running CRC32C over all parts' batches, in order.
         file_parts: so many of its parts are in ``prepared/``, written by a checkpoint.
         order: number of its preparation; grows.
-        waiting: requests (peer, opaque, floor) for its commit that wait for earlier ones of the same resource.
+        waiting: requests (peer, opaque, floor) for its commit that wait for earlier ones that it collides with.
+        is_decided: the home that decides has said that it is committed. In memory only: that home is asked again.
         checks: how often a half was handed out for a check-back in this incarnation of the broker.
         checked_ms: before that time it is not handed out again.
         look_at_ms: when it is looked at, whether it is due (``check_backs``).
     """
 
     __slots__ = (
-        "checked_ms", "checks", "checksum", "counter", "file_parts", "look_at_ms", "meta", "opened_ms", "order",
-        "parts", "session", "size_bytes", "state", "waiting",
+        "checked_ms", "checks", "checksum", "counter", "file_parts", "is_decided", "look_at_ms", "meta", "opened_ms",
+        "order", "parts", "session", "size_bytes", "state", "waiting",
     )  # fmt: skip
 
     def __init__(self, session: int, counter: int, opened_ms: int) -> None:
@@ -215,6 +230,7 @@ class Transaction:
         self.meta: dict[str, Any] = {}
         self.file_parts = self.order = self.checks = self.checked_ms = self.look_at_ms = 0
         self.waiting: list[Any] = []
+        self.is_decided = False
 
     def add(self, part: PreparedPart) -> None:
         """One more part."""
@@ -232,9 +248,24 @@ class Transaction:
         self.state, self.meta, self.order = TransactionState.PREPARED, meta, order
         self.opened_ms = meta["prepared_ms"]  # when it was opened is not in the journal
 
-    def collisions(self) -> list[tuple[int, int, int | str]]:
-        """The keys of its messages: (topic id, partition, key hash or ANY_KEY)."""
-        found: list[tuple[int, int, int | str]] = []
+    def await_place(self, meta: dict[str, Any], order: int) -> None:
+        """It is decided, and its messages get their place in its turn."""
+        self.prepare(meta, order)
+        self.state = TransactionState.PLACING
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether only its turn keeps it from its place."""
+        return self.is_decided or bool(self.waiting) or self.state is TransactionState.PLACING
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether another home decides."""
+        return bool(self.meta) and self.meta["kind"] == TransactionKind.BRANCH.value
+
+    def collisions(self) -> list[Collision]:
+        """The keys of its messages."""
+        found: list[Collision] = []
         for part, keys in zip(self.parts, self.meta["keys"], strict=True):
             found.extend((part.topic_id, part.partition, key) for key in ([ANY_KEY] if keys == ANY_KEY else keys))
         return found

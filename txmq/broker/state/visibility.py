@@ -171,6 +171,10 @@ class VisibilityBarriers:
         for barrier in self._all:
             yield (*barrier.name, barrier.is_ended, barrier.places)
 
+    def by_name(self) -> dict[tuple[int, int], VisibilityBarrier]:
+        """Each under its transaction."""
+        return {barrier.name: barrier for barrier in self._all}
+
     def restored(self) -> None:
         """After a restore or redo: let those leave whose end is durable."""
         for barrier in list(self._all):

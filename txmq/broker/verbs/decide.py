@@ -1,4 +1,4 @@
-"""The verbs of XA transactions and of heuristic decisions: ``decide``, ``complete``, ``forget``.
+"""The verbs of decisions with branches and of heuristic decisions: ``decide``, ``complete``, ``forget``.
 
 ``decide`` comes when every branch is prepared in its database. Its synced record holds messages, decision and branches,
 and is the decision; there is no other log. It assigns the offsets. The messages stay behind the high watermark
@@ -15,10 +15,12 @@ from urllib.parse import unquote
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.decisions import Name
+from txmq.broker.state.decisions import XADecision
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, TransactionEvent, next_action
 from txmq.broker.verbs import placing
+from txmq.broker.verbs.branches import stated
+from txmq.broker.verbs.branches.complete import complete_home, may_show, show_overdue_parts
 from txmq.broker.verbs.recover import txid_of
 from txmq.broker.verbs.transaction_checks import (
     at_home,
@@ -67,37 +69,44 @@ def _decide(
 ) -> None:
     require_owner(client, session)
     branches, start = split_branches(body, int(given.get(b"branches", 0)))
+    homes = stated.homes(context, given)
     offsets, messages = take_offsets(given, body, start)
-    parts, _ = placing.check_parts(context, split_parts(messages))
+    parts, keys = placing.check_parts(context, split_parts(messages))
     transaction = context.state.transactions.get((session.number, txid.counter))
     check_streamed(transaction, given)
     refuse_over_limits(context, transaction, parts)
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
-    meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name, "branches": branches}
+    meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name, "branches": branches, **homes}
     if offsets:
         meta["offsets"] = check_offsets(context, offsets)
-    lines = placing.decide(context, (session.number, txid.counter), floor, transaction, parts, meta)
+    name, kind = (session.number, txid.counter), TransactionKind.XA.value
+    lines = placing.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
     context.answer_when_durable(client, opaque, lines)
 
 
 def complete(context: Context, client: ClientConnection, request: Request) -> None:
-    """A branch has committed in its database, or was found to have decided alone. Idempotent."""
+    """A branch has committed in its database, or was found to have decided alone; or it is placed at another home."""
     _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
     given = extensions or {}
+    decided = context.state.decisions.incomplete.get((session.number, txid.counter))
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.COMPLETE)
     if action is Action.REPEAT:
         context.answer_from_state(client, opaque, b"")
-    elif action is Action.COMPLETE:
-        _complete(context, client, (session.number, txid.counter), given, opaque)
-    else:
+    elif action is not Action.COMPLETE or decided is None:
         raise refusal(action, arguments[0])
+    elif b"branch" in given:
+        complete_home(context, client, decided, given[b"branch"], opaque)
+    else:
+        _complete(context, client, decided, given, opaque)
 
 
-def _complete(context: Context, client: ClientConnection, name: Name, given: dict[bytes, bytes], opaque: bytes) -> None:
-    uuid, decisions = given.get(b"uuid", b"").decode(), context.state.decisions
-    branch = decisions.incomplete[name].branch(uuid)
+def _complete(
+    context: Context, client: ClientConnection, decided: XADecision, given: dict[bytes, bytes], opaque: bytes
+) -> None:
+    uuid, name = given.get(b"uuid", b"").decode(), decided.name
+    branch = decided.branch(uuid)
     if branch is None:
         raise BadRequestError(f"complete needs uuid=<32 hex> of one of the branches; none has {uuid!r}")
     if branch["complete"]:
@@ -113,6 +122,7 @@ def _complete(context: Context, client: ClientConnection, name: Name, given: dic
     over = context.state.complete(name, uuid, fact)
     if over is not None:
         context.group.ended_barriers.append(over.barrier)
+        may_show(context, over)
     context.group.delayable += fact is None
     context.answer_when_durable(client, opaque)
 
@@ -144,6 +154,7 @@ def make_overdue_visible(context: Context) -> None:
     latest = context.now_ms - context.settings.visibility_hold_ms_max
     if context.started_ms > latest:
         return  # how long the broker was away is not known: its machine's clock may have been set meanwhile
+    show_overdue_parts(context, latest)
     for decided in context.state.decisions.overdue(latest):
         fields = {"session": decided.name[0], "counter": decided.name[1]}
         context.group.add_entry(entries.json_entry(entries.SHOWN, fields))
@@ -151,6 +162,7 @@ def make_overdue_visible(context: Context) -> None:
         decided.barrier.is_ended = True
         context.group.ended_barriers.append(decided.barrier)
         context.state.may_load(decided)
+        may_show(context, decided)
         context.counters.shown_before_rows += 1
         waiting = [branch["resource"] for branch in decided.branches if not branch["complete"]]
         context.alarms.append(

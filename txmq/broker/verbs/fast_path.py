@@ -41,7 +41,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     if session is not None and not session.is_ended and 0 < len(floor_text) <= _FLOOR_SIZE_MAX:
         counter = _counter_of(client, arguments[0])
         if body:
-            if _is_new(context, session, counter, len(body)):
+            if not context.state.order.over_homes and _is_new(context, session, counter, len(body)):
                 parts, _ = check_parts(context, split_parts(body))
                 lines = placing.commit(context, session.number, counter, int(floor_text), None, parts)
                 context.answer_as_configured(client, opaque, lines)

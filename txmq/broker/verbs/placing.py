@@ -12,13 +12,15 @@ Invariants:
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Any, Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Run
 from txmq.broker.context import Context
-from txmq.broker.state.decisions import Name
+from txmq.broker.state.branch_parts import BranchPart
+from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.session import BrokerSession, CommittedParts
 from txmq.broker.state.state import Places, State
 from txmq.broker.state.transaction import ANY_KEY, PreparedPart, Transaction, TransactionState
@@ -251,11 +253,74 @@ def commit(
     at, placements, outcome, lines = _assign(context, transaction, fresh)
     state = context.state
     context.group.insert_entry(at, entries.encode_committed(session, counter, floor, placements))
-    state.settle(session, counter, floor, outcome)
+    context.counters.committed += 1
+    if transaction is not None:
+        _committed(context, state.commit(session, counter, floor, outcome, _places(state, placements)))
+        return lines
+    state.settle(session, counter, floor, outcome)  # hot: as ``state.commit`` of what came whole
     if len(placements) > 1 and state.decisions.barriers:
         state.decisions.barriers.add_behind((session, counter), _places(state, placements))
-    context.counters.committed += 1
     return lines
+
+
+def _committed(context: Context, placed: BranchPart | XADecision | None) -> None:
+    """What readers or other homes must wait for, or hear of, when the messages of a transaction are placed."""
+    if isinstance(placed, BranchPart):
+        placed.placed_ms = context.now_ms
+        context.group.branch_parts.append(placed)
+
+
+def must_queue(context: Context, transaction: Transaction | None, fresh: list[Part], keys: list[Keys]) -> bool:
+    """Whether a decision's messages wait for a part that another home decides about (``commit_order``)."""
+    order = context.state.order
+    if not order.over_homes:
+        return False
+    streamed = transaction.parts if transaction is not None else []
+    places = [(part.topic_id, part.partition) for part in streamed]
+    places += [(partition.topic_id, partition.number) for _, partition, *_ in fresh]
+    stated: list[Keys] = [*[ANY_KEY] * len(streamed), *keys]
+    return order.must_queue(
+        (*place, key)
+        for place, listed in zip(places, stated, strict=True)
+        for key in ([ANY_KEY] if isinstance(listed, str) else listed)
+    )
+
+
+def decide_in_turn(
+    context: Context, name: Name, floor: int, transaction: Transaction | None, fresh: list[Part], keys: list[Keys],
+    meta: dict[str, Any], kind: str,
+) -> bytes:  # fmt: skip
+    """Journal and fold a decision at once; its messages are placed with it, unless they wait for their turn."""
+    if must_queue(context, transaction, fresh, keys):
+        return _await_place(context, name, transaction, fresh, keys, {"kind": kind, "floor": floor, **meta})
+    return decide(context, name, floor, transaction, fresh, meta)
+
+
+def _await_place(
+    context: Context,
+    name: Name,
+    transaction: Transaction | None,
+    fresh: list[Part],
+    keys: list[Keys],
+    meta: dict[str, Any],
+) -> bytes:
+    """Journal and fold a decision whose messages wait for their place. Nothing here can refuse.
+
+    Args:
+        meta: kind, floor, decided_ms, client; branches and homes if there are any; offsets.
+
+    Returns:
+        The answer: what waits.
+    """
+    streamed = len(transaction.parts) if transaction is not None else 0
+    for part in fresh:
+        add_part(context, *name, part)
+    meta = {
+        "resource": "", "uuid": "", "deadline_ms": 0, "prepared_ms": meta["decided_ms"],
+        "keys": [ANY_KEY] * streamed + keys, **meta,
+    }  # fmt: skip
+    context.group.add_entry(entries.encode_place_awaited(*name, entries.json_body(meta)))
+    return _awaited_lines(context, context.state.await_place(*name, meta))
 
 
 def decide(
@@ -266,7 +331,7 @@ def decide(
     fresh: list[Part],
     meta: dict[str, Any],
 ) -> bytes:
-    """The same, with branches that must complete before readers may see the messages."""
+    """The same, with branches that must hear of it, those in databases before readers may see the messages."""
     at, placements, outcome, lines = _assign(context, transaction, fresh)
     entry = entries.encode_decided(*name, floor, placements, entries.json_body(meta))
     context.group.insert_entry(at, entry)
@@ -289,9 +354,20 @@ def commit_batch(context: Context, transactions: list[Transaction], meta: dict[s
 
 def kept_lines(context: Context, session: BrokerSession, counter: int) -> bytes:
     """The answer to a commit again, from what is kept of it."""
+    placing = context.state.transactions.get((session.number, counter))
+    if placing is not None:
+        return _awaited_lines(context, placing)
     decided = context.state.decisions.incomplete.get((session.number, counter))
+    return _lines(context, (decided.parts if decided else session.outcomes[counter]) or ())
+
+
+def _awaited_lines(context: Context, transaction: Transaction) -> bytes:
+    return _lines(context, [(part.topic_id, part.partition, None, part.count) for part in transaction.parts])
+
+
+def _lines(context: Context, parts: Iterable[tuple[int, int, int | None, int]]) -> bytes:
     lines = []
-    for topic_id, partition, base_offset, count in (decided.parts if decided else session.outcomes[counter]) or ():
+    for topic_id, partition, base_offset, count in parts:
         topic = context.state.topics.with_id(topic_id)
         name = topic.config.name if topic else f"deleted-{topic_id}"
         lines.append(wire_parts.encode_result_line(name, partition, base_offset, count))
@@ -307,6 +383,13 @@ def commit_in_order(
         _commit_all(context, [transaction])
 
 
+def commit_decided(context: Context, transaction: Transaction) -> None:
+    """The home that decides about a part has said that it is committed."""
+    transaction.is_decided = True
+    if not context.state.order.must_wait(transaction):
+        _commit_all(context, [transaction])
+
+
 def commit_now(context: Context, transaction: Transaction, client: ClientConnection, opaque: bytes, floor: int) -> None:
     """Commit a prepared transaction out of its turn: an operator says so."""
     transaction.waiting.append((client, opaque, floor))
@@ -314,9 +397,15 @@ def commit_now(context: Context, transaction: Transaction, client: ClientConnect
 
 
 def wake(context: Context, transaction: Transaction) -> None:
-    """A prepared transaction was rolled back: commits that waited only for it go on."""
+    """A prepared transaction was rolled back: those that waited only for it go on."""
     if transaction.state is TransactionState.PREPARED:
         _commit_all(context, context.state.order.behind(transaction))
+
+
+def place_what_waited(context: Context) -> None:
+    """The broker has started: decisions go on whose turn came just before the former one ended."""
+    waited = [t for _, t in context.state.prepared.behind(0) if t.state is TransactionState.PLACING]
+    _commit_all(context, [t for t in reversed(waited) if not context.state.order.must_wait(t)])
 
 
 def _commit_all(context: Context, due: list[Transaction]) -> None:
@@ -329,9 +418,14 @@ def _commit_all(context: Context, due: list[Transaction]) -> None:
 
 
 def _commit_prepared(context: Context, transaction: Transaction) -> None:
-    floor = 0
+    meta, floor = transaction.meta, 0
     for _, _, stated in transaction.waiting:
         floor = max(floor, stated)
-    lines = commit(context, transaction.session, transaction.counter, floor, transaction, [])
+    if transaction.state is TransactionState.PREPARED and "homes" in meta:
+        decided = {"decided_ms": context.now_ms, "client": meta["client"], "branches": [], "homes": meta["homes"]}
+        lines = decide(context, transaction.name, floor, transaction, [], decided)
+    else:
+        floor = max(floor, meta.get("floor", 0))
+        lines = commit(context, *transaction.name, floor, transaction, [])
     for client, opaque, _ in transaction.waiting:
         context.answer_when_durable(client, opaque, lines)

@@ -27,6 +27,7 @@ from txmq.broker.state.transaction import (
     next_action,
 )
 from txmq.broker.verbs import check_backs, placing, session_expiry
+from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.transaction_checks import (
     check_streamed,
     floor_of,
@@ -48,6 +49,9 @@ from txmq.xid import TxId
 
 HEURISTICS_MAX = 100_000  # kept of bodies that ended their transactions by themselves; each some 500 bytes
 _WITH_ROWS = (TransactionKind.LAST_RESOURCE.value, TransactionKind.XA.value)
+_IN_ORDER = (TransactionKind.LAST_RESOURCE.value, TransactionKind.BRANCH.value)  # kinds whose keys are kept in order
+_OF_ANOTHER = _IN_ORDER  # kinds of which another home's transaction may be said
+_DECIDED_LATER = (TransactionKind.HALF.value, TransactionKind.FOREIGN.value, TransactionKind.SPARK.value)
 _FOREIGN_XID = re.compile(r"(?:0|[1-9][0-9]{0,9})\.(?:[0-9a-f]{2}){1,64}\.(?:[0-9a-f]{2}){0,64}\Z")
 
 
@@ -86,10 +90,10 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     refuse_over_limits(context, transaction, parts)
     refuse_over_outcomes(context, session, floor_of(given, client, session))
     streamed = len(transaction.parts) if transaction else 0
-    if meta["kind"] == TransactionKind.LAST_RESOURCE.value:
+    if meta["kind"] in _IN_ORDER:
         meta["keys"] = [ANY_KEY] * streamed + keys
     else:
-        meta["keys"] = [[]] * (streamed + len(parts))  # rows of one database is all that is kept in order
+        meta["keys"] = [[]] * (streamed + len(parts))
     if offsets:
         meta["offsets"] = check_offsets(context, offsets)
     text = entries.json_body(meta)
@@ -101,9 +105,9 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     """Decide a local transaction, or settle a prepared one."""
     _, arguments, extensions, body, opaque = request
     txid, session = locate(context, arguments[0])
-    event = TransactionEvent.COMMIT_PARTS if body else TransactionEvent.COMMIT
-    action = next_action(state_of(context, session, txid.counter), event)
     given = extensions or {}
+    event = TransactionEvent.COMMIT_PARTS if body or b"homes" in given else TransactionEvent.COMMIT
+    action = next_action(state_of(context, session, txid.counter), event)
     floor = floor_of(given, client, session)
     if action is Action.REPEAT:
         context.answer_from_state(client, opaque, placing.kept_lines(context, session, txid.counter))
@@ -111,7 +115,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
         _decide(context, client, session, txid, given, body, opaque)
     elif action is Action.SETTLE:
         transaction = context.state.transactions[session.number, txid.counter]
-        if b"heuristic" in given:
+        if b"heuristic" in given and transaction.state is TransactionState.PREPARED:
             _record(context, transaction, "commit", given[b"heuristic"])
             placing.commit_now(context, transaction, client, opaque, floor)
         elif transaction.meta["kind"] == TransactionKind.SPARK.value:
@@ -164,7 +168,10 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
         roll_back(context, session.number, txid.counter, 0)
         context.answer_when_durable(client, opaque, b"rolled-back\n")
     elif action is Action.TELL:
-        told = _told(context, state, session, txid.counter)
+        if b"branch" in given:
+            told = _told_branch(context, state, (session.number, txid.counter), given[b"branch"].decode())
+        else:
+            told = _told(context, state, session, txid.counter)
         if b"owner" in given and not told.startswith(b"committed"):
             told += _owner_line(context, session)
         context.answer_from_state(client, opaque, told)
@@ -203,8 +210,8 @@ def expire_streams(context: Context) -> None:
 
 def _refuse_if_committing(context: Context, session: int, txid: TxId) -> None:
     transaction = context.state.transactions.get((session, txid.counter))
-    if transaction is not None and transaction.waiting:
-        # A client proved that the database committed; the commit waits only for its turn.
+    if transaction is not None and transaction.is_committing:
+        # A client proved that the database committed, or a home that it decided so: the commit waits for its turn.
         raise TransactionConflictError(f"transaction {txid} is committing")
 
 
@@ -217,8 +224,24 @@ def _prepare_meta(context: Context, client: ClientConnection, kind: bytes, given
         raise TransactionConflictError("the deadline has passed")
     return {
         "kind": kind.decode(), **describe(context, given), "deadline_ms": deadline_ms, "prepared_ms": context.now_ms,
-        "client": client.name,
+        "client": client.name, **_over_homes(context, kind.decode(), given),
     }  # fmt: skip
+
+
+def _over_homes(context: Context, kind: str, given: dict[bytes, bytes]) -> dict[str, Any]:
+    of, homes = stated.deciding(context, given), stated.homes(context, given)
+    if of and kind not in _OF_ANOTHER:
+        raise BadRequestError(f"of= is said of kinds {' and '.join(_OF_ANOTHER)}, not of {kind}")
+    if homes and kind not in _DECIDED_LATER:
+        raise BadRequestError(f"homes= is said of kinds {', '.join(_DECIDED_LATER)}, not of {kind}")
+    return {**of, **homes}
+
+
+def _branch(context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
+    of = stated.deciding(context, given)
+    if not of:
+        raise BadRequestError("prepare of a branch needs of=<txid of the transaction at the home that decides>")
+    return {"resource": f"{TxId.parse(of['of']).home:016x}", "uuid": ""}
 
 
 def _last_resource(_context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
@@ -261,6 +284,7 @@ _KINDS = {
     TransactionKind.HALF.value: _half,
     TransactionKind.FOREIGN.value: _foreign,
     TransactionKind.SPARK.value: _spark,
+    TransactionKind.BRANCH.value: _branch,
 }
 
 
@@ -293,13 +317,24 @@ def _decide(
 ) -> None:
     require_owner(client, session)
     transaction = context.state.transactions.get((session.number, txid.counter))
+    homes = stated.homes(context, given)
     offsets, messages = take_offsets(given, body)
-    parts, _ = placing.check_parts(context, split_parts(messages))
+    parts, keys = placing.check_parts(context, split_parts(messages))
     check_streamed(transaction, given)
     refuse_over_limits(context, transaction, parts)
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
     saved = check_offsets(context, offsets)
+    if homes or placing.must_queue(context, transaction, parts, keys):
+        meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name}
+        if homes:
+            meta.update(branches=[], **homes)
+        if saved:
+            meta["offsets"] = saved
+        name, kind = (session.number, txid.counter), TransactionKind.LOCAL.value
+        lines = placing.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
+        context.answer_when_durable(client, opaque, lines)
+        return
     lines = placing.commit(context, session.number, txid.counter, floor, transaction, parts)
     save_with_commit(context, saved)
     if transaction is None and not saved:
@@ -347,11 +382,23 @@ def _keep(context: Context, name: Name, fact: dict[str, Any]) -> None:
 
 
 def _told(context: Context, state: TransactionState, session: BrokerSession, counter: int) -> bytes:
-    if state in (TransactionState.COMMITTED, TransactionState.DECIDED):
+    if state in (TransactionState.COMMITTED, TransactionState.DECIDED, TransactionState.PLACING):
         return b"committed\n" + placing.kept_lines(context, session, counter)
     if state is TransactionState.ROLLED_BACK:
         return b"rolled-back\n"
     return b"prepared\n" if state is TransactionState.PREPARED else b"unknown\n"
+
+
+def _told_branch(context: Context, state: TransactionState, name: Name, branch: str) -> bytes:
+    """What became of a branch at another home. One that is not listed is rolled back, whatever became of the others."""
+    if state in (TransactionState.NONE, TransactionState.OPEN):
+        return b"unknown\n"
+    decided, transaction = context.state.decisions.incomplete.get(name), context.state.transactions.get(name)
+    if decided is not None and branch in decided.homes:
+        return b"committed\n"
+    if transaction is not None and branch in transaction.meta.get("homes", ()):
+        return b"prepared\n"
+    return b"rolled-back\n"
 
 
 def _owner_line(context: Context, session: BrokerSession) -> bytes:

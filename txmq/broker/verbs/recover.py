@@ -29,11 +29,14 @@ from txmq.xid import TxId
 
 Row = dict[str, Any]
 _PREPARED, _DECIDED, _HEURISTIC = _IN_ORDER = ("prepared", "decided", "heuristic")
+_PLACING = TransactionState.PLACING.value  # listed in the walk over prepared ones
 _STATES = {
     **{state: (state,) for state in _IN_ORDER},
-    "all": _IN_ORDER,
-    "": (_PREPARED, _DECIDED),
+    _PLACING: (_PLACING,),
+    "all": (*_IN_ORDER, _PLACING),
+    "": (_PREPARED, _DECIDED, _PLACING),
 }
+_OVER_HOMES = ("of", "held", "homes")
 _PAGE_START = re.compile(r"([0-9]{1,10})\.(prepared|decided|heuristic)\.([0-9]{1,20})\Z", re.ASCII)
 _NOBODY = (0, 0)  # a name that no transaction has
 ROWS_MAX = 1000  # in an answer
@@ -104,7 +107,7 @@ def _rows(context: Context, wanted: Wanted, start: PageStart) -> Iterator[tuple[
     """Everything that is wanted behind a place, in order."""
     begun = _IN_ORDER.index(start.state)
     for rank, state in enumerate(_IN_ORDER):
-        if rank >= begun and state in wanted.states:
+        if rank >= begun and (state in wanted.states or (state == _PREPARED and _PLACING in wanted.states)):
             number = start.number if rank == begun else 0
             for found, row in _WALKS[state](context, wanted, number):
                 yield PageStart(start.incarnation, state, found), row
@@ -118,11 +121,17 @@ def _prepared(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[i
         found = context.state.prepared.behind(number, wanted.uuid)
     else:
         known = context.state.transactions.get(name)
-        is_there = known is not None and known.state is TransactionState.PREPARED and known.order > number
+        is_there = known is not None and known.state is not TransactionState.OPEN and known.order > number
         found = iter([(known.order, known)] if known is not None and is_there else [])
     for order, transaction in found:
+        if transaction.state.value not in wanted.states or _is_listed_as_decided(context, wanted, transaction):
+            continue
         if wanted.name in (None, transaction.name) and wanted.uuid in (None, transaction.meta["uuid"]):
             yield order, _prepared_row(context, transaction)
+
+
+def _is_listed_as_decided(context: Context, wanted: Wanted, transaction: Transaction) -> bool:
+    return _DECIDED in wanted.states and transaction.name in context.state.decisions.incomplete
 
 
 def _decided(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
@@ -183,7 +192,7 @@ def _prepared_row(context: Context, transaction: Transaction) -> Row:
     row.update({key: meta[key] for key in ("kind", "resource", "uuid", "deadline_ms", "prepared_ms", "client")})
     if meta["kind"] == TransactionKind.HALF.value:
         row["group"], row["checks"] = meta["resource"], transaction.checks
-    row.update({key: meta[key] for key in ("table", "xid") if key in meta})
+    row.update({key: meta[key] for key in ("table", "xid", *_OVER_HOMES) if key in meta})
     if meta["kind"] == TransactionKind.SPARK.value:
         row.update(query=meta["resource"], **{key: meta[key] for key in ("epoch", "batch", "task", "attempt")})
     if "offsets" in meta:
@@ -216,9 +225,10 @@ def _topic_name(context: Context, topic_id: int) -> str | None:
 def _decided_row(context: Context, decided: XADecision) -> Row:
     meta = decided.meta
     row = _common(context, decided.name, "decided", meta["decided_ms"])
-    first = decided.branches[0]
+    first = decided.branches[0] if decided.branches else {"resource": "", "uuid": ""}
+    kind = TransactionKind.XA if decided.branches else TransactionKind.LOCAL
     row.update(
-        kind=TransactionKind.XA.value, resource=first["resource"], uuid=first["uuid"], deadline_ms=0,
+        kind=kind.value, resource=first["resource"], uuid=first["uuid"], deadline_ms=0,
         prepared_ms=meta["decided_ms"], decided_ms=meta["decided_ms"], client=meta["client"],
         branches=decided.branches, is_held=bool(decided.barrier.places) and not decided.barrier.is_ended,
         heuristics=context.state.decisions.heuristics.get(decided.name, []),
@@ -229,6 +239,10 @@ def _decided_row(context: Context, decided: XADecision) -> Row:
     )  # fmt: skip
     if "offsets" in meta:
         row["offsets"] = _offset_rows(context, meta["offsets"])
+    if decided.homes:
+        row["homes"] = [{"txid": txid, "complete": is_complete} for txid, is_complete in decided.homes.items()]
+    if not decided.is_placed:
+        row["is_placed"] = False
     return row
 
 

@@ -126,6 +126,8 @@ class MessageBuffer:
     def _enter(self, lines: Sequence[PartResult]) -> None:
         runs: dict[tuple[str, int], list[range]] = {}
         for line in lines:
+            if line.base_offset is None:
+                continue  # it waits for its place, and so does all that the transaction has in the partition
             run = range(line.base_offset, line.base_offset + line.count)
             runs.setdefault((line.topic, line.partition), []).append(run)
         for (topic, partition), place in self._places.items():

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
+from txmq.broker.commit.restoring import restore
 from txmq.broker.state.state import State, new_state
 from txmq.config import BrokerSettings
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
@@ -96,12 +97,7 @@ def _restore(disk: Disk, state: State) -> int:
         except CorruptRecordError as error:
             damage = error
             continue
-        state.restore(json.loads(snapshot))
-        payloads = PayloadFiles(disk)
-        for transaction in state.transactions.values():
-            for body in payloads.read(transaction):
-                state.attach_payload(transaction, body)
-        state.restored()
+        restore(state, json.loads(snapshot), PayloadFiles(disk))
         return lsn
     if damage is not None:
         raise StorageError(f"no checkpoint can be read ({damage})") from damage

@@ -5,15 +5,20 @@ from __future__ import annotations
 import gc
 import json
 import time
+from collections.abc import Iterator
 
 from tools.images.node import encoded
+from txmq.broker.commit.payloads import PayloadFiles
+from txmq.broker.commit.restoring import restore
 from txmq.broker.state.frozen_state import PIECE_SIZE
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.state import Limits, State
-from txmq.broker.state.transaction import PreparedPart
+from txmq.broker.state.transaction import PreparedPart, Transaction
 from txmq.log.memory import MemoryPartition
 from txmq.model import Storage, TopicConfig
+from txmq.redo import entries
 from txmq.registry.topics import Topic
+from txmq.testing.simulated.disk import SimDisk
 
 from ..support import batch
 
@@ -75,6 +80,19 @@ def small_state() -> State:
     state.saved.delete("other")
     state.queries.open("q", 4, 5)
     return state
+
+
+class Payloads(PayloadFiles):
+    """What is in ``prepared/`` of ``small_state``."""
+
+    def read(self, transaction: Transaction) -> Iterator[memoryview]:
+        known = small_state().transactions[transaction.name]
+        for number, each in enumerate(known.parts):
+            place = (*known.name, number, each.topic_id, each.partition)
+            (_, _, body), *_ = entries.split(
+                entries.encode_payload(*place, each.count, each.max_timestamp_ms, each.batch)
+            )
+            yield body
 
 
 def wide_state() -> State:
@@ -142,10 +160,7 @@ def test_frozen_decision_keeps_its_branches_barrier_and_heuristics() -> None:
 def test_bytes_equal_those_of_a_checkpoint_written_at_once() -> None:
     assert small_state().freeze().encode(lambda: None).decode() == encoded(small_state()).decode() == WRITTEN_AT_ONCE
     restored = State(Limits(2, 2))
-    restored.restore(json.loads(WRITTEN_AT_ONCE))
-    for name, transaction in small_state().transactions.items():
-        for each in transaction.parts:
-            restored.transactions[name].attach(each)
+    restore(restored, json.loads(WRITTEN_AT_ONCE), Payloads(SimDisk()))
     assert encoded(restored).decode() == WRITTEN_AT_ONCE
 
 

@@ -1,0 +1,68 @@
+"""Branch homes report to the home that decided, and readers of held parts (``complete branch=``, holds that end).
+
+A report is journaled at once. It is answered when readers may see the transaction's messages here: every database has
+committed, or the hold is over. So the answer lets the branch home show its part, too: rows before messages at each
+home.
+"""
+
+from __future__ import annotations
+
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.state.decisions import Name, XADecision
+from txmq.broker.verbs.recover import txid_of
+from txmq.errors import TransactionConflictError
+from txmq.redo import entries
+
+
+def complete_home(
+    context: Context, client: ClientConnection, decided: XADecision, branch: bytes, opaque: bytes
+) -> None:
+    """Another home has placed its part. Idempotent."""
+    name, txid = decided.name, branch.decode("ascii", "replace")
+    if txid not in decided.homes:
+        raise TransactionConflictError(f"the decision about {txid_of(context, name)} lists no branch {txid[:80]}")
+    if not decided.homes[txid]:
+        fields = {"session": name[0], "counter": name[1], "branch": txid}
+        context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
+        context.group.needs_sync = True
+        context.state.complete_home(name, txid)
+    if decided.barrier.is_ended:
+        context.answer_from_state(client, opaque, b"")
+    else:
+        decided.waiting.append((client, opaque))
+
+
+def may_show(context: Context, decided: XADecision) -> None:
+    """Readers may see the messages: so they may at the homes that wait for it."""
+    waiting, decided.waiting = decided.waiting, []
+    for client, opaque in waiting:
+        context.answer_when_durable(client, opaque)
+
+
+def show_overdue_parts(context: Context, latest_ms: int) -> None:
+    """Let readers see parts that are held since that time: the home that decided is away, or its databases are."""
+    for part in context.state.branch_parts.overdue(latest_ms):
+        fields = {"session": part.name[0], "counter": part.name[1]}
+        context.group.add_entry(entries.json_entry(entries.SHOWN, fields))
+        context.group.needs_sync = True
+        context.state.show_part(part.name)
+        if part.barrier is not None:
+            context.group.ended_barriers.append(part.barrier)
+        context.counters.shown_before_rows += 1
+        context.alarms.append(
+            {
+                "event": "a branch's messages are shown before their rows: the deciding home has not said that they "
+                "are there",
+                "txid": txid_of(context, part.name), "of": part.of,
+            }
+        )  # fmt: skip
+
+
+def reported(context: Context, name: Name) -> None:
+    """The home that decided knows that a part is placed here, and readers may see it."""
+    fields = {"session": name[0], "counter": name[1]}
+    context.group.add_entry(entries.json_entry(entries.REPORTED, fields))
+    part = context.state.report_part(name)
+    if part is not None and part.barrier is not None:
+        context.group.ended_barriers.append(part.barrier)
