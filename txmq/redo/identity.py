@@ -44,8 +44,11 @@ class Node(NamedTuple):
     created_ms: int
 
 
-def load_or_create(disk: Disk, random: Random, clock: Clock) -> Node:
+def load_or_create(disk: Disk, random: Random, clock: Clock, cluster_id: int | None = None) -> Node:
     """The directory's identity; a directory without one gets one. The caller holds the lock.
+
+    Args:
+        cluster_id: of the cluster that a directory without an identity joins; None draws one.
 
     Durability: the identity is synced when this returns.
 
@@ -56,7 +59,8 @@ def load_or_create(disk: Disk, random: Random, clock: Clock) -> Node:
     node = load(disk)
     if node is None:
         _refuse_orphans(disk)
-        node = Node(random.bits(64), random.bits(64), clock.now_ms())
+        drawn = random.bits(64)
+        node = Node(drawn if cluster_id is None else cluster_id, random.bits(64), clock.now_ms())
         _write(disk, node)
     disk.sync_directory(_ROOT)  # also if an earlier process died between the rename and this
     return node

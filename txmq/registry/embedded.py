@@ -56,8 +56,10 @@ class EmbeddedRegistry:
         self._last_id = max((placed.topic.topic_id for placed in self._topics.values()), default=0)
         self._listeners: dict[str, list[Listener]] = {"homes": [], "topics": []}
 
-    def join(self, cluster: int, standing: Standing) -> int:
+    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0) -> int:
         """See ``Registry``."""
+        with self._lock:
+            self._last_id = max(self._last_id, last_topic_id)
         if cluster != self._cluster and standing is not Standing.EMPTY:
             raise ForeignClusterError(f"the directory belongs to cluster {cluster:016x}, not to {self._cluster:016x}")
         return self._cluster

@@ -120,8 +120,12 @@ class TopicMap(NamedTuple):
 class Registry(Protocol):
     """See the module's docstring. Thread-safe. Every call raises RegistryAwayError if the registry does not answer."""
 
-    def join(self, cluster: int, standing: Standing) -> int:
+    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0) -> int:
         """Enter the cluster, or found it under ``cluster``; the cluster's id.
+
+        Args:
+            last_topic_id: the highest id that the directory has given to a topic. If the cluster is founded, ids that
+                are drawn are above it from the first moment on.
 
         Raises:
             ForeignClusterError: the directory is not empty, and belongs to another cluster.

@@ -17,16 +17,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from txmq.errors import DirectoryInUseError
 from txmq.runtime.paths import parent, split
 from txmq.runtime.ports import Buffer
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ZERO_STEP_BYTES = 1 << 20
 _SCRATCH_BYTES = 1 << 20  # the largest step of a read
 _SCRATCH_COUNT_MAX = 4
@@ -57,6 +60,15 @@ def _force_data(descriptor: int) -> None:
         os.fdatasync(descriptor)
     else:
         _force(descriptor)
+
+
+@cache
+def _boot() -> str:
+    """This machine, since it started; a word of this process alone if the system has no name for it."""
+    try:
+        return _BOOT_ID.read_text("ascii").strip()
+    except OSError:
+        return secrets.token_hex(16)
 
 
 def _write_rest(descriptor: int, data: Buffer, done: int, position: int) -> None:
@@ -317,6 +329,15 @@ class OSDisk:
             os.close(descriptor)
             raise
         return OSLock(descriptor)
+
+    def lock_name(self, path: str) -> str:
+        """A name for a lock file that is there: two processes that know it by the same name cannot both hold it.
+
+        It has another name on another machine, and once the machine has started anew.
+        """
+        with self._parent(path) as (directory, name):
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        return f"{_boot()}:{found.st_dev:x}:{found.st_ino:x}"
 
     def _take(self, descriptor: int, path: str, kind: int) -> None:
         try:

@@ -76,6 +76,12 @@ class RegistryContract:
     def test_an_empty_directory_takes_the_id_of_the_cluster(self, registry: Registry) -> None:
         assert registry.join(0xAA, Standing.EMPTY) == CLUSTER
 
+    def test_ids_are_above_those_that_the_founder_has_given(self) -> None:
+        registry = self.fresh()
+        registry.join(CLUSTER, Standing.USED, last_topic_id=7)
+        assert registry.reserve_topic_ids(1) == range(8, 9)
+        registry.close()
+
     def test_each_start_draws_a_higher_epoch(self, registry: Registry) -> None:
         first = registry.lead(candidate())
         assert first == Leadership(candidate(), 1)

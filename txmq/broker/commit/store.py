@@ -248,7 +248,8 @@ class Store:
 
 def open_store(
     disk: Disk, clock: Clock, random: Random, settings: BrokerSettings, *, incarnation: str | None = None,
-    files_lock: AbstractContextManager[Any] | None = None, on_progress: Callable[[str], None] = lambda _text: None,
+    cluster_id: int | None = None, files_lock: AbstractContextManager[Any] | None = None,
+    on_progress: Callable[[str], None] = lambda _text: None,
 ) -> Recovered:  # fmt: skip
     """Open (or create) a data directory and recover it.
 
@@ -257,6 +258,7 @@ def open_store(
 
     Args:
         incarnation: drawn at random for this start of a broker with a registry; durable when this returns.
+        cluster_id: of the cluster that an empty directory joins; None draws one.
 
     Raises:
         DirectoryInUseError: another process holds it.
@@ -265,7 +267,8 @@ def open_store(
     """
     lock = disk.lock(identity.LOCK_PATH)
     try:
-        opening = _Opening(disk, clock, random, settings, files_lock or nullcontext(), on_progress)
+        node = identity.load_or_create(disk, random, clock, cluster_id)
+        opening = _Opening(disk, node, clock, settings, files_lock or nullcontext(), on_progress)
         return opening.run(lock, incarnation)
     except BaseException:
         lock.release()
@@ -274,11 +277,11 @@ def open_store(
 
 class _Opening:
     def __init__(
-        self, disk: Disk, clock: Clock, random: Random, settings: BrokerSettings,
+        self, disk: Disk, node: identity.Node, clock: Clock, settings: BrokerSettings,
         files_lock: AbstractContextManager[Any], on_progress: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._disk, self._clock, self._settings, self._on_progress = disk, clock, settings, on_progress
-        self._node = identity.load_or_create(disk, random, clock)
+        self._node = node
         self._files = FileCache(disk, settings.open_files_max, lock=files_lock)
         self._state = new_state(settings, self._node.node_id)
         self._touched: dict[Partition, None] = {}

@@ -11,9 +11,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from txmq.addresses import is_loopback, join_address, split_address, without_secret
+from txmq.addresses import is_loopback, join_address, split_address
+from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.store import Recovered, open_store
 from txmq.broker.core import Core
+from txmq.broker.shell.membership import Membership
 from txmq.broker.shell.server import Server
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError
@@ -38,6 +40,7 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
         0 after a clean stop, 1 where the storage failed.
 
     Raises:
+        RegistryError: the registry refuses this broker; the text says what to do.
         ConfigError: the address is not loopback and ``insecure`` is not set, or the system allows too few open files.
         TxmqError: the data directory cannot be opened.
     """
@@ -47,21 +50,22 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
             f"listen = {settings.listen!r} is not a loopback address, and there is no TLS or login yet: "
             "listen on 127.0.0.1, or pass --insecure if the network is trusted"
         )
-    if settings.registry:
-        raise ConfigError(f"registry = {without_secret(settings.registry)!r}: this broker can only be alone")
     settings, backlog = _within_descriptors(settings)
     collect_young_only()
-    clock = SteadyClock(OSClock())
+    clock, random, disk = SteadyClock(OSClock()), OSRandom(), _data_directory(settings.data)
+    membership = Membership(settings, disk, clock, random) if settings.registry else None
+    cluster_id = membership.take_cluster() if membership else None
     started = clock.monotonic()
     recovered = open_store(
-        _data_directory(settings.data), clock, OSRandom(), settings, files_lock=threading.Lock(),
+        disk, clock, random, settings, incarnation=membership.incarnation if membership else None,
+        cluster_id=cluster_id, files_lock=threading.Lock(),
         on_progress=lambda text: log.info("recovering", progress=text),
     )  # fmt: skip
     log.info(
         "recovered", data=settings.data, records=recovered.records, journal_bytes=recovered.journal_bytes,
         epoch=recovered.state.epoch, seconds=round(clock.monotonic() - started, 3), notes=recovered.notes,
     )  # fmt: skip
-    return _run_loop(_serve(recovered, settings, clock, backlog, ready_file))
+    return _run_loop(_serve(recovered, settings, clock, backlog, ready_file, membership))
 
 
 def _data_directory(path: str) -> OSDisk:
@@ -107,25 +111,58 @@ def _why_not_listening(address: str, error: OSError) -> str:
 
 
 async def _serve(
-    recovered: Recovered, settings: BrokerSettings, clock: Clock, backlog: int, ready_file: Path | None
-) -> int:
-    core = Core(recovered.identity, settings, recovered.state, clock.now_ms(), OSRandom())
+    recovered: Recovered, settings: BrokerSettings, clock: Clock, backlog: int, ready_file: Path | None,
+    membership: Membership | None,
+) -> int:  # fmt: skip
+    view = None if membership is None else ClusterView(membership.address)
+    core = Core(recovered.identity, settings, recovered.state, clock.now_ms(), OSRandom(), cluster=view)
     server = Server(core, recovered.store, settings, clock)
-    host, port = split_address(settings.listen)
-    try:
-        address = join_address(*await server.start(host, port, backlog))
-    except OSError as error:
-        raise ConfigError(_why_not_listening(settings.listen, error)) from error
+    address = await _listen(server, settings, backlog)
+    stopping, refusals = asyncio.Event(), list[Exception]()
     loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    advertised = settings.advertised_address or address
+
+    def serves() -> None:
+        if ready_file is not None:
+            _write_ready_file(ready_file, address)
+        who = recovered.identity
+        log.info("serving", address=advertised, cluster=f"{who.cluster:016x}", home=f"{who.node:016x}")
+
+    def refused(reason: Exception) -> None:
+        refusals.append(reason)
+        if core.context.is_serving:
+            server.fail(reason)
+        else:
+            stopping.set()
+
+    if membership is None:
+        serves()
+    else:
+        membership.start(server, recovered, advertised, serves, refused)
+    failure = await _stopped(server, stopping)
+    if membership is not None:
+        membership.stop()
+    recovered.store.close()
     if ready_file is not None:
-        _write_ready_file(ready_file, address)
-    log.info(
-        "serving", address=settings.advertised_address or address, cluster=f"{recovered.identity.cluster:016x}",
-        home=f"{recovered.identity.node:016x}",
-    )  # fmt: skip
+        ready_file.unlink(missing_ok=True)
+    log.info("stopped", clean=failure is None)
+    if refusals:
+        raise refusals[0]
+    return 0 if failure is None else 1
+
+
+async def _listen(server: Server, settings: BrokerSettings, backlog: int) -> str:
+    host, port = split_address(settings.listen)
+    try:
+        return join_address(*await server.start(host, port, backlog))
+    except OSError as error:
+        raise ConfigError(_why_not_listening(settings.listen, error)) from error
+
+
+async def _stopped(server: Server, stopping: asyncio.Event) -> BaseException | None:
+    """Wait until the broker is asked to stop, or fails; why it failed."""
     stop: asyncio.Future[Any] = asyncio.ensure_future(stopping.wait())
     ended: asyncio.Future[Any] = server.stopped
     await asyncio.wait([stop, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -133,12 +170,7 @@ async def _serve(
         log.info("stopping")
         await server.stop()
     stop.cancel()
-    failure = server.stopped.result()
-    recovered.store.close()
-    if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
-    log.info("stopped", clean=failure is None)
-    return 0 if failure is None else 1
+    return server.stopped.result()
 
 
 def _write_ready_file(path: Path, address: str) -> None:

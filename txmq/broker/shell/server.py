@@ -37,6 +37,7 @@ from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import Connection
 from txmq.broker.shell.loop_stalls import NOTICED_S, LoopStalls
 from txmq.broker.shell.reads import Reads
+from txmq.broker.shell.registry_worker import RegistryWorker
 from txmq.broker.state.silence_clock import TICK_MS
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
@@ -70,6 +71,7 @@ class Server:
         }
         self._reads = Reads(core, store.files, self._from_thread, self._flush)
         self._listener: asyncio.Server | None = None
+        self.registry: RegistryWorker | None = None  # of a broker that has one
         self.paused = False
         self._scheduled = self._failed = False
         self._processor_waits: ProcessorWaits
@@ -170,6 +172,15 @@ class Server:
     def _end_if_quiet(self) -> None:
         if self._ending is not None and not self._jobs and not self.stopped.done():
             self.stopped.set_result(self._ending[0])
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have the loop make a call, in the order of the posts. For other threads."""
+        self._from_thread(self._posted, call)
+
+    def _posted(self, call: Callable[[], None]) -> None:
+        if not self._failed:
+            call()
+            self._schedule()
 
     # --- called by connections ---------------------------------------------------------------------------------------
 
@@ -276,6 +287,8 @@ class Server:
                 self._send(client)
         if later:
             context.reads = later
+        if self.registry is not None and (asks := core.take_registry_asks()):
+            self.registry.ask(asks)
         answers = self.answers
         if later or ((answers.waiting or answers.is_fresh) and answers.turned()):
             self._schedule()

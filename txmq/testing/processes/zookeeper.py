@@ -47,7 +47,7 @@ class ZooKeeperFailedError(TxmqError):
     """The server's jars or Java are missing, or it ended, or did not serve in time; the text ends with its log."""
 
 
-class Peer(NamedTuple):
+class Ports(NamedTuple):
     """A server's ports for the other servers of its ensemble."""
 
     quorum_port: int
@@ -59,16 +59,16 @@ class ZooKeeper(ChildProcess):
 
     Args:
         directory: for settings, data and log; made if it is missing. A directory used before is started again.
-        number: which of ``peers`` it is, from 0.
-        peers: the servers of its ensemble; none if it is alone.
+        number: which of ``servers`` it is, from 0.
+        servers: the servers of its ensemble; none if it is alone.
     """
 
     failure = ZooKeeperFailedError
     title = "ZooKeeper"
 
-    def __init__(self, directory: Path | str, number: int = 0, peers: Sequence[Peer] = ()) -> None:
+    def __init__(self, directory: Path | str, number: int = 0, servers: Sequence[Ports] = ()) -> None:
         self.directory = Path(directory).absolute()
-        self._number, self._peers = number, tuple(peers)
+        self._number, self._servers = number, tuple(servers)
         super().__init__(self.directory / "zookeeper.log")
         self._port = 0
 
@@ -159,7 +159,7 @@ class ZooKeeper(ChildProcess):
                 "maxSessionTimeout=60000",
                 "initLimit=50",
                 "syncLimit=25",
-                *(f"server.{number}=127.0.0.1:{one}:{two}" for number, (one, two) in enumerate(self._peers)),
+                *(f"server.{number}=127.0.0.1:{one}:{two}" for number, (one, two) in enumerate(self._servers)),
                 "",
             ]
         )
@@ -174,8 +174,8 @@ class Ensemble:
     """
 
     def __init__(self, directory: Path | str, size: int = 1) -> None:
-        peers = [Peer(free_port(), free_port()) for _ in range(size)] if size > 1 else []
-        self.servers = [ZooKeeper(Path(directory) / f"zookeeper-{number}", number, peers) for number in range(size)]
+        ports = [Ports(free_port(), free_port()) for _ in range(size)] if size > 1 else []
+        self.servers = [ZooKeeper(Path(directory) / f"zookeeper-{number}", number, ports) for number in range(size)]
 
     def __enter__(self) -> Self:
         try:

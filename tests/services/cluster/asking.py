@@ -1,0 +1,28 @@
+"""Questions to one broker of a cluster, as text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.services.broker.wire import Wire
+from txmq.testing.processes.broker import BrokerProcess
+
+
+def asked(broker: BrokerProcess, *words: str) -> tuple[int, str]:
+    """The code of a request's answer, and its body."""
+    with Wire(broker) as wire:
+        code, body = wire.ask(" ".join([*words, "1"]).encode() + b"\r\n")
+    return code, body.decode()
+
+
+def described(broker: BrokerProcess) -> Any:
+    """The broker's answer to ``cluster describe``."""
+    code, body = asked(broker, "cluster", "describe")
+    assert code == 200, body
+    return json.loads(body)
+
+
+def session_state(broker: BrokerProcess) -> str:
+    """The broker's session with the registry."""
+    return str(described(broker)["registry"]["state"])

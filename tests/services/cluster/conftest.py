@@ -1,0 +1,31 @@
+"""A real ZooKeeper for a file's tests; each makes a cluster of its own in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from txmq.testing.processes.cluster import Cluster
+from txmq.testing.processes.zookeeper import Ensemble
+
+NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """One server, which serves."""
+    with Ensemble(tmp_path_factory.mktemp("ensemble")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def alone(tmp_path: Path, ensemble: Ensemble) -> Iterator[Cluster]:
+    """A cluster of one broker, not started; its session is short."""
+    made = Cluster(
+        tmp_path, ensemble, chroot=f"/prod-{next(NUMBERS)}", size=1, settings={"registry_session_timeout_ms": 500}
+    )
+    yield made
+    made.kill()

@@ -1,0 +1,230 @@
+"""The broker's conversation with its registry: a loop for a thread of its own, which the event loop never waits for.
+
+Theory of operation. The worker enters the cluster (``joining``) and hands the core what it found. From then on it
+carries out the core's asks in their order, and reads map and homes again when a listener was called, when the session
+is connected again, and every ``REFRESH_S``. Each time it also announces the leader: with the session in which it was
+announced gone, that makes the node anew; else it changes nothing. So no lost event costs more than ``REFRESH_S``.
+
+Invariants:
+    * the core is called through ``post`` only, which hands calls to the core's thread in their order;
+    * a broker whose session is lost goes on: no other process can lead its home. One that is superseded stops;
+    * every ask is answered, in their order;
+    * kazoo says that a session is lost only when it is connected again: the time from SUSPENDED on is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from typing import Final, Protocol, TypeVar
+
+from txmq.broker.cluster.asks import Ask, Result
+from txmq.broker.cluster.view import RegistryState
+from txmq.broker.cluster.work import carry_out
+from txmq.broker.shell.joining import Connected, Entered, Member, enter, until_answered
+from txmq.errors import HomeSupersededError, RegistryAwayError, RegistryError, TxmqError
+from txmq.registry.port import Home, Leadership, Registry, TopicMap
+from txmq.registry.zookeeper.session import SessionState
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Lock, Signal
+
+log = get_logger()
+REFRESH_S: Final = 30.0
+AWAY_S: Final = 5.0  # without a connection for so long, asks are answered at once
+IN_USE_SESSIONS: Final = 3  # session timeouts for which the process before this one is waited for
+
+_T = TypeVar("_T")
+Post = Callable[[Callable[[], None]], None]
+
+
+class Core(Protocol):
+    """The core, as the worker uses it."""
+
+    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home]) -> None:
+        """The registry's content as it is now."""
+
+    def registry_answered(self, number: int, result: Result) -> None:
+        """What an ask came to."""
+
+    def registry_state(self, state: RegistryState) -> None:
+        """The session with the registry."""
+
+
+class _StoppedError(Exception):
+    pass
+
+
+class RegistryWorker:
+    """See the module's docstring. ``run`` in a thread of its own; the other methods from any.
+
+    Args:
+        who: what the home brings.
+        connect: opens the registry; called again while it raises RegistryAwayError.
+        core: called through ``post``.
+        led: called through ``post`` when this process leads the home: the journal's epoch rises, the core serves.
+        refused: called through ``post`` with the reason if the broker has to stop, because the registry refuses it.
+        session_timeout_s: as it was asked for.
+    """
+
+    def __init__(
+        self, who: Member, connect: Callable[[], Connected], core: Core, post: Post, led: Callable[[Entered], None],
+        refused: Callable[[Exception], None], clock: Clock, session_timeout_s: float,
+    ) -> None:  # fmt: skip
+        self._who, self._connect, self._core, self._post = who, connect, core, post
+        self._led, self._refused = led, refused
+        self._clock, self._session_timeout_s = clock, session_timeout_s
+        self._lock, self._signal = Lock(), Signal()
+        self._asks: list[Ask] = []
+        self._is_stopping = self._is_stale = False
+        self._listens_to_topics = self._listens_to_homes = False  # what was read last is what the registry has
+        self._state, self._state_at = SessionState.CONNECTED, 0.0
+        self._told: RegistryState | None = None
+        self._refresh_at = -inf
+        self._trouble = ""
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Have the registry asked."""
+        with self._lock:
+            self._asks.extend(asks)
+        self._signal.set()
+
+    def stop(self) -> None:
+        """Have ``run`` end: soon, at the latest when a call that is under way has come to its end."""
+        self._is_stopping = True
+        self._signal.set()
+
+    def run(self) -> None:
+        """Enter the cluster, then serve the core until ``stop``, or until the registry refuses this broker."""
+        connected: Connected | None = None
+        try:
+            connected = self._until_answered(self._connect)
+            connected.session.listen(self._heard)
+            entered = self._until_answered(partial(self._enter, connected.registry))
+            self._post(partial(self._led, entered))
+            crash_point("registry.entered")
+            self._serve(connected.registry, entered.leadership)
+        except _StoppedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - a defect: a broker that nobody hears must not go on
+            self._post(partial(self._refused, error))
+        finally:
+            if connected is not None:
+                connected.registry.close()
+
+    def _until_answered(self, step: Callable[[], _T]) -> _T:
+        return until_answered(step, self._clock, self._pause, IN_USE_SESSIONS * self._session_timeout_s)
+
+    def _pause(self, seconds: float) -> None:
+        end = self._clock.monotonic() + seconds
+        while not self._is_stopping and (left := end - self._clock.monotonic()) > 0:
+            self._signal.wait(left)
+        if self._is_stopping:
+            raise _StoppedError
+
+    def _enter(self, registry: Registry) -> Entered:
+        self._listens_to_topics = self._listens_to_homes = True
+        return enter(registry, self._who, self._topics_changed, self._homes_changed)
+
+    # --- told by other threads: no call may wait here ----------------------------------------------------------------
+
+    def _topics_changed(self) -> None:
+        self._listens_to_topics = False
+        self._look_again()
+
+    def _homes_changed(self) -> None:
+        self._listens_to_homes = False
+        self._look_again()
+
+    def _heard(self, state: SessionState) -> None:
+        if state is not self._state:
+            self._state, self._state_at = state, self._clock.monotonic()
+            self._tell_state()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._is_stale = True
+        self._signal.set()
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _serve(self, registry: Registry, leadership: Leadership) -> None:
+        while not self._is_stopping:
+            with self._lock:
+                asks, self._asks = self._asks, []
+            for ask in asks:
+                self._post(partial(self._core.registry_answered, ask.number, self._carried_out(ask, registry)))
+            if (self._is_stale and self._is_connected) or self._clock.monotonic() >= self._refresh_at:
+                self._refresh(registry, leadership)
+            self._tell_state()
+            if not (self._is_stale and self._is_connected):
+                self._signal.wait(self._idle_s())
+
+    def _carried_out(self, ask: Ask, registry: Registry) -> Result:
+        if self._away_s() > AWAY_S:
+            return RegistryAwayError("ZooKeeper does not answer: nothing was asked; repeat when it is back")
+        try:
+            return carry_out(registry, self._who.candidate.home, ask)
+        except TxmqError as error:
+            return error
+
+    def _refresh(self, registry: Registry, leadership: Leadership) -> None:
+        self._is_stale = False
+        try:
+            registry.announce(leadership)
+            topics, homes = self._read(registry)
+        except HomeSupersededError:
+            raise
+        except RegistryError as error:
+            self._failed(error)
+            return
+        self._trouble = ""
+        self._refresh_at = self._clock.monotonic() + REFRESH_S
+        self._post(partial(self._core.registry_changed, topics, homes))
+        self._tell(RegistryState.CONNECTED)
+
+    def _read(self, registry: Registry) -> tuple[TopicMap, list[Home]]:
+        """Map and homes. A listener that was not called since it was given is still there."""
+        on_topics = None if self._listens_to_topics else self._topics_changed
+        self._listens_to_topics = True
+        topics = registry.topics(on_topics)
+        on_homes = None if self._listens_to_homes else self._homes_changed
+        self._listens_to_homes = True
+        return topics, registry.homes(on_homes)
+
+    def _failed(self, error: RegistryError) -> None:
+        """The broker goes on with what it knows: nobody else can lead its home."""
+        self._refresh_at = self._clock.monotonic() + (AWAY_S if error.retriable else REFRESH_S)
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            log.warning("the registry does not answer; the broker goes on with what it knows", reason=str(error))
+
+    # --- the session -------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_connected(self) -> bool:
+        return self._state is SessionState.CONNECTED
+
+    def _away_s(self) -> float:
+        return 0.0 if self._is_connected else self._clock.monotonic() - self._state_at
+
+    def _tell_state(self) -> None:
+        if self._is_connected:
+            return  # it is told when the leader is announced
+        is_expired = self._state is SessionState.LOST or self._away_s() >= self._session_timeout_s
+        self._tell(RegistryState.EXPIRED if is_expired else RegistryState.SUSPENDED)
+
+    def _tell(self, state: RegistryState) -> None:
+        if state is not self._told:
+            self._told = state
+            log.info("session with the registry", state=state.value)
+            self._post(partial(self._core.registry_state, state))
+
+    def _idle_s(self) -> float:
+        """How long nothing is to be done by itself."""
+        waits = [self._refresh_at - self._clock.monotonic()]
+        if self._told is RegistryState.SUSPENDED:
+            waits.append(self._session_timeout_s - self._away_s())
+        return min(waits)
