@@ -261,7 +261,7 @@ class Client:
         settings.check()
         self._refuse_closed()
         membership = settings.member(f"{self.name}-{OSRandom().bits(48):012x}")
-        return Consumer(self, (self.new_connection(), self.new_connection()), settings, membership)
+        return Consumer(self, settings, membership)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

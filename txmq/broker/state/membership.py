@@ -12,6 +12,10 @@ its session timeout, loses all its partitions at once.
                                     +-+---- rebalance wants it again ---+   (only while not released)
 ```
 
+The strategy is asked about all partitions of a topic, also about those that other homes hand out (``elsewhere``): so a
+member's share is the one that it should have of the whole. Two homes that see different members, or hear late what the
+other one has handed out, differ in their shares for that time.
+
 Invariants:
     * a partition has one owner at a time, and a generation that grows with each change of ownership;
     * a generation is journaled before its owner hears of it (the caller's business);
@@ -93,7 +97,8 @@ class Membership:
 
     Attributes:
         strategy: the first member's choice; the others must agree.
-        owned: the partitions that have an owner.
+        owned: the partitions of this home that have an owner.
+        elsewhere: the owners of partitions of other homes, as members tell.
         is_changed: members or what they may have changed since it was last settled (``verbs/group/handover``).
         topics_seen: how many changes of topics were seen then.
         look_ms: when the group is checked for silent members; 0 if no time is set.
@@ -102,6 +107,7 @@ class Membership:
     strategy: str = "sticky"
     members: dict[str, Member] = field(default_factory=dict)
     owned: dict[TopicPartition, Owned] = field(default_factory=dict)
+    elsewhere: dict[TopicPartition, str] = field(default_factory=dict)
     is_changed: bool = False
     topics_seen: int = -1
     look_ms: int = 0
@@ -109,8 +115,8 @@ class Membership:
     _partitions: dict[str, int] = field(default_factory=dict)
     _topic_ids: dict[str, int] = field(default_factory=dict)
 
-    def join(self, member: Member, strategy: str) -> None:
-        """Add a member, or let it come back with other wishes."""
+    def join(self, member: Member, strategy: str, elsewhere: Iterable[TopicPartition] = ()) -> None:
+        """Add a member, or let it come back with other wishes; ``elsewhere``: what it has at other homes."""
         if not self.members:
             self.strategy = strategy
         known = self.members.get(member.name)
@@ -118,6 +124,7 @@ class Membership:
             member.version = known.version + 1
             member.topics_since = min(member.topics_since, known.topics_since)
         self.members[member.name] = member
+        self._tell_elsewhere(member.name, elsewhere)
         self._rebalance()
 
     def reclaim(self, name: str, slot: TopicPartition, generation: int) -> None:
@@ -138,6 +145,7 @@ class Membership:
         if self.members.pop(name, None) is not None:
             for slot in [slot for slot, owned in self.owned.items() if owned.member == name]:
                 del self.owned[slot]
+            self._tell_elsewhere(name, ())
             self._rebalance()
 
     def heard(self, name: str, now_ms: int) -> None:
@@ -161,6 +169,17 @@ class Membership:
             if owned is not None and owned.member == name and owned.revoked:
                 del self.owned[slot]
                 self._changed(name)
+
+    def has_elsewhere(self, name: str, slots: Iterable[TopicPartition], *, is_more: bool) -> None:
+        """A member tells which partitions of other homes it has; with ``is_more`` beside those that it has told of."""
+        known = [slot for slot, member in self.elsewhere.items() if member == name] if is_more else []
+        self._tell_elsewhere(name, [*known, *slots])
+        self._rebalance()
+
+    def _tell_elsewhere(self, name: str, slots: Iterable[TopicPartition]) -> None:
+        for slot in [slot for slot, member in self.elsewhere.items() if member == name]:
+            del self.elsewhere[slot]
+        self.elsewhere |= dict.fromkeys(slots, name)
 
     def take_back(self, slot: TopicPartition) -> None:
         """Free a partition, so that it is handed over anew."""
@@ -204,7 +223,7 @@ class Membership:
     def _rebalance(self) -> None:
         self.is_changed = True
         wishes = {member.name: member.topics for member in self.members.values()}
-        current = {slot: owned.member for slot, owned in self.owned.items()}
+        current = {**self.elsewhere, **{slot: owned.member for slot, owned in self.owned.items()}}
         self._wanted = STRATEGIES[self.strategy](wishes, self._partitions, current)
         for slot, owned in self.owned.items():
             revoked = self._wanted.get(slot) != owned.member

@@ -7,7 +7,8 @@ every ``ConsumedPartition``, and the dictionary that holds them. It is notified 
 or nothing ever again. No request is sent and no file is written while it is held.
 
 The parts are made in one order, each with the ones before it in its constructor, so that no part needs a later one:
-assignment, deferred messages, offset saver, fetcher, transactional acks, failures, handover, member.
+assignment, deferred messages, homes (each with saver, fetcher and handover), transactional
+acks, failures, members.
 
 Invariants:
     * an offset is saved only when every message below it is acknowledged, deferred or in the dead-letter topic.
@@ -187,10 +188,11 @@ class Assignment:
 
     # --- what the group gives and takes ------------------------------------------------------------------------------
 
-    def held(self) -> list[tuple[TopicPartition, int]]:
-        """The partitions that are consumed now, with generations."""
+    def held(self, home: int) -> list[tuple[TopicPartition, int]]:
+        """The partitions of a home that are consumed now, with generations."""
         with self.changed:
-            return [(slot, consumed.generation) for slot, consumed in self.partitions.items()]
+            held = self.partitions.items()
+            return [(slot, consumed.generation) for slot, consumed in held if consumed.home == home]
 
     def has(self, consumed: ConsumedPartition) -> bool:
         """Whether a partition is still consumed, under the same generation."""

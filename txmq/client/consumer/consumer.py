@@ -21,13 +21,9 @@ from typing import Any, Self
 from txmq.client.arguments import WAIT_S_MAX, require_number
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.failures import Failures
-from txmq.client.consumer.fetcher import ConsumerFetcher
-from txmq.client.consumer.group_requests import GroupRequests
-from txmq.client.consumer.handover import Handover
+from txmq.client.consumer.homes import ConsumerHomes
 from txmq.client.consumer.listener import Handle, Listener
-from txmq.client.consumer.membership import GroupMember
-from txmq.client.consumer.offsets.saver import OffsetSaver
-from txmq.client.consumer.offsets.store import BrokerOffsetStore, NoOffsetStore
+from txmq.client.consumer.offsets.store import NoOffsetStore
 from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSettings, MemberSettings
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.dead_letters import DeadLetters
@@ -35,7 +31,6 @@ from txmq.client.consumer.retry.deferred import DeferredMessages, open_store
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.client.consumer.ungrouped import UngroupedConsumer
 from txmq.client.transport.ports import Messaging
-from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import get_logger
@@ -54,22 +49,20 @@ class Consumer:
     """
 
     def __init__(
-        self, client: Messaging, connections: tuple[ReconnectingConnection, ReconnectingConnection],
-        settings: ConsumerSettings, membership: MemberSettings,
+        self, client: Messaging, settings: ConsumerSettings, membership: MemberSettings
     ) -> None:  # fmt: skip
         self._client, self.settings, self.name = client, settings, settings.options.name or membership.name
         self._clock = client.clock
         log = get_logger(group=settings.group, member=self.name)
-        for_fetching, for_group = connections
-        requests = GroupRequests(for_group, membership)
         is_ungrouped = settings.broadcast and settings.options.name is None
-        own_store = NoOffsetStore() if is_ungrouped else settings.offset_store
-        self._store = own_store if own_store is not None else BrokerOffsetStore(requests.save)
-        self._store.enter(settings.saved_as)
+        self._store = NoOffsetStore() if is_ungrouped else settings.offset_store
+        if self._store is not None:
+            self._store.enter(settings.saved_as)
         try:
             contents = open_store(client, settings.saved_as, self.name, settings.retry_store)
         except BaseException:
-            self._store.leave(settings.saved_as)
+            if self._store is not None:
+                self._store.leave(settings.saved_as)
             raise
         # In the order that ``assignment`` says.
         self._assignment = Assignment(self, settings, self._clock, log)
@@ -77,26 +70,19 @@ class Consumer:
         self._deferred = DeferredMessages(
             client, settings.saved_as, contents, self._dead_letters, self._assignment.changed, log
         )
-        self._offsets = OffsetSaver(self._assignment, self._store, self._deferred, settings.saved_as, log)
-        self._fetcher = ConsumerFetcher(
-            client, for_fetching, self._assignment.changed, self._assignment.partitions,
-            settings.options.buffer_size_bytes, log,
-        )  # fmt: skip
+        self._homes = ConsumerHomes(client, self._assignment, self._deferred, settings, membership, self._store, log)
         self.pending_acks = PendingAcks(
-            client, self._assignment, self._offsets, self._fetcher, settings.saved_as, own_store
+            client, self._assignment, self._homes, self._homes, settings.saved_as, self._store
         )
         self._failures = Failures(
             self._assignment, self._deferred, self._dead_letters, self.pending_acks, settings, self._clock, log
         )
-        handover = Handover(self._assignment, self._deferred, self._offsets, self._fetcher, client, settings, log)
-        self._member: GroupMember | UngroupedConsumer
-        if is_ungrouped:
-            self._member = UngroupedConsumer(client.topics, membership, handover)
-        else:
-            self._member = GroupMember(requests, self._clock, membership, handover, self._offsets, self.pending_acks)
         self._listener: Listener | None = None
-        self._member.start()
-        self._fetcher.start()
+        self._ungrouped = UngroupedConsumer(client.topics, membership, self._homes) if is_ungrouped else None
+        if self._ungrouped is not None:
+            self._ungrouped.start()
+        else:
+            self._homes.start(self.pending_acks)
 
     # --- taking messages ---------------------------------------------------------------------------------------------
 
@@ -130,7 +116,7 @@ class Consumer:
             if taken or now >= deadline:
                 break
         if taken:
-            self._fetcher.more()
+            self._homes.more()
         return taken
 
     def __iter__(self) -> Iterator[Message]:
@@ -173,7 +159,8 @@ class Consumer:
             wanted = 0 if consumed is None else consumed.position
             # Else the partition was lost and handed over again since: the message will be delivered again.
             is_ours = consumed is not None and consumed.was_delivered(message.offset)
-        self._offsets.save()
+        if consumed is not None:
+            self._homes.save(consumed)
         name = f"{message.topic}-{message.partition}"
         with self._assignment.changed:
             if consumed is None or not is_ours or self._assignment.partitions.get(consumed.slot) is not consumed:
@@ -201,7 +188,7 @@ class Consumer:
             SystemExit, ...: ``handle`` raised what is no ``Exception``; the message is not acknowledged.
         """
         require_number("threads", threads, 1, 1000)
-        listener = self._listener = Listener(self._assignment, self._failures, self._fetcher, self._clock, handle)
+        listener = self._listener = Listener(self._assignment, self._failures, self._homes, self._clock, handle)
         with until_terminated(self._assignment.stop_delivery):
             start_threads(f"txmq-{self.settings.group}", threads, listener.work)
         self._leave()
@@ -244,7 +231,7 @@ class Consumer:
                 if slot in self._assignment.partitions:
                     self._assignment.partitions[slot].is_paused = False
             self._assignment.changed.notify_all()
-        self._fetcher.more()
+        self._homes.more()
 
     def seek(self, topic: str, partition: int, offset: int | None = None, *, timestamp_ms: int | None = None) -> None:
         """Go on at an offset, or at the first message of a time.
@@ -263,7 +250,7 @@ class Consumer:
             offset = max(offset or 0, self._client.offsets(topic, partition).start)
         with self._assignment.changed:
             self._seeking(topic, partition).seek(offset or 0)
-        self._fetcher.more()
+        self._homes.more()
 
     def _seeking(self, topic: str, partition: int) -> ConsumedPartition:
         consumed = self._assignment.partitions.get((topic, partition))
@@ -288,9 +275,12 @@ class Consumer:
             if self._assignment.is_left:
                 return
             self._assignment.is_left = True
-        self._member.stop(CLOSE_S)
-        self._store.leave(self.settings.saved_as)
-        self._fetcher.close()
+        if self._ungrouped is not None:
+            self._ungrouped.stop(CLOSE_S)
+        self._homes.stop(CLOSE_S)
+        if self._store is not None:
+            self._store.leave(self.settings.saved_as)
+        self._homes.close()
         self._deferred.close()
         self._dead_letters.close()
 

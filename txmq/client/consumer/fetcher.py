@@ -1,4 +1,4 @@
-"""Fetches for a consumer: keeps a ``get`` open at the broker for every partition that has room.
+"""Fetches for a consumer from one home: keeps a ``get`` open there for every partition that has room.
 
 Theory of operation. The thread that makes room sends the request. One thread reads the answers on a connection of its
 own, decodes them and puts the messages into the partitions' buffers. Each get has a number: the answer is dropped if
@@ -63,11 +63,11 @@ class ConsumerFetcher:
 
     def __init__(
         self, client: Log, connection: ReconnectingConnection, changed: Condition,
-        partitions: dict[TopicPartition, ConsumedPartition], buffer_size_bytes: int, log: Logger,
+        partitions: dict[TopicPartition, ConsumedPartition], buffer_size_bytes: int, log: Logger, home: int = 0,
     ) -> None:  # fmt: skip
         self._client, self._connection, self._clock, self._log = client, connection, client.clock, log
         self._changed, self._partitions, self._buffer_size_bytes = changed, partitions, buffer_size_bytes
-        self._waiter, self._numbers, self._is_closed = Waiter(), count(1), False
+        self._home, self._waiter, self._numbers, self._is_closed = home, Waiter(), count(1), False
 
     def start(self) -> None:
         """Start the thread that reads answers."""
@@ -125,7 +125,8 @@ class ConsumerFetcher:
     def _with_room(self) -> Sequence[ConsumedPartition]:
         with self._changed:
             now, share = self._clock.monotonic(), self._share_bytes()
-            return [consumed for consumed in self._partitions.values() if consumed.wants_more(now, share)]
+            ours = (consumed for consumed in self._partitions.values() if consumed.home == self._home)
+            return [consumed for consumed in ours if consumed.wants_more(now, share)]
 
     def _is_begun(self, consumed: ConsumedPartition, number: int) -> bool:
         with self._changed:

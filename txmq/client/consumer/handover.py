@@ -1,4 +1,4 @@
-"""Takes partitions over that the group assigns, and lets go of those that another member should have.
+"""Takes partitions over that a home assigns, and lets go of those that another member should have.
 
 Invariants:
     * nothing is delivered before where the group begins is saved, unless that is the log's start;
@@ -24,13 +24,14 @@ HAND_OVER_S = 1.0  # that messages under way get, before their partition goes to
 
 
 class Handover:
-    """See the module's docstring; implements ``Partitions``. Thread safety: the member's thread."""
+    """See the module's docstring; implements ``Partitions``. Thread safety: the thread of the home's member."""
 
     def __init__(
         self, assignment: Assignment, deferred: DeferredMessages, offsets: OffsetSaver, fetcher: Fetches, client: Log,
-        settings: ConsumerSettings, log: Logger,
+        settings: ConsumerSettings, log: Logger, home: int = 0,
     ) -> None:  # fmt: skip
         self._assignment, self._deferred, self._offsets, self._fetcher = assignment, deferred, offsets, fetcher
+        self._home = home
         self._client, self._clock, self._settings, self._log = client, client.clock, settings, log
 
     def assigned(self, assigned: Assigned) -> None:
@@ -45,7 +46,7 @@ class Handover:
                 if not self._offsets.save_start(OffsetPosition(assigned.slot, assigned.generation, offset)):
                     return  # lost meanwhile; the next view says whose it is
                 saved = offset
-        consumed = ConsumedPartition(assigned.slot, assigned.generation, offset, saved)
+        consumed = ConsumedPartition(assigned.slot, assigned.generation, offset, saved, self._home)
         consumed.keeps_key_order = self._settings.options.keep_key_order
         self._deferred.take_over(consumed, assigned.deferred)
         assignment = self._assignment
@@ -88,7 +89,9 @@ class Handover:
             return [
                 slot
                 for slot, consumed in self._assignment.partitions.items()
-                if consumed.revoked_until is not None and (now >= consumed.revoked_until or not consumed.under_way)
+                if consumed.home == self._home
+                and consumed.revoked_until is not None
+                and (now >= consumed.revoked_until or not consumed.under_way)
             ]
 
     def lost(self, slot: TopicPartition) -> None:
@@ -97,7 +100,7 @@ class Handover:
 
     def held(self) -> list[tuple[TopicPartition, int]]:
         """What is consumed now, with generations."""
-        return self._assignment.held()
+        return self._assignment.held(self._home)
 
     def refused(self, error: TxmqError) -> None:
         """End the consumer: the group does not take it."""

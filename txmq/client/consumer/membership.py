@@ -1,4 +1,4 @@
-"""A consumer's membership in its group: joins, sends heartbeats, hands partitions over. A thread of its own.
+"""A consumer's membership in its group at one home: joins, sends heartbeats, hands partitions over. Its own thread.
 
 Theory of operation. A heartbeat waits at the broker until the member's view of the group has changed, at most
 ``heartbeat_interval``. The changes go to the ``Partitions``: new partitions with their generation and offset,
@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from txmq.client.consumer.group_requests import Fields, GroupRequests, SupersededError
@@ -107,10 +107,13 @@ class GroupMember:
 
     def __init__(
         self, requests: GroupRequests, clock: Clock, settings: MemberSettings, partitions: Partitions, offsets: Offsets,
-        acks: Acks,
+        acks: Acks, *, elsewhere: Callable[[], frozenset[TopicPartition]] = frozenset,
+        after_round: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._requests, self._clock, self._settings = requests, clock, settings
         self._partitions, self._offsets, self._acks = partitions, offsets, acks
+        self._elsewhere, self._after_round = elsewhere, after_round
+        self._told: frozenset[TopicPartition] = frozenset()  # of ``elsewhere``: what the broker knows
         self._log = get_logger(group=settings.group, member=settings.name)
         self._sparingly = Sparingly(self._log, clock)
         self._view, self._is_joined, self._is_closing = 0, False, False
@@ -124,6 +127,10 @@ class GroupMember:
     def start(self) -> None:
         """Start the thread, which joins."""
         start_daemon(f"txmq-member-{self._settings.group}", self._run)
+
+    def end(self) -> None:
+        """End the thread; ``stop`` leaves the group."""
+        self._is_closing = True
 
     def stop(self, timeout: float) -> None:
         """Save everything, leave the group and end the thread."""
@@ -161,6 +168,7 @@ class GroupMember:
                 except Exception as error:  # noqa: BLE001  no thread can be started, memory is short, a defect
                     self._sparingly.error("the member's thread failed; it goes on", error=repr(error), exc_info=error)
                     self._cannot_reach(error)
+                self._after_round()
         finally:
             self._ended.set()
 
@@ -184,15 +192,18 @@ class GroupMember:
     def _join(self) -> None:
         settings = self._settings
         # One request names all held partitions; what does not fit goes on from its saved offset.
-        held = in_pieces([*slot, generation] for slot, generation in self._partitions.held())[0]
+        held: list[Sequence[Any]] = [[*slot, generation] for slot, generation in self._partitions.held()]
+        told = self._elsewhere()
+        rows = in_pieces([*held, *sorted(told)])[0]
         fields: Fields = {
             "topics": ",".join(settings.topics), "strategy": settings.strategy,
             "timeout": int(settings.session_timeout_s * 1000),
         }  # fmt: skip
         if not self._offsets.is_shared:
             fields["alone"] = None
-        view = json.loads(self._requests.call("join", held, fields))
+        view = json.loads(self._requests.call("join", rows, fields))
         self._is_joined, self._released = True, []
+        self._told = told if len(rows) == len(held) + len(told) else frozenset()
         self._apply(view)
         if not self._has_looked:
             self._has_looked = True
@@ -207,7 +218,15 @@ class GroupMember:
             except TxmqError:
                 return
 
+    def _tell_elsewhere(self) -> None:
+        elsewhere = self._elsewhere()
+        if elsewhere != self._told:
+            for number, piece in enumerate(in_pieces(sorted(elsewhere))):
+                self._requests.call("elsewhere", piece, {"more": None} if number else {})
+            self._told = elsewhere
+
     def _heartbeat(self) -> None:
+        self._tell_elsewhere()
         wait_s = self._settings.heartbeat_interval_s
         now = self._clock.monotonic()
         if self._partitions.held():

@@ -73,6 +73,7 @@ class ConsumedPartition:
     """One partition under one generation.
 
     Attributes:
+        home: the number of the consumer's home that has it.
         fetch: number of the fetch under way; 0 if there is none.
         fetch_at: monotonic time before which nothing is fetched, after an error.
         attempts: how often each message under way failed.
@@ -116,6 +117,7 @@ class ConsumedPartition:
         "fetch_error",
         "fetch_reported",
         "generation",
+        "home",
         "in_doubt",
         "is_busy",
         "is_in_doubt",
@@ -135,8 +137,10 @@ class ConsumedPartition:
         "was_sought",
     )  # fmt: skip
 
-    def __init__(self, slot: TopicPartition, generation: int, offset: int, saved: int | None) -> None:
-        self.slot, self.generation = slot, generation
+    def __init__(
+        self, slot: TopicPartition, generation: int, offset: int, saved: int | None, home: int = 0
+    ) -> None:  # fmt: skip
+        self.slot, self.generation, self.home = slot, generation, home
         self.next_fetch = self.position = offset
         self.saved = saved  # what the store has; None: nothing
         self.buffer: deque[Message] = deque()

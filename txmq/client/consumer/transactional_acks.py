@@ -69,10 +69,10 @@ class _From(NamedTuple):
 
 
 class Offsets(Protocol):
-    """``OffsetSaver``."""
+    """``ConsumerHomes``."""
 
     def wait_saved(self) -> None:
-        """Wait for a save that began before this call."""
+        """Wait for a save that began before this call in a store of the application's."""
 
     def were_saved(self, positions: Iterable[OffsetPosition]) -> None:
         """Note that the group knows these positions."""

@@ -14,13 +14,25 @@ Invariants:
 
 from __future__ import annotations
 
-from txmq.client.consumer.membership import RETRY_S, Assigned, Partitions
+from typing import Protocol
+
+from txmq.client.consumer.membership import RETRY_S, Assigned
 from txmq.client.consumer.options import MemberSettings
 from txmq.client.transport.ports import TopicDirectory
 from txmq.errors import ClosedError, TxmqError, UnknownTopicError
 from txmq.model import TopicPartition
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Signal, start_daemon
+
+
+class Partitions(Protocol):
+    """``ConsumerHomes``."""
+
+    def assigned(self, assigned: Assigned) -> None:
+        """Begin to consume a partition."""
+
+    def lost(self, slot: TopicPartition) -> None:
+        """Consume a partition no longer."""
 
 
 class UngroupedConsumer:
@@ -30,7 +42,8 @@ class UngroupedConsumer:
         self._topics, self._settings, self._partitions = topics, settings, partitions
         self._log = get_logger(group=settings.group, member=settings.name)
         self._held: dict[TopicPartition, int] = {}  # with the topic's id
-        self._has_looked = self._is_closing = False
+        self._at_first: frozenset[tuple[TopicPartition, int]] | None = None  # what was there when it first looked
+        self._is_closing = False
         self._wake, self._ended = Signal(), Signal()
 
     def start(self) -> None:
@@ -65,11 +78,19 @@ class UngroupedConsumer:
         for slot in [slot for slot, topic_id in self._held.items() if there.get(slot) != topic_id]:
             del self._held[slot]
             self._partitions.lost(slot)
+        if self._at_first is None:
+            self._at_first = frozenset(there.items())
+        failure: TxmqError | None = None
         for slot, topic_id in there.items():
             if slot not in self._held:
-                self._partitions.assigned(Assigned(slot, 1, None, None, self._has_looked))
-                self._held[slot] = topic_id
-        self._has_looked = True
+                try:
+                    is_later = (slot, topic_id) not in self._at_first
+                    self._partitions.assigned(Assigned(slot, 1, None, None, is_later))
+                    self._held[slot] = topic_id
+                except TxmqError as error:  # the home of that partition is away
+                    failure = error
+        if failure is not None:
+            raise failure
 
     def _there(self) -> dict[TopicPartition, int]:
         there: dict[TopicPartition, int] = {}

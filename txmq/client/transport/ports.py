@@ -265,6 +265,10 @@ class Messaging(RoutedBroker, Log, Protocol):
     """A client: its broker, its log, and producers."""
 
     @property
+    def routes(self) -> Routing[Link]:
+        """The links to its homes."""
+
+    @property
     def groups(self) -> GroupDirectory:
         """Consumer groups."""
 

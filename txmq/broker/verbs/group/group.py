@@ -76,16 +76,19 @@ def _join(request: GroupRequest) -> None:
     if strategy not in STRATEGIES:
         raise BadRequestError(f"strategy={strategy[:40]}: expected one of {', '.join(STRATEGIES)}")
     timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
-    reclaimed = [numbered_row(row) for row in request.rows]
+    length = 2 if context.cluster is not None else 0  # of a row that tells what the member has at another home
+    reclaimed = [numbered_row(row) for row in request.rows if len(row) != length]
+    elsewhere = [slot_row(row) for row in request.rows if len(row) == length]
     membership = _membership(request, strategy)
     member = Member(
         name, topics, timeout_ms, context.liveness.now_ms, request.client.name, alone="alone" in request.words
     )
     member.topics_since, member.incarnation = context.state.topics.changes, request.words.get("incarnation", "")
     _refuse_beside_alone(request.group, membership, member)
+    _refuse_over_homes(context, strategy, member)
     refuse_over_bytes(context, PLACE_BYTES * _new_places(request, topics))
     context.member_count += name not in membership.members
-    membership.join(member, strategy)
+    membership.join(member, strategy, _of_other_homes(context, elsewhere))
     _speaks_for(request, member)
     saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
     for slot, generation in reclaimed:
@@ -134,6 +137,11 @@ def _refuse_beside_alone(group: str, membership: Membership, newcomer: Member) -
         raise GroupActiveError(f"group {group!r} has a member, and one of the two must be alone in its group")
 
 
+def _refuse_over_homes(context: Context, strategy: str, member: Member) -> None:
+    if (strategy == "exclusive" or member.alone) and context.cluster is not None and len(context.cluster.homes) > 1:
+        raise GroupActiveError("one member for all partitions is possible on one home only, and there are several")
+
+
 def _heartbeat(request: GroupRequest) -> None:
     context, (membership, member) = request.context, _member(request)
     membership.heard(member.name, context.liveness.now_ms)
@@ -150,6 +158,22 @@ def _heartbeat(request: GroupRequest) -> None:
         request.client, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, incarnation
     )
     context.pending_groups.wait(heartbeat)
+
+
+def _tell_elsewhere(request: GroupRequest) -> None:
+    """A member tells which partitions of other homes it has: the strategy is asked about all of a topic."""
+    context, (membership, member) = request.context, _member(request)
+    membership.heard(member.name, context.liveness.now_ms)
+    slots = _of_other_homes(context, [slot_row(row) for row in request.rows])
+    membership.has_elsewhere(member.name, slots, is_more="more" in request.words)
+    settle(context, request.group)
+    request.answer({})
+
+
+def _of_other_homes(context: Context, slots: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Those that exist, and that this home does not hand out itself."""
+    placed = {topic.topic.config.name: len(topic.homes) for topic in context.state.placed.values()}
+    return [slot for slot in slots if slot[1] < placed.get(slot[0], 0) and place_of(context, slot) is None]
 
 
 def _leave(request: GroupRequest) -> None:
@@ -326,6 +350,6 @@ def _owner(context: Context, group: str, slot: TopicPartition, place: tuple[int,
 
 
 _ACTIONS: dict[str, Callable[[GroupRequest], None]] = {
-    "join": _join, "heartbeat": _heartbeat, "leave": _leave, "save": _save, "describe": describe, "list": list_groups,
-    "reset": reset, "deferred": change_deferred, "delete": delete,
+    "join": _join, "heartbeat": _heartbeat, "elsewhere": _tell_elsewhere, "leave": _leave, "save": _save,
+    "describe": describe, "list": list_groups, "reset": reset, "deferred": change_deferred, "delete": delete,
 }  # fmt: skip

@@ -1,7 +1,7 @@
-"""Loads and saves the offsets of one consumer, in whichever store the group's offsets are.
+"""Loads and saves a consumer's offsets of one home's partitions, in whichever store the group's offsets are.
 
 Invariants:
-    * one save at a time: a save that began earlier never overwrites a later one;
+    * one call of the store at a time: a save that began earlier never overwrites a later one;
     * an offset is saved under the generation it was consumed under; a refused one means that the partition is lost;
     * while a transaction is going to save a partition's offset, nothing else of that partition is saved.
 """
@@ -36,11 +36,18 @@ class Contents(Protocol):
 
 
 class OffsetSaver:
-    """See the module's docstring. Thread safety: any thread."""
+    """See the module's docstring. Thread safety: any thread.
 
-    def __init__(self, assignment: Assignment, store: OffsetStore, contents: Contents, group: str, log: Logger) -> None:
+    Args:
+        saving: held while the store is called; one that the savers of other homes share has one lock.
+    """
+
+    def __init__(
+        self, assignment: Assignment, store: OffsetStore, contents: Contents, group: str, log: Logger, home: int = 0,
+        saving: Lock | None = None,
+    ) -> None:  # fmt: skip
         self._assignment, self._store, self._contents, self._group, self._log = assignment, store, contents, group, log
-        self._saving = Lock()
+        self._home, self._saving = home, saving or Lock()
 
     @property
     def is_shared(self) -> bool:
@@ -59,7 +66,8 @@ class OffsetSaver:
         """
         if isinstance(self._store, BrokerOffsetStore):
             self._store.handed_over(slot, generation, in_broker)
-        return asked(lambda: self._store.load(self._group, slot, generation))
+        with self._saving:
+            return asked(lambda: self._store.load(self._group, slot, generation))
 
     def save(self, *, everything: bool = False) -> Collection[TopicPartition]:
         """Save what the group does not know. Durability: saved when this returns; in the broker: forced.
@@ -76,18 +84,13 @@ class OffsetSaver:
                 return ()
             refused = asked(lambda: self._store.save(self._group, positions))
             self.were_saved(position for position in positions if position.slot not in refused)
-        current = set(self._assignment.held())
+        current = set(self._assignment.held(self._home))
         for position in positions:
             if position.slot in refused and (position.slot, position.generation) in current:  # else it is ours anew
                 topic, partition = position.slot
                 self._log.warning("offset refused: somebody else has the partition", topic=topic, partition=partition)
                 self._assignment.lost(position.slot)
         return refused
-
-    def wait_saved(self) -> None:
-        """Wait for a save that began before this call."""
-        with self._saving:
-            pass
 
     def save_start(self, start: OffsetPosition) -> bool:
         """Save where the group begins in a partition; False if another member has the partition.
@@ -97,7 +100,8 @@ class OffsetSaver:
 
         Durability: saved when this returns.
         """
-        return not asked(lambda: self._store.save(self._group, [start]))
+        with self._saving:
+            return not asked(lambda: self._store.save(self._group, [start]))
 
     def to_save(self, *, everything: bool) -> list[OffsetPosition]:
         """Positions that the group does not know; with ``everything`` also partitions at 0 that were never saved."""
@@ -106,7 +110,8 @@ class OffsetSaver:
             return [
                 OffsetPosition(slot, consumed.generation, consumed.position, text, order)
                 for slot, consumed in self._assignment.partitions.items()
-                if ((text := deferred_text(consumed)) != consumed.deferred_saved or consumed.position != consumed.saved)
+                if consumed.home == self._home
+                and ((text := deferred_text(consumed)), consumed.position) != (consumed.deferred_saved, consumed.saved)
                 and (everything or consumed.saved is not None or consumed.position)
                 and consumed.is_ready
                 and consumed.saving is None

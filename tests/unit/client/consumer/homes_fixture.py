@@ -1,0 +1,139 @@
+"""A consumer whose topic has several homes: brokers in memory, and members whose rounds a test runs by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from tools.images.node import Node
+from txmq.broker.cluster.view import ClusterView
+from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.homes import ConsumerHomes
+from txmq.client.consumer.membership import GroupMember
+from txmq.client.consumer.offsets.store import OffsetStore
+from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
+from txmq.errors import ClosedError, ConnectionLostError, TxmqError, broker_error
+from txmq.model import PartitionRange, TopicConfig, TopicPartition
+from txmq.registry.port import PlacedTopic
+from txmq.registry.topics import Topic
+from txmq.runtime.logging import get_logger
+from txmq.testing.simulated.clock import SimClock
+from txmq.testing.simulated.disk import SimDisk
+
+
+class Connection:
+    """A connection to a home; a heartbeat does not wait."""
+
+    live = None
+
+    def __init__(self, home: Home) -> None:
+        self._home, self._client = home, home.node.connect()
+
+    def call(
+        self, verb: str, *arguments: str | int, timeout: float, extensions: Mapping[str, Any] | None = None,
+        body: Sequence[bytes] | None = None,
+    ) -> bytes:  # fmt: skip
+        """One request."""
+        if self._home.is_away:
+            raise ConnectionLostError("away")
+        words = {name: value for name, value in (extensions or {}).items() if name != "wait"}
+        answer = self._client.ask(verb, *arguments, extensions=words, body=None if body is None else b"".join(body))
+        if answer.code != 200:
+            raise broker_error(answer.code, answer.body)
+        return answer.body
+
+    def connect(self, _deadline: float) -> None:
+        """No fetching thread."""
+        raise ClosedError("not here")
+
+    def close(self) -> None:
+        """Nothing is to be closed."""
+
+
+class Home:
+    """A broker, and the client's link to it."""
+
+    def __init__(self, number: int, clock: SimClock) -> None:
+        self.home, self.is_away = number, False
+        self.node = Node(SimDisk(), clock=clock)
+        self.node.state.home, self.node.context.cluster = number, ClusterView()
+
+    def new_connection(self) -> Connection:
+        """As of a ``HomeLink``."""
+        return Connection(self)
+
+
+class Cluster:
+    """Homes 1, 2, ... with one topic."""
+
+    def __init__(self, *owners: int) -> None:
+        self.clock = SimClock()
+        self.homes = [Home(number, self.clock) for number in range(1, max(owners) + 1)]
+        self.place(*owners)
+
+    def place(self, *owners: int) -> None:
+        """The topic, or a new version of it."""
+        self.owners = owners
+        while len(self.homes) < max(owners):
+            self.homes.append(Home(len(self.homes) + 1, self.clock))
+        placed = PlacedTopic(Topic(1, TopicConfig("a", len(owners))), owners, len(owners))
+        for home in self.homes:
+            home.node.state.place_topic(placed)
+
+    def link_for(self, _topic: str, partition: int) -> Home:
+        """As of ``Routes``."""
+        return self.homes[self.owners[partition] - 1]
+
+    def links(self) -> list[Home]:
+        """As of ``Routes``."""
+        return self.homes
+
+    def offsets(self, topic: str, partition: int) -> PartitionRange:
+        """As of a ``Client``; every partition has 100 messages."""
+        if self.link_for(topic, partition).is_away:
+            raise ConnectionLostError("away")
+        return PartitionRange(topic, partition, 0, 100)
+
+
+class Scene:
+    """One consumer."""
+
+    def __init__(
+        self, cluster: Cluster, name: str = "one", *, start: str = "earliest", store: OffsetStore | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        self.cluster = cluster
+        client: Any = SimpleNamespace(
+            clock=cluster.clock, timeout=5.0, routes=cluster, offsets=cluster.offsets, topics=None
+        )
+        settings = ConsumerSettings("g", ("a",), start, 5, ConsumerOptions(name=name, **options), offset_store=store)
+        deferred: Any = SimpleNamespace(
+            take_over=lambda *_: None, go_on=lambda *_: None, remove=lambda *_: None
+        )  # fmt: skip
+        self.assignment = Assignment(None, settings, cluster.clock, get_logger())
+        self.homes = ConsumerHomes(
+            client, self.assignment, deferred, settings, settings.member(f"{name}-1"), store, get_logger()
+        )
+        self.homes.start(SimpleNamespace(resolve=lambda: None))
+
+    @property
+    def members(self) -> Sequence[GroupMember]:
+        """One for each home that it has joined, or tried to."""
+        return self.homes._members
+
+    def rounds(self, count: int = 1) -> Scene:
+        """Each member's thread does so many rounds."""
+        for _ in range(count):
+            for member in list(self.members):
+                try:
+                    member._round()
+                except TxmqError as error:
+                    member._cannot_reach(error)
+                self.homes.look()
+        return self
+
+    @property
+    def held(self) -> list[TopicPartition]:
+        """What it consumes."""
+        return sorted(self.assignment.partitions)
