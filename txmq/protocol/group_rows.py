@@ -7,7 +7,7 @@ Invariants
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from txmq.errors import BadRequestError
@@ -17,6 +17,19 @@ from txmq.protocol.offsets import is_number, is_topic, offset_row, refuse_too_ma
 
 PIECE_SIZE_BYTES = 60 << 10  # every broker takes it, whatever its ``request_size_bytes_max``
 PIECE_ROWS = 1000
+
+
+def partitions_at_first(described: Mapping[str, Any], topic: str, default: int) -> int:
+    """How many partitions a topic had when a home first handed one to a group; ``default`` if it never did.
+
+    A home that has handed some out before it kept that number (it was alone then) had handed out all there were.
+    """
+    known = described.get("began", {}).get(topic)
+    if known is not None:
+        return int(known)
+    rows = [row for row in described["partitions"] if row["topic"] == topic]
+    handed = [row["partition"] for row in rows if row["generation"] or row["offset"] is not None]
+    return max(handed) + 1 if handed else default
 
 
 def in_pieces(rows: Iterable[Sequence[Any]]) -> list[list[Sequence[Any]]]:

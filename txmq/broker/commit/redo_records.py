@@ -164,7 +164,7 @@ class Redo:
         if kind == entries.SAVED:
             self._state.saved.save(fields["group"], fields["offsets"], fields["time_ms"])
         elif kind == entries.HANDED_OVER:
-            self._state.saved.hand_over(fields["group"], fields["owned"])
+            self._state.saved.hand_over(fields["group"], fields["owned"], self._state.placed)
         else:
             self._state.saved.delete(fields["group"])
 

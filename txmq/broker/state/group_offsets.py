@@ -12,8 +12,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+
+from txmq.registry.port import PlacedTopic
 
 PartitionId = tuple[int, int]  # topic id, partition
 Name = tuple[int, int]  # session and counter of a transaction
@@ -33,17 +35,23 @@ class Saved(NamedTuple):
     time_ms: int
 
 
-Frozen = tuple[str, dict[PartitionId, Saved], dict[PartitionId, int]]
+Frozen = tuple[str, dict[PartitionId, Saved], dict[PartitionId, int], dict[int, int]]
 
 
 class SavedGroup:
-    """One group."""
+    """One group.
 
-    __slots__ = ("generations", "offsets")
+    Attributes:
+        began: by topic id, how many partitions the topic had when the group was first handed one here. Of topics whose
+            partitions have homes: other homes have the others.
+    """
+
+    __slots__ = ("began", "generations", "offsets")
 
     def __init__(self) -> None:
         self.offsets: dict[PartitionId, Saved] = {}
         self.generations: dict[PartitionId, int] = {}
+        self.began: dict[int, int] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -64,6 +72,7 @@ class SavedGroup:
             del self.offsets[place]
         for place in [place for place in self.generations if place[0] == topic_id]:
             del self.generations[place]
+        self.began.pop(topic_id, None)
 
 
 class SavedGroups:
@@ -92,10 +101,14 @@ class SavedGroups:
             self.size_bytes += known.growth_bytes(place, deferred)
             known.offsets[place] = Saved(offset, deferred, time_ms)
 
-    def hand_over(self, group: str, generations: Iterable[Iterable[int]]) -> None:
-        """(topic id, partition, generation) each."""
+    def hand_over(
+        self, group: str, generations: Iterable[Iterable[int]], placed: Mapping[int, PlacedTopic]
+    ) -> None:  # fmt: skip
+        """(topic id, partition, generation) each; ``placed``: the topics whose partitions have homes."""
         known = self._group(group)
         for topic_id, partition, generation in generations:
+            if topic_id in placed:
+                known.began.setdefault(topic_id, len(placed[topic_id].homes))
             place = topic_id, partition
             if place not in known.generations and place not in known.offsets:
                 self.size_bytes += PLACE_BYTES
@@ -179,7 +192,10 @@ class SavedGroups:
 
     def freeze(self) -> list[Frozen]:
         """A copy; ``row`` makes each JSON-able, in any thread."""
-        return [(name, group.offsets.copy(), group.generations.copy()) for name, group in self.named.items()]
+        return [
+            (name, group.offsets.copy(), group.generations.copy(), group.began.copy())
+            for name, group in self.named.items()
+        ]
 
     def snapshot(self) -> list[Any]:
         """JSON-able state."""
@@ -187,18 +203,20 @@ class SavedGroups:
 
     def restore(self, snapshot: list[Any]) -> None:
         """The reverse of ``snapshot``."""
-        for name, offsets, generations in snapshot:
+        for name, offsets, generations, *began in snapshot:
             group = self._group(name)
             group.offsets = {(t, p): Saved(offset, deferred, time_ms) for t, p, offset, deferred, time_ms in offsets}
             group.generations = {(t, p): generation for t, p, generation in generations}
+            group.began = dict(*began)
             self.size_bytes += group.size_bytes
 
 
 def row(frozen: Frozen) -> list[Any]:
     """One group, as ``SavedGroups.restore`` takes it."""
-    name, offsets, generations = frozen
+    name, offsets, generations, began = frozen
     return [
         name,
         [[*place, *saved] for place, saved in offsets.items()],
         [[*place, generation] for place, generation in generations.items()],
+        *([list(map(list, began.items()))] if began else []),
     ]

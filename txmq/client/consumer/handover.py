@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from txmq.client.consumer.assignment import Assignment, Fetches
+from txmq.client.consumer.beginnings import Beginnings
 from txmq.client.consumer.membership import Assigned
 from txmq.client.consumer.offsets.saver import OffsetSaver
 from txmq.client.consumer.offsets.store import OffsetPosition
@@ -28,19 +29,19 @@ class Handover:
 
     def __init__(
         self, assignment: Assignment, deferred: DeferredMessages, offsets: OffsetSaver, fetcher: Fetches, client: Log,
-        settings: ConsumerSettings, log: Logger, home: int = 0,
+        settings: ConsumerSettings, log: Logger, beginnings: Beginnings | None = None,
     ) -> None:  # fmt: skip
         self._assignment, self._deferred, self._offsets, self._fetcher = assignment, deferred, offsets, fetcher
-        self._home = home
+        self._home, self._beginnings = offsets.home, beginnings
         self._client, self._clock, self._settings, self._log = client, client.clock, settings, log
 
     def assigned(self, assigned: Assigned) -> None:
         """Begin to consume a partition."""
         offset, saved = assigned.offset, assigned.offset
         if offset is None:
-            # What came while a broadcast's member was there (or had its name) was sent to it from the first message on.
-            is_new = self._settings.broadcast and assigned.is_later
-            offset = self._starting_offset(assigned.slot, "earliest" if is_new else self._settings.start)
+            offset = self._starting_offset(
+                assigned.slot, "earliest" if self._is_later(assigned) else self._settings.start
+            )
             if self._settings.start != "earliest":
                 # If this process dies, the next owner would find another "latest", and skip what came between.
                 if not self._offsets.save_start(OffsetPosition(assigned.slot, assigned.generation, offset)):
@@ -58,6 +59,14 @@ class Handover:
         )
         self._log.info("partition assigned", topic=assigned.slot[0], partition=assigned.slot[1], offset=offset)
         self._fetcher.more()
+
+    def _is_later(self, assigned: Assigned) -> bool:
+        if self._settings.start == "earliest":
+            return False
+        # What came while a broadcast's member was there (or had its name) was sent to it from the first message on.
+        if self._settings.broadcast and assigned.is_later:
+            return True
+        return self._beginnings is not None and self._beginnings.is_later(assigned.slot)
 
     def _starting_offset(self, slot: TopicPartition, start: str | int) -> int:
         if isinstance(start, int):

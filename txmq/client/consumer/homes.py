@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.beginnings import Beginnings
 from txmq.client.consumer.fetcher import ConsumerFetcher
 from txmq.client.consumer.group_requests import GroupRequests
 from txmq.client.consumer.handover import Handover
@@ -59,6 +60,7 @@ class ConsumerHomes:
         self._client, self._assignment, self._deferred = client, assignment, deferred
         self._settings, self._membership, self._store, self._log = settings, membership, store, log
         self._acks: Acks | None = None
+        self._beginnings: Beginnings | None = None
         self._homes: tuple[ConsumerHome, ...] = ()
         self._members: tuple[GroupMember, ...] = ()
         self._is_closing = False
@@ -69,7 +71,7 @@ class ConsumerHomes:
 
     def start(self, acks: Acks) -> None:
         """Join the group: at the first home now, at the others one after another."""
-        self._acks = acks
+        self._acks, self._beginnings = acks, Beginnings(self._client, self._membership)
         self.look()
 
     def look(self) -> None:
@@ -81,6 +83,8 @@ class ConsumerHomes:
                 for member in self._members:
                     member.end()
                 return
+            if not self._homes and self._beginnings is not None:
+                self._beginnings.look()
             joined = [home.link for home in self._homes]
             link = next((link for link in self._client.routes.links() if link not in joined), None)
             if link is not None:
@@ -128,7 +132,7 @@ class ConsumerHomes:
         store = BrokerOffsetStore(requests.save) if self._store is None else self._store
         saving = Lock() if self._store is None else self._saving
         offsets = OffsetSaver(assignment, store, self._deferred, settings.saved_as, log, number, saving)
-        handover = Handover(assignment, self._deferred, offsets, fetcher, self._client, settings, log, number)
+        handover = Handover(assignment, self._deferred, offsets, fetcher, self._client, settings, log, self._beginnings)
         home = ConsumerHome(link, requests, fetcher, offsets, handover)
         self._homes = (*self._homes, home)
         fetcher.start()

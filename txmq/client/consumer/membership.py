@@ -20,6 +20,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from txmq.client.consumer.beginnings import BeginningUnknownError
 from txmq.client.consumer.group_requests import Fields, GroupRequests, SupersededError
 from txmq.client.consumer.offsets.store import StoredOffset
 from txmq.client.consumer.options import MemberSettings
@@ -286,6 +287,8 @@ class GroupMember:
         offset, deferred = found if found is not None else (None, None)
         try:
             self._partitions.assigned(item._replace(offset=offset, deferred=deferred))
+        except BeginningUnknownError as error:
+            self._sparingly.warning("a partition is not begun yet", error=str(error))
         except BaseException:
             self._partitions.lost(item.slot)  # what was begun of it
             raise

@@ -76,7 +76,7 @@ def small_state() -> State:
     )
     state.complete((2, 3), "u1", {"what": "committed", "why": "\u00fc"})
     state.saved.save("g", [[1, 0, 3, "text"], [1, 1, 4, None]], 12)
-    state.saved.hand_over("g", [[1, 0, 2]])
+    state.saved.hand_over("g", [[1, 0, 2]], {})
     state.saved.delete("other")
     state.queries.open("q", 4, 5)
     return state
@@ -130,7 +130,7 @@ def _change_everything(state: State) -> None:
     state.decisions.barriers.drop(two)
     state.decisions.forget((2, 3))
     state.saved.save("g", [[1, 0, 9, None], [1, 2, 1, "new"]], 99)
-    state.saved.hand_over("g", [[1, 1, 5]])
+    state.saved.hand_over("g", [[1, 1, 5]], {})
     state.saved.save("h", [[1, 0, 9, None]], 99)
     state.queries.open("q", 5, 9)
     state.end_session(1)

@@ -127,7 +127,7 @@ def test_the_count_is_a_function_of_what_is_kept(seed: int) -> None:
         row = [*place, 7, chance.choice([None, "", "abc", "\N{SNOWMAN}" * 3])]
         match chance.randint(0, 6):
             case 0:
-                saved.hand_over(group, [[*place, 3]])
+                saved.hand_over(group, [[*place, 3]], {})
             case 1 | 2:
                 growth, before = saved.growth_bytes(group, [row]), saved.size_bytes
                 saved.save(group, [row], 1)

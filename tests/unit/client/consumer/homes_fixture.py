@@ -59,6 +59,11 @@ class Home:
         self.node = Node(SimDisk(), clock=clock)
         self.node.state.home, self.node.context.cluster = number, ClusterView()
 
+    @property
+    def control(self) -> Connection:
+        """As of a ``HomeLink``."""
+        return self.new_connection()
+
     def new_connection(self) -> Connection:
         """As of a ``HomeLink``."""
         return Connection(self)
@@ -68,7 +73,7 @@ class Cluster:
     """Homes 1, 2, ... with one topic."""
 
     def __init__(self, *owners: int) -> None:
-        self.clock = SimClock()
+        self.clock, self.is_map_away = SimClock(), False
         self.homes = [Home(number, self.clock) for number in range(1, max(owners) + 1)]
         self.place(*owners)
 
@@ -89,6 +94,12 @@ class Cluster:
         """As of ``Routes``."""
         return self.homes
 
+    def known(self, topic: str) -> Topic:
+        """As of ``client.topics``."""
+        if self.is_map_away:
+            raise ConnectionLostError("away")
+        return Topic(1, TopicConfig(topic, len(self.owners)))
+
     def offsets(self, topic: str, partition: int) -> PartitionRange:
         """As of a ``Client``; every partition has 100 messages."""
         if self.link_for(topic, partition).is_away:
@@ -105,7 +116,7 @@ class Scene:
     ) -> None:  # fmt: skip
         self.cluster = cluster
         client: Any = SimpleNamespace(
-            clock=cluster.clock, timeout=5.0, routes=cluster, offsets=cluster.offsets, topics=None
+            clock=cluster.clock, timeout=5.0, routes=cluster, offsets=cluster.offsets, topics=cluster
         )
         settings = ConsumerSettings("g", ("a",), start, 5, ConsumerOptions(name=name, **options), offset_store=store)
         deferred: Any = SimpleNamespace(

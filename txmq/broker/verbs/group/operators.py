@@ -42,7 +42,15 @@ def describe(request: GroupRequest) -> None:
     ]  # fmt: skip
     rows = _described_partitions(request, saved or SavedGroup(), membership)
     strategy = membership.strategy if members else None
-    request.answer({"group": request.group, "strategy": strategy, "members": members, "partitions": rows})
+    found = {"group": request.group, "strategy": strategy, "members": members, "partitions": rows}
+    request.answer({**found, **_began(request, saved or SavedGroup())})
+
+
+def _began(request: GroupRequest, saved: SavedGroup) -> dict[str, Any]:
+    """Where the group began, for the members at other homes; nothing at a broker that is alone."""
+    topics = request.context.state.topics
+    began = {topic.config.name: saved.began[topic.topic_id] for topic in topics if topic.topic_id in saved.began}
+    return {"began": began} if began else {}
 
 
 def _described_partitions(request: GroupRequest, saved: SavedGroup, membership: Membership) -> list[dict[str, Any]]:

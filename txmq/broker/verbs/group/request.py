@@ -45,7 +45,7 @@ def journal_owned(context: Context, name: str, rows: list[list[Any]]) -> None:
     if rows:
         context.group.add_entry(entries.json_entry(entries.HANDED_OVER, {"group": name, "owned": rows}))
         context.group.needs_sync = True
-        context.state.saved.hand_over(name, rows)
+        context.state.saved.hand_over(name, rows, context.state.placed)
 
 
 def journal_offsets(context: Context, name: str, rows: list[list[Any]]) -> None:

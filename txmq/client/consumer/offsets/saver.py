@@ -38,6 +38,9 @@ class Contents(Protocol):
 class OffsetSaver:
     """See the module's docstring. Thread safety: any thread.
 
+    Attributes:
+        home: the number of the consumer's home whose partitions it saves.
+
     Args:
         saving: held while the store is called; one that the savers of other homes share has one lock.
     """
@@ -47,7 +50,7 @@ class OffsetSaver:
         saving: Lock | None = None,
     ) -> None:  # fmt: skip
         self._assignment, self._store, self._contents, self._group, self._log = assignment, store, contents, group, log
-        self._home, self._saving = home, saving or Lock()
+        self.home, self._saving = home, saving or Lock()
 
     @property
     def is_shared(self) -> bool:
@@ -84,7 +87,7 @@ class OffsetSaver:
                 return ()
             refused = asked(lambda: self._store.save(self._group, positions))
             self.were_saved(position for position in positions if position.slot not in refused)
-        current = set(self._assignment.held(self._home))
+        current = set(self._assignment.held(self.home))
         for position in positions:
             if position.slot in refused and (position.slot, position.generation) in current:  # else it is ours anew
                 topic, partition = position.slot
@@ -110,7 +113,7 @@ class OffsetSaver:
             return [
                 OffsetPosition(slot, consumed.generation, consumed.position, text, order)
                 for slot, consumed in self._assignment.partitions.items()
-                if consumed.home == self._home
+                if consumed.home == self.home
                 and ((text := deferred_text(consumed)), consumed.position) != (consumed.deferred_saved, consumed.saved)
                 and (everything or consumed.saved is not None or consumed.position)
                 and consumed.is_ready
