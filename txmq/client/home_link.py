@@ -30,6 +30,8 @@ class HomeLink:
         senders: the senders of producers.
         clock: for deadlines.
         timeout: seconds for a request that has no timeout of its own.
+        home: the home's id; 0 until it is known.
+        is_away: whether the home cannot be reached, as far as is known.
 
     Thread safety: any thread. After ``fork`` the child's connections are made anew, with another session.
     """
@@ -50,6 +52,7 @@ class HomeLink:
         self.senders = SenderPool(lambda: self.control, self.new_connection, clock, on_unknown_topic)
         self._lock = Lock()
         self._closed = False
+        self.home, self.is_away = 0, False
         watch_forks(self)
 
     def new_connection(self) -> ReconnectingConnection:
@@ -81,6 +84,9 @@ class HomeLink:
         """The outcome of a transaction of this client whose end was not seen, once it was asked for."""
         known = (connection.known_outcome(txid) for connection in (self.control, *self._former))
         return next((outcome for outcome in known if outcome is not None), None)
+
+    def was_silent(self) -> None:
+        """The home has not answered in time, or cannot be connected to. A lone broker is asked all the same."""
 
     def close(self) -> None:
         """Close the connections; unanswered requests are lost."""

@@ -1,7 +1,8 @@
 """Choose the partition of a message.
 
 A selector sees the topic's *declared* partitions, reachable or not: the same key always has the same partition (P7 of
-docs/promises.md).
+docs/promises.md). With several brokers a producer passes by the selector for a message that goes to the next partition
+(``goes_in_turn``): it skips partitions of homes that are away.
 """
 
 from __future__ import annotations
@@ -77,6 +78,12 @@ class FixedSelector(PartitionSelector):
 
     def select(self, topic: str, partitions: int, message: Message) -> int:
         return self._partition
+
+
+def goes_in_turn(selector: PartitionSelector, key: bytes | None) -> bool:
+    """Whether a message gets the next partition, so that it may skip those that cannot be written now."""
+    kind = type(selector)
+    return kind is RoundRobinSelector or (key is None and kind in (KeyHashSelector, KafkaPartitionSelector))
 
 
 def checked(partition: object, topic: str, partitions: int) -> int:

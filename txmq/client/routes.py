@@ -14,6 +14,8 @@ class Routes:
     def __init__(self, link: HomeLink) -> None:
         self._only = link
 
+    is_lone = True  # one broker without a registry
+
     def link_for(self, topic: str, partition: int) -> HomeLink:
         """The link of the home that owns a partition, as far as that is known."""
         return self._only
@@ -29,6 +31,9 @@ class Routes:
     def links(self) -> tuple[HomeLink, ...]:
         """The links of all homes that are known, in the order of the homes' ids."""
         return (self._only,)
+
+    def corrected(self, topic: str) -> None:
+        """A broker does not own a partition of the topic: find out which home does. A lone broker owns them all."""
 
     def close(self) -> None:
         """Close the links."""

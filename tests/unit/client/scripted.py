@@ -115,7 +115,7 @@ class ScriptedBroker:
 
     def __init__(self, partitions: int = 2) -> None:
         self.clock = TurnedClock()
-        self.partitions = partitions
+        self.partitions, self.topic_id = partitions, TOPIC_ID
         self.streams: list[ScriptedStream] = []
         self.connections_refused = 0
         self.verbs: list[str] = []
@@ -198,7 +198,7 @@ class ScriptedBroker:
         name = request[1][0].decode()
         if name.startswith("no"):
             raise UnknownTopicError(f"no topic {name}")
-        topic = Topic(TOPIC_ID, TopicConfig(name, partitions=self.partitions)).to_json()
+        topic = Topic(self.topic_id, TopicConfig(name, partitions=self.partitions)).to_json()
         return answers.result(200, request[4], json.dumps({"topics": [topic | {"from": "the future"}]}).encode())
 
     def _put(self, stream: ScriptedStream, request: Request) -> bytes:
@@ -214,7 +214,7 @@ class ScriptedBroker:
         if sequence != self.following.get(key, 0):
             raise SequenceError("gap")
         base = self.ends.get(partition, 0)
-        stamp(batch, TOPIC_ID, partition, base, crc)
+        stamp(batch, self.topic_id, partition, base, crc)
         self.logs.setdefault(partition, bytearray()).extend(batch)
         self.ends[partition] = base + count
         self.following[key] = sequence + count

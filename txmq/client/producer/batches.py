@@ -6,7 +6,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
-from txmq.errors import TxmqError
+from txmq.errors import DeliveryUnknownError, RequestTimeoutError, TxmqError
 from txmq.log.records import Headers
 
 SEQUENCE_MASK = 0x7FFFFFFF
@@ -52,12 +52,14 @@ class Batch:
         transmission: how often it was given out; tells late answers apart.
         was_uncertain: whether it was uncertain before the present transmission.
         base_offset, error: the outcome; exactly one of them is set once it is finished.
+        is_movable: its messages were given a partition in turn: any other would do until the batch is given out.
         owner: for the shell.
     """
 
     __slots__ = (
-        "base_offset", "content", "count", "created_at", "deadline", "error", "is_finished", "is_uncertain", "owner",
-        "queue", "records", "refusal", "sequence", "size_bytes", "state", "transmission", "was_uncertain",
+        "base_offset", "content", "count", "created_at", "deadline", "error", "is_finished", "is_movable",
+        "is_uncertain", "owner", "queue", "records", "refusal", "sequence", "size_bytes", "state", "transmission",
+        "was_uncertain",
     )  # fmt: skip
 
     def __init__(self, queue: BatchQueue, created_at: float, deadline: float) -> None:
@@ -67,7 +69,7 @@ class Batch:
         self.count, self.size_bytes = 0, BATCH_OVERHEAD_BYTES
         self.state = BatchState.WAITING
         self.sequence = self.transmission = 0
-        self.is_uncertain = self.was_uncertain = self.is_finished = False
+        self.is_uncertain = self.was_uncertain = self.is_finished = self.is_movable = False
         self.base_offset: int | None = None
         self.error: TxmqError | None = None
         self.refusal: TxmqError | None = None  # the reason why it waits again
@@ -99,3 +101,20 @@ class BatchQueue:
         self.stalled = False
         self.in_flight_max = 0
         self.not_before = self.backoff_s = 0.0
+
+
+def unknown(batch: Batch, why: str) -> DeliveryUnknownError:
+    """The error of a batch that may or may not be stored."""
+    queue = batch.queue
+    return DeliveryUnknownError(
+        f"whether {batch.count} message(s) for {queue.topic}-{queue.partition} were stored is not known: {why}"
+    )
+
+
+def not_sent(batch: Batch, reason: TxmqError | None) -> TxmqError:
+    """The error of a batch that was not sent in time."""
+    queue = batch.queue
+    text = f"{batch.count} message(s) for {queue.topic}-{queue.partition} were not sent in time, nothing was stored"
+    if reason is None:
+        return RequestTimeoutError(text)
+    return type(reason)(f"{text}: {reason}")

@@ -14,7 +14,7 @@ from typing import TypeVar, overload
 
 from crc32c import crc32c
 
-from txmq.client.producer.sender import Completion
+from txmq.client.producer.completion import Completion
 from txmq.errors import TooLargeError
 from txmq.log import records
 from txmq.model import SendResult
@@ -22,6 +22,7 @@ from txmq.model import SendResult
 Pair = tuple[bytes | None, bytes]
 SLICE_COUNT_MAX = 4096
 SLICE_SIZE_BYTES_MAX = 2 << 20
+IN_TURN = 0xFFFF  # in place of a partition: messages that go to the next one that can be written
 _values = itemgetter(1)
 T = TypeVar("T")
 
@@ -30,8 +31,8 @@ class Slice:
     """A slice of the messages, and the batches they went into.
 
     Attributes:
-        partitions: of each message, in order.
-        batches: per partition the batches its messages went into, in order.
+        partitions: of each message, in order; or ``IN_TURN``.
+        batches: per partition, and for ``IN_TURN``, the batches its messages went into, in order.
     """
 
     __slots__ = ("batches", "partitions")
@@ -111,15 +112,14 @@ def assigned(partitions: Iterable[int]) -> array[int]:
     return array("H", partitions)
 
 
-def assign_by_key(pairs: Sequence[Pair], partitions: int, next_number: int) -> array[int]:
-    """The partition of each by the default selector; messages without a key share one, so that batches are full.
+def assign_by_key(pairs: Sequence[Pair], partitions: int, spare: int) -> array[int]:
+    """The partition of each by the default selector; ``spare`` for those without a key, so that batches are full.
 
     Raises:
         TypeError: a key is neither bytes nor None.
     """
     if partitions == 1:
         return array("H", bytes(2 * len(pairs)))
-    spare = next_number % partitions
     return array("H", [crc32c(key) % partitions if key is not None else spare for key, _ in pairs])
 
 

@@ -19,6 +19,10 @@ batch is *uncertain* from the moment it is given out until the broker answers:
   unknown for the caller, and is still sent until its outcome is known, because all batches behind it are numbered after
   it.
 * Another session: its numbers begin at 0, so what is uncertain stays unknown. It is reported, and never sent again.
+* ``not-owner``, the partition is another home's: nothing was stored, and nothing more of it is sent here. Once the rest
+  in flight is answered, the shell takes its batches to that home (``take_returned``, ``adopt``). One that may have been
+  stored before stays unknown.
+* Away: a batch that was never given out and is movable may go to any other partition (``movable``, ``withdraw``).
 * ``sequence`` without a refusal before it: the topic was created anew under its name (numbers begin at 0), or the
   broker contradicts the core; then another session is requested.
 
@@ -31,6 +35,9 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import dropwhile
+
 from txmq.client.producer.batches import (
     RECORD_OVERHEAD_BYTES,
     SEQUENCE_MASK,
@@ -39,12 +46,14 @@ from txmq.client.producer.batches import (
     BatchState,
     ProducerLimits,
     Record,
+    not_sent,
+    unknown,
 )
 from txmq.errors import (
     BrokerError,
-    DeliveryUnknownError,
     FencedError,
     ForbiddenError,
+    NotOwnerError,
     RequestTimeoutError,
     SequenceError,
     TxmqError,
@@ -54,6 +63,7 @@ from txmq.errors import (
 from txmq.log import records
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 1.0
+NEVER = float("inf")
 DEADLINE_SPREAD_S = 1.0  # messages share a batch, and so its outcome, only if their deadlines are this close
 
 
@@ -72,6 +82,7 @@ class ProducerCore:
         self._queues: dict[tuple[str, int], BatchQueue] = {}
         self._active: dict[BatchQueue, None] = {}  # those with batches
         self._finished: list[Batch] = []
+        self.returned: dict[BatchQueue, NotOwnerError] = {}  # those whose partition is another home's
         self.expires_at = float("inf")  # no deadline of an unfinished batch is earlier
 
     # --- what the application sends ----------------------------------------------------------------------------------
@@ -228,6 +239,8 @@ class ProducerCore:
             self._refused_sequence(batch)
         elif isinstance(error, UnknownTopicError):
             self._refused_with_topic(batch, error)
+        elif isinstance(error, NotOwnerError):
+            self._refused_by_stranger(batch, error)
         elif batch.was_uncertain or isinstance(error, UnavailableError) or type(error) is BrokerError:
             self._try_again(batch, error, now)
         else:
@@ -254,7 +267,18 @@ class ProducerCore:
         if batch is queue.batches[0]:
             queue.base_sequence = 0
         self._remove(batch)
-        self._finish(batch, None, _unknown(batch, "its topic is gone") if was_uncertain else error)
+        self._finish(batch, None, unknown(batch, "its topic is gone") if was_uncertain else error)
+
+    def _refused_by_stranger(self, batch: Batch, error: NotOwnerError) -> None:
+        # Those behind it left a gap. One before it may have been accepted by a home that was the owner until then.
+        for other in _from(batch):
+            if other.state is BatchState.IN_FLIGHT or other is batch:
+                other.is_uncertain = other.was_uncertain
+        self.returned[batch.queue] = batch.refusal = error
+        batch.queue.stalled, batch.queue.not_before = True, NEVER
+        if batch.was_uncertain:
+            self._remove(batch)
+            self._finish(batch, None, unknown(batch, "its partition is another home's"))
 
     def _refused_for_certain(self, batch: Batch, error: BrokerError, now: float) -> None:
         self._not_stored_from(batch)
@@ -267,13 +291,10 @@ class ProducerCore:
 
     def _not_stored_from(self, batch: Batch) -> None:
         """Neither this batch nor any behind it was stored: the sequence has a gap here."""
-        behind = False
-        for other in batch.queue.batches:
-            behind = behind or other is batch
-            if behind:
-                other.is_uncertain = False
+        for other in _from(batch):
+            other.is_uncertain = False
 
-    def _try_again(self, batch: Batch, error: BrokerError, now: float) -> None:
+    def _try_again(self, batch: Batch, error: TxmqError, now: float) -> None:
         queue = batch.queue
         batch.refusal = error
         queue.stalled = True
@@ -284,7 +305,8 @@ class ProducerCore:
         """The connection is lost: no batch in flight will be answered on it."""
         self._is_connected = False
         for queue in self._active:
-            queue.stalled, queue.in_flight, queue.not_before = False, 0, 0.0
+            queue.stalled, queue.in_flight = False, 0
+            queue.not_before = NEVER if queue in self.returned else 0.0
             for batch in queue.batches:
                 if batch.state is BatchState.IN_FLIGHT:
                     batch.state = BatchState.WAITING
@@ -302,7 +324,69 @@ class ProducerCore:
             for batch in list(queue.batches):
                 if batch.is_uncertain or batch.state is BatchState.DONE:
                     self._remove(batch)
-                    self._finish(batch, None, _unknown(batch, "its session ended before the answer came"))
+                    self._finish(batch, None, unknown(batch, "its session ended before the answer came"))
+
+    # --- what goes elsewhere -----------------------------------------------------------------------------------------
+
+    def separate(self, topic: str, partition: int, *, is_movable: bool) -> None:
+        """Let the next message join no batch of the other kind."""
+        queue = self._queue(topic, partition)
+        if queue.open is not None and queue.open.is_movable != is_movable:
+            queue.open = None
+
+    def movable(self) -> list[Batch]:
+        """Batches that may go to another partition."""
+        return [batch for batch in self.unfinished_batches() if batch.is_movable and not batch.transmission]
+
+    def withdraw(self, batches: Iterable[Batch]) -> None:
+        """Let go of batches that another core adopts."""
+        for batch in batches:
+            self._remove(batch)
+            self.unfinished -= 1
+
+    def adopt(self, topic: str, partition: int, batches: Iterable[Batch]) -> None:
+        """Add batches that another core let go, behind those that are there; none of them was stored."""
+        queue = self._queue(topic, partition)
+        queue.open = None
+        for batch in batches:
+            batch.queue, batch.state = queue, BatchState.WAITING
+            queue.batches.append(batch)
+            self._active[queue] = None
+            self.expires_at = min(self.expires_at, batch.deadline)
+            self.unfinished += 1
+            self.buffered_bytes += batch.size_bytes
+
+    def due_returned(self) -> list[BatchQueue]:
+        """Queues whose batches can be taken to another home: nothing of them is in flight."""
+        return [queue for queue in self.returned if not queue.in_flight]
+
+    def take_returned(self, queue: BatchQueue) -> list[Batch]:
+        """Let go of a returned queue's batches, in order; those that may be stored end as unknown."""
+        del self.returned[queue]
+        for batch in list(queue.batches):
+            if batch.is_uncertain:
+                self._remove(batch)
+                self._finish(batch, None, unknown(batch, "its partition is another home's"))
+        taken = [batch for batch in queue.batches if not batch.is_finished]
+        self.withdraw(taken)
+        for batch in list(queue.batches):
+            self._remove(batch)
+        queue.base_sequence, queue.stalled, queue.not_before = 0, False, 0.0
+        return taken
+
+    def fail_returned(self, queue: BatchQueue, error: TxmqError) -> None:
+        """End a returned queue's batches: no home takes them, so none of them was stored."""
+        taken = self.take_returned(queue)
+        self.unfinished += len(taken)
+        for batch in taken:
+            self._finish(batch, None, error)
+
+    def keep_returned(self, queue: BatchQueue, now: float, error: TxmqError | None = None) -> None:
+        """Try a returned queue here once more, after a back-off: no other home is known, because of ``error``."""
+        refusal = self.returned.pop(queue)
+        queue.not_before = 0.0
+        if queue.batches:
+            self._try_again(queue.batches[0], error or refusal, now)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -313,10 +397,10 @@ class ProducerCore:
         for queue in list(self._active):
             for batch in _overdue(queue, now):
                 if batch.is_uncertain or batch.state is BatchState.IN_FLIGHT:
-                    self._finish(batch, None, _unknown(batch, "no answer came in time"))
+                    self._finish(batch, None, unknown(batch, "no answer came in time"))
                 else:
                     self._remove(batch)
-                    self._finish(batch, None, batch.refusal or _not_sent(batch, reason))
+                    self._finish(batch, None, batch.refusal or not_sent(batch, reason))
         deadlines = [batch.deadline for batch in self.unfinished_batches()]
         self.expires_at = min(deadlines, default=float("inf"))
 
@@ -324,7 +408,7 @@ class ProducerCore:
         """Finish all batches: the producer is closed. Uncertain ones are not sent again."""
         for queue in list(self._active):
             for batch in list(queue.batches):
-                error = _unknown(batch, reason) if batch.is_uncertain else RequestTimeoutError(f"not sent: {reason}")
+                error = unknown(batch, reason) if batch.is_uncertain else RequestTimeoutError(f"not sent: {reason}")
                 self._remove(batch)
                 self._finish(batch, None, error)
 
@@ -357,20 +441,10 @@ class ProducerCore:
             del self._active[queue]
 
 
+def _from(batch: Batch) -> Iterator[Batch]:
+    """A batch and those behind it."""
+    return dropwhile(lambda other: other is not batch, batch.queue.batches)
+
+
 def _overdue(queue: BatchQueue, now: float) -> list[Batch]:
     return [batch for batch in queue.batches if not batch.is_finished and batch.deadline <= now]
-
-
-def _unknown(batch: Batch, why: str) -> DeliveryUnknownError:
-    queue = batch.queue
-    return DeliveryUnknownError(
-        f"whether {batch.count} message(s) for {queue.topic}-{queue.partition} were stored is not known: {why}"
-    )
-
-
-def _not_sent(batch: Batch, reason: TxmqError | None) -> TxmqError:
-    queue = batch.queue
-    text = f"{batch.count} message(s) for {queue.topic}-{queue.partition} were not sent in time, nothing was stored"
-    if reason is None:
-        return RequestTimeoutError(text)
-    return type(reason)(f"{text}: {reason}")

@@ -13,18 +13,19 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from txmq.client.arguments import WAIT_S_MAX, require_choice, require_number, require_transaction_timeout, require_wait
-from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
+from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked, goes_in_turn
 from txmq.client.producer import bulk
 from txmq.client.producer.batches import ProducerLimits, Record
 from txmq.client.producer.bulk import Pair, SendResults, Slice
+from txmq.client.producer.completion import Completion
 from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
+from txmq.client.producer.home_senders import HomeSenders, SendingClient
 from txmq.client.producer.sender import Sender
-from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.transaction.block import Resource, Transaction
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
-from txmq.client.transport.ports import RoutedBroker, TopicDirectory
+from txmq.client.transport.ports import RoutedBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
@@ -40,20 +41,12 @@ from txmq.runtime.threads import Future
 T = TypeVar("T")
 
 
-class ProducerClient(RoutedBroker, Protocol):
+class ProducerClient(SendingClient, RoutedBroker, Protocol):
     """A client, as its producers use it."""
 
     @property
     def control(self) -> ReconnectingConnection:
         """The connection for everything but reads."""
-
-    @property
-    def topics(self) -> TopicDirectory:
-        """The topics."""
-
-    @property
-    def senders(self) -> SenderPool:
-        """What a producer sends with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +100,7 @@ class Producer:
         self._selector = selector or KeyHashSelector()
         self._key_hash = self._selector if type(self._selector) is KeyHashSelector else None
         self._spare_partitions = count()
-        self._sender: Sender | None = None
+        self._senders = HomeSenders(client, settings.limits())
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -157,7 +150,7 @@ class Producer:
         where, record = self._routed(topic, (key, value, headers, tag), partition, wait_s_max)
         if transaction is not None:
             return transaction.add(topic, where, *record)
-        return self._send_alone(topic, where, record, self._deadline(timeout))
+        return self._send_alone(topic, where, record, self._deadline(timeout), partition is None)
 
     def route(
         self, topic: str, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, tag: str | None,
@@ -181,7 +174,7 @@ class Producer:
             future: Future[SendResult] = Future()
             future.set_result(transaction.add(topic, where, *record))
             return future
-        return self._send_alone_async(topic, where, record, self._deadline(timeout))
+        return self._send_alone_async(topic, where, record, self._deadline(timeout), partition is None)
 
     def send_many(self, topic: str, messages: Sequence[Pair], *, timeout: float | None = None) -> Sequence[SendResult]:
         """Send (key, value) pairs, pipelined, and wait until all are acknowledged; inside a block they join.
@@ -205,41 +198,72 @@ class Producer:
 
     # --- outside of transactions: ``RetryingProducer`` has its own ---------------------------------------------------
 
-    def _send_alone(self, topic: str, partition: int, record: Record, deadline: float) -> SendResult:
-        return self._open_sender().send(topic, partition, record, deadline)
+    def _send_alone(
+        self, topic: str, partition: int, record: Record, deadline: float, is_selected: bool
+    ) -> SendResult:  # fmt: skip
+        lone = self._senders.lone or self._senders.open_lone()
+        if lone is not None:
+            return lone.send(topic, partition, record, deadline)
+        is_movable = is_selected and goes_in_turn(self._selector, record[0])
+        return self._senders.send(topic, partition, record, deadline, is_movable=is_movable)
 
-    def _send_alone_async(self, topic: str, partition: int, record: Record, deadline: float) -> Future[SendResult]:
-        return self._open_sender().send_async(topic, partition, record, deadline)
+    def _send_alone_async(
+        self, topic: str, partition: int, record: Record, deadline: float, is_selected: bool
+    ) -> Future[SendResult]:  # fmt: skip
+        lone = self._senders.lone or self._senders.open_lone()
+        if lone is not None:
+            return lone.send_async(topic, partition, record, deadline)
+        is_movable = is_selected and goes_in_turn(self._selector, record[0])
+        return self._senders.send_async(topic, partition, record, deadline, is_movable=is_movable)
 
     def _send_pairs(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
-        sender = self._open_sender()
+        lone = self._senders.open_lone()
         slices: list[Slice] = []
         try:
             for part in bulk.cut(pairs):
-                slices.append(self._send_slice(sender, topic, part, timeout))
-                sender.take_arrived()
+                slices.append(self._send_slice(lone, topic, part, timeout))
+                if lone is not None:
+                    lone.take_arrived()
         finally:
             for one in slices:
                 for completions in one.batches.values():
                     for completion in completions:
-                        sender.drive(completion)
+                        if lone is not None:
+                            lone.drive(completion)
+                        else:
+                            completion.futures[0][1].exception()
         _raise_first(slices)
         return SendResults(slices, len(pairs))
 
-    def _send_slice(self, sender: Sender, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Slice:
+    def _send_slice(self, lone: Sender | None, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Slice:
         now_ms = self.client.clock.now_ms()
-        assigned = Slice(self._assign(topic, pairs, now_ms, timeout))
-        limit = self._batch_size_bytes_max(sender)
+        assigned = Slice(self._assign(topic, pairs, now_ms, timeout, has_many=lone is None))
+        limit = self._batch_size_bytes_max()
         for partition, members in bulk.group(pairs, assigned.partitions).items():
             completions = assigned.batches[partition] = []
             for content, size in bulk.encode(members, now_ms, self.settings.compression, limit):
-                completions.append(sender.add(topic, partition, content, size, self._deadline(timeout)))
+                if lone is not None:
+                    completion = lone.add(topic, partition, content, size, self._deadline(timeout))
+                else:
+                    completion = self._add_to_home(topic, partition, content, size, timeout)
+                completions.append(completion)
         return assigned
 
-    def _assign(self, topic: str, pairs: Sequence[Pair], now_ms: int, timeout: float | None) -> array[int]:
+    def _add_to_home(
+        self, topic: str, partition: int, content: bytearray, size: int, timeout: float | None
+    ) -> Completion:  # fmt: skip
+        is_in_turn = partition == bulk.IN_TURN
+        where = self._next_partition(topic) if is_in_turn else partition
+        is_movable = is_in_turn or goes_in_turn(self._selector, b"")
+        return self._senders.add(topic, where, content, size, self._deadline(timeout), is_movable=is_movable)
+
+    def _assign(
+        self, topic: str, pairs: Sequence[Pair], now_ms: int, timeout: float | None, *, has_many: bool
+    ) -> array[int]:  # fmt: skip
         partitions = self._partitions_of(topic, self._timeout_s(timeout))
         if self._key_hash is not None:
-            return bulk.assign_by_key(pairs, partitions, next(self._spare_partitions))
+            spare = bulk.IN_TURN if has_many else next(self._spare_partitions) % partitions
+            return bulk.assign_by_key(pairs, partitions, spare)
         chosen = (self._select(topic, partitions, (key, value, (), now_ms), None) for key, value in pairs)
         return bulk.assigned(chosen)
 
@@ -258,20 +282,13 @@ class Producer:
         Raises:
             RequestTimeoutError: not within ``timeout`` seconds; the rest is still sent.
         """
-        deadline = self._deadline(timeout)
-        if self._sender is not None:
-            self._sender.flush(deadline)
+        self._senders.flush(self._deadline(timeout))
 
     def close(self, timeout: float | None = None) -> None:
         """Flush and end. Raises as ``flush``; unfinished messages are given up when the client closes."""
         deadline = self._deadline(timeout)
         self._closed = True
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            try:
-                sender.flush(deadline)
-            finally:
-                self.client.senders.give_back(sender)
+        self._senders.close(deadline)
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -332,7 +349,7 @@ class Producer:
         if self._closed:
             raise ClosedError("the producer is closed")
         key, value, _, tag = message
-        headers = checked_headers(message, self._batch_size_bytes_max(self._sender))
+        headers = checked_headers(message, self._batch_size_bytes_max())
         record = (key, value, headers, self.client.clock.now_ms())
         return self._partition_for(topic, record, tag, partition, wait_s_max), record
 
@@ -361,8 +378,11 @@ class Producer:
         except BrokerAwayError as error:
             raise_rolled_back(error, None)
 
-    def _batch_size_bytes_max(self, sender: Sender | None) -> int:
-        session = None if sender is None else sender.reconnecting.session
+    def _batch_size_bytes_max(self) -> int:
+        lone = self._senders.lone
+        if lone is None:
+            return self._senders.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
+        session = lone.reconnecting.session
         return REQUEST_SIZE_BYTES_MAX if session is None else session.request_size_bytes_max
 
     def _partition_for(
@@ -379,18 +399,15 @@ class Producer:
 
     def _select(self, topic: str, partitions: int, record: Record, tag: str | None) -> int:
         key, value, headers, now_ms = record
+        if (key is None or self._key_hash is None) and self._senders.has_many and goes_in_turn(self._selector, key):
+            return self._next_partition(topic)
         if self._key_hash is not None:  # needs no Message
             return self._key_hash.partition_of(key, partitions)
         message = Message(topic, -1, -1, key, value, dict(headers), tag, now_ms, None)
         return checked(self._selector.select(topic, partitions, message), topic, partitions)
 
-    def _open_sender(self) -> Sender:
-        sender = self._sender
-        if sender is None:
-            if self._closed:
-                raise ClosedError("the producer is closed")
-            sender = self._sender = self.client.senders.take(self.settings.limits())
-        return sender
+    def _next_partition(self, topic: str) -> int:
+        return self._senders.next_partition(self.client.topics.known(topic))
 
     def _deadline(self, timeout: float | None) -> float:
         return self.client.clock.monotonic() + self._timeout_s(timeout)
@@ -404,5 +421,9 @@ def _raise_first(slices: list[Slice]) -> None:
         assert first is not None
         error = type(first)(*first.args)
         stored = sum(batch.count for batch in batches if batch.error is None)
-        error.add_note(f"{stored} of {sum(batch.count for batch in batches)} messages were acknowledged")
+        places = sorted({(batch.queue.topic, batch.queue.partition) for batch in failed})
+        error.add_note(
+            f"{stored} of {sum(batch.count for batch in batches)} messages were acknowledged; "
+            f"failed: {', '.join(f'{topic}-{partition}' for topic, partition in places)}"
+        )
         raise error

@@ -17,67 +17,35 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from txmq.client.producer.batches import Batch, ProducerLimits, Record
+from txmq.client.producer.completion import Completion, completion_of
 from txmq.client.producer.core import ProducerCore
 from txmq.client.transport.connection import Connection
-from txmq.client.transport.reconnecting import BACKOFF_S_MAX, BACKOFF_S_MIN, IDLE_CHECK_S, ReconnectingConnection
+from txmq.client.transport.reconnecting import (
+    BACKOFF_S_MAX,
+    BACKOFF_S_MIN,
+    IDLE_CHECK_S,
+    ReconnectingConnection,
+)
 from txmq.client.transport.reply import Waiter
 from txmq.client.transport.session import ClientSession
-from txmq.errors import BrokerAwayError, ClosedError, ConnectionLostError, RequestTimeoutError, TxmqError, broker_error
-from txmq.model import SendResult, SendStatus
+from txmq.errors import (
+    BrokerAwayError,
+    ClosedError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    TxmqError,
+    broker_error,
+)
+from txmq.model import SendResult
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, start_daemon, watch_forks
 
 BACKGROUND_WAIT_S_MAX = 1.0
 LEFTOVERS_POLL_S = 0.02
 _FOREVER_S = 86_400.0
-
-
-class Completion:
-    """The end of one batch, for the threads and futures that wait for it; ``Batch.owner``."""
-
-    __slots__ = ("batch", "done", "futures", "waiters")
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.done = False
-        self.waiters: list[Waiter] = []
-        self.futures: list[tuple[int, Future[SendResult]]] = []
-
-    def waiter(self) -> Waiter:
-        """A waiter for one thread: several threads may share a batch."""
-        waiter = Waiter()
-        self.waiters.append(waiter)
-        if self.done:  # looked at second, because ``finish`` sets it first
-            waiter.finish()
-        return waiter
-
-    def finish(self) -> None:
-        """End all waits for the batch."""
-        self.done = True
-        for waiter in self.waiters:
-            waiter.finish()
-
-    def result(self, number: int) -> SendResult:
-        """The result of message ``number`` of the batch. Raises the error it ended with."""
-        batch = self.batch
-        if batch.error is not None:
-            raise type(batch.error)(*batch.error.args)
-        assert batch.base_offset is not None
-        queue = batch.queue
-        return SendResult(queue.topic, queue.partition, batch.base_offset + number, SendStatus.ACKNOWLEDGED)
-
-    def complete_futures(self) -> None:
-        """Set the futures. That runs the application's callbacks, so never on a thread that reads for others."""
-        for number, future in self.futures:
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(self.result(number))
-            except TxmqError as error:
-                future.set_exception(error)
 
 
 class _PutReply:
@@ -124,31 +92,47 @@ class Sender:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def send(self, topic: str, partition: int, record: Record, deadline: float) -> SendResult:
-        """Send one message and wait for its acknowledgement."""
-        completion, number = self._append(topic, partition, record, deadline, None)
+    def send(
+        self, topic: str, partition: int, record: Record, deadline: float, is_movable: bool | None = None
+    ) -> SendResult:
+        """Send one message and wait for its acknowledgement.
+
+        Args:
+            is_movable: see ``Batch``; None if there is one home.
+        """
+        completion, number = self._append(topic, partition, record, deadline, None, is_movable)
         self.drive(completion)
         return completion.result(number)
 
-    def send_async(self, topic: str, partition: int, record: Record, deadline: float) -> Future[SendResult]:
-        """Send one message; the future is done when it is acknowledged or failed."""
+    def send_async(
+        self, topic: str, partition: int, record: Record, deadline: float, is_movable: bool | None = None
+    ) -> Future[SendResult]:
+        """As ``send``, without waiting: the future is done when the message is acknowledged or failed."""
         future: Future[SendResult] = Future()
-        self._append(topic, partition, record, deadline, future)
+        self._append(topic, partition, record, deadline, future, is_movable)
+        self._drive_in_background(deadline)
+        return future
+
+    def _drive_in_background(self, deadline: float) -> None:
         self._start_background()
         connection = self._connection
         if connection is not None and connection.has_unsent:
             connection.push(deadline)
-        return future
 
     def _append(
-        self, topic: str, partition: int, record: Record, deadline: float, future: Future[SendResult] | None
-    ) -> tuple[Completion, int]:
+        self, topic: str, partition: int, record: Record, deadline: float, future: Future[SendResult] | None,
+        is_movable: bool | None,
+    ) -> tuple[Completion, int]:  # fmt: skip
         self._wait_for_room(len(record[1]), deadline)
         now = self._look_at_connection()
         with self._lock:
             self._refuse_closed()
+            if is_movable is not None:
+                self.core.separate(topic, partition, is_movable=is_movable)
             batch, number = self.core.append(topic, partition, record, now, deadline)
-            completion = _completion_of(batch)
+            if is_movable:
+                batch.is_movable = True
+            completion = completion_of(batch)
             if future is not None:
                 completion.futures.append((number, future))
                 self._futures += 1
@@ -157,11 +141,30 @@ class Sender:
 
     def add(self, topic: str, partition: int, content: bytearray, count: int, deadline: float) -> Completion:
         """Send an encoded batch; ``drive`` waits for it."""
+        return self._add(topic, partition, content, count, deadline)
+
+    def add_async(
+        self, topic: str, partition: int, content: bytearray, count: int, deadline: float, is_movable: bool
+    ) -> Completion:  # fmt: skip
+        """As ``add``; the completion's one future is done when the batch is finished."""
+        completion = self._add(topic, partition, content, count, deadline, Future(), is_movable)
+        self._drive_in_background(deadline)
+        return completion
+
+    def _add(
+        self, topic: str, partition: int, content: bytearray, count: int, deadline: float,
+        future: Future[SendResult] | None = None, is_movable: bool = False,
+    ) -> Completion:  # fmt: skip
         self._wait_for_room(len(content), deadline)
         now = self._look_at_connection()
         with self._lock:
             self._refuse_closed()
-            completion = _completion_of(self.core.add(topic, partition, content, count, now, deadline))
+            batch = self.core.add(topic, partition, content, count, now, deadline)
+            batch.is_movable = is_movable
+            completion = completion_of(batch)
+            if future is not None:
+                completion.futures.append((0, future))
+                self._futures += 1
             self._pump(now)
         return completion
 
@@ -175,19 +178,22 @@ class Sender:
         """Wait until the buffer has room; one message always fits an empty buffer."""
         core = self.core
         while core.buffered_bytes and core.buffered_bytes + size > core.limits.buffer_size_bytes:
-            with self._lock:
-                unfinished = core.unfinished_batches()
-                oldest = _completion_of(unfinished[0]) if unfinished else None
-            now = self.clock.monotonic()
-            if now >= deadline:
+            if self.clock.monotonic() >= deadline:
                 raise RequestTimeoutError(
                     f"buffer_size_bytes {core.limits.buffer_size_bytes} is in use: nothing was sent"
                 )
-            if oldest is not None:
-                self.drive(oldest, deadline)
-            else:
-                # The buffer is full of batches that ended as "unknown" and are still repeated: no other thread waits.
-                self._step(Waiter(), min(deadline, now + LEFTOVERS_POLL_S))
+            self.make_room(deadline)
+
+    def make_room(self, deadline: float) -> None:
+        """Work until the oldest batch is finished."""
+        with self._lock:
+            unfinished = self.core.unfinished_batches()
+            oldest = completion_of(unfinished[0]) if unfinished else None
+        if oldest is not None:
+            self.drive(oldest, deadline)
+        elif self.core.buffered_bytes:
+            # The buffer is full of batches that ended as "unknown" and are still repeated: no other thread waits.
+            self.step(Waiter(), min(deadline, self.clock.monotonic() + LEFTOVERS_POLL_S))
 
     def _look_at_connection(self) -> float:
         """Find out if an idle connection has ended before a message is sent on it. Returns the time."""
@@ -210,10 +216,11 @@ class Sender:
             return
         waiter = completion.waiter()
         while not waiter.done:
-            if self._step(waiter, deadline) >= deadline:
+            sender = completion.moved_to or self
+            if sender.step(waiter, deadline) >= deadline:
                 return
 
-    def _step(self, waiter: Waiter, deadline: float) -> float:
+    def step(self, waiter: Waiter, deadline: float) -> float:
         """One round: deadlines, sending, waiting for answers. Returns the time it began."""
         waiter.nudged = False
         now = self.clock.monotonic()
@@ -223,7 +230,9 @@ class Sender:
             finished = self.core.take_finished()
             wakeup = min(self.core.next_wakeup(), deadline)
             connection = self._connection
-        self._notify(finished)
+        if finished:
+            self._notify(finished)
+            self._look_at_ended(finished, now)
         if waiter.done or now >= deadline:
             return now
         if (
@@ -232,10 +241,17 @@ class Sender:
             or self.core.needs_session
             or self.core.needs_connection
         ):
-            self._connect(min(self.core.expires_at, deadline, now + _FOREVER_S))
+            self._connect(min(self.core.expires_at, deadline, now + self._connect_s_max()))
         else:
             connection.wait(waiter, min(wakeup, now + _FOREVER_S))
         return now
+
+    def _connect_s_max(self) -> float:
+        """How long one attempt to connect may last."""
+        return _FOREVER_S
+
+    def _look_at_ended(self, ended: list[Batch], now: float) -> None:
+        """For senders that are one of several: these batches have ended without an answer."""
 
     def flush(self, deadline: float) -> None:
         """Wait until everything sent so far is acknowledged or failed.
@@ -243,10 +259,17 @@ class Sender:
         Raises:
             RequestTimeoutError: the deadline came first; what is unfinished goes on.
         """
+        self.await_all(self.unfinished(), deadline)
+
+    def unfinished(self) -> list[Completion]:
+        """What is sent from here on is not waited for; open batches are closed."""
         with self._lock:
             self.core.close_open()
-            waited_for = [_completion_of(batch) for batch in self.core.unfinished_batches()]
-        for completion in waited_for:
+            return [completion_of(batch) for batch in self.core.unfinished_batches()]
+
+    def await_all(self, completions: Iterable[Completion], deadline: float) -> None:
+        """Wait for these batches. Raises as ``flush``."""
+        for completion in completions:
             self.drive(completion, deadline)
             if not completion.done:
                 raise RequestTimeoutError("not everything was acknowledged in time; it goes on being sent")
@@ -283,7 +306,7 @@ class Sender:
             self._pump(now)
             finished = self.core.take_finished()
             # A refusal moves the next wake-up: the threads that wait have to look again.
-            concerned = [] if error is None else self._waiters()
+            concerned = [] if error is None and not self.core.returned else self._waiters()
         if error is not None and error.wire_name == "unknown-topic":
             self.on_unknown_topic(batch.queue.topic)
         self._notify(finished)
@@ -291,7 +314,7 @@ class Sender:
             waiter.nudge()
 
     def _waiters(self) -> list[Waiter]:
-        waiters = [waiter for batch in self.core.unfinished_batches() for waiter in _completion_of(batch).waiters]
+        waiters = [waiter for batch in self.core.unfinished_batches() for waiter in completion_of(batch).waiters]
         return waiters if self._background is None else [*waiters, self._background]
 
     def take_loss(self, connection: Connection) -> None:
@@ -304,7 +327,7 @@ class Sender:
     def _notify(self, finished: list[Batch]) -> None:
         with_futures = False
         for batch in finished:
-            completion = _completion_of(batch)
+            completion = completion_of(batch)
             completion.finish()
             if completion.futures:
                 self._completed.append(completion)
@@ -378,7 +401,7 @@ class Sender:
                 continue
             # A shorter linger may begin meanwhile.
             wait = max(self.limits.linger_s, 0.001) if self.limits.linger_s else BACKGROUND_WAIT_S_MAX
-            self._step(background, self.clock.monotonic() + wait)
+            self.step(background, self.clock.monotonic() + wait)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -407,11 +430,3 @@ class Sender:
         self._connection = self._background = self._session = None
         self._futures = 0
         self._completed.clear()
-
-
-def _completion_of(batch: Batch) -> Completion:
-    completion = batch.owner
-    if completion is None:
-        completion = batch.owner = Completion(batch)
-    assert isinstance(completion, Completion)
-    return completion

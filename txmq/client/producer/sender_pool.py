@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from txmq.client.producer.batches import ProducerLimits
-from txmq.client.producer.sender import Sender
+from txmq.client.producer.home_sender import HomeSender
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError
 from txmq.runtime.ports import Clock
@@ -34,12 +34,12 @@ class SenderPool:
         self._control, self._new_connection, self._clock = control, new_connection, clock
         self._on_unknown_topic = on_unknown_topic
         self._lock = Lock()
-        self._senders: list[Sender] = []
-        self._idle: list[Sender] = []
+        self._senders: list[HomeSender] = []
+        self._idle: list[HomeSender] = []
         self._closed = False
         watch_forks(self)
 
-    def take(self, limits: ProducerLimits) -> Sender:
+    def take(self, limits: ProducerLimits) -> HomeSender:
         """A sender that no other producer uses.
 
         Raises:
@@ -53,12 +53,12 @@ class SenderPool:
                 sender.limits = limits
                 return sender
             connection = self._new_connection() if self._senders else self._control()
-            sender = Sender(connection, self._clock, limits)
+            sender = HomeSender(connection, self._clock, limits)
             sender.on_unknown_topic = self._on_unknown_topic
             self._senders.append(sender)
             return sender
 
-    def give_back(self, sender: Sender) -> None:
+    def give_back(self, sender: HomeSender) -> None:
         """A producer is closed. A sender that holds a batch of unknown outcome is not used again."""
         with self._lock:
             if not self._closed and sender.is_idle and sender in self._senders:

@@ -21,8 +21,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from txmq.client.producer.batches import SEQUENCE_MASK, Batch, BatchQueue, BatchState, ProducerLimits, Record
+from txmq.client.producer.completion import Completion
 from txmq.client.producer.core import ProducerCore
-from txmq.client.producer.sender import Completion, Sender
+from txmq.client.producer.sender import Sender
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool_rows import SpoolIdentity
 from txmq.client.transport.connection import Connection
@@ -323,7 +324,7 @@ class OrderedSender(Sender):
         self._on_given_up()
         self.clock.sleep(TAKEN_OVER_S)
 
-    def _step(self, waiter: Waiter, deadline: float) -> float:
+    def step(self, waiter: Waiter, deadline: float) -> float:
         waiter.nudged = False
         now = self.clock.monotonic()
         with self._lock:

@@ -38,7 +38,7 @@ from dataclasses import replace
 from itertools import accumulate, takewhile
 
 from txmq.client.producer.batches import SEQUENCE_MASK, Batch, Record
-from txmq.client.producer.sender import Completion
+from txmq.client.producer.completion import Completion
 from txmq.client.spooling.direct_sender import OrderedSender, TakenOver, Unsent, is_certain
 from txmq.client.spooling.log_lookup import Reader, StoredInLog, broker_epoch, look_up
 from txmq.client.spooling.sessions import Sessions

@@ -21,7 +21,6 @@ from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.batches import Record
 from txmq.client.producer.bulk import Pair
 from txmq.client.producer.producer import Producer, ProducerClient, ProducerSettings
-from txmq.client.producer.sender import Sender
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
 from txmq.client.transaction.half_message import ProducerGroup
 from txmq.errors import ConfigError, TxmqError
@@ -80,10 +79,14 @@ class RetryingProducer(Producer):
         self._closed = True
         self._kept.close()
 
-    def _send_alone(self, topic: str, partition: int, record: Record, deadline: float) -> SendResult:
+    def _send_alone(
+        self, topic: str, partition: int, record: Record, deadline: float, _is_selected: bool
+    ) -> SendResult:  # fmt: skip
         return self._kept.send_to((topic, partition), record, deadline)
 
-    def _send_alone_async(self, topic: str, partition: int, record: Record, deadline: float) -> Future[SendResult]:
+    def _send_alone_async(
+        self, topic: str, partition: int, record: Record, deadline: float, _is_selected: bool
+    ) -> Future[SendResult]:  # fmt: skip
         return self._kept.send_to_async((topic, partition), record, deadline)
 
     def _send_pairs(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
@@ -106,5 +109,5 @@ class RetryingProducer(Producer):
     def _partitions_of(self, topic: str, wait_s_max: float | None) -> int:
         return self._asked(lambda seconds: self._kept.partitions_of(topic, self._deadline(seconds)), wait_s_max)
 
-    def _batch_size_bytes_max(self, _sender: Sender | None) -> int:
+    def _batch_size_bytes_max(self) -> int:
         return self._kept.request_size_bytes_max

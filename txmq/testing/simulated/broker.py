@@ -89,6 +89,7 @@ class SimulatedRoutes:
 
     def __init__(self, homes: Sequence[SimulatedBroker]) -> None:
         self._homes = tuple(homes)
+        self.is_lone = len(self._homes) == 1
 
     def link_for(self, topic: str, partition: int) -> SimulatedBroker:
         """The partition's home."""

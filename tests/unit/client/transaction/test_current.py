@@ -37,7 +37,7 @@ class Shop(Producer):
     def _partitions_of(self, topic: str, wait_s_max: float | None) -> int:
         return 1
 
-    def _send_alone(self, topic: str, partition: int, record: Any, deadline: float) -> SendResult:
+    def _send_alone(self, topic: str, partition: int, record: Any, deadline: float, is_selected: bool) -> SendResult:
         self.alone.append(record[1])
         return SendResult(topic, partition, 0, SendStatus.ACKNOWLEDGED)
 

@@ -1,0 +1,301 @@
+"""The senders of one producer: one for each home that it sends to.
+
+Theory of operation. A session belongs to one home, so batches are numbered per home: each home has a sender, with a
+connection and a session of its own. A partition's messages go to one sender. A lone broker has one home, so its
+producers have one sender (``lone``) and pass by everything else here.
+
+*Another home's partition* (not-owner). A partition never moves, so either the routes were wrong, or the topic was
+created anew under its name. The routes are corrected, and the batches go to the new sender, in order, before any later
+message does. If the topic was created anew with another number of partitions, their keys may belong elsewhere: they
+fail, and nothing of them was stored.
+
+*A home that is away.* Messages that choose their partition in turn leave it: new ones pass it over, and those that were
+never written to a socket are given to partitions of other homes. All others wait for their home.
+
+Invariants:
+    * A batch that was ever given to a connection keeps its partition.
+    * ``_lock`` is held while batches change senders, so that nothing waits for half of a change. It is taken before a
+      sender's own lock, and nothing blocks while it is held.
+    * All senders together hold at most ``buffer_size_bytes`` and one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from txmq.client.producer.batches import Batch, BatchQueue, ProducerLimits, Record
+from txmq.client.producer.completion import Completion
+from txmq.client.producer.home_sender import HomeSender
+from txmq.client.producer.sender import LEFTOVERS_POLL_S
+from txmq.client.producer.sender_pool import SenderPool
+from txmq.client.transport.ports import Link, Routing, TopicDirectory
+from txmq.errors import ClosedError, NotOwnerError, RequestTimeoutError, TxmqError, UnknownTopicError
+from txmq.model import SendResult, TopicPartition
+from txmq.registry.topics import Topic
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Future, Lock, watch_forks
+
+
+class SendingLink(Link, Protocol):
+    """The client's side of one home, as producers use it."""
+
+    @property
+    def senders(self) -> SenderPool:
+        """The senders of producers."""
+
+    @property
+    def home(self) -> int:
+        """The home's id; 0 until it is known."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the home cannot be reached, as far as is known."""
+
+    def was_silent(self) -> None:
+        """The home has not answered in time, or cannot be connected to."""
+
+
+class SendingRoutes(Routing[SendingLink], Protocol):
+    """Which home owns a partition, for producers."""
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether there is one broker, without a registry."""
+
+    def corrected(self, topic: str) -> None:
+        """A broker does not own a partition of the topic: find out which home does."""
+
+
+class SendingClient(Protocol):
+    """A client, as the senders of a producer use it."""
+
+    @property
+    def routes(self) -> SendingRoutes:
+        """Which home owns a partition."""
+
+    @property
+    def topics(self) -> TopicDirectory:
+        """The topics."""
+
+    @property
+    def clock(self) -> Clock:
+        """For deadlines."""
+
+
+class _Place(NamedTuple):
+    """Where a partition's messages go, and the topic that the partition was chosen for."""
+
+    sender: HomeSender
+    topic: Topic
+
+
+class _Turns(NamedTuple):
+    """The partitions of a topic in the order of their turns: by home, then by number."""
+
+    topic: Topic
+    partitions: tuple[tuple[int, SendingLink], ...]
+    links: tuple[SendingLink, ...]
+
+
+class HomeSenders:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, client: SendingClient, limits: ProducerLimits) -> None:
+        self._client, self._limits = client, limits
+        self.lone: HomeSender | None = None  # the sender to a lone broker, once there is one
+        self._of_links: dict[SendingLink, HomeSender] = {}
+        self._places: dict[TopicPartition, _Place] = {}
+        self._turns: dict[str, _Turns] = {}
+        self._numbers = count()
+        self._closed = False
+        self._lock = Lock()
+        watch_forks(self)
+
+    # --- the senders -------------------------------------------------------------------------------------------------
+
+    @property
+    def has_many(self) -> bool:
+        """Whether there is more than one home to send to."""
+        return not self._client.routes.is_lone
+
+    def open_lone(self) -> HomeSender | None:
+        """The sender to a lone broker; None if there are several homes.
+
+        Raises:
+            ClosedError: the producer or the client is closed.
+        """
+        if not self._client.routes.is_lone:
+            self.lone = None
+        elif self.lone is None:
+            self.lone = self._sender_of(self._client.routes.any_link())
+        return self.lone
+
+    def _sender_of(self, link: SendingLink) -> HomeSender:
+        sender = self._of_links.get(link)
+        if sender is None:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the producer is closed")
+                sender = self._of_links.get(link)
+                if sender is None:
+                    sender = self._of_links[link] = link.senders.take(self._limits)
+                    sender.router = self
+        return sender
+
+    def _sender_for(self, topic: str, partition: int) -> HomeSender:
+        place = self._places.get((topic, partition))
+        if place is None:
+            known = self._client.topics.known(topic)
+            sender = self._sender_of(self._client.routes.link_for(topic, partition))
+            place = self._places.setdefault((topic, partition), _Place(sender, known))
+        return place.sender
+
+    @property
+    def request_size_bytes_max(self) -> int | None:
+        """The smallest limit of the homes that are known; None if none is."""
+        sessions = (sender.reconnecting.session for sender in tuple(self._of_links.values()))
+        return min((session.request_size_bytes_max for session in sessions if session is not None), default=None)
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(self, topic: str, partition: int, record: Record, deadline: float, *, is_movable: bool) -> SendResult:
+        """Send one message and wait for its acknowledgement."""
+        self._wait_for_room(len(record[1]), deadline)
+        return self._sender_for(topic, partition).send(topic, partition, record, deadline, is_movable)
+
+    def send_async(
+        self, topic: str, partition: int, record: Record, deadline: float, *, is_movable: bool
+    ) -> Future[SendResult]:
+        """Send one message; the future is done when it is acknowledged or failed."""
+        self._wait_for_room(len(record[1]), deadline)
+        return self._sender_for(topic, partition).send_async(topic, partition, record, deadline, is_movable)
+
+    def add(
+        self, topic: str, partition: int, content: bytearray, size: int, deadline: float, *, is_movable: bool
+    ) -> Completion:
+        """Send an encoded batch in the background; its one future tells its end."""
+        self._wait_for_room(len(content), deadline)
+        return self._sender_for(topic, partition).add_async(topic, partition, content, size, deadline, is_movable)
+
+    def _wait_for_room(self, size: int, deadline: float) -> None:
+        """Wait until the buffers of all senders together have room."""
+        limit = self._limits.buffer_size_bytes
+        while (used := [(sender.core.buffered_bytes, sender) for sender in tuple(self._of_links.values())]) and (
+            (total := sum(size_bytes for size_bytes, _ in used)) > 0 and total + size > limit
+        ):
+            now = self._client.clock.monotonic()
+            if now >= deadline:
+                raise RequestTimeoutError(f"buffer_size_bytes {limit} is in use: nothing was sent")
+            # No home is waited for long: another one may make room meanwhile.
+            for _, sender in used:
+                sender.make_room(min(deadline, now + LEFTOVERS_POLL_S))
+
+    # --- choosing in turn --------------------------------------------------------------------------------------------
+
+    def next_partition(self, topic: Topic) -> int:
+        """The next partition in turn, of a home that is not away if there is one."""
+        writable = self._writable(topic)
+        return writable[next(self._numbers) % len(writable)][0]
+
+    def _writable(self, topic: Topic) -> Sequence[tuple[int, SendingLink]]:
+        turns = self._turns.get(topic.config.name)
+        if turns is None or turns.topic != topic:
+            turns = self._turns[topic.config.name] = self._turns_of(topic)
+        away = {link for link in turns.links if link.is_away}
+        if not away:
+            return turns.partitions
+        return [place for place in turns.partitions if place[1] not in away] or turns.partitions
+
+    def _turns_of(self, topic: Topic) -> _Turns:
+        name = topic.config.name
+        places = [(number, self._client.routes.link_for(name, number)) for number in range(topic.config.partitions)]
+        places.sort(key=lambda place: (place[1].home, place[0]))
+        return _Turns(topic, tuple(places), tuple({link: None for _, link in places}))
+
+    # --- for the senders, on threads that wait -----------------------------------------------------------------------
+
+    def leave(self, sender: HomeSender) -> None:
+        """The sender's home is away: give what was never sent of it, and may go anywhere, to other partitions."""
+        if not self.has_many:
+            return
+        for link, known in tuple(self._of_links.items()):
+            if known is sender and not link.is_away:
+                link.was_silent()
+        for batch in sender.movable():
+            self._move(sender, batch)
+
+    def _move(self, sender: HomeSender, batch: Batch) -> None:
+        name = batch.queue.topic
+        turns = self._turns.get(name)
+        if turns is None:
+            return
+        there = [place for place in turns.partitions if not place[1].is_away]
+        if not there:
+            return
+        partition, _ = there[next(self._numbers) % len(there)]
+        target = self._sender_for(name, partition)
+        if target is sender:
+            return
+        with self._lock:
+            if sender.withdraw(batch):
+                target.adopt(name, partition, [batch])
+
+    def rehome(self, sender: HomeSender, queues: Iterable[BatchQueue]) -> None:
+        """Take the batches of these queues to the homes that own their partitions."""
+        for queue in queues:
+            try:
+                self._rehome(sender, queue)
+            except (UnknownTopicError, NotOwnerError) as error:
+                sender.fail_returned(queue, error)
+            except TxmqError as error:  # no broker answers now
+                sender.keep_returned(queue, error)
+
+    def _rehome(self, sender: HomeSender, queue: BatchQueue) -> None:
+        name, partition = queue.topic, queue.partition
+        self._client.routes.corrected(name)
+        found, place = self._client.topics.known(name), self._places.get((name, partition))
+        if place is not None and _is_another(found, place.topic):
+            self._places.pop((name, partition), None)
+            raise NotOwnerError(
+                f"topic {name!r} was created anew with {found.config.partitions} partitions: nothing was stored, "
+                "send it again"
+            )
+        target = self._sender_of(self._client.routes.link_for(name, partition))
+        if target is sender:
+            sender.keep_returned(queue, None)
+            return
+        with self._lock:
+            target.adopt(name, partition, sender.take_returned(queue))
+            self._places[name, partition] = _Place(target, found)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def flush(self, deadline: float) -> None:
+        """Wait until everything sent so far is acknowledged or failed. Raises as ``Sender.flush``."""
+        with self._lock:  # a batch that moves meanwhile is seen
+            unfinished = [(sender, sender.unfinished()) for sender in self._of_links.values()]
+        for sender, completions in unfinished:
+            sender.await_all(completions, deadline)
+
+    def close(self, deadline: float) -> None:
+        """Flush, and give back the senders. Raises as ``flush``."""
+        try:
+            self.flush(deadline)
+        finally:
+            with self._lock:
+                self._closed = True
+                of_links, self._of_links = self._of_links, {}
+            self.lone = None
+            for link, sender in of_links.items():
+                link.senders.give_back(sender)
+
+    def forked(self) -> None:
+        """In a forked child: replace the lock, which a thread of the parent may hold."""
+        self._lock = Lock()
+
+
+def _is_another(found: Topic, chosen: Topic) -> bool:
+    """Whether keys belong to other partitions than before: another topic has the name, of another size."""
+    return found.topic_id != chosen.topic_id and found.config.partitions != chosen.config.partitions
