@@ -258,6 +258,12 @@ class NotOwnerError(BrokerError):
     code, wire_name = 409, "not-owner"
 
 
+class StaleTopicError(BrokerError):
+    """Another topic has that name now: the one that was meant was deleted. Look the topic up again, then decide."""
+
+    code, wire_name = 409, "stale-topic"
+
+
 class SequenceError(BrokerError):
     """A batch's sequence leaves a gap, or repeats a number with other content; nothing was written.
 
@@ -326,8 +332,9 @@ _BY_WIRE_NAME: dict[str, type[BrokerError]] = {
     for cls in (
         BrokerError, BadRequestError, InvalidBatchError, InvalidNameError, UnknownTopicError, OffsetOutOfRangeError,
         UnknownTransactionError, UnknownGroupError, UnknownMemberError, UnknownQueryError, GroupActiveError,
-        TopicExistsError, TopicClosedError, ForbiddenError, NotOwnerError, SequenceError, TransactionConflictError,
-        FencedError, TooLargeError, OverloadedError, SessionFullError, UnavailableError, DiskFullError,
+        TopicExistsError, TopicClosedError, ForbiddenError, NotOwnerError, StaleTopicError, SequenceError,
+        TransactionConflictError, FencedError, TooLargeError, OverloadedError, SessionFullError, UnavailableError,
+        DiskFullError,
     )
 }  # fmt: skip
 

@@ -28,7 +28,7 @@ from txmq.log.partition import Partition
 from txmq.model import Message
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader, encode_all
-from txmq.protocol.requests import ByteBudget, Limits, RequestReader
+from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
 from txmq.redo import checkpoint
 from txmq.testing.simulated.clock import SimClock, SimRandom
 from txmq.testing.simulated.disk import SimDisk
@@ -86,6 +86,7 @@ class Client:
         self._requests = RequestReader(limits, ByteBudget(1 << 30))
         self._reader = AnswerReader()
         self._next = 0
+        self._queued: list[Request | Violation] = []  # read, and not taken in yet
         self.received: dict[bytes, Answer] = {}
 
     def send(
@@ -104,8 +105,15 @@ class Client:
 
     def send_bytes(self, data: bytes) -> None:
         """Send anything."""
+        self._queued += self._requests.feed(data)
+        self.take_in()
+
+    def take_in(self) -> None:
+        """Have the core take in what was sent, up to a request that waits for the registry."""
         self.node.context.now_ms = self.node.clock.now_ms()
-        self.node.core.receive(self.client, self._requests.feed(data))
+        while self._queued and self.client.waiting is None:
+            taken = self.node.core.receive_some(self.client, self._queued, 0)
+            del self._queued[:taken]
 
     def ask(
         self, verb: str, *arguments: str | int, extensions: Mapping[str, str | int | None] | None = None,
@@ -273,6 +281,9 @@ class Node:
             for client, opaque, partition, time_ms in self.core.take_lookups():
                 found = partition.offset_for(self.store.files, time_ms)
                 self.core.was_looked_up(client, opaque, partition, found)
+            for client in self.core.take_resumed():
+                if isinstance(client.shell, Client):
+                    client.shell.take_in()
             ready = self.core.take_ready()
             if not ready:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from txmq.broker.state.session import BrokerSession
 from txmq.protocol.answers import Reply
+from txmq.protocol.requests import Request
 
 
 class ClientConnection:
@@ -20,13 +21,14 @@ class ClientConnection:
         members: (group, member, its incarnation) of the consumers whose heartbeats come over it.
         held: True while the broker does not read it, although it may send: too many of its requests are in work, or its
             next one waits for room for the answer.
+        waiting: its request that waits for the registry; nothing more is taken in meanwhile.
         closing: True once nothing more is read from it; it is closed after ``out`` was written.
         gone: True once the connection is lost; answers to it are dropped.
     """
 
     __slots__ = (
         "address", "closing", "given_bytes", "gone", "held", "members", "name", "number", "out", "ready", "session",
-        "shell", "txid_head", "unanswered",
+        "shell", "txid_head", "unanswered", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
@@ -37,5 +39,6 @@ class ClientConnection:
         self.given_bytes = 0
         self.unanswered: set[bytes] = set()
         self.members: set[tuple[str, str, str]] = set()
+        self.waiting: Request | None = None
         self.closing = self.gone = self.held = self.ready = False
         self.shell: object = None  # the transport's side; the core never looks at it

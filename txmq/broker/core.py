@@ -35,7 +35,7 @@ from txmq.broker.verbs import (
     prepare_commit,
     session_expiry,
 )
-from txmq.broker.verbs.cluster import events
+from txmq.broker.verbs.cluster import events, parking
 from txmq.broker.verbs.group import group as groups
 from txmq.broker.verbs.put_pipelined import take_puts
 from txmq.broker.verbs.resource import reporter_of
@@ -45,8 +45,10 @@ from txmq.errors import (
     BrokerError,
     FencedError,
     InvariantError,
+    StaleTopicError,
     TransactionConflictError,
     UnknownQueryError,
+    UnknownTopicError,
     UnknownTransactionError,
 )
 from txmq.log.partition import Partition
@@ -72,6 +74,7 @@ class Core:
         self._ticked_ms = now_ms
         self._group_size_bytes_max = settings.group_size_bytes_max
         self._verbs = VERBS
+        self._resumed: list[ClientConnection] = []
         if cluster is None:
             self._begin(now_ms)
         else:
@@ -103,10 +106,28 @@ class Core:
     def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home]) -> None:
         """Topics or homes changed, or may have."""
         events.changed(self.context, topic_map, homes)
+        self._execute_parked()
 
     def registry_answered(self, number: int, result: Result) -> None:
         """What an ask came to (``take_registry_asks``)."""
         events.answered(self.context, number, result)
+        self._execute_parked()
+
+    def _execute_parked(self) -> None:
+        """Execute requests again that waited for the registry; one that needs a later read of it goes on waiting."""
+        view = events.view_of(self.context)
+        for client, parked in parking.take(view):
+            client.unanswered.discard(parked.request[4])
+            view.resumed = parked.needed
+            self._receive_one(client, parked.request)
+            view.resumed = 0
+            if client.waiting is None:
+                self._resumed.append(client)
+
+    def take_resumed(self) -> list[ClientConnection]:
+        """Effects: connections whose request waits no more; what they sent behind it is to be taken in."""
+        resumed, self._resumed = self._resumed, []
+        return resumed
 
     def registry_state(self, state: RegistryState) -> None:
         """The broker's session with the registry: for ``stats``."""
@@ -135,6 +156,8 @@ class Core:
         """A connection is gone: its answers are dropped, its session waits, its streams are rolled back."""
         client.gone = client.closing = True
         self.context.clients.pop(client.number, None)
+        if client.waiting is not None:
+            parking.forget(events.view_of(self.context), client)
         groups.disconnected(self.context, client)
         self.context.resources.disconnected(reporter_of(client))
         session, client.session = client.session, None
@@ -163,11 +186,13 @@ class Core:
             may_be_long: False: a request whose answer may be long is not taken in.
 
         Returns:
-            The index behind what was taken in.
+            The index behind what was taken in. Nothing is while a request of the connection waits for the registry.
 
         So the shell can give other connections their turn, and see whether answers are taken, before it goes on. One
         read may hold thousands of short lines with long answers (``meta *``).
         """
+        if client.waiting is not None:
+            return index
         context, count, turn = self.context, len(requests), index + REQUESTS_A_TURN
         is_pipelined = count > 1 and context.is_serving
         client.given_bytes = 0
@@ -204,6 +229,13 @@ class Core:
             # This error reports state that may not be durable yet: sent before the sync, a crash could make it false.
             context.counters.errors += 1
             context.answer_from_state(client, opaque, error.with_traceback(None))
+        except (UnknownTopicError, StaleTopicError) as error:
+            refusal: BrokerError | None = error
+            if context.cluster is not None:
+                refusal = parking.park(context, context.cluster, client, request, error)
+            if refusal is not None:
+                context.counters.errors += 1
+                context.answer(client, opaque, refusal.with_traceback(None))
         except BrokerError as error:
             context.counters.errors += 1
             context.answer(client, opaque, error.with_traceback(None))

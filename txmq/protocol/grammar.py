@@ -94,8 +94,8 @@ _TABLE = (
     ),
     Verb(b"meta", ("topic",), teaches="describe a topic, or all with *"),
     Verb(
-        b"put", ("topic", "#partition"), {b"raw": "flag", b"key": "text", b"tx": "text"}, has_body=True,
-        teaches="one record batch, or with raw a plain value: put orders 0 raw 5 1",
+        b"put", ("topic", "#partition"), {b"raw": "flag", b"key": "text", b"tx": "text", b"id": "number"},
+        has_body=True, teaches="one record batch, or with raw a plain value: put orders 0 raw 5 1",
     ),
     Verb(
         b"get", ("topic", "#partition", "##offset", "#max-bytes"), {b"wait": "number"},

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
-from txmq.broker.cluster.asks import Ask, Result
-from txmq.errors import OverloadedError
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.cluster.asks import Ask, Refresh, Result
+from txmq.errors import OverloadedError, TxmqError
+from txmq.protocol.requests import Request
 from txmq.registry.port import Home
 
 ASKS_MAX: Final = 1000  # without an answer
@@ -24,6 +26,13 @@ class RegistryState(enum.Enum):
     EXPIRED = "expired"  # the session is lost, too: other brokers do not find this one
 
 
+class Parked(NamedTuple):
+    """A request that waits for a read of the registry: ``needed`` is the number of one that begins behind it."""
+
+    request: Request
+    needed: int
+
+
 class ClusterView:
     """See the module's docstring.
 
@@ -34,6 +43,10 @@ class ClusterView:
         map_version: of the newest map that was taken over.
         refused: why topics of the map are not taken over, by id.
         dropping: deleted topics of which the registry is told that this home has dropped them.
+        parked: requests that wait for a read of the registry, in order of arrival; ``parked_bytes``: their bodies.
+        refreshes_asked, refreshes_begun, refreshes_done: how many reads were asked for, may have begun, and are done.
+        refresh_error: why the last one failed.
+        resumed: what the request needed that is executed again just now; 0 if none is.
     """
 
     def __init__(self, address: str = "") -> None:
@@ -43,6 +56,10 @@ class ClusterView:
         self.map_version = 0
         self.refused: dict[int, str] = {}
         self.dropping: set[int] = set()
+        self.parked: dict[ClientConnection, Parked] = {}
+        self.parked_bytes = self.resumed = 0
+        self.refreshes_asked = self.refreshes_begun = self.refreshes_done = 0
+        self.refresh_error: TxmqError | None = None
         self._next_number = 1
         self._waiting: dict[int, Callable[[Result], None]] = {}
         self._asks: list[tuple[Ask, object]] = []
@@ -83,6 +100,7 @@ class ClusterView:
         """Those that the registry may be asked now, in their order."""
         taken = [ask for ask, behind in self._asks if is_durable(behind)]
         if taken:
+            self.refreshes_begun += sum(isinstance(ask, Refresh) for ask in taken)
             numbers = {ask.number for ask in taken}
             self._asks = [each for each in self._asks if each[0].number not in numbers]
         return taken

@@ -143,7 +143,9 @@ class Connection(asyncio.BufferedProtocol):
         if taken < len(requests):
             self._queued = requests[taken:]
             self.hold()
-            if taken:
+            if self.client.waiting is not None:
+                self._note_held()  # ``resumed`` goes on
+            elif taken:
                 asyncio.get_running_loop().call_soon(self._go_on)
             else:
                 self._wait()
@@ -161,7 +163,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _note_held(self) -> None:
         """The broker does not read it, or does so again."""
-        is_held = self._is_full or self._waits
+        is_held = self._is_full or self._waits or self.client.waiting is not None
         if self.client.held and not is_held:
             self._host.core.read_again(self.client)
         self.client.held = is_held
@@ -218,6 +220,12 @@ class Connection(asyncio.BufferedProtocol):
             self._unpark()
         if client.closing and not client.unanswered and not self._transport.is_closing():
             self._transport.close()
+
+    def resumed(self) -> None:
+        """The request that waited for the registry waits no more."""
+        self._note_held()
+        self._go_on()
+        self.release()
 
     def hold(self) -> None:
         """Read no more for now."""

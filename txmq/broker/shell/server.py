@@ -287,11 +287,19 @@ class Server:
                 self._send(client)
         if later:
             context.reads = later
-        if self.registry is not None and (asks := core.take_registry_asks()):
-            self.registry.ask(asks)
+        if self.registry is not None:
+            self._serve_registry(self.registry)
         answers = self.answers
         if later or ((answers.waiting or answers.is_fresh) and answers.turned()):
             self._schedule()
+
+    def _serve_registry(self, registry: RegistryWorker) -> None:
+        asks = self.core.take_registry_asks()
+        if asks:
+            registry.ask(asks)
+        for client in self.core.take_resumed():
+            if isinstance(client.shell, Connection):
+                client.shell.resumed()
 
     def _send(self, client: ClientConnection) -> None:
         connection = client.shell

@@ -15,7 +15,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context, Read
 from txmq.broker.verbs.cluster.describe import leaders
 from txmq.broker.verbs.partitions import readable
-from txmq.errors import BadRequestError, OffsetOutOfRangeError
+from txmq.errors import BadRequestError, BrokerError, OffsetOutOfRangeError, UnknownTopicError
 from txmq.log.partition import Partition
 from txmq.protocol.answers import Records
 from txmq.protocol.requests import Request
@@ -83,6 +83,22 @@ def wake_polls(context: Context, partition: Partition) -> None:
                 answer_empty(context, poll.client, poll.opaque)  # closed meanwhile: the next get is refused
                 continue
             context.reads.append(Read(poll.client, poll.opaque, partition, poll.offset, poll.size_bytes_max))
+
+
+def refuse_polls(context: Context, partition: Partition) -> None:
+    """The partition was deleted: its polls are refused as a ``get`` is from now on."""
+    waiters, partition.waiters = partition.waiters, None
+    for poll in waiters or ():
+        if poll.done or poll.client.gone:
+            continue
+        poll.done = True
+        error: BrokerError = UnknownTopicError(f"topic {partition.topic!r} was deleted; another one has its name")
+        try:
+            readable(context, partition.topic.encode(), b"%d" % partition.number)
+        except BrokerError as refusal:
+            error = refusal.with_traceback(None)
+        context.counters.errors += 1
+        context.answer_from_state(poll.client, poll.opaque, error)
 
 
 def expire_polls(context: Context) -> None:

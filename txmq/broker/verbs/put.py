@@ -24,6 +24,7 @@ from txmq.errors import (
     ForbiddenError,
     InvalidBatchError,
     InvariantError,
+    StaleTopicError,
     TooLargeError,
 )
 from txmq.log import records
@@ -43,11 +44,14 @@ def put(context: Context, client: ClientConnection, request: Request) -> None:
     if body is None:
         raise BadRequestError("put needs a body")
     if extensions is not None:
+        if b"id" in extensions:
+            _refuse_stale(partition, int(extensions[b"id"]))
         if b"tx" in extensions:
             part = (arguments[0], arguments[1], body, None)
             prepare_commit.put_part(context, client, extensions[b"tx"], part, opaque)
             return
-        body = _raw_batch(context, extensions, body)
+        if b"raw" in extensions or b"key" in extensions:
+            body = _raw_batch(context, extensions, body)
     count, max_timestamp_ms, producer, epoch, sequence, crc = check(body)
     context.counters.put_requests += 1
     context.counters.put_bytes += len(body)
@@ -98,6 +102,11 @@ def _check_producer(client: ClientConnection, producer: int, epoch: int, sequenc
         raise FencedError(f"producer epoch {epoch} is over {session.epoch}, the session's")
     if sequence < 0:
         raise InvalidBatchError("a batch with a producer id needs a base sequence")
+
+
+def _refuse_stale(partition: Partition, topic_id: int) -> None:
+    if topic_id != partition.topic_id:
+        raise StaleTopicError(f"topic {partition.topic!r} has id {partition.topic_id} now, not {topic_id}")
 
 
 def _raw_batch(context: Context, extensions: dict[bytes, bytes], value: bytearray) -> bytearray:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from txmq.broker.core import REQUESTS_A_TURN
+from txmq.broker.core import REQUESTS_A_TURN, Core
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES, Connection
 from txmq.broker.state.silence_clock import TICK_MS
@@ -22,6 +22,7 @@ from txmq.runtime.logging import configure, leave_to_application
 from txmq.testing.simulated.clock import SimClock
 
 from ..support import node
+from ..verbs.cluster.support import alone
 
 
 class Transport:
@@ -59,8 +60,8 @@ class Transport:
         self.is_aborted = True
 
 
-def connected() -> tuple[Connection, Transport, Any]:
-    core = node().core
+def connected(core: Core | None = None) -> tuple[Connection, Transport, Any]:
+    core = core or node().core
     host: Any = SimpleNamespace(
         core=core, context=core.context, settings=BrokerSettings(pipeline_requests_max=100_000), clock=SimClock(),
         budget=ByteBudget(1 << 24), answers=AnswerBudget(1 << 20), connections=set(), paused=False,
@@ -250,3 +251,21 @@ def test_the_log_says_who_was_cut_off_and_why(told: io.StringIO) -> None:
     assert [(line["level"], line["address"]) for line in lines] == [("debug", "10.0.0.7:40001")] * 2
     assert lines[0]["reason"] == "unknown verb; type: help"
     assert lines[1]["reason"] == "handshake_timeout_ms"
+
+
+def test_requests_behind_a_parked_one_are_taken_in_then() -> None:
+    async def played() -> None:
+        broker = alone().lead()
+        connection, transport, _ = connected(broker.node.core)
+        receive(connection, b"offset a 0 latest 1\r\nping 2\r\n")
+        receive(connection, b"ping 3\r\n")
+        await turn()
+        client = connection.client
+        assert (client.out, client.held, transport.is_read) == ([], True, False)
+        broker.work()
+        assert broker.node.core.take_resumed() == []  # the harness took it
+        connection.resumed()
+        assert [opaque for opaque, _ in client.out] == [b"1", b"2", b"3"]
+        assert (client.held, transport.is_read) == (False, True)
+
+    asyncio.run(played())

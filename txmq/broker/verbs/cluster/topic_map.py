@@ -13,6 +13,8 @@ from __future__ import annotations
 from txmq.broker.cluster.asks import DropTopic, Result
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.context import Context
+from txmq.broker.verbs.get import refuse_polls
+from txmq.log.partition import Partition
 from txmq.redo import entries
 from txmq.registry.port import PlacedTopic, TopicMap
 
@@ -25,9 +27,10 @@ def take_over(context: Context, view: ClusterView, topic_map: TopicMap) -> None:
         return
     view.map_version = topic_map.version
     state = context.state
+    removed: list[Partition] = []
     for deleted in topic_map.deleted:
         if state.home in deleted.homes:
-            _drop(context, view, deleted.topic_id)
+            removed += _drop(context, view, deleted.topic_id)
     present = {placed.topic.topic_id for placed in topic_map.topics}
     absent = [topic.topic_id for topic in state.topics if topic.topic_id not in present]
     for topic_id in absent:
@@ -47,15 +50,18 @@ def take_over(context: Context, view: ClusterView, topic_map: TopicMap) -> None:
     for topic_id in refused.keys() - view.refused.keys():
         _alarm(context, refused[topic_id])
     view.refused = refused
+    for partition in removed:
+        refuse_polls(context, partition)
 
 
-def delete_topic(context: Context, topic_id: int) -> None:
-    """Journal and fold the end of a topic."""
+def delete_topic(context: Context, topic_id: int) -> list[Partition]:
+    """Journal and fold the end of a topic; its partitions here."""
     context.group_with_room().add_entry(entries.encode_topic_deleted(topic_id))
     removed = context.state.delete_topic(topic_id)
     for partition in removed:
         context.group.open_runs.pop(partition, None)
     context.group.deleted.extend(removed)
+    return removed
 
 
 def _put(context: Context, placed: PlacedTopic) -> None:
@@ -63,11 +69,12 @@ def _put(context: Context, placed: PlacedTopic) -> None:
     context.state.place_topic(placed)
 
 
-def _drop(context: Context, view: ClusterView, topic_id: int) -> None:
+def _drop(context: Context, view: ClusterView, topic_id: int) -> list[Partition]:
+    removed: list[Partition] = []
     if topic_id in view.dropping:
-        return
+        return removed
     if context.state.topics.with_id(topic_id) is not None:
-        delete_topic(context, topic_id)
+        removed = delete_topic(context, topic_id)
         context.group.needs_sync = True
 
     def dropped(_result: Result) -> None:
@@ -75,6 +82,7 @@ def _drop(context: Context, view: ClusterView, topic_id: int) -> None:
 
     view.dropping.add(topic_id)
     view.ask(lambda number: DropTopic(number, topic_id), dropped, context.newest_undurable())
+    return removed
 
 
 def _refusal(context: Context, placed: PlacedTopic) -> str:
