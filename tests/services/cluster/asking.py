@@ -26,3 +26,18 @@ def described(broker: BrokerProcess) -> Any:
 def session_state(broker: BrokerProcess) -> str:
     """The broker's session with the registry."""
     return str(described(broker)["registry"]["state"])
+
+
+def put(broker: BrokerProcess, topic: str, partition: int) -> tuple[int, str]:
+    """Put one message; the code, and its offset or the refusal."""
+    with Wire(broker) as wire:
+        code, body = wire.ask(f"put {topic} {partition} raw 5 1\r\nhello".encode())
+    return code, body.decode()
+
+
+def placed(broker: BrokerProcess, topic: str) -> list[str]:
+    """The home of each partition."""
+    code, body = asked(broker, "topic", "describe", topic)
+    assert code == 200, body
+    homes: list[str] = json.loads(body)["homes"]
+    return homes

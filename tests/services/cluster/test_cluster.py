@@ -1,0 +1,127 @@
+"""Three real brokers and one ZooKeeper: what is killed, paused or away stops nobody else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.cluster import Cluster
+from txmq.testing.processes.zookeeper import Ensemble
+
+from .asking import asked, described, placed, put, session_state
+
+PARTITIONS = 6
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, ensemble: Ensemble) -> Iterator[Cluster]:
+    """Three brokers, and a topic that is spread over them."""
+    settings = {"registry_session_timeout_ms": 3000}
+    with Cluster(tmp_path_factory.mktemp("cluster"), ensemble, chroot="/three", settings=settings) as made:
+        eventually(lambda: len(described(made.brokers[0])["homes"]) == 3, "it knows all homes")
+        code, body = asked(made.brokers[0], "topic", "create", "orders", f"partitions={PARTITIONS}")
+        assert code == 200, body
+        for broker in made.brokers:
+            eventually(partial(_knows, broker, "orders"), "each broker has the topic")
+            eventually(partial(_sees_all, broker), "each broker knows all leaders")
+        yield made
+
+
+def _knows(broker: BrokerProcess, topic: str) -> bool:
+    return asked(broker, "topic", "describe", topic)[0] == 200
+
+
+def _sees_all(broker: BrokerProcess) -> bool:
+    return _unavailable(broker) == []
+
+
+def _has_no(broker: BrokerProcess, topic: str) -> bool:
+    return asked(broker, "topic", "describe", topic)[0] == 404
+
+
+def _is(broker: BrokerProcess, state: str) -> bool:
+    return session_state(broker) == state
+
+
+def _own(broker: BrokerProcess, topic: str = "orders") -> list[int]:
+    """The partitions of its home."""
+    home = described(broker)["home"]
+    return [number for number, other in enumerate(placed(broker, topic)) if other == home]
+
+
+def _unavailable(broker: BrokerProcess) -> list[int]:
+    [topic] = [topic for topic in described(broker)["topics"] if topic["topic"] == "orders"]
+    numbers: list[int] = topic["unavailable"]
+    return numbers
+
+
+def test_a_topic_is_spread_and_each_home_has_its_own(cluster: Cluster) -> None:
+    assert set(Counter(placed(cluster.brokers[0], "orders")).values()) == {PARTITIONS // len(cluster.brokers)}
+    addresses = {number: f"{broker.host}:{broker.port}" for broker in cluster.brokers for number in _own(broker)}
+    assert sorted(addresses) == list(range(PARTITIONS))
+    for broker in cluster.brokers:
+        own = _own(broker)
+        for number in range(PARTITIONS):
+            code, body = put(broker, "orders", number)
+            assert (code, f"not-owner leader={addresses[number]} home=" in body) == (
+                (200, False) if number in own else (409, True)
+            )
+
+
+def test_partitions_added_later_move_nothing(cluster: Cluster) -> None:
+    assert asked(cluster.brokers[1], "topic", "create", "grows", "partitions=2")[0] == 200
+    before = placed(cluster.brokers[1], "grows")
+    eventually(partial(_knows, cluster.brokers[2], "grows"), "another broker has it")
+    assert asked(cluster.brokers[2], "topic", "alter", "grows", "partitions=6")[0] == 200
+    after = placed(cluster.brokers[2], "grows")
+    assert after[:2] == before
+    assert set(Counter(after).values()) == {2}
+    assert asked(cluster.brokers[0], "topic", "delete", "grows")[0] == 200
+    for broker in cluster.brokers:
+        eventually(partial(_has_no, broker, "grows"), "it is deleted")
+
+
+def test_a_killed_broker_is_back_inside_its_old_session(cluster: Cluster) -> None:
+    killed, other = cluster.brokers[0], cluster.brokers[1]
+    [mine, *_], [theirs, *_] = _own(killed), _own(other)
+    before = int(put(killed, "orders", mine)[1])
+    killed.kill()
+    assert put(other, "orders", theirs)[0] == 200
+    killed.start()
+    assert int(put(killed, "orders", mine)[1]) == before + 1
+    eventually(lambda: _unavailable(other) == [], "the others see it")
+
+
+def test_a_broker_paused_past_its_session_announces_itself_again(cluster: Cluster) -> None:
+    paused, other = cluster.brokers[1], cluster.brokers[2]
+    mine = _own(paused)
+    paused.pause()
+    try:
+        eventually(lambda: _unavailable(other) == mine, "its session is over")
+        assert put(other, "orders", _own(other)[0])[0] == 200
+    finally:
+        paused.resume()
+    assert put(paused, "orders", mine[0])[0] == 200
+    eventually(lambda: _unavailable(other) == [], "its leader is announced again")
+    assert session_state(paused) == "connected"
+
+
+def test_brokers_serve_what_they_have_while_zookeeper_is_away(cluster: Cluster, ensemble: Ensemble) -> None:
+    ensemble.kill()
+    try:
+        for broker in cluster.brokers:
+            eventually(partial(_is, broker, "expired"), "the session is over")
+            assert put(broker, "orders", _own(broker)[0])[0] == 200
+        code, body = asked(cluster.brokers[0], "topic", "create", "later")
+        assert (code, body.split()[0]) == (503, "unavailable")
+    finally:
+        ensemble.start()
+    for broker in cluster.brokers:
+        eventually(partial(_is, broker, "connected"), "the session is back")
+    assert asked(cluster.brokers[0], "topic", "create", "later", "partitions=3")[0] == 200
+    eventually(lambda: _unavailable(cluster.brokers[0]) == [], "all leaders are announced again")
