@@ -66,11 +66,9 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
     Raises:
         ConfigError: says what is expected.
     """
-    expected = f"bootstrap = {text!r}: expected txmq://HOST[:PORT], several separated by commas"
+    expected = f"bootstrap = {text!r}: expected txmq://HOST[:PORT], several separated by commas, or zk://..."
     if not isinstance(text, str):
         raise ConfigError(expected)
-    if text.startswith(ZOOKEEPER_SCHEME):
-        raise ConfigError(f"bootstrap = {text!r}: ZooKeeper is not supported yet; give a broker: txmq://HOST:PORT")
     if not text.startswith(_SCHEME):
         raise ConfigError(expected)
     addresses = []

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from txmq.addresses import parse_bootstrap
+from txmq.addresses import ZOOKEEPER_SCHEME
 from txmq.client.admin.groups import Groups
 from txmq.client.admin.transactions import Transactions
 from txmq.client.arguments import (
@@ -23,9 +23,9 @@ from txmq.client.arguments import (
     require_transaction_timeout,
     require_wait,
 )
+from txmq.client.bootstrap import Bootstrap, bootstrap_of
 from txmq.client.consumer.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.offsets.store import OffsetStore
-from txmq.client.home_link import HomeLink
 from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.producer.sender_pool import SenderPool
@@ -37,6 +37,7 @@ from txmq.client.topics import Topics
 from txmq.client.transaction.background_resolver import resolver_of, stop_resolver
 from txmq.client.transaction.checker import CheckBacks, Checker
 from txmq.client.transaction.xa_resource import BrokerXAResource
+from txmq.client.transport.peer import Address
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError
@@ -55,7 +56,9 @@ def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy:
     """Connect to a broker.
 
     Args:
-        bootstrap: ``txmq://host[:port][,host[:port]...]``; several addresses are tried in turn.
+        bootstrap: ``txmq://host[:port][,host[:port]...]``: addresses that are tried in turn. One broker of a cluster is
+            enough: the client learns the others from it. Or ``zk://host[:port][,host[:port]...][/path]``, the registry
+            of a cluster: the brokers' addresses are read there.
         timeout: seconds for connecting, and for each request without a timeout of its own.
         name: this client's name in the broker's lists and logs.
         lazy: connect at the first request, so that a process can start while its broker is away, as one with an
@@ -63,16 +66,20 @@ def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy:
 
     Raises:
         ConfigError: not such an address.
-        BrokerAwayError: no broker answers there.
+        BrokerAwayError: no broker answers there, or ZooKeeper does not.
+        RegistryError: there is no cluster in that place of ZooKeeper.
     """
-    client = Client(parse_bootstrap(bootstrap), timeout=timeout, name=name)
+    client = Client(bootstrap_of(bootstrap), timeout=timeout, name=name)
     if lazy:
         return client
     try:
         client.control.connect(client.clock.monotonic() + timeout)
     except ConnectionLostError as error:
         client.close()
-        raise BrokerAwayError(f"{error}; is a broker running there? start one with: txmq broker") from None
+        hint = (
+            "" if bootstrap.startswith(ZOOKEEPER_SCHEME) else "; is a broker running there? start one with: txmq broker"
+        )
+        raise BrokerAwayError(f"{error}{hint}") from None
     except BaseException:
         client.close()
         raise
@@ -93,7 +100,7 @@ class Client:
 
     def __init__(
         self,
-        addresses: list[tuple[str, int]],
+        addresses: Bootstrap | Sequence[Address],
         *,
         timeout: float = 5.0,
         name: str = "python",
@@ -107,7 +114,8 @@ class Client:
             )
         self.name, self.timeout = name, timeout
         self.clock: Clock = clock or OSClock()
-        self.routes = Routes(HomeLink(addresses, name, self.clock, timeout, self._forget_topic))
+        bootstrap = addresses if callable(addresses) else lambda _timeout: addresses
+        self.routes = Routes(bootstrap, name, self.clock, timeout, self._forget_topic)
         self.topics = Topics(self.routes, self.clock, timeout)
         self.transactions = Transactions(self.routes, timeout)
         self.groups = Groups(self.routes, timeout)

@@ -4,60 +4,130 @@
 gives the other producers connections of their own). ``reader`` carries ``get``, so that a long poll delays no other
 request. If the broker takes no more transactions in the session, ``control`` becomes another connection with another
 session; transactions that had begun end in the old one.
+
+A link to a broker that is alone takes any broker at its addresses. A link that is *bound* to a home of a cluster
+follows that home's leader: ``hello`` asks for the home, so that a broker that has the address now is told apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from txmq.client.producer.sender_pool import SenderPool
+from txmq.client.transport.peer import Address
+from txmq.client.transport.presence import Presence
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
+from txmq.errors import TxmqError
 from txmq.model import Outcome
+from txmq.protocol.json_text import Fields
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, watch_forks
 from txmq.xid import TxId
 
+LOOK_S = 1.0  # a home that does not answer for so long is away
 FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if one of its blocks goes on
+
+
+class Directory(Protocol):
+    """``Routes``, as its links use it."""
+
+    def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
+        """Where the link's home may be led."""
+
+    def greeted(self, link: HomeLink, introduction: Fields, address: Address) -> None:
+        """A broker has answered a connection of the link. Raises ConnectionLostError if it is not the link's home."""
 
 
 class HomeLink:
     """See the module's docstring. Connections are made when they are first used.
 
     Attributes:
+        home: the home's id; 0 before the first connection.
+        is_bound: whether it is a home of a cluster, so that no other broker will do.
+        address: where the home answered last.
         control: the connection for everything but reads.
         reader: the connection for reads.
         senders: the senders of producers.
         clock: for deadlines.
         timeout: seconds for a request that has no timeout of its own.
-        home: the home's id; 0 until it is known.
-        is_away: whether the home cannot be reached, as far as is known.
 
     Thread safety: any thread. After ``fork`` the child's connections are made anew, with another session.
     """
 
     def __init__(
-        self,
-        addresses: Sequence[tuple[str, int]],
-        name: str,
-        clock: Clock,
-        timeout: float,
-        on_unknown_topic: Callable[[str], None],
+        self, directory: Directory, name: str, clock: Clock, timeout: float, on_unknown_topic: Callable[[str], None]
     ) -> None:
         self.clock, self.timeout = clock, timeout
-        self._addresses, self._name = addresses, name
+        self.home, self.is_bound = 0, False
+        self.address: Address | None = None
+        self._directory, self._name = directory, name
         self.control = self.new_connection()
         self._former: tuple[ReconnectingConnection, ...] = ()  # the former ``control``s, whose sessions were full
         self.reader = self.new_connection()
         self.senders = SenderPool(lambda: self.control, self.new_connection, clock, on_unknown_topic)
+        self._presence = Presence(self._answers)
         self._lock = Lock()
         self._closed = False
-        self.home, self.is_away = 0, False
         watch_forks(self)
+
+    def bind(self, home: int) -> None:
+        """From now on no other home will do."""
+        self.home, self.is_bound = home, True
+        self._presence.is_watched = True
+
+    def __repr__(self) -> str:
+        return f"home {self.home:016x}" if self.address is None else f"home {self.home:016x} at {self.address}"
+
+    # --- the peer of its connections ---------------------------------------------------------------------------------
+
+    @property
+    def home_wish(self) -> str | None:
+        """See ``Peer``."""
+        return f"{self.home:016x}" if self.is_bound else None
+
+    def addresses(self, deadline: float) -> Sequence[Address]:
+        """See ``Peer``."""
+        return self._directory.addresses_of(self, deadline)
+
+    def greeted(self, introduction: Fields, address: Address) -> None:
+        """See ``Peer``."""
+        self._directory.greeted(self, introduction, address)
+        self.address = address
+        self._presence.heard()
+
+    def failed(self) -> None:
+        """See ``Peer``."""
+        self._presence.lost()
+
+    # --- is it there? ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the home does not answer, as far as that is known; asks nobody."""
+        return self._presence.is_away
+
+    def was_silent(self) -> None:
+        """A request was not answered in time: the home is away until it answers again, which a thread looks for."""
+        self._presence.lost()
+
+    def was_heard(self) -> None:
+        """A request was answered."""
+        self._presence.heard()
+
+    def _answers(self) -> bool:
+        try:
+            self.control.call("ping", timeout=LOOK_S)
+        except TxmqError:
+            return False
+        return True
+
+    # --- connections -------------------------------------------------------------------------------------------------
 
     def new_connection(self) -> ReconnectingConnection:
         """One more connection to the home, for a part of the client; the caller closes it."""
-        return ReconnectingConnection(self._addresses, self._name, self.clock, self.timeout)
+        return ReconnectingConnection(self, self._name, self.clock, self.timeout)
 
     @property
     def session(self) -> ClientSession:
@@ -85,17 +155,16 @@ class HomeLink:
         known = (connection.known_outcome(txid) for connection in (self.control, *self._former))
         return next((outcome for outcome in known if outcome is not None), None)
 
-    def was_silent(self) -> None:
-        """The home has not answered in time, or cannot be connected to. A lone broker is asked all the same."""
-
     def close(self) -> None:
         """Close the connections; unanswered requests are lost."""
         with self._lock:
             self._closed = True
+        self._presence.close()
         self.senders.close()
         for connection in (self.control, *self._former, self.reader):
             connection.close()
 
     def forked(self) -> None:
-        """In a forked child: replace the lock, which a thread of the parent may hold."""
+        """In a forked child: replace the locks, which threads of the parent may hold."""
         self._lock = Lock()
+        self._presence.forked()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from txmq.client.topics import Topics
-from txmq.client.transport.ports import Link, Routing
+from txmq.client.transport.ports import Asking
 from txmq.errors import InvalidBatchError, OffsetOutOfRangeError, RemoteProtocolError
 from txmq.log import records
 from txmq.model import Message, PartitionRange
@@ -23,21 +23,25 @@ POLL_WAIT_S_MAX = 30.0  # the longest wait of a get in the broker
 class Fetcher:
     """Reads on a link's connection for reads, so that a long poll delays no send. Thread safety: any thread."""
 
-    def __init__(self, routes: Routing[Link], topics: Topics, clock: Clock, timeout: float) -> None:
+    def __init__(self, routes: Asking, topics: Topics, clock: Clock, timeout: float) -> None:
         self._routes, self._topics, self._clock, self._timeout = routes, topics, clock, timeout
 
     def fetch_raw(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> bytes:
         """As ``Client.fetch_raw``."""
         deadline = self._clock.monotonic() + timeout
         while True:
-            remaining = min(max(deadline - self._clock.monotonic(), 0.0), POLL_WAIT_S_MAX)
-            wait_ms = int(remaining * 1000)
-            extensions: dict[str, int] | None = {"wait": wait_ms} if wait_ms else None
-            arguments = (topic, partition, offset, max_bytes)
-            reader = self._routes.link_for(topic, partition).reader
-            body = reader.repeat("get", *arguments, extensions=extensions, timeout=remaining + self._timeout)
+            wait_s = min(max(deadline - self._clock.monotonic(), 0.0), POLL_WAIT_S_MAX)
+            body = self._get((topic, partition, offset, max_bytes), wait_s)
             if body or self._clock.monotonic() + 0.001 >= deadline:
                 return body
+
+    def _get(self, wanted: tuple[str, int, int, int], wait_s: float) -> bytes:
+        wait_ms = int(wait_s * 1000)
+        extensions = {"wait": wait_ms} if wait_ms else None
+        timeout = wait_s + self._timeout
+        return self._routes.ask_owner(
+            *wanted[:2], lambda link: link.reader.repeat("get", *wanted, extensions=extensions, timeout=timeout)
+        )
 
     def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> list[Message]:
         """As ``Client.fetch``."""
@@ -90,8 +94,9 @@ class Fetcher:
         return self._ask_offset(topic, partition, timestamp_ms)[0]
 
     def _ask_offset(self, topic: str, partition: int, where: str | int) -> tuple[int, int, int]:
-        reader = self._routes.link_for(topic, partition).reader
-        body = reader.repeat("offset", topic, partition, where, timeout=self._timeout)
+        body = self._routes.ask_owner(
+            topic, partition, lambda link: link.reader.repeat("offset", topic, partition, where, timeout=self._timeout)
+        )
         words = body.split()
         if len(words) != 3 or not all(word.isdigit() for word in words):
             raise RemoteProtocolError(f"not an answer to offset: {body[:80]!r}")

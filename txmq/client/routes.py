@@ -1,41 +1,346 @@
 """Which home owns a partition: the links of a client, and the choice among them.
 
-A lone broker owns every partition, so there is one link.
+Theory of operation. The first link leads to the bootstrap addresses. A broker that is alone owns every partition, so
+that link stays the only one (``sole``). A broker with a registry says so in its answer to ``hello``: the link is bound
+to its home then, and the links of the other homes are made when they are needed. What is known of the cluster
+(``route_map``) comes with every answer to ``meta``: a producer or consumer asks for its topics again every 30 s, and a
+partition never moves. A broker that does not own a partition refuses it with 409: the topic is asked for again.
+
+A home that cannot be reached may be led elsewhere by now: before another attempt, the other brokers are asked
+(``cluster homes``). Only live links are asked, and a connection of its own to any known address: so that no attempt to
+connect waits for another one.
+
+Invariants:
+    * a client of a broker that is alone has one link, and makes no request to learn routes;
+    * a home has one link for as long as the client lives, and is asked for by name in each ``hello``.
 """
 
 from __future__ import annotations
 
-from txmq.client.home_link import HomeLink
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from txmq.client.bootstrap import Bootstrap
+from txmq.client.home_link import LOOK_S, HomeLink
+from txmq.client.route_map import RouteMap
+from txmq.client.transport.peer import Address, AnyBroker
+from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.errors import (
+    BrokerAwayError,
+    ConnectionLostError,
+    NotOwnerError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    TxmqError,
+    UnavailableError,
+)
+from txmq.protocol.commands import Word
+from txmq.protocol.json_text import Fields, json_object
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Lock, watch_forks
+
+ROUTE_REFRESH_INTERVAL_S: Final = 30.0
+CORRECTIONS_MAX: Final = 3  # 409s that one request follows
+_TURN_S: Final = 0.002  # a thread that finds another one asking for the homes looks again this often
+_RETRY_S: Final = 0.05  # after every home was asked in vain
+
+T = TypeVar("T")
 
 
 class Routes:
-    """The links of a client. Thread safety: any thread."""
+    """The links of a client; see the module's docstring.
 
-    def __init__(self, link: HomeLink) -> None:
-        self._only = link
+    Args:
+        bootstrap: the addresses of the first broker.
+        on_unknown_topic: called with a topic's name if what is known of it may be wrong.
 
-    is_lone = True  # one broker without a registry
+    Attributes:
+        sole: the only link, for as long as no broker has said that it has a registry; None from then on.
+        is_lone: whether there is a sole link.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(
+        self, bootstrap: Bootstrap, name: str, clock: Clock, timeout: float, on_unknown_topic: Callable[[str], None]
+    ) -> None:
+        self._bootstrap, self._name, self._clock, self._timeout = bootstrap, name, clock, timeout
+        self._on_unknown_topic = on_unknown_topic
+        self._map = RouteMap()
+        self._cluster: str | None = None  # as the first broker with a registry has said
+        self._lock = Lock()
+        self._first = self._new_link()
+        self._first_alone = (self._first,)
+        self._links: dict[int, HomeLink] = {}
+        self.sole: HomeLink | None = self._first
+        self.is_lone = True
+        self._asker: object = None  # who asks for the homes
+        self._asked_at = self._refresh_at = float("-inf")
+        self._closed = False
+        watch_forks(self)
+
+    def _new_link(self) -> HomeLink:
+        return HomeLink(self, self._name, self._clock, self._timeout, self._on_unknown_topic)
+
+    # --- the choice --------------------------------------------------------------------------------------------------
 
     def link_for(self, topic: str, partition: int) -> HomeLink:
-        """The link of the home that owns a partition, as far as that is known."""
-        return self._only
+        """The link of the home that owns a partition, as far as that is known.
+
+        Raises:
+            UnknownTopicError, BrokerAwayError: the topic is not known yet, and was asked for.
+        """
+        if self.sole is not None:
+            return self.sole
+        homes = self._map.homes_of(topic)
+        if homes is None or partition >= len(homes):
+            self.describe(topic, self._timeout)
+            homes = self._map.homes_of(topic)
+        if homes is None or not 0 <= partition < len(homes):
+            return self.any_link()  # the broker says what is wrong
+        return self.link_of_home(homes[partition])
+
+    def homes_of(self, topic: str) -> tuple[int, ...] | None:
+        """The home of each partition, as it is known now; None if it is not, and for a broker that is alone."""
+        return self._map.homes_of(topic)
 
     def link_of_home(self, home: int) -> HomeLink:
-        """The link of a home, such as the one in a transaction's id; a lone broker answers for every home."""
-        return self._only
+        """The link of a home, such as the one in a transaction's id; a broker that is alone answers for every home.
+
+        It is any link if the cluster has no such home: the broker says so.
+        """
+        if self.sole is not None:
+            return self.sole
+        known = self._links.get(home)
+        if known is not None:
+            return known
+        if home not in self._map.leaders:
+            self._refresh_homes(self._clock.monotonic() + self._timeout)
+        if home not in self._map.leaders:
+            return self.any_link()
+        return self._bound_link(home)
+
+    def _bound_link(self, home: int) -> HomeLink:
+        with self._lock:
+            link = self._links.get(home)
+            if link is None:
+                link = self._new_link()
+                link.bind(home)
+                self._links[home] = link
+                if self._closed:
+                    link.close()
+        return link
 
     def any_link(self) -> HomeLink:
-        """A link for a request that any broker answers."""
-        return self._only
+        """A link for a request that any broker answers: the first one, unless its home is away."""
+        return self.sole or next((link for link in self._known_links() if not link.is_away), self._first)
 
     def links(self) -> tuple[HomeLink, ...]:
-        """The links of all homes that are known, in the order of the homes' ids."""
-        return (self._only,)
+        """The links of all homes that are known, in the order of the homes' ids; asked for every 30 s."""
+        if self.sole is not None:
+            return self._first_alone
+        now = self._clock.monotonic()
+        if now >= self._refresh_at:
+            self._refresh_at = now + ROUTE_REFRESH_INTERVAL_S  # once, also if nobody answers
+            self._refresh_homes(now + LOOK_S)
+        return tuple(self._bound_link(home) for home in sorted(self._map.leaders))
+
+    def all_links(self) -> tuple[HomeLink, ...]:
+        """As ``links``, and none is missing.
+
+        Raises:
+            BrokerAwayError: no broker tells which homes there are.
+        """
+        deadline = self._clock.monotonic() + self._timeout
+        if not self._first.home:  # lazy: what kind of broker it is comes with its greeting
+            self._first.control.connect(deadline)
+        if self.sole is None and not self._refresh_homes(deadline):
+            raise BrokerAwayError("no broker of the cluster tells which homes it has")
+        return self.links()
+
+    def _known_links(self) -> list[HomeLink]:
+        """The first link, then those of other homes that are known to be led."""
+        others = [home for home, leader in sorted(self._map.leaders.items()) if leader is not None]
+        return [self._first, *(self._bound_link(home) for home in others if home != self._first.home)]
+
+    def name_of(self, link: HomeLink) -> str:
+        """A home for people: the name of its broker, and its id."""
+        name = self._map.names.get(link.home)
+        return f"{link.home:016x}" if name is None else f"{name} ({link.home:016x})"
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def ask_any(self, verb: str, *arguments: Word, timeout: float) -> bytes:
+        """Ask what any broker answers. Raises as ``ReconnectingConnection.repeat``."""
+        return self._ask_any(verb, arguments, timeout, None, is_repeatable=True)
+
+    def call_any(self, verb: str, *arguments: Word, timeout: float, extensions: dict[str, str] | None = None) -> bytes:
+        """As ``ask_any`` for what is not to be done twice. Raises as ``ReconnectingConnection.call``."""
+        return self._ask_any(verb, arguments, timeout, extensions, is_repeatable=False)
+
+    def _ask_any(
+        self, verb: str, arguments: Sequence[Word], timeout: float, extensions: dict[str, str] | None, *,
+        is_repeatable: bool,
+    ) -> bytes:  # fmt: skip
+        if self.sole is not None:
+            control = self.sole.control
+            ask = control.repeat if is_repeatable else control.call
+            return ask(verb, *arguments, timeout=timeout, extensions=extensions)
+        deadline, tried = self._clock.monotonic() + timeout, set[int]()
+        while True:
+            links = [link for link in self._known_links() if link.home not in tried]
+            link = next((one for one in links if not one.is_away), links[0])
+            left_s = deadline - self._clock.monotonic()
+            patience_s = max(left_s / (len(links) + 1), min(LOOK_S, left_s)) if is_repeatable else left_s
+            try:
+                return link.control.call(verb, *arguments, timeout=patience_s, extensions=extensions)
+            except (ConnectionLostError, RequestTimeoutError, UnavailableError) as error:
+                may_be_done = not is_repeatable and not isinstance(error, BrokerAwayError)
+                if may_be_done or self._closed or self._clock.monotonic() >= deadline:
+                    raise
+            if len(links) > 1:
+                tried.add(link.home)
+            else:
+                tried.clear()
+                self._clock.sleep(min(_RETRY_S, max(deadline - self._clock.monotonic(), 0.0)))
+
+    def ask_owner(self, topic: str, partition: int, ask: Callable[[HomeLink], T]) -> T:
+        """Ask the home that owns a partition; a home that refuses it leads to the right one."""
+        for _ in range(CORRECTIONS_MAX):
+            try:
+                return ask(self.link_for(topic, partition))
+            except NotOwnerError:
+                self.corrected(topic)
+        return ask(self.link_for(topic, partition))
+
+    # --- what is learned ---------------------------------------------------------------------------------------------
+
+    def describe(self, topic: str, timeout: float) -> Fields:
+        """The answer to ``meta``; the homes in it are known from now on. Raises as ``ask_any``."""
+        answer = json_object(self.ask_any("meta", topic, timeout=timeout))
+        self._map.learn_topics(answer)
+        for home in set(self._map.homes_of(topic) or ()):
+            if self._map.leaders.get(home) is None and self._bound_link(home).control.live is None:
+                self._bound_link(home).was_silent()
+        return answer
 
     def corrected(self, topic: str) -> None:
-        """A broker does not own a partition of the topic: find out which home does. A lone broker owns them all."""
+        """A broker has refused a partition of the topic as not its own: ask for the topic again."""
+        self._on_unknown_topic(topic)
+        self._map.forget(topic)
+        self.describe(topic, self._timeout)
+
+    def greeted(self, link: HomeLink, introduction: Fields, address: Address) -> None:
+        """See ``home_link.Directory``."""
+        try:
+            cluster, home = introduction["cluster"], int(introduction["home"], 16)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"the answer to hello lacks or garbles {error}") from None
+        if introduction.get("registry"):
+            self._bind_first(link, cluster, home)
+        if link.is_bound and (home != link.home or cluster != self._cluster):
+            raise ConnectionLostError(f"home {home:016x} answers there, and home {link.home:016x} was asked for")
+        link.home = home
+        if link.is_bound:
+            self._map.found(home, address)
+
+    def _bind_first(self, link: HomeLink, cluster: str, home: int) -> None:
+        with self._lock:
+            if link is not self._first or link.is_bound:
+                return
+            link.bind(home)
+            self._links[home] = link
+            self._cluster, self.sole, self.is_lone = cluster, None, False
+
+    def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
+        """See ``home_link.Directory``."""
+        if link.is_bound:
+            if link.is_away:
+                self._refresh_homes(deadline)
+            known = (self._map.leaders.get(link.home), link.address)
+            found = list(dict.fromkeys(address for address in known if address is not None))
+            if found:
+                return found
+        return self._bootstrap(max(deadline - self._clock.monotonic(), 0.001))
+
+    def _refresh_homes(self, deadline: float) -> bool:
+        """Ask for the homes and their leaders, or wait for the thread that does; whether a broker answered."""
+        me, begun = object(), self._clock.monotonic()
+        try:
+            while True:
+                with self._lock:
+                    if self._asker is None:
+                        self._asker = me
+                if self._asker is me:
+                    return self._asked_at > begun or self._ask_for_homes(deadline)
+                if self._clock.monotonic() >= deadline:
+                    return False
+                self._clock.sleep(_TURN_S)
+        finally:
+            if self._asker is me:
+                self._asker = None
+
+    def _ask_for_homes(self, deadline: float) -> bool:
+        for ask in (self._ask_live, self._ask_leaders, self._ask_bootstrap):
+            with suppress(TxmqError):
+                self._map.learn_homes(json_object(ask(min(deadline, self._clock.monotonic() + LOOK_S))))
+                self._asked_at = self._clock.monotonic()
+                self._refresh_at = self._asked_at + ROUTE_REFRESH_INTERVAL_S
+                return True
+        return False
+
+    def _ask_live(self, deadline: float) -> bytes:
+        for link in [*self._links.values()]:
+            live = link.control.live
+            if live is not None and not link.is_away:
+                try:
+                    return live.request(deadline, "cluster", "homes").result()
+                except RequestTimeoutError:
+                    link.was_silent()
+                except ConnectionLostError:
+                    continue
+        raise BrokerAwayError("no link is live")
+
+    def _ask_leaders(self, deadline: float) -> bytes:
+        return self._ask_at([leader for leader in self._map.leaders.values() if leader is not None], deadline)
+
+    def _ask_bootstrap(self, deadline: float) -> bytes:
+        return self._ask_at(self._bootstrap(LOOK_S), deadline)
+
+    def _ask_at(self, addresses: Sequence[Address], deadline: float) -> bytes:
+        """On a connection of its own: a link that connects may be the one that asks."""
+        scout = ReconnectingConnection(_Scout(addresses, self._cluster), self._name, self._clock, LOOK_S)
+        try:
+            return scout.call("cluster", "homes", timeout=max(deadline - self._clock.monotonic(), 0.001))
+        finally:
+            scout.close()
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    # --- ends --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the links."""
-        for link in self.links():
+        with self._lock:
+            self._closed = True
+            links = {self._first, *self._links.values()}
+        for link in links:
             link.close()
+
+    def forked(self) -> None:
+        """In a forked child: replace the lock, which a thread of the parent may hold."""
+        self._lock, self._asker = Lock(), None
+
+
+class _Scout(AnyBroker):
+    """Any broker of a cluster."""
+
+    def __init__(self, addresses: Sequence[Address], cluster: str | None) -> None:
+        super().__init__(addresses)
+        self._cluster = cluster
+
+    def greeted(self, introduction: Fields, address: Address) -> None:
+        """See ``Peer``."""
+        if introduction.get("cluster") != self._cluster:
+            raise ConnectionLostError(f"a broker of cluster {introduction.get('cluster')} answers there")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from enum import Enum
 
-from txmq.client.transport.ports import Link, Routing
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.ports import Asking
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
@@ -34,7 +33,7 @@ Setting = int | str | bool | Storage | RetentionPolicy | None
 class Topics:
     """``client.topics``. Thread safety: any thread."""
 
-    def __init__(self, routes: Routing[Link], clock: Clock, timeout: float) -> None:
+    def __init__(self, routes: Asking, clock: Clock, timeout: float) -> None:
         self._routes, self._clock, self._timeout = routes, clock, timeout
         self._known: dict[str, tuple[Topic, float]] = {}
 
@@ -67,7 +66,7 @@ class Topics:
             UnknownTopicError: there is no topic of that name.
         """
         self._known.pop(name, None)
-        self._connection().call("topic", "delete", _checked(name), timeout=self._timeout)
+        self._routes.call_any("topic", "delete", _checked(name), timeout=self._timeout)
 
     def describe(self, name: str) -> TopicConfig:
         """A topic's settings.
@@ -83,13 +82,13 @@ class Topics:
         Raises:
             UnknownTopicError: there is no topic of that name.
         """
-        body = self._connection().repeat("topic", "describe", _checked(name), timeout=self._timeout)
+        body = self._routes.ask_any("topic", "describe", _checked(name), timeout=self._timeout)
         held: FieldsList = json_object(body)["watermarks"]
         return held
 
     def list(self) -> list[TopicConfig]:
         """All topics."""
-        body = self._connection().repeat("topic", "list", "*", timeout=self._timeout)
+        body = self._routes.ask_any("topic", "list", "*", timeout=self._timeout)
         return [_topic(fields).config for fields in json_object(body)["topics"]]
 
     def ensure(self, name: str, partitions: int = 1, **settings: Setting) -> None:
@@ -119,10 +118,10 @@ class Topics:
         self._known.pop(name, None)
         try:
             seconds = self._timeout if timeout is None else timeout
-            body = self._connection().repeat("meta", _checked(name), timeout=seconds)
+            answer = self._routes.describe(_checked(name), seconds)
         except (ConnectionLostError, RequestTimeoutError) as error:
             raise BrokerAwayError(f"the broker did not describe topic {name}: {error}") from error
-        topic = _topic(json_object(body)["topics"][0])
+        topic = _topic(answer["topics"][0])
         self._known[name] = topic, self._clock.monotonic() + METADATA_AGE_S_MAX
         return topic
 
@@ -130,13 +129,10 @@ class Topics:
         """Ask the broker the next time: what is known may be wrong."""
         self._known.pop(name, None)
 
-    def _connection(self) -> ReconnectingConnection:
-        return self._routes.any_link().control
-
     def _change(self, action: str, name: str, settings: Fields) -> TopicConfig:
         fields = {key: _word(value) for key, value in settings.items()}
         self._known.pop(name, None)
-        body = self._connection().call("topic", action, _checked(name), extensions=fields, timeout=self._timeout)
+        body = self._routes.call_any("topic", action, _checked(name), extensions=fields, timeout=self._timeout)
         return _topic(json_object(body)).config
 
 

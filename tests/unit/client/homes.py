@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,15 +16,20 @@ from txmq.client.home_link import HomeLink
 from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.topics import Topics
+from txmq.client.transport.peer import Address
+from txmq.client.transport.ports import Link
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import NotOwnerError
 from txmq.log import records
+from txmq.protocol.json_text import Fields, json_object
 from txmq.protocol.requests import Request
 from txmq.runtime import net
 
 PORTS = (1, 2, 3)
 _LOOK_AGAIN_S = 0.001
+
+T = TypeVar("T")
 
 
 class HeldClock(TurnedClock):
@@ -118,16 +123,46 @@ class HomeRoutes:
         self.forget(topic)
         self.believed = self.true_owners()
 
+    def describe(self, topic: str, timeout: float) -> Fields:
+        return json_object(self.ask_any("meta", topic, timeout=timeout))
+
+    def ask_any(self, verb: str, *arguments: str | int, timeout: float) -> bytes:
+        return self.any_link().control.repeat(verb, *arguments, timeout=timeout)
+
+    def call_any(
+        self, verb: str, *arguments: str | int, timeout: float, extensions: dict[str, str] | None = None
+    ) -> bytes:
+        return self.any_link().control.call(verb, *arguments, timeout=timeout, extensions=extensions)
+
+    def ask_owner(self, topic: str, partition: int, ask: Callable[[Link], T]) -> T:
+        return ask(self.link_for(topic, partition))
+
     def close(self) -> None:
         for link in self._links:
             link.close()
 
 
+class Ports:
+    """Home n answers at port n."""
+
+    def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
+        return [("host", link.home)]
+
+    def greeted(self, link: HomeLink, introduction: Fields, address: Address) -> None:
+        pass
+
+
 class SilentLink(HomeLink):
     """A link that is away from the first sign of it until a test says that the home is back."""
 
+    is_silent = False
+
+    @property
+    def is_away(self) -> bool:
+        return self.is_silent
+
     def was_silent(self) -> None:
-        self.is_away = True
+        self.is_silent = True
 
 
 class ClusterClient:
@@ -167,7 +202,7 @@ class Cluster:
         self.clock = HeldClock()
         self.homes = [Home(self.clock, (number, number + 3), 6) for number in range(3)]
         monkeypatch.setattr(net, "connect", self._connect)
-        self.links = [SilentLink([("host", port)], "test", self.clock, 5.0, lambda _topic: None) for port in PORTS]
+        self.links = [SilentLink(Ports(), "test", self.clock, 5.0, lambda _topic: None) for _ in PORTS]
         for number, link in enumerate(self.links):
             link.home = number + 1
         self.routes = HomeRoutes(self.links, self.homes)
@@ -185,7 +220,7 @@ class Cluster:
     def back(self, number: int) -> None:
         """A home that was away can be reached again."""
         self.homes[number].is_down = False
-        self.links[number].is_away = False
+        self.links[number].is_silent = False
 
     def values(self, partition: int) -> list[bytes | None]:
         """What a partition holds, at whichever homes."""

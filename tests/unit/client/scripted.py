@@ -7,12 +7,14 @@ Nothing sleeps: a wait with nothing to read turns the clock.
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from txmq.client.transport.connection import Connection
+from txmq.client.transport.peer import AnyBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import BrokerError, FencedError, SequenceError, UnknownTopicError
 from txmq.log.batch import HEADER, stamp
@@ -41,6 +43,7 @@ class TurnedClock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+        os.sched_yield()  # a thread that is waited for may be the one to run
 
 
 class ScriptedStream:
@@ -110,6 +113,7 @@ class ScriptedBroker:
     Attributes:
         faults: per verb what befalls the next requests: an error to answer, or a function called instead of serving.
         lose_answer: per verb, how many of the next requests are executed and then the connection is cut.
+        told: what its answers to ``hello`` say of it.
         hold: verbs whose answers are kept back until ``release``.
     """
 
@@ -123,6 +127,7 @@ class ScriptedBroker:
         self.lose_answer: dict[str, int] = {}
         self.hold: set[str] = set()
         self.held: list[tuple[ScriptedStream, bytes]] = []
+        self.told: dict[str, object] = {"home": "00000000000000a1"}
         self.next_session = 1
         self.time_ms = 1
         self.fenced: set[int] = set()
@@ -184,7 +189,7 @@ class ScriptedBroker:
                 raise FencedError("unknown")
             stream.session = number
         fields = {
-            "cluster": "00000000000000c1", "home": "00000000000000a1", "broker": "b", "version": "1", "protocol": 1,
+            "cluster": "00000000000000c1", **self.told, "broker": "b", "version": "1", "protocol": 1,
             "session": None if stream.session is None else f"{stream.session:x}", "epoch": 0, "in_flight_max": 8,
             "secret": None if stream.session is None else f"{stream.session:032x}",
             "request_size_bytes_max": 1 << 20, "outcomes_kept": 8, "compression": [], "time_ms": self.time_ms,
@@ -234,7 +239,7 @@ class ScriptedBroker:
 
 def connection_to(broker: ScriptedBroker, addresses: int = 1) -> ReconnectingConnection:
     return ReconnectingConnection(
-        [("host", number) for number in range(addresses)], "test", broker.clock, CONNECT_TIMEOUT_S
+        AnyBroker([("host", number) for number in range(addresses)]), "test", broker.clock, CONNECT_TIMEOUT_S
     )
 
 

@@ -176,11 +176,6 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         parse_bootstrap(text)
 
 
-def test_zookeeper_addresses_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="ZooKeeper is not supported yet"):
-        txmq.connect("zk://zk1:2181/txmq")
-
-
 @pytest.mark.parametrize(
     "settings", [{"linger_ms": -1}, {"batch_size_bytes": 0}, {"max_in_flight": 65}, {"compression": "rar"}]
 )

@@ -6,6 +6,7 @@ need it. A class takes the narrowest of these:
 * ``BrokerControl``: the connection for everything but reads;
 * ``Broker``: that connection, its session and a clock; for transactions and branches;
 * ``Link``: one home with its connections, and ``Routing``: the choice among them;
+* ``Asking``: the routes, for requests of any broker or of a partition's owner;
 * ``RoutedBroker``: any broker, and the routes to all of them;
 * ``TopicDirectory``: the topics' ids and numbers of partitions;
 * ``Log``: what is stored, read without a group; for consumers;
@@ -14,7 +15,7 @@ need it. A class takes the narrowest of these:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -110,6 +111,7 @@ class Link(Broker, Protocol):
         """The outcome of a transaction of this client whose end was not seen, once it was asked for."""
 
 
+T = TypeVar("T")
 LinkT = TypeVar("LinkT", bound=Broker, covariant=True)
 
 
@@ -135,6 +137,24 @@ class RoutedBroker(Broker, Protocol):
     @property
     def routes(self) -> Routing[Broker]:
         """The choice among the homes."""
+
+
+class Asking(Routing[Link], Protocol):
+    """``Routes``, as requests use it that are for any broker, or for the owner of a partition."""
+
+    def ask_any(self, verb: str, *arguments: str | int, timeout: float) -> bytes:
+        """Ask what any broker answers."""
+
+    def call_any(
+        self, verb: str, *arguments: str | int, timeout: float, extensions: dict[str, str] | None = None
+    ) -> bytes:
+        """As ``ask_any`` for what is not to be done twice."""
+
+    def ask_owner(self, topic: str, partition: int, ask: Callable[[Link], T]) -> T:
+        """Ask the home that owns a partition."""
+
+    def describe(self, topic: str, timeout: float) -> dict[str, Any]:
+        """The answer to ``meta``."""
 
 
 class TopicDirectory(Protocol):

@@ -11,6 +11,9 @@ request of the last ``JUST_HEARD_S`` spares one such look: the next look notices
 is frozen or cut off is found out once, by a request that is not answered in time. From then on, until it answers, no
 block waits for it longer than ``AWAY_S_MAX``.
 
+*Which broker.* The ``Peer`` names the addresses anew for each attempt, and the home that has to answer there: ``hello``
+asks for it, so that a session is never resumed at a stranger that has the address now.
+
 Invariants:
     * A ``Connection`` that is returned has been greeted, and the session, if there is one, is bound to it.
     * After ``fork`` the child starts anew, with another session; the parent's connection is left alone.
@@ -22,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from txmq.client.transport.connection import Connection
+from txmq.client.transport.peer import Address, Peer
 from txmq.client.transport.reply import Reply
 from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello
 from txmq.errors import (
@@ -29,12 +33,15 @@ from txmq.errors import (
     ClosedError,
     ConnectionLostError,
     FencedError,
+    NotOwnerError,
     RemoteProtocolError,
     RequestTimeoutError,
     TxmqError,
+    UnavailableError,
 )
 from txmq.model import Outcome
 from txmq.protocol.commands import Stated, Word
+from txmq.protocol.json_text import Fields
 from txmq.runtime import net
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Lock, watch_forks
@@ -55,7 +62,7 @@ class ReconnectingConnection:
     """A connection that comes back; see the module's docstring.
 
     Args:
-        addresses: (host, port) pairs, tried in turn.
+        peer: where it leads.
         name: this client's name, for the broker's lists and logs.
         clock: for deadlines.
         connect_timeout: seconds for one attempt.
@@ -63,10 +70,8 @@ class ReconnectingConnection:
     Thread safety: any thread.
     """
 
-    def __init__(
-        self, addresses: Sequence[tuple[str, int]], name: str, clock: Clock, connect_timeout: float = 5.0
-    ) -> None:
-        self._addresses, self._name, self._clock = list(addresses), name, clock
+    def __init__(self, peer: Peer, name: str, clock: Clock, connect_timeout: float = 5.0) -> None:
+        self._peer, self._name, self._clock = peer, name, clock
         self._connect_timeout = connect_timeout
         self._connection: Connection | None = None
         self._session: ClientSession | None = None
@@ -217,7 +222,7 @@ class ReconnectingConnection:
         connection = self.connect(deadline)
         session = connection.session
         if session is None:
-            session = self._alone(deadline, lambda: connection.session or self._hello(connection, deadline, wish="new"))
+            session = self._alone(deadline, lambda: self._open_session(connection, deadline))
         assert session is not None
         return connection, session
 
@@ -267,6 +272,8 @@ class ReconnectingConnection:
             self._last_failure = str(error)
             self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
             self._retry_at = self._clock.monotonic() + self._backoff_s
+            if isinstance(error, ConnectionLostError):
+                self._peer.failed()
             raise
         self._backoff_s = 0.0
         self._refuse_closed(connection)  # ``close`` may have come meanwhile, when there was no connection to close
@@ -308,7 +315,7 @@ class ReconnectingConnection:
 
     def _connected(self, deadline: float) -> Connection:
         failures = []
-        for host, port in self._addresses:
+        for host, port in self._peer.addresses(deadline):
             remaining = min(deadline - self._clock.monotonic(), self._connect_timeout)
             if remaining <= 0:
                 break
@@ -319,42 +326,57 @@ class ReconnectingConnection:
                 continue
             connection = Connection(stream, self._clock, f"{host}:{port}")
             try:
-                self._greet(connection, deadline)
+                self._greet(connection, (host, port), deadline)
             except BaseException as error:
                 connection.fail(ConnectionLostError("the greeting failed"))
                 if isinstance(error, RemoteProtocolError) or not isinstance(
-                    error, ConnectionLostError | RequestTimeoutError
+                    error, ConnectionLostError | RequestTimeoutError | NotOwnerError | UnavailableError
                 ):
                     raise
                 failures.append(str(error))
                 continue
             return connection
-        raise BrokerAwayError(f"cannot connect to {'; '.join(failures) or 'the broker in time'}")
+        home = self._peer.home_wish
+        where = "" if home is None else f"home {home}: "
+        raise BrokerAwayError(f"cannot connect to {where}{'; '.join(failures) or 'the broker in time'}")
 
     # --- hello -------------------------------------------------------------------------------------------------------
 
-    def _greet(self, connection: Connection, deadline: float) -> None:
+    def _greet(self, connection: Connection, address: Address, deadline: float) -> None:
         """Send ``hello``: resume the session, or open a new one if the broker does not know it any more."""
         known = self._session
         if known is None:
-            self._hello(connection, deadline, wish="none")
+            self._introduce(connection, address, deadline, wish="none")
             return
         try:
-            resumed = self._hello(connection, deadline, wish=known.wish)
+            resumed = self._introduce(connection, address, deadline, wish=known.wish)
         except FencedError:
             resumed = None
         if resumed is None or not resumed.is_same(known):
             # Forgotten, or another broker has this address now.
             self._session = None
-            self._hello(connection, deadline, wish="new")
+            self._introduce(connection, address, deadline, wish="new")
         else:
             known.clock_ahead_ms = resumed.clock_ahead_ms
             self._session = connection.session = known  # this object counts the transactions
 
-    def _hello(self, connection: Connection, deadline: float, wish: str) -> ClientSession | None:
+    def _introduce(self, connection: Connection, address: Address, deadline: float, wish: str) -> ClientSession | None:
+        fields = self._hello(connection, deadline, wish)
+        self._peer.greeted(fields, address)
+        return self._bind(connection, fields)
+
+    def _open_session(self, connection: Connection, deadline: float) -> ClientSession | None:
+        return connection.session or self._bind(connection, self._hello(connection, deadline, wish="new"))
+
+    def _hello(self, connection: Connection, deadline: float, wish: str) -> Fields:
         attempt = min(deadline, self._clock.monotonic() + self._connect_timeout)
-        reply = connection.request(attempt, "hello", PROTOCOL, self._name, extensions={"session": wish})
-        fields = parse_hello(reply.result())
+        extensions = {"session": wish}
+        home = self._peer.home_wish
+        if home is not None:
+            extensions["home"] = home
+        return parse_hello(connection.request(attempt, "hello", PROTOCOL, self._name, extensions=extensions).result())
+
+    def _bind(self, connection: Connection, fields: Fields) -> ClientSession | None:
         if fields.get("session") is None:
             return None
         connection.session = self._session = ClientSession(fields, int(self._clock.monotonic() * 1000))

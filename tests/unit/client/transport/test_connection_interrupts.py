@@ -16,6 +16,7 @@ from txmq.client.transport import connection as link_module
 from txmq.client.transport import reconnecting as connection_module
 from txmq.client.transport import reply
 from txmq.client.transport.connection import Connection
+from txmq.client.transport.peer import AnyBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.reply import Waiter
 from txmq.errors import ConnectionLostError, TxmqError
@@ -73,7 +74,7 @@ def test_request_held_back_at_its_senders_interrupt_never_goes_out() -> None:
 @pytest.mark.parametrize("number", range(1, STEPS))
 def test_an_interrupt_while_connecting_lets_the_next_one_connect(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = scripted_broker(monkeypatch)
-    connection = ReconnectingConnection([("host", 1)], "test", broker.clock, 5.0)
+    connection = ReconnectingConnection(AnyBroker([("host", 1)]), "test", broker.clock, 5.0)
     sys.setprofile(Strike(number, connection_module))
     with suppress(KeyboardInterrupt, TxmqError):
         connection.connect_with_session(broker.clock.now + 5.0)

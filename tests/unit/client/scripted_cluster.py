@@ -1,0 +1,130 @@
+"""Several scripted brokers with a registry, as docs/protocol.md says: each at an address, one home each.
+
+``ScriptedCluster.connect`` stands in for ``txmq.runtime.net.connect``: home n is led at ``("host", n)`` at first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from tests.unit.client.scripted import TOPIC_ID, ScriptedBroker, ScriptedStream, TurnedClock
+from txmq.client.client import Client
+from txmq.errors import NotOwnerError, UnavailableError, UnknownTopicError
+from txmq.model import TopicConfig
+from txmq.protocol import answers
+from txmq.protocol.requests import Request
+from txmq.registry.topics import Topic
+from txmq.runtime import net
+
+Address = tuple[str, int]
+
+
+class ScriptedHome(ScriptedBroker):
+    """The broker that leads one home."""
+
+    def __init__(self, cluster: ScriptedCluster, number: int) -> None:
+        super().__init__()
+        self.cluster, self.number, self.clock = cluster, number, cluster.clock
+        self.told = {"home": f"{number:016x}", "registry": True}
+        self.waits_for_registry = False
+
+    def serve(self, stream: ScriptedStream, request: Request) -> None:
+        if self.waits_for_registry and request[0] not in (b"hello", b"ping", b"cluster"):
+            stream.inbound += answers.error(UnavailableError("waits for the registry"), request[4])
+            return
+        super().serve(stream, request)
+
+    def _hello(self, stream: ScriptedStream, request: Request) -> bytes:
+        wanted = (request[2] or {}).get(b"home")
+        if wanted is not None and int(wanted, 16) != self.number:
+            raise NotOwnerError(f"leader=- home={wanted.decode()} is not led here")
+        return super()._hello(stream, request)
+
+    def _meta(self, _stream: ScriptedStream, request: Request) -> bytes:
+        name = request[1][0].decode()
+        homes = self.cluster.topics.get(name)
+        if homes is None:
+            raise UnknownTopicError(f"no topic {name}")
+        topic = Topic(TOPIC_ID, TopicConfig(name, partitions=len(homes))).to_json()
+        placed = {"homes": [f"{home:016x}" for home in homes], "version": self.cluster.version}
+        told = {"topics": [topic | placed], "leaders": self.cluster.led(), "map_version": self.cluster.version}
+        return answers.result(200, request[4], json.dumps(told).encode())
+
+    def _cluster(self, _stream: ScriptedStream, request: Request) -> bytes:
+        rows = [
+            {"home": home, "name": f"b{int(home, 16)}", "epoch": 1, "leader": leader}
+            for home, leader in self.cluster.led().items()
+        ]
+        told = {"cluster": "00000000000000c1", "map_version": self.cluster.version, "homes": rows}
+        return answers.result(200, request[4], json.dumps(told).encode())
+
+    def _put(self, stream: ScriptedStream, request: Request) -> bytes:
+        self._check_owner(request)
+        return super()._put(stream, request)
+
+    def _get(self, stream: ScriptedStream, request: Request) -> bytes:
+        self._check_owner(request)
+        return super()._get(stream, request)
+
+    def _offset(self, stream: ScriptedStream, request: Request) -> bytes:
+        self._check_owner(request)
+        return super()._offset(stream, request)
+
+    def _check_owner(self, request: Request) -> None:
+        homes = self.cluster.topics.get(request[1][0].decode(), ())
+        partition = int(request[1][1])
+        if partition >= len(homes):
+            raise UnknownTopicError(f"no partition {partition}")
+        if homes[partition] != self.number:
+            raise NotOwnerError(f"leader=- home={homes[partition]:016x} owns partition {partition}")
+
+
+class ScriptedCluster:
+    """See the module's docstring.
+
+    Attributes:
+        homes: by id, the brokers.
+        leaders: by home, where its broker listens; None while it is away.
+        topics: by name, the home of each partition.
+        dialled: the addresses that were connected to, or tried.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self.clock = TurnedClock()
+        self.homes = {number: ScriptedHome(self, number) for number in numbers}
+        self.leaders: dict[int, Address | None] = {number: ("host", number) for number in numbers}
+        self.topics: dict[str, Sequence[int]] = {"t": numbers}
+        self.version = 1
+        self.dialled: list[int] = []
+
+    def led(self) -> dict[str, str | None]:
+        """As ``meta`` tells it."""
+        told = {home: None if where is None else f"{where[0]}:{where[1]}" for home, where in self.leaders.items()}
+        return {f"{home:016x}": where for home, where in told.items()}
+
+    def connect(self, host: str, port: int, timeout: float) -> ScriptedStream:
+        self.dialled.append(port)
+        for home, where in self.leaders.items():
+            if where == (host, port):
+                return self.homes[home].connect(host, port, timeout)
+        raise ConnectionRefusedError(f"{host}:{port} refused")
+
+    def kill(self, home: int) -> None:
+        """A broker is away."""
+        self.leaders[home] = None
+        self.homes[home].cut()
+
+    def client(self, *ports: int) -> Client:
+        """A client with these ports as its bootstrap."""
+        return Client([("host", port) for port in ports], clock=self.clock)
+
+
+def scripted_cluster(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> ScriptedCluster:
+    """A cluster that every connection made in this test ends up at."""
+    cluster = ScriptedCluster(*numbers)
+    monkeypatch.setattr(net, "connect", partial(ScriptedCluster.connect, cluster))
+    return cluster

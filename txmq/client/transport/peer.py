@@ -1,0 +1,50 @@
+"""Where a connection leads: the addresses that are tried, and the home that has to answer there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from txmq.protocol.json_text import Fields
+
+Address = tuple[str, int]
+
+
+class Peer(Protocol):
+    """The other end of a connection, through all its lives."""
+
+    @property
+    def home_wish(self) -> str | None:
+        """The home that ``hello`` asks for; None if any broker will do."""
+
+    def addresses(self, deadline: float) -> Sequence[Address]:
+        """Where to look for it, tried in turn."""
+
+    def greeted(self, introduction: Fields, address: Address) -> None:
+        """A broker has answered ``hello``.
+
+        Raises:
+            ConnectionLostError: it is another one than the connection is for.
+        """
+
+    def failed(self) -> None:
+        """No address could be connected to."""
+
+
+class AnyBroker:
+    """A peer: any broker that answers at these addresses."""
+
+    home_wish = None
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._addresses = list(addresses)
+
+    def addresses(self, deadline: float) -> Sequence[Address]:
+        """See ``Peer``."""
+        return self._addresses
+
+    def greeted(self, introduction: Fields, address: Address) -> None:
+        """See ``Peer``."""
+
+    def failed(self) -> None:
+        """See ``Peer``."""
