@@ -62,6 +62,8 @@ def describe(
     output.print_table("members", columns, rows)
     fields = ("topic", "partition", "owner", "generation", "offset", "start", "end", "lag")
     output.print_table("partitions", fields, [[p[field] for field in fields] for p in found["partitions"]])
+    for home in found.get("away", ()):
+        print(f"{home} is away: its partitions are not shown")
     if any(p["owner"] and p["offset"] is None for p in found["partitions"]):
         print(_NOTHING_SAVED)
     for held in (p for p in found["partitions"] if p["held_by"]):

@@ -100,6 +100,14 @@ class Cluster:
             raise ConnectionLostError("away")
         return Topic(1, TopicConfig(topic, len(self.owners)))
 
+    def all_links(self) -> list[Home]:
+        """As of ``Routes``."""
+        return self.homes
+
+    def name_of(self, link: Home) -> str:
+        """As of ``Routes``."""
+        return f"home{link.home}"
+
     def offsets(self, topic: str, partition: int) -> PartitionRange:
         """As of a ``Client``; every partition has 100 messages."""
         if self.link_for(topic, partition).is_away:

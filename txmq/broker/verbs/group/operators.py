@@ -6,6 +6,7 @@ and a partition is handed over anew when its text about deferred messages is cha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from txmq.broker.state.group_offsets import SavedGroup
@@ -31,7 +32,8 @@ def describe(request: GroupRequest) -> None:
     context = request.context
     membership = context.groups.get(request.group) or Membership()
     saved = context.state.saved.named.get(request.group)
-    if saved is None and not membership.members:
+    topics = request.words.get("topics", "").split(",")
+    if saved is None and not membership.members and topics == [""]:
         raise UnknownGroupError(f"no group {request.group!r} has members or saved offsets")
     members = [
         {
@@ -40,7 +42,7 @@ def describe(request: GroupRequest) -> None:
         }
         for member in membership.members.values()
     ]  # fmt: skip
-    rows = _described_partitions(request, saved or SavedGroup(), membership)
+    rows = _described_partitions(request, saved or SavedGroup(), membership, topics)
     strategy = membership.strategy if members else None
     found = {"group": request.group, "strategy": strategy, "members": members, "partitions": rows}
     request.answer({**found, **_began(request, saved or SavedGroup())})
@@ -53,12 +55,14 @@ def _began(request: GroupRequest, saved: SavedGroup) -> dict[str, Any]:
     return {"began": began} if began else {}
 
 
-def _described_partitions(request: GroupRequest, saved: SavedGroup, membership: Membership) -> list[dict[str, Any]]:
-    """Every partition of the topics that the group reads: one that no member has read has lag, too."""
+def _described_partitions(
+    request: GroupRequest, saved: SavedGroup, membership: Membership, topics: Iterable[str]
+) -> list[dict[str, Any]]:
+    """Every partition of ``topics``, and of those that the group reads: one that no member has read has lag, too."""
     context, rows = request.context, []
     held = context.state.saved.held
     ids = {topic_id for topic_id, _ in (*saved.offsets, *saved.generations)}
-    names = {topic for member in membership.members.values() for topic in member.topics}
+    names = {*topics, *(topic for member in membership.members.values() for topic in member.topics)}
     for topic in context.state.topics:
         if topic.topic_id not in ids and topic.config.name not in names:
             continue
