@@ -14,6 +14,7 @@ import typer
 
 from txmq.cli import (
     broker,
+    cluster,
     consume,
     dead_letter,
     group,
@@ -57,6 +58,7 @@ app = typer.Typer(
     epilog=f"docs/ and examples/, wherever a text names them, are below {pages()}",
 )
 app.command("broker")(broker.broker)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -9,6 +11,7 @@ from functools import partial
 import pytest
 
 from txmq.testing.eventually import eventually
+from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
@@ -71,6 +74,17 @@ def test_a_topic_is_spread_and_each_home_has_its_own(cluster: Cluster) -> None:
             assert (code, f"not-owner leader={addresses[number]} home=" in body) == (
                 (200, False) if number in own else (409, True)
             )
+
+
+def test_an_operator_sees_homes_leaders_and_topics(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "txmq.cli.main", "cluster", "describe", "--bootstrap", cluster.brokers[0].address]
+    shown, as_json = (fork_server.run([*command, *more], timeout=60.0) for more in ([], ["--json"]))
+    assert (shown.returncode, as_json.returncode) == (0, 0), shown.stderr + as_json.stderr
+    found = json.loads(as_json.stdout)
+    assert [row["registry"] for row in found["homes"]].count("connected") >= 1
+    for broker in cluster.brokers:
+        assert f"{broker.host}:{broker.port}" in shown.stdout.decode()
+    assert found["topics"] == [{"topic": "orders", "partitions": PARTITIONS, "unavailable": []}]
 
 
 def test_partitions_added_later_move_nothing(cluster: Cluster) -> None:
