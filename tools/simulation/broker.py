@@ -141,22 +141,14 @@ class Broker:
             self.disk.fail_at(rng.randint(1, 250), errno.EIO, forever=True)
         self.guard(self.open)
         if self.node is None:
-            self.not_opened()
-
-    def not_opened(self) -> None:
-        """``open`` ended without a node."""
-        self.world.meet("recovery crashed")
-        if self.healing:
-            raise AssertionError("recovery died without a fault")
+            world.meet("recovery crashed")
+            if self.healing:
+                raise AssertionError("recovery died without a fault")
 
     def open(self) -> None:
         """Recover what the disk has, and serve."""
-        self.opened(Node(self.disk, self.settings, clock=cast(SimClock, SteadyClock(self.world.clock))))
-
-    def opened(self, node: Node) -> None:
-        """It serves from now on."""
-        self.node = node
-        recovered = node.recovered
+        self.node = Node(self.disk, self.settings, clock=cast(SimClock, SteadyClock(self.world.clock)))
+        recovered = self.node.recovered
         if recovered.records:
             self.world.meet("redo of records")
         found = recovered.store.journal.found
@@ -165,7 +157,7 @@ class Broker:
         if self.settings.sync != "always":
             self.world.meet(f"sync={self.settings.sync} recovered")
         self.world.trace("started", recovered.records, recovered.notes, found.rule)
-        self._tick(node)
+        self._tick(self.node)
 
     def _reached(self, name: str) -> None:
         task = current_task()
@@ -271,10 +263,9 @@ class Broker:
     def wake(self) -> None:
         """There may be something to commit."""
         if self.node is not None:
-            self._later(0.0, self.pump)
+            self._later(0.0, self._pump)
 
-    def pump(self, node: Node) -> None:
-        """Commit what is there."""
+    def _pump(self, node: Node) -> None:
         node.context.now_ms = node.clock.now_ms()
         node.core.wake_memory()
         self._begin_steps(node)
@@ -288,10 +279,9 @@ class Broker:
             self._run(step, list(step.parts()))
             self.feed(node)
         if pipeline.wake_at() < inf:
-            self._later(max(0.001, pipeline.wake_at() - now), self.pump)
+            self._later(max(0.001, pipeline.wake_at() - now), self._pump)
 
-    def delay(self) -> float:
-        """How long a part of a step takes."""
+    def _delay(self) -> float:
         return 0.0 if self.world.chance(0.3) else self.world.rng.uniform(0.0001, 0.003)
 
     def _run(self, step: Step, parts: list[Part]) -> None:
@@ -301,11 +291,11 @@ class Broker:
                     self.world.meet("checkpoint written")
                 self._watch.done(step)
                 node.step_done(step)
-                self.pump(node)
+                self._pump(node)
             elif node.run_part(step, parts.pop(0)):
                 self._run(step, parts)
 
-        self._later(self.delay(), go_on)
+        self._later(self._delay(), go_on)
 
     # --- time ---
 
@@ -321,6 +311,6 @@ class Broker:
             retire(node.context, node.clock.now_ms())
             if len(node.context.group.unlinked) > before:
                 world.meet("segments expired")
-        self.pump(node)
+        self._pump(node)
         self._watch.look(node)
         self._later(0.05, self._tick)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -153,31 +152,24 @@ def played(seed: int, world: Simulation, play: Callable[[Simulation], None]) -> 
 
 def _simulate(world: Simulation) -> None:
     threads, broker = Threads(world), Broker(world)
-    with inhabited(threads, [broker], Network(broker)) as (shared, told):
-        _live(shared, threads, told)
-        _check(shared, told)
-
-
-@contextmanager
-def inhabited(threads: Threads, brokers: Sequence[Broker], network: Network) -> Iterator[tuple[Shared, Told]]:
-    """Databases, files and doors of a world, in which real clients can live."""
-    world = threads.world
     with TemporaryDirectory(prefix="txmq", dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:  # noqa: PTH112
-        rows = Rows(world, f"{folder}/orders.db")
-        shared = Shared(world, brokers[0], Database(world), History(), rows, Bank(world), brokers=brokers)
-        doors = {net.connect: network.connect, OSClock: lambda: required_task().host,
+        shared = Shared(world, broker, Database(world), History(), Rows(world, f"{folder}/orders.db"), Bank(world))
+        doors = {net.connect: Network(broker).connect, OSClock: lambda: required_task().host,
                  OSRandom: lambda: SimRandom(world.rng), proof.prove: watched_prove(shared)}  # fmt: skip
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
-        logging.configure("info", TracedLog(world))  # type: ignore[arg-type]
+        logging.configure("info", _Log(world))  # type: ignore[arg-type]
         try:
             with installed(threads, doors):
-                yield shared, Told(Consumption(), Written(), Dealt(folder, world.chance(0.3)))
+                told = Told(Consumption(), Written(), Dealt(folder, world.chance(0.3)))
+                _live(shared, threads, told)
+                _check(shared, told)
         finally:
             block._STREAM_AT_BYTES = _STREAM_AT_BYTES
-            rows.close()
+            assert shared.rows is not None
+            shared.rows.close()
 
 
-class TracedLog:
+class _Log:
     """Log lines become lines of the trace, without their time."""
 
     def __init__(self, world: Simulation) -> None:
@@ -217,8 +209,7 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
     if members and world.rng.random() < 0.5:
         world.after(world.rng.uniform(0, SECONDS), members[0].die)
     world.run(SECONDS)
-    heal(shared)
-    operator.is_over = True
+    _heal(world, shared, operator)
     finite: list[Client | Program] = [*clients, *members, *drivers]
     finite += [program for program in programs if not isinstance(program, ResolverProgram)]
     world.run(END_S, until=lambda: all(one.is_over for one in finite))
@@ -287,14 +278,12 @@ def _set_clock(world: Simulation, by_ms: int) -> None:
     world.trace("clock set", by_ms)
 
 
-def heal(shared: Shared) -> None:
-    """From now on nothing fails, and programs come to their end."""
-    shared.world.trace("heal")
-    shared.stopping = True
-    for broker in shared.brokers:
-        broker.healing = True
-        broker.disk.clear_faults()
-        broker.disk.capacity_bytes = 1 << 40
+def _heal(world: Simulation, shared: Shared, operator: Operator) -> None:
+    world.trace("heal")
+    broker = shared.broker
+    broker.healing = shared.stopping = operator.is_over = True
+    broker.disk.clear_faults()
+    broker.disk.capacity_bytes = 1 << 40
     assert shared.rows is not None
     shared.rows.is_healed = True
     assert shared.bank is not None

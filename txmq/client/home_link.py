@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from txmq.client.producer.sender_pool import SenderPool
+from txmq.client.transaction.branch_commits import branch_commits_of
 from txmq.client.transport.peer import Address
 from txmq.client.transport.presence import Presence
 from txmq.client.transport.reconnecting import ReconnectingConnection
@@ -50,6 +51,7 @@ class HomeLink:
         control: the connection for everything but reads.
         reader: the connection for reads.
         senders: the senders of producers.
+        branch_commits: of transactions over homes, which this home has yet to answer.
         clock: for deadlines.
         timeout: seconds for a request that has no timeout of its own.
 
@@ -68,6 +70,7 @@ class HomeLink:
         self.reader = self.new_connection()
         self.senders = SenderPool(lambda: self.control, self.new_connection, clock, on_unknown_topic)
         self._presence = Presence(self._answers)
+        self.branch_commits = branch_commits_of(self)
         self._lock = Lock()
         self._closed = False
         watch_forks(self)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from txmq.client.transaction.broker_side import BrokerTransaction, Extensions
+from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.errors import TransactionConflictError
@@ -26,8 +27,8 @@ def deadline_ms(client: Any, seconds: float) -> int:
     return home.deadline_ms
 
 
-def prepared(client: Any, kind: str, **given: Any) -> BrokerTransaction:
-    home = BrokerTransaction(client, client.clock, 30.0)
+def prepared(client: Any, kind: str, **given: Any) -> RoutedTransaction:
+    home = RoutedTransaction(client, client.clock, 30.0)
     buffer = MessageBuffer()
     buffer.add("orders", 0, (b"k", b"v", [], 1_700_000_000_000))
     words: Extensions = dict(given)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from txmq.errors import ConnectionLostError, FencedError, UnavailableError
-from txmq.testing.simulated.broker import Fault
+from txmq.testing.simulated.faults import Fault
 from txmq.xa.reporter import LISTED_MAX, REPORT_EVERY_S
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import Bqual, encode_bqual

@@ -15,8 +15,8 @@ from tests.crash_points import at_moment, crash_at
 from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionStateError
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.state_machine import next_step
-from txmq.testing.simulated.broker import Fault, lost
 from txmq.testing.simulated.clock import SimClock
+from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa import broker_port
 from txmq.xa.database import marker_sweep
 from txmq.xa.last_resource import proof

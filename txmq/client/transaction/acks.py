@@ -5,7 +5,7 @@ No I/O, except in ``pending_acks`` if the outcome is not known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Sequence
 
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.transactional_acks import PendingAcks
@@ -21,6 +21,7 @@ class TransactionAcks:
         self._client = client
         self._partitions: dict[PendingAcks, dict[ConsumedPartition, None]] = {}
         self._rows: dict[PendingAcks, list[OffsetRow]] = {}
+        self._groups: list[GroupOffsets] | None = None  # looked at
         self._encoded: bytes | None = None
 
     def __bool__(self) -> bool:
@@ -34,26 +35,44 @@ class TransactionAcks:
         pending_acks: PendingAcks = consumer.pending_acks
         if pending_acks.client is not self._client:
             raise TransactionStateError("tx.ack takes messages of consumers of the transaction's own client")
-        if self._encoded is not None:
+        if self._groups is not None:
             raise TransactionStateError("the transaction is being decided")
         consumed = pending_acks.pending_ack(message, self)
         self._partitions.setdefault(pending_acks, {})[consumed] = None
 
-    def slots(self) -> Iterable[tuple[str, int]]:
+    def slots(self) -> Sequence[tuple[str, int]]:
         """See ``SavedOffsets``."""
         return [consumed.slot for partitions in self._partitions.values() for consumed in partitions]
+
+    def of_home(self, slots: frozenset[tuple[str, int]]) -> AcksOfHome:
+        """See ``SavedOffsets``."""
+        return AcksOfHome(self, slots)
 
     def encoded(self) -> bytes:
         """See ``SavedOffsets``; looked at once."""
         if self._encoded is None:
+            self._encoded = encode_offsets(self._looked_at())
+        return self._encoded
+
+    def encoded_of(self, slots: Container[tuple[str, int]]) -> bytes:
+        """The same, of some partitions."""
+        found = []
+        for name, order, rows in self._looked_at():
+            own = tuple(row for row in rows if (row.topic, row.partition) in slots)
+            if own:
+                found.append(GroupOffsets(name, order, own))
+        return encode_offsets(found)
+
+    def _looked_at(self) -> list[GroupOffsets]:
+        if self._groups is None:
             groups: dict[str, tuple[int, list[OffsetRow]]] = {}
             for pending_acks, partitions in self._partitions.items():
                 order, rows = pending_acks.look(partitions, self)
                 self._rows[pending_acks] = rows
                 _, others = groups.get(pending_acks.group, (0, []))
                 groups[pending_acks.group] = order, others + rows
-            self._encoded = encode_offsets([GroupOffsets(name, *found) for name, found in _tupled(groups).items()])
-        return self._encoded
+            self._groups = [GroupOffsets(name, order, tuple(rows)) for name, (order, rows) in groups.items()]
+        return self._groups
 
     def ended(self, outcome: Outcome, txid: str | None) -> None:
         """The block is over.
@@ -62,7 +81,7 @@ class TransactionAcks:
             outcome: in the broker; UNKNOWN if it is not known.
             txid: None if nothing was sent under one.
         """
-        is_known = outcome is not Outcome.UNKNOWN or txid is None or self._encoded is None
+        is_known = outcome is not Outcome.UNKNOWN or txid is None or self._groups is None
         for pending_acks, partitions in self._partitions.items():
             rows = self._rows.get(pending_acks, [])
             if is_known or txid is None:
@@ -72,5 +91,26 @@ class TransactionAcks:
                 pending_acks.doubt(list(partitions), self, txid, rows)
 
 
-def _tupled(groups: dict[str, tuple[int, list[OffsetRow]]]) -> dict[str, tuple[int, tuple[OffsetRow, ...]]]:
-    return {name: (order, tuple(rows)) for name, (order, rows) in groups.items()}
+class AcksOfHome:
+    """The offsets of the partitions that one home owns, as it saves them."""
+
+    def __init__(self, whole: TransactionAcks, slots: frozenset[tuple[str, int]]) -> None:
+        self._whole, self._slots = whole, slots
+        self._encoded: bytes | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    def slots(self) -> Sequence[tuple[str, int]]:
+        """See ``SavedOffsets``."""
+        return [*self._slots]
+
+    def of_home(self, slots: frozenset[tuple[str, int]]) -> AcksOfHome:
+        """See ``SavedOffsets``."""
+        return AcksOfHome(self._whole, slots)
+
+    def encoded(self) -> bytes:
+        """See ``SavedOffsets``."""
+        if self._encoded is None:
+            self._encoded = self._whole.encoded_of(self._slots)
+        return self._encoded

@@ -1,5 +1,7 @@
 """The resolver's thread: one in every client that has resources, started by its first transaction with one.
 
+It also tells homes of decisions that could not be told at the end of the block (``branch_commits``).
+
 It ends when the client is closed. A forked child gets a thread of its own when it needs one: threads do not survive a
 fork.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
+from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.ports import RoutedBroker
 from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
@@ -30,6 +33,7 @@ class BackgroundResolver:
 
     def __init__(self, client: RoutedBroker) -> None:
         self._resolver = Resolver(client, [])
+        self._untold: list[BranchCommits] = []
         self._of_parents: list[Resolver] = []
         self._signal = Signal()
         self._lock = Lock()
@@ -40,13 +44,21 @@ class BackgroundResolver:
 
     def add(self, resource: LastResource | XAResource) -> None:
         """Resolve for this resource, too; starts the thread."""
+        self._begin(resource)
+        self._resolver.add(resource)
+
+    def tell(self, commits: BranchCommits) -> None:
+        """Tell a home of its part of decisions, until it has answered; starts the thread."""
+        self._untold.append(commits)
+        self._begin(None)
+
+    def _begin(self, first: LastResource | XAResource | None) -> None:
         process = current_owner()[0]
         if self._process != process:
             with self._lock:
-                self._begin_in(process, resource)
-        self._resolver.add(resource)
+                self._begin_in(process, first)
 
-    def _begin_in(self, process: int, first: LastResource | XAResource) -> None:
+    def _begin_in(self, process: int, first: LastResource | XAResource | None) -> None:
         if self._process == process:
             return
         if self._process is not None:
@@ -54,7 +66,8 @@ class BackgroundResolver:
             # closes.
             self._of_parents.append(self._resolver)
             self._resolver = self._resolver.anew()
-        self._resolver.add(first)
+        if first is not None:
+            self._resolver.add(first)
         self._process = process
         start_daemon(_THREAD_NAME, self._run)
 
@@ -92,6 +105,9 @@ class BackgroundResolver:
         """See ``txmq.xa.resolver.Stop``."""
         if not self._is_stopping:
             self._signal.wait(timeout)
+        for commits in self._untold:
+            commits.look()
+        self._untold = [commits for commits in self._untold if commits]
         return self._is_stopping
 
     def _run(self) -> None:

@@ -27,9 +27,10 @@ from typing import Any, Literal
 from txmq.client.arguments import require_transaction_timeout
 from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.background_resolver import resolver_of
-from txmq.client.transaction.broker_side import BrokerTransaction, rolled_back
+from txmq.client.transaction.broker_side import rolled_back
 from txmq.client.transaction.current import Entered, current_transaction, enter, note_use
 from txmq.client.transaction.ending import BlockEnding
+from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.last_resource_block import LastResourceBlock
 from txmq.client.transaction.local_block import LocalBlock
 from txmq.client.transaction.messages import MessageBuffer
@@ -88,7 +89,7 @@ class Transaction:
         self._timeout = timeout
         self._clock: Clock = client.clock
         self._messages = MessageBuffer(compression)
-        self._broker: BrokerTransaction | None = None
+        self._broker: RoutedTransaction | None = None
         self._ending: BlockEnding | None = None
         self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more
         self._entered: Entered | None = None
@@ -237,12 +238,14 @@ class Transaction:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Where the decision has yet to arrive: "broker", or names of XA resources; empty when all is done."""
+        """Where the decision has yet to arrive: "broker", names of XA resources, "home <id>"; empty when it has."""
         return () if self._ending is None else self._ending.pending
 
     @property
     def results(self) -> list[SendResult]:
-        """One result a message, in order of sending; with offsets once the broker has answered."""
+        """One result a message, in order of sending; with offsets once the brokers have answered."""
+        if self._ending is not None:
+            self._ending.gather_results()
         return self._messages.results
 
     # --- the block ---------------------------------------------------------------------------------------------------
@@ -252,7 +255,7 @@ class Transaction:
             raise TransactionStateError("a transaction is for one block: make another one")
         if current_transaction() is not None:
             raise TransactionStateError("this block stands inside another transaction block: blocks do not nest")
-        broker = BrokerTransaction(self.client, self._clock, self._timeout)
+        broker = RoutedTransaction(self.client, self._clock, self._timeout)
         broker.reach()
         ending = self._ending_of(broker)
         ending.begin()
@@ -279,7 +282,7 @@ class Transaction:
         if broker is not None and ending is not None and not ending.has_begun and not self._is_parents:
             self._end(broker, interrupt)
 
-    def _end(self, broker: BrokerTransaction, body_error: BaseException | None) -> None:
+    def _end(self, broker: RoutedTransaction, body_error: BaseException | None) -> None:
         ending, in_broker = self._ending, _UNKNOWN
         assert ending is not None
         with self._lock:
@@ -290,6 +293,9 @@ class Transaction:
         finally:
             if self._acks is not None and ending.has_begun:
                 self._acks.ended(in_broker, broker.txid_or_none)
+            for branch in broker.branches:
+                if branch.pending is not None:
+                    resolver_of(self.client).tell(branch.commits)
         if body_error is not None:  # it goes on, unchanged
             if isinstance(problem, HeuristicError):
                 body_error.add_note(str(problem))
@@ -316,7 +322,7 @@ class Transaction:
         note_use(entered)
         return entered
 
-    def _require_open(self) -> BrokerTransaction:
+    def _require_open(self) -> RoutedTransaction:
         if self._state != "open" or self._broker is None:
             word = "has not begun" if self._state == "new" else "is over"
             raise TransactionStateError(f"the transaction {word}: use it inside its with block")
@@ -328,20 +334,19 @@ class Transaction:
     def _is_parents(self) -> bool:
         return self._process not in (0, current_process())
 
-    def _ending_of(self, broker: BrokerTransaction) -> BlockEnding:
+    def _ending_of(self, broker: RoutedTransaction) -> BlockEnding:
         if self._resource is not None:
             return LastResourceBlock(broker, self._resource, self._messages, resolver_of(self.client))
         if self._xa_resources:
             return XABlock(broker, self._xa_resources, self._messages, resolver_of(self.client))
         return LocalBlock(broker, self._messages)
 
-    def _stream(self, broker: BrokerTransaction) -> None:
+    def _stream(self, broker: RoutedTransaction) -> None:
         if self._failure is not None:
             raise anew(self._failure)
         self._failure = RolledBackError("sending messages ahead was interrupted")
         try:
             assert self._ending is not None
-            broker.find_home(self._messages)
             self._ending.parts_streamed()
             broker.begin()
             broker.stream(broker.take_parts(self._messages))

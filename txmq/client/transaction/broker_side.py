@@ -1,21 +1,20 @@
-"""One transaction's conversation with its home broker: parts, prepare, commit, rollback, under one transaction id.
+"""One transaction's conversation with one broker: parts, prepare, commit, rollback, under one transaction id.
 
-Theory of operation. ``begin`` takes the id from a session, and it stands for that session's broker for good. A block
-takes it late, when it is known which home owns the partitions that it wrote to (``find_home``), so that a transaction
-on one home costs one home. Every request may be repeated under the same id: the broker executes it once and gives the
-same answer. After a lost connection a request is repeated here until
-the deadline. The meaning of a refusal is left to the caller, together with whether an earlier attempt may have been
-executed (``may_have_arrived``).
+Theory of operation. ``begin`` takes the id from a session, and it stands for that session's broker for good. Every
+request may be repeated under the same id: the broker executes it once and gives the same answer. After a lost
+connection a request is repeated here until the deadline. The meaning of a refusal is left to the caller, together with
+whether an earlier attempt may have been executed (``may_have_arrived``). A block has one conversation with each home
+that it wrote to (``homes``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from txmq.client.transaction.messages import EncodedPart, MessageBuffer, Streamed
-from txmq.client.transport.ports import Broker, RoutedBroker, Routing
+from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets, Streamed
+from txmq.client.transport.ports import Broker
 from txmq.client.transport.reconnecting import AWAY_S_MAX
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
@@ -52,23 +51,6 @@ Extensions = dict[str, str | int | bytes | None]
 Numbers = dict[str, int]
 
 
-class SavedOffsets(Protocol):
-    """The consumers' offsets that are saved together with the messages (``acks``)."""
-
-    def __bool__(self) -> bool:
-        """Whether there is any."""
-
-    def slots(self) -> Iterable[tuple[str, int]]:
-        """The topics and partitions."""
-
-    def encoded(self) -> bytes:
-        """As they stand in front of the parts: the same in every repeated request.
-
-        Raises:
-            RolledBackError: a partition was lost meanwhile.
-        """
-
-
 class BrokerTransaction:
     """See the module's docstring.
 
@@ -83,48 +65,19 @@ class BrokerTransaction:
 
     _session: ClientSession  # from ``attach`` on
 
-    def __init__(self, client: RoutedBroker, clock: Clock, timeout_s: float) -> None:
-        self._routes, self._clock = client.routes, clock
-        self.home: Broker = self._routes.any_link()
+    def __init__(self, home: Broker, clock: Clock, timeout_s: float) -> None:
+        self.home, self._clock = home, clock
         self.timeout_s = timeout_s
         self.deadline = clock.monotonic() + timeout_s
         self.streamed = Streamed()
         self.may_have_arrived = False
         self.acks: SavedOffsets | None = None
-        self._control = self.home.control
+        self._control = home.control
         self._is_attached = False
         self._counter = 0
         self.txid = ""
 
     # --- identity and time -------------------------------------------------------------------------------------------
-
-    def find_home(self, messages: MessageBuffer) -> None:
-        """Go to the home that owns the partitions of the messages and of the offsets; before ``reach`` and ``begin``.
-
-        Raises:
-            RolledBackError: several homes own them, or the id was taken from another home; or that home is away.
-        """
-        if len(self._routes.links()) == 1:
-            return
-        slots = [*messages.slots(), *(self.acks.slots() if self.acks is not None else ())]
-        homes = {id(home): home for home in (self._routes.link_for(*slot) for slot in slots)}
-        if self.txid:
-            homes[id(self.home)] = self.home
-        if len(homes) > 1:
-            raise RolledBackError(_several_homes(slots, self._routes), self.txid_or_none, retriable=False)
-        for home in homes.values():
-            if home is not self.home:
-                self._go_to(home)
-
-    def _go_to(self, home: Broker) -> None:
-        before = self.home, self._control, self._is_attached
-        self.home, self._control, self._is_attached = home, home.control, False
-        try:
-            self.reach()
-            attach_for_caller(self)
-        except RolledBackError:
-            self.home, self._control, self._is_attached = before
-            raise
 
     def attach(self) -> None:
         """Have a session, from which ``begin`` takes the id; nothing if there is one.
@@ -348,20 +301,54 @@ class BrokerTransaction:
         head = f"commit {self.txid}"
         return self._control.submit_transaction(head, self._floor(), (), until)
 
-    def submit_decide(self, parts: Sequence[EncodedPart], branches: Sequence[bytes], timeout_s: float) -> Answer:
-        """Send ``decide`` with every branch, as ``encode_branch`` made them; its answer is to be waited for.
+    def submit_branch(self, decided_by: str, parts: Sequence[EncodedPart]) -> Answer:
+        """Send ``prepare`` of a part of a transaction that another home decides; its answer is to be waited for.
 
         Raises:
             TxmqError: nothing was sent.
         """
-        fields = {"branches": len(branches), **self._floor(), **self._fields()}
+        fields: dict[str, str | int] = {
+            "of": decided_by,
+            "deadline": self.deadline_ms,
+            **self._floor(),
+            **self._fields(),
+        }
+        head = f"prepare {self.txid} branch"
+        return self._control.submit_transaction(head, fields, self._body(parts), self._until(0.0))
+
+    def submit_decide(
+        self, parts: Sequence[EncodedPart], branches: Sequence[bytes], homes: Sequence[str], timeout_s: float
+    ) -> Answer:
+        """Send the decision; its answer is to be waited for.
+
+        Args:
+            branches: in databases, as ``encode_branch`` made them; without any, it is a local transaction.
+            homes: the ids of the parts that are prepared at other homes.
+
+        Raises:
+            TxmqError: nothing was sent.
+        """
+        fields: dict[str, str | int] = {"branches": len(branches)} if branches else {}
+        if homes:
+            fields["homes"] = ",".join(homes)
+        fields |= self._floor() | self._fields()
         until, body = self._clock.monotonic() + timeout_s, [*branches, *self._body(parts)]
-        return self._control.submit_transaction(f"decide {self.txid}", fields, body, until)
+        head = f"decide {self.txid}" if branches else f"commit {self.txid}"
+        return self._control.submit_transaction(head, fields, body, until)
 
     def submit_complete(self, uuid: str) -> Answer:
         """Send ``complete`` of the branch in a resource; its answer need not be waited for."""
         until = self._until(ROLLBACK_TIMEOUT_S)
         return self._control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
+
+    def submit_rollback(self) -> Answer:
+        """Send ``rollback``; no outcome depends on its answer.
+
+        Raises:
+            TxmqError: nothing was sent.
+        """
+        until = self._clock.monotonic() + ROLLBACK_TIMEOUT_S
+        return self._control.submit_transaction(f"rollback {self.txid}", self._floor(), None, until)
 
     def rollback(self, hazard: Hazard | None = None) -> None:
         """Roll back, also what has not arrived yet.
@@ -417,15 +404,6 @@ class BrokerTransaction:
         return {"floor": floor} if floor else {}
 
 
-def _several_homes(slots: Iterable[tuple[str, int]], routes: Routing[Broker]) -> str:
-    by_home: dict[int, list[str]] = {}
-    for topic, partition in sorted(set(slots)):
-        home = routes.link_for(topic, partition)
-        by_home.setdefault(id(home), []).append(f"{topic}-{partition}")
-    found = "; ".join(", ".join(names) for names in by_home.values())
-    return f"a transaction takes the partitions of one home, and these are of several: {found}; nothing happened"
-
-
 def _body(parts: Sequence[EncodedPart]) -> list[Buffer]:
     return [buffer for part in parts for buffer in encode_part(part.topic, part.partition, part.batch, part.keys)]
 
@@ -451,23 +429,3 @@ def raise_rolled_back(error: TxmqError, txid: str | None) -> NoReturn:
     Not ``raise rolled_back(error, ...) from error``: an error that needs no wrapping would become its own cause.
     """
     raise rolled_back(error, txid)
-
-
-def attach_for_caller(broker: BrokerTransaction) -> None:
-    """Have a session before a database begins.
-
-    Raises:
-        RolledBackError: the broker is away, or refuses; nothing happened.
-    """
-    try:
-        broker.attach()
-    except TxmqError as error:
-        raise_rolled_back(error, None)
-
-
-def begin_for_caller(broker: BrokerTransaction) -> None:
-    """Take the transaction's id before anything is prepared. Raises as ``attach_for_caller``."""
-    try:
-        broker.begin()
-    except TxmqError as error:
-        raise_rolled_back(error, None)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from txmq.client.transaction.broker_side import BrokerTransaction, begin_for_caller
+from txmq.client.transaction.homes import RoutedTransaction, begin_for_caller
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import RolledBackError, TransactionError, TransactionStateError, anew
 from txmq.protocol.parts import PartResult
@@ -45,7 +45,7 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
     """
 
     def __init__(
-        self, broker: BrokerTransaction, messages: MessageBuffer, coordinator: Coordinator[State, Event, Effect],
+        self, broker: RoutedTransaction, messages: MessageBuffer, coordinator: Coordinator[State, Event, Effect],
         interrupted: Event,
     ) -> None:  # fmt: skip
         self._broker, self._messages = broker, messages

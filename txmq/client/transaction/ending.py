@@ -32,7 +32,7 @@ class BlockEnding(Protocol):
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Where the decision has yet to arrive: "broker", or names of XA resources."""
+        """Where the decision has yet to arrive: "broker", names of XA resources, "home <id>"."""
 
     @property
     def has_begun(self) -> bool:
@@ -54,7 +54,14 @@ class BlockEnding(Protocol):
         """
 
     def parts_streamed(self) -> None:
-        """Note that a part of the messages is about to be sent ahead."""
+        """Note that a part of the messages is about to be sent ahead.
+
+        Raises:
+            RolledBackError: the homes of the messages cannot be reached.
+        """
+
+    def gather_results(self) -> None:
+        """Wait for the answers of the homes that were told of the decision: they say where messages are."""
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """Commit, or undo everything.

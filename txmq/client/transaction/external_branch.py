@@ -22,7 +22,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back
+from txmq.client.transaction.broker_side import raise_rolled_back
+from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transport.ports import RoutedBroker
 from txmq.errors import TransactionStateError, TxmqError, XAError
@@ -98,7 +99,7 @@ class ExternalBranch:
     def __init__(self, client: RoutedBroker, xid: Xid, timeout_s: float) -> None:
         self.client, self.xid = client, xid
         self.state = BranchState.ACTIVE
-        self.broker = BrokerTransaction(client, client.clock, timeout_s)
+        self.broker = RoutedTransaction(client, client.clock, timeout_s)
         self.messages = MessageBuffer()
         self._lock = Lock()
 

@@ -25,10 +25,10 @@ from typing import Literal, Protocol, Self
 from txmq.client.transaction.broker_side import (
     LOST,
     ROLLBACK_TIMEOUT_S,
-    BrokerTransaction,
     Extensions,
     raise_rolled_back,
 )
+from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.client.transport.ports import Broker, RoutedBroker
@@ -87,7 +87,7 @@ class HalfMessage:
 
     def __init__(self, client: RoutedBroker, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
         self._group = group
-        self._broker = BrokerTransaction(client, client.clock, timeout_s)
+        self._broker = RoutedTransaction(client, client.clock, timeout_s)
         self._messages = MessageBuffer(compression)
         self._record: tuple[str, int, Record] | None = None
         self._decided: Resolution | None = None

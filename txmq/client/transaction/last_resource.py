@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, rolled_back
+from txmq.client.transaction.broker_side import LOST, RETRY_S, rolled_back
 from txmq.client.transaction.effects import EffectRun
+from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
+from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
 from txmq.errors import (
-    ConnectionLostError,
     HeuristicError,
     HeuristicHazardError,
-    RequestTimeoutError,
     RolledBackError,
     TransactionAwayError,
     TransactionConflictError,
     TransactionError,
-    TransactionTimeoutError,
     TxmqError,
     UnknownTransactionError,
 )
@@ -46,13 +45,13 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         hazard: for the broker to keep, if the body had ended the database's transaction by itself.
     """
 
-    def __init__(self, broker: BrokerTransaction, branch: Branch, messages: MessageBuffer) -> None:
+    def __init__(self, broker: RoutedTransaction, branch: Branch, messages: MessageBuffer) -> None:
         super().__init__(broker, messages, LastResourceCoordinator(), LastResourceEvent.INTERRUPTED)
         self._branch = branch
         self.is_acknowledged: bool | None = None
         self.hazard: Hazard | None = None
-        self._reply: Answer | None = None
         self._parts: list[EncodedPart] = []
+        self._preparing = Preparing(broker, self._submit_prepare)
 
     def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
         match effect:
@@ -84,11 +83,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             if self._broker.streamed.parts or not self._broker.fits_one_request(self._parts):
                 self._broker.stream(self._parts)
                 self._parts = []
-            self._reply = self._submit_prepare()
-        except (ConnectionLostError, RequestTimeoutError) as error:
-            if self._broker.streamed.parts:
-                return self._refused(error)  # the broker rolls back what was streamed
-            self._reply = None  # sent again while it is waited for
+            self._preparing.send()
         except TxmqError as error:
             return self._refused(error)
         return None
@@ -111,27 +106,15 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return LastResourceEvent.MARKER_INSERTED
 
     def _await_prepared(self) -> LastResourceEvent:
-        while True:
-            try:
-                self._broker.check_deadline()
-                reply = self._reply
-                if reply is None:
-                    reply = self._submit_prepare()
-                reply.result()
-            except LOST as error:
-                if not self._broker.is_back():  # the rows of the body are locked meanwhile
-                    self.error = rolled_back(error, self._broker.txid)
-                    return LastResourceEvent.PREPARE_UNKNOWN
-                self._reply = None  # the same id: it is prepared once
-                self._broker.pause()
-            except (RequestTimeoutError, TransactionTimeoutError) as error:
-                self.error = rolled_back(error, self._broker.txid)
-                return LastResourceEvent.PREPARE_UNKNOWN
-            except TxmqError as error:
-                return self._refused(error)
-            else:
-                crash_point("client.tx.prepared")
-                return LastResourceEvent.PREPARED
+        try:
+            self._preparing.wait()
+        except NOT_KNOWN as error:
+            self.error = rolled_back(error, self._broker.txid)
+            return LastResourceEvent.PREPARE_UNKNOWN
+        except TxmqError as error:
+            return self._refused(error)
+        crash_point("client.tx.prepared")
+        return LastResourceEvent.PREPARED
 
     def _refused(self, error: TxmqError) -> LastResourceEvent:
         self._broker.was_refused(error)

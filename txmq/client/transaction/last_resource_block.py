@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.client.transaction.broker_side import BrokerTransaction, attach_for_caller
 from txmq.client.transaction.ending import BlockResolver, Ending, no_part
+from txmq.client.transaction.homes import RoutedTransaction, attach_for_caller
 from txmq.client.transaction.last_resource import LastResourceRun
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import (
@@ -41,7 +41,7 @@ class LastResourceBlock:
     _branch: Branch
 
     def __init__(
-        self, broker: BrokerTransaction, resource: LastResource | UsedConnection, messages: MessageBuffer,
+        self, broker: RoutedTransaction, resource: LastResource | UsedConnection, messages: MessageBuffer,
         resolver: BlockResolver,
     ) -> None:  # fmt: skip
         self._broker, self._messages, self._resolver = broker, messages, resolver
@@ -77,7 +77,11 @@ class LastResourceBlock:
 
     def parts_streamed(self) -> None:
         """See ``BlockEnding``."""
+        self._broker.find_home(self._messages)
         self.run.coordinator.step(LastResourceEvent.PARTS_STREAMED)
+
+    def gather_results(self) -> None:
+        """Do nothing: they are there when the block ends."""
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """See ``BlockEnding``."""

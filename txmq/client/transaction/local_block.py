@@ -1,5 +1,8 @@
 """The end of a local transaction: the broker alone decides, in one request.
 
+Over several homes it is the end of a transaction of homes without databases (``xa_run``): the parts of the others are
+prepared there, the one request lists them, and then they are told.
+
 Meaning of the answers:
 
 =====================  ==========================  =====================================================================
@@ -19,9 +22,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back
+from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.ending import Ending, no_part
+from txmq.client.transaction.homes import RoutedTransaction, begin_for_caller
 from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.xa_run import XARun
 from txmq.errors import (
     ConnectionLostError,
     FencedError,
@@ -35,6 +40,7 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.protocol.parts import PartResult
+from txmq.xa.two_phase.coordinator import XAEvent, XAState
 
 _COMMITTED = Ending(Outcome.COMMITTED, Outcome.COMMITTED)
 
@@ -43,14 +49,19 @@ class LocalBlock:
     """The ending of a block without databases: it begins when its first message is to be sent.
 
     Attributes:
-        pending: always empty.
         has_begun: see ``BlockEnding``.
     """
 
-    def __init__(self, broker: BrokerTransaction, messages: MessageBuffer) -> None:
+    def __init__(self, broker: RoutedTransaction, messages: MessageBuffer) -> None:
         self._broker, self._messages = broker, messages
-        self.pending: tuple[str, ...] = ()
+        self._lines: list[PartResult] | None = None
+        self._run: XARun | None = None  # over several homes
         self.has_begun = False
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Other homes that could not be told of the decision yet."""
+        return tuple(name for branch in self._broker.branches if (name := branch.pending) is not None)
 
     def begin(self) -> None:
         """Do nothing yet: the id is taken from the session at the end of the block."""
@@ -60,7 +71,14 @@ class LocalBlock:
         raise no_part(resource)
 
     def parts_streamed(self) -> None:
-        """Do nothing: the decision states them."""
+        """See ``BlockEnding``."""
+        self._broker.find_homes(self._messages)
+
+    def gather_results(self) -> None:
+        """See ``BlockEnding``."""
+        lines = self._lines if self._run is None else self._run.lines
+        if lines is not None:
+            self._messages.place(self._broker.gather(lines))
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """See ``BlockEnding``."""
@@ -72,7 +90,11 @@ class LocalBlock:
                 broker.finished()
                 return Ending(Outcome.ROLLED_BACK, Outcome.ROLLED_BACK, error)
             if self._messages or broker.acks:
-                self._messages.place(commit(broker, self._messages))
+                broker.find_homes(self._messages)
+                if broker.branches:
+                    return self._end_over_homes()
+                self._lines = commit(broker, self._messages)
+                self._messages.place(self._lines)
             broker.finished()
         except RolledBackError as error:
             broker.finished()
@@ -81,6 +103,24 @@ class LocalBlock:
             broker.lost()
             raise
         return self._committed()
+
+    def _end_over_homes(self) -> Ending:
+        broker = self._broker
+        broker.check_deadline()
+        broker.reach()
+        begin_for_caller(broker)
+        run = self._run = XARun(broker, (), self._messages)
+        state = run.run(XAEvent.BODY_DONE)
+        if state is XAState.UNKNOWN:
+            broker.lost()
+            text = f"no answer to commit: {run.error or run.interrupt}; ask client.outcome(txid)"
+            return Ending(Outcome.UNKNOWN, Outcome.UNKNOWN, OutcomeUnknownError(text, broker.txid), run.interrupt)
+        broker.finished()
+        if state in (XAState.COMMITTED, XAState.COMMITTED_PENDING):
+            ended = self._committed()
+            return ended if run.interrupt is None else ended._replace(interrupt=run.interrupt)
+        error = run.error or RolledBackError("the transaction was rolled back", broker.txid)
+        return Ending(Outcome.ROLLED_BACK, Outcome.ROLLED_BACK, error, run.interrupt)
 
     def _committed(self) -> Ending:
         if self._broker.txid:
@@ -91,7 +131,7 @@ class LocalBlock:
         return _COMMITTED
 
 
-def commit(broker: BrokerTransaction, messages: MessageBuffer) -> list[PartResult]:
+def commit(broker: RoutedTransaction, messages: MessageBuffer) -> list[PartResult]:
     """Commit everything.
 
     Returns:
@@ -105,7 +145,6 @@ def commit(broker: BrokerTransaction, messages: MessageBuffer) -> list[PartResul
     """
     try:
         broker.check_deadline()
-        broker.find_home(messages)
         broker.reach()
         broker.begin()
         parts = broker.take_parts(messages, keyed=False)
@@ -125,13 +164,16 @@ def commit(broker: BrokerTransaction, messages: MessageBuffer) -> list[PartResul
         return _refused(broker, error)
 
 
-def withdraw(broker: BrokerTransaction) -> None:
+def withdraw(broker: RoutedTransaction) -> None:
     """Let the broker forget what was streamed. It does so by itself when the connection is lost."""
     if broker.streamed.parts:
         broker.try_rollback()
+    for branch in broker.branches:
+        branch.submit_rollback()
+        branch.await_rolled_back()
 
 
-def _refused(broker: BrokerTransaction, error: TxmqError) -> list[PartResult]:
+def _refused(broker: RoutedTransaction, error: TxmqError) -> list[PartResult]:
     """See the table above; ``error`` is what the last attempt was refused with."""
     if not broker.may_have_arrived:
         withdraw(broker)
@@ -144,7 +186,7 @@ def _refused(broker: BrokerTransaction, error: TxmqError) -> list[PartResult]:
     raise_rolled_back(error, broker.txid_or_none)
 
 
-def _resolved(broker: BrokerTransaction, error: TxmqError) -> list[PartResult] | None:
+def _resolved(broker: RoutedTransaction, error: TxmqError) -> list[PartResult] | None:
     """Fence the transaction id; None if that rolled it back, else where the parts went."""
     try:
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from txmq.log.batch import checksum
 from txmq.log.records import Record, encode
@@ -187,3 +187,23 @@ class Streamed:
         if not self.parts:
             return {}
         return {"parts": self.parts, "bytes": self.size_bytes, "crc": self.checksum}
+
+
+class SavedOffsets(Protocol):
+    """The consumers' offsets that are saved together with the messages (``acks``)."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+
+    def slots(self) -> Sequence[tuple[str, int]]:
+        """The topics and partitions."""
+
+    def of_home(self, slots: frozenset[tuple[str, int]]) -> SavedOffsets:
+        """Those of the partitions that one home owns."""
+
+    def encoded(self) -> bytes:
+        """As they stand in front of the parts: the same in every repeated request.
+
+        Raises:
+            RolledBackError: a partition was lost meanwhile.
+        """

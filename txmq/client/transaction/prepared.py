@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, Extensions
+from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
@@ -26,7 +27,7 @@ _PASSING = (*LOST, OverloadedError)
 OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
 
 
-def prepare(broker: BrokerTransaction, kind: str, fields: Extensions, messages: MessageBuffer) -> None:
+def prepare(broker: RoutedTransaction, kind: str, fields: Extensions, messages: MessageBuffer) -> None:
     """Prepare all messages that were not sent ahead.
 
     Raises:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from txmq.client.transaction.broker_side import BrokerTransaction, begin_for_caller
 from txmq.client.transaction.ending import BlockResolver, Ending, no_part
+from txmq.client.transaction.homes import RoutedTransaction, begin_for_caller
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.xa_run import XARun
 from txmq.errors import (
@@ -42,7 +42,7 @@ class XABlock:
     run: XARun
 
     def __init__(
-        self, broker: BrokerTransaction, resources: Sequence[Any], messages: MessageBuffer, resolver: BlockResolver
+        self, broker: RoutedTransaction, resources: Sequence[Any], messages: MessageBuffer, resolver: BlockResolver
     ) -> None:
         self._broker, self._resources, self._messages, self._resolver = broker, resources, messages, resolver
         self._branches: list[XABranch] = []
@@ -79,7 +79,13 @@ class XABlock:
         raise no_part(resource)
 
     def parts_streamed(self) -> None:
-        """Do nothing: the decision states them."""
+        """See ``BlockEnding``."""
+        self._broker.find_home(self._messages)
+
+    def gather_results(self) -> None:
+        """See ``BlockEnding``."""
+        if self.run.lines is not None:
+            self._messages.place(self._broker.gather(self.run.lines))
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """See ``BlockEnding``."""

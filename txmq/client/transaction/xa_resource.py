@@ -254,6 +254,7 @@ class BrokerXAResource:
         branch.renew_deadline()
         try:
             if branch.messages:
+                branch.broker.find_home(branch.messages)
                 local_block.commit(branch.broker, branch.messages)
         except RolledBackError as error:
             self._forget(branch)

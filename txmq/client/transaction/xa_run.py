@@ -1,6 +1,8 @@
 """Carries out the effects of ``xa/two_phase/coordinator.py``: branches, broker, waits (``effects``).
 
-Work for all branches is done at once (``parallel``); work for one branch only is called, without a job.
+Work for all branches is done at once (``parallel``); work for one branch only is called, without a job. A home that
+does not decide is one more branch (``homes``): its requests are written before the databases work, and its answers are
+read behind them. Without databases this is the end of a local transaction over homes.
 
 Invariants:
     * a branch's state is set before a call that may change it, and again after its answer: an interrupt in between
@@ -14,8 +16,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, BrokerTransaction, rolled_back
+from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, rolled_back
 from txmq.client.transaction.effects import EffectRun
+from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.parallel import Job, run_all
 from txmq.errors import (
@@ -112,11 +115,13 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
     """One block's end, or its undoing.
 
     Attributes:
-        sides: the branches.
+        sides: the branches in databases.
+        homes: the branches at other homes; complete when the run begins.
     """
 
-    def __init__(self, broker: BrokerTransaction, branches: Sequence[XABranch], messages: MessageBuffer) -> None:
+    def __init__(self, broker: RoutedTransaction, branches: Sequence[XABranch], messages: MessageBuffer) -> None:
         super().__init__(broker, messages, XACoordinator(), XAEvent.INTERRUPTED)
+        self.homes = broker.branches
         self.sides = [BranchRun(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
         self._parts: list[EncodedPart] = []
 
@@ -156,15 +161,22 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
             if broker.streamed.parts or not broker.fits_one_request(self._parts, beside):
                 broker.stream(self._parts)
                 self._parts = []
+            for home in self.homes:
+                home.stream_if_large()
         except TxmqError as error:
             self.error = rolled_back(error, broker.txid)
             return XAEvent.PARTS_REFUSED
         return None
 
     def _prepare_branches(self) -> XAEvent:
+        for home in self.homes:
+            home.submit_prepare()
         self._on_all([partial(side.prepare, self._broker.txid) for side in self.sides])
-        self.error = next((side.error for side in self.sides if side.error is not None), None)
-        return vote(side.state for side in self.sides)
+        for home in self.homes:
+            home.await_prepared()
+        errors = (*(side.error for side in self.sides), *(home.error for home in self.homes))
+        self.error = next((error for error in errors if error is not None), None)
+        return vote(self._states)
 
     def _send_decide(self) -> XAEvent:
         """The same request until it is answered: the broker executes it once."""
@@ -175,14 +187,14 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
                 broker.reach()  # the databases may have taken long; a decide that is never sent leaves nothing unknown
         except RolledBackError as error:
             return self._refused(error, is_doubtful=False)
-        entries = [_entry(side.branch) for side in self.sides]
+        entries, homes = [_entry(side.branch) for side in self.sides], [home.broker.txid for home in self.homes]
         while True:
             left_s = broker.remaining_s + (DECIDE_WAIT_S if is_doubtful else 0.0)
             if left_s <= 0:
                 self.error = TransactionTimeoutError("the deadline passed before decide was answered", broker.txid)
                 return XAEvent.DECIDE_UNKNOWN if is_doubtful else XAEvent.DECIDE_REFUSED
             try:
-                reply = broker.submit_decide(self._parts, entries, left_s)
+                reply = broker.submit_decide(self._parts, entries, homes, left_s)
             except TxmqError as error:
                 # Rows are locked meanwhile; if a decide may have arrived they stay so, whatever the caller gets.
                 is_hopeless = not error.retriable or (not is_doubtful and not broker.is_back())
@@ -216,6 +228,8 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
     # --- after it ----------------------------------------------------------------------------------------------------
 
     def _commit_branches(self) -> XAEvent:
+        for home in self.homes:
+            home.commit()
         self._on_all([side.commit for side in self.sides])
         return committed(side.state for side in self.sides)
 
@@ -258,8 +272,16 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         return XAEvent.DECIDED
 
     def _roll_back_branches(self) -> XAEvent:
+        for home in self.homes:
+            home.submit_rollback()
         self._on_all([side.roll_back for side in self.sides])
-        return branches_rolled_back(side.state for side in self.sides)
+        for home in self.homes:
+            home.await_rolled_back()
+        return branches_rolled_back(self._states)
+
+    @property
+    def _states(self) -> list[BranchState]:
+        return [*(side.state for side in self.sides), *(home.state for home in self.homes)]
 
     def _withdraw(self) -> None:
         if self._broker.streamed.parts:
@@ -268,14 +290,17 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
     def _close_branches(self) -> None:
         for side in self.sides:
             side.job.when_free(side.leave)
+        for home in self.homes:
+            home.leave()
 
     def _leave(self) -> XAEvent:
         self._close_branches()
         return XAEvent.LEFT
 
     def _on_all(self, works: Sequence[Callable[[], None]]) -> None:
-        if len(works) == 1:
-            works[0]()
+        if len(works) < 2:
+            for work in works:
+                work()
             return
         late = [side for side in self.sides if side.job.is_busy]
         if not late:

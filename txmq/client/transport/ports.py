@@ -118,6 +118,10 @@ LinkT = TypeVar("LinkT", bound=Broker, covariant=True)
 class Routing(Protocol[LinkT]):
     """``Routes``: which home owns a partition."""
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether there is one broker, without a registry."""
+
     def link_for(self, topic: str, partition: int) -> LinkT:
         """The link of the home that owns a partition, as far as that is known."""
 

@@ -1,17 +1,15 @@
 """A home broker in memory, as far as transactions see one: for tests of what a client does when answers go missing.
 
-It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``, and for
-``decide`` and ``complete`` of transactions that are decided one after the other (no watermark is held), and for
-``checks`` and ``resource report``; the same contract tests run against it and against a real broker
-(tests/services/transaction/test_broker_contract.py). Faults are planned per verb: an answer lost before or behind the
-execution, or a refusal. The clock is turned by lost answers, so that deadlines pass without waiting.
+It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``,
+``checks``, ``resource report``, and for ``decide`` and ``complete`` without a held watermark; the same contract tests
+run against it and a real broker (tests/services/transaction/test_broker_contract.py). Faults are planned (``faults``).
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -35,24 +33,11 @@ from txmq.protocol.halves import DueHalf, encode_half
 from txmq.protocol.parts import encode_result_line, parse_parts
 from txmq.runtime.ports import Buffer
 from txmq.testing.simulated.clock import SimClock
+from txmq.testing.simulated.faults import LOST_AFTER_S, FakeReply, Fault, lost
 from txmq.xid import TxId
 
-LOST_AFTER_S = 1.0
 _DECIDED = ("decided", "committed")
 Extensions = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One planned mishap: the request is executed, or not, and then ``error`` is what the client sees."""
-
-    error: TxmqError
-    is_executed: bool = False
-
-
-def lost(*, is_executed: bool) -> Fault:
-    """The connection ends before, or behind, the execution."""
-    return Fault(ConnectionLostError("planned"), is_executed)
 
 
 @dataclass
@@ -67,45 +52,7 @@ class _Held:
     branches: list[dict[str, Any]] = field(default_factory=list)
     heuristics: list[tuple[str, str]] = field(default_factory=list)
     checks: int = 0
-
-
-class FakeReply:
-    """An answer that is there already, or the mishap in its place."""
-
-    def __init__(self, body: bytes, error: TxmqError | None) -> None:
-        self._body, self._error = body, error
-
-    done = True
-
-    def result(self, timeout: float | None = None) -> bytes:
-        """The answer's body."""
-        if self._error is not None:
-            raise self._error
-        return self._body
-
-
-class SimulatedRoutes:
-    """As ``Routes``."""
-
-    def __init__(self, homes: Sequence[SimulatedBroker]) -> None:
-        self._homes = tuple(homes)
-        self.is_lone = len(self._homes) == 1
-
-    def link_for(self, topic: str, partition: int) -> SimulatedBroker:
-        """The partition's home."""
-        return self._homes[partition % len(self._homes)]
-
-    def link_of_home(self, home: int) -> SimulatedBroker:
-        """The home of that id."""
-        return next((broker for broker in self._homes if broker.session.home == home), self._homes[0])
-
-    def any_link(self) -> SimulatedBroker:
-        """The first that is not away."""
-        return next((broker for broker in self._homes if not broker.is_away), self._homes[0])
-
-    def links(self) -> Sequence[SimulatedBroker]:
-        """All of them."""
-        return self._homes
+    homes: dict[str, bool] = field(default_factory=dict)  # branches at other homes, and which have reported
 
 
 class SimulatedBroker:
@@ -118,6 +65,7 @@ class SimulatedBroker:
         log: per topic and partition, the messages that readers see.
         owner_connected: what ``recover`` says of every owner.
         is_away: no connection can be had.
+        witness: called before and behind each execution; it may take the broker away, and the answer with it.
         timeout: as ``Client.timeout``.
 
     Args:
@@ -131,7 +79,7 @@ class SimulatedBroker:
     ) -> None:  # fmt: skip
         self.clock = clock or SimClock()
         self.control: SimulatedBroker = self
-        self.routes = SimulatedRoutes((self,))
+        self.routes = SimulatedRoutes(self)
         self._home, self._slots = home, slots
         self._request_size_bytes_max = request_size_bytes_max
         self.session = self._new_session(7)
@@ -140,10 +88,14 @@ class SimulatedBroker:
         self.reports: list[tuple[str, dict[str, Any]]] = []
         self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
         self.owner_connected, self.is_away = True, False
+        self.witness: Callable[[SimulatedBroker, str], None] | None = None
         self.timeout = 5.0
         self._topics = frozenset(topics)
         self._held: dict[str, _Held] = {}
         self._assigned: dict[tuple[str, int], int] = defaultdict(int)
+
+    def __repr__(self) -> str:
+        return f"home {self._home:016x}"
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
@@ -210,12 +162,21 @@ class SimulatedBroker:
         fault = plan.popleft() if plan else None
         if fault is not None and not fault.is_executed:
             return self._failed(fault)
+        if self._goes_away(verb):
+            return self._failed(lost(is_executed=False))
         whole = b"".join(bytes(buffer) for buffer in body or ())
         try:
             answer = getattr(self, f"_{verb}")(*arguments, dict(extensions or {}), whole)
         except TxmqError as error:
             return FakeReply(b"", error)
+        if self._goes_away(verb):
+            return self._failed(lost(is_executed=True))
         return FakeReply(answer, None) if fault is None else self._failed(fault)
+
+    def _goes_away(self, verb: str) -> bool:
+        if self.witness is not None:
+            self.witness(self, verb)
+        return self.is_away
 
     def repeat(self, verb: str, *arguments: str | int, timeout: float, **named: Any) -> bytes:
         """As ``Connection.repeat``, except that a planned loss is not tried again."""
@@ -232,11 +193,14 @@ class SimulatedBroker:
     def _failed(self, fault: Fault) -> FakeReply:
         if isinstance(fault.error, ConnectionLostError):
             self.clock.advance(LOST_AFTER_S)
-            # The broker rolls back what a lost connection was streaming.
-            for held in self._held.values():
-                if held.state == "open":
-                    held.state = "rolled-back"
+            self.connection_ends()
         return FakeReply(b"", fault.error)
+
+    def connection_ends(self) -> None:
+        """The broker rolls back what a lost connection was streaming."""
+        for held in self._held.values():
+            if held.state == "open":
+                held.state = "rolled-back"
 
     # --- the verbs ---------------------------------------------------------------------------------------------------
 
@@ -258,13 +222,15 @@ class SimulatedBroker:
             h.state == "prepared" and h.meta.get("xid") == fields["xid"] for h in self._held.values()
         ):
             raise TransactionConflictError("that xid is prepared already")
+        if "of" in fields and self._is_own(fields["of"]):
+            raise BadRequestError("this home decides it")
         self._add_all(held, fields, body)
         self._held[txid] = held
         held.state = "prepared"
         held.meta = {
             "kind": kind, "resource": fields.get("resource", ""), "uuid": fields.get("uuid", ""),
             "deadline_ms": fields.get("deadline", 0), "prepared_ms": self.clock.now_ms(),
-            **{name: fields[name] for name in ("table", "group", "xid") if name in fields},
+            **{name: fields[name] for name in ("table", "group", "xid", "of") if name in fields},
         }  # fmt: skip
         return b""
 
@@ -286,10 +252,11 @@ class SimulatedBroker:
             raise TransactionConflictError("prepared otherwise")
         if held.state != "prepared":
             self._require(held, "open")
-            if not body and txid not in self._held:
+            if not body and "homes" not in fields and txid not in self._held:
                 raise UnknownTransactionError(txid)
             self._add_all(held, fields, body)
         self._held[txid] = held
+        self._list_homes(held, fields)
         held.state, held.lines = "committed", b"".join(self._append(*part) for part in held.parts)
         return held.lines
 
@@ -310,6 +277,7 @@ class SimulatedBroker:
         branches, start = split_branches(body, fields["branches"])
         self._add_all(held, fields, body[start:])
         self._held[txid] = held
+        self._list_homes(held, fields)
         held.state = "decided"
         held.branches = [{**branch, "complete": False, "heuristic": None} for branch in branches]
         held.meta = {"kind": "xa", "resource": "", "uuid": "", "deadline_ms": 0, "prepared_ms": self.clock.now_ms()}
@@ -321,6 +289,9 @@ class SimulatedBroker:
         held = self._held.get(txid)
         if held is None or held.state not in _DECIDED:
             raise (UnknownTransactionError if held is None else TransactionConflictError)(txid)
+        if "branch" in fields:
+            held.homes[fields["branch"]] = True
+            return b""
         branch = next((b for b in held.branches if b["uuid"] == fields["uuid"]), None)
         if branch is None:
             raise BadRequestError("no such branch")
@@ -339,6 +310,8 @@ class SimulatedBroker:
         if "fence" in fields and (held is None or held.state == "open"):
             held = self._held[txid] = _Held("rolled-back")
         if held is not None and held.state in _DECIDED:
+            if "branch" in fields:
+                return b"rolled-back\n" if held.homes.get(fields["branch"], True) else b"committed\n"
             return b"committed\n" + held.lines
         word = "unknown" if held is None or held.state == "open" else held.state
         owner = "owner connected" if self.owner_connected else "owner gone 5000"
@@ -372,6 +345,15 @@ class SimulatedBroker:
         """Every transaction's state."""
         return {txid: held.state for txid, held in self._held.items()}
 
+    def branches(self) -> dict[str, tuple[str, str]]:
+        """State and deciding transaction of each branch of a transaction that another home decides."""
+        return {txid: (held.state, held.meta["of"]) for txid, held in self._held.items() if "of" in held.meta}
+
+    def homes_left(self) -> set[str]:
+        """Branches at other homes that decisions here wait for."""
+        found = (held.homes for held in self._held.values() if held.state in _DECIDED)
+        return {txid for homes in found for txid, is_complete in homes.items() if not is_complete}
+
     def heuristics(self, txid: str) -> list[tuple[str, str]]:
         """The heuristic decisions that were reported: kind and reason."""
         return self._held[txid].heuristics
@@ -401,6 +383,15 @@ class SimulatedBroker:
             return xid is None or held.meta.get("xid") == xid
         incomplete = {branch["uuid"] for branch in held.branches if not branch["complete"]}
         return uuid == held.meta["uuid"] or uuid in incomplete
+
+    def _is_own(self, txid: str) -> bool:
+        return TxId.parse(txid).home == self._home
+
+    def _list_homes(self, held: _Held, fields: Extensions) -> None:
+        listed = [txid for txid in str(fields.get("homes", "")).split(",") if txid]
+        if any(self._is_own(txid) for txid in listed):
+            raise BadRequestError("a branch of its own home")
+        held.homes = dict.fromkeys(listed, False)
 
     def _require(self, held: _Held, state: str) -> None:
         if held.state != state:
@@ -432,3 +423,27 @@ class SimulatedBroker:
         base = len(place)
         place.extend(decode(batch, topic, partition))
         return encode_result_line(topic, partition, base, len(place) - base)
+
+
+class SimulatedRoutes:
+    """As ``Routes``."""
+
+    def __init__(self, *homes: SimulatedBroker) -> None:
+        self._homes = homes
+        self.is_lone = len(homes) == 1
+
+    def link_for(self, topic: str, partition: int) -> SimulatedBroker:
+        """The partition's home."""
+        return self._homes[partition % len(self._homes)]
+
+    def link_of_home(self, home: int) -> SimulatedBroker:
+        """The home of that id."""
+        return next((broker for broker in self._homes if broker.session.home == home), self._homes[0])
+
+    def any_link(self) -> SimulatedBroker:
+        """The first that is not away."""
+        return next((broker for broker in self._homes if not broker.is_away), self._homes[0])
+
+    def links(self) -> Sequence[SimulatedBroker]:
+        """All of them."""
+        return self._homes

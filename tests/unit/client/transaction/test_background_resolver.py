@@ -10,7 +10,7 @@ import structlog
 from tests.unit.xa.xa_support import XAFixture
 from txmq.client.transaction import background_resolver as module
 from txmq.client.transaction.background_resolver import BackgroundResolver
-from txmq.testing.simulated.broker import FakeReply
+from txmq.testing.simulated.faults import FakeReply
 from txmq.xa.resolver import Resolver
 
 

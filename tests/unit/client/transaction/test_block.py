@@ -33,7 +33,8 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.model import Outcome, SendStatus
-from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
+from txmq.testing.simulated.broker import SimulatedBroker
+from txmq.testing.simulated.faults import Fault, lost
 
 
 def block(home: SimulatedBroker, timeout: float = 30.0) -> Transaction:

@@ -12,7 +12,8 @@ from txmq.client.transaction.current import associated_branch
 from txmq.client.transaction.external_branch import TRANSITIONS, BranchState, Call, ExternalBranch
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import ConnectionLostError, RolledBackError, TopicClosedError, TransactionStateError, XAError
-from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
+from txmq.testing.simulated.broker import SimulatedBroker
+from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa import XACode, XAFlag
 from txmq.xid import Xid
 

@@ -28,7 +28,8 @@ from txmq.log.records import TAG_HEADER
 from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol.halves import DueHalf, encode_half
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
+from txmq.testing.simulated.broker import SimulatedBroker
+from txmq.testing.simulated.faults import Fault, lost
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 

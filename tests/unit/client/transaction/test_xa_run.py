@@ -32,7 +32,8 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import POINTS, SimulatedCrash
-from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
+from txmq.testing.simulated.broker import SimulatedBroker
+from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa import LastResource
 
 OWNER_POINTS = sorted(

@@ -17,8 +17,9 @@ from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
 from txmq.errors import BrokerAwayError, OutcomeUnknownError, OverloadedError, RolledBackError, TxmqError
 from txmq.model import Outcome
-from txmq.testing.simulated.broker import Fault as HomeFault
-from txmq.testing.simulated.broker import SimulatedBroker, lost
+from txmq.testing.simulated.broker import SimulatedBroker
+from txmq.testing.simulated.faults import Fault as HomeFault
+from txmq.testing.simulated.faults import lost
 from txmq.testing.simulated.xa_answers import Fault, SimulatedError
 from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.testing.simulated.xa_resource import SimulatedXAResource

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.xa.xa_support import Notes, XAFixture
 from txmq.client.transaction import block as module
 from txmq.errors import RolledBackError
-from txmq.testing.simulated.broker import lost
+from txmq.testing.simulated.faults import lost
 
 
 @pytest.fixture

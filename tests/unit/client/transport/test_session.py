@@ -13,7 +13,8 @@ from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.prepared import repeat_prepare
 from txmq.client.transport.session import ClientSession, parse_hello
 from txmq.errors import RemoteProtocolError, TransactionConflictError, UnavailableError
-from txmq.testing.simulated.broker import Fault, SimulatedBroker
+from txmq.testing.simulated.broker import SimulatedBroker
+from txmq.testing.simulated.faults import Fault
 from txmq.xid import TxId
 
 FIELDS: dict[str, Any] = {

@@ -21,7 +21,8 @@ from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol import answers
 from txmq.protocol.parts import encode_result_line
 from txmq.protocol.requests import Request
-from txmq.testing.simulated.broker import Fault, SimulatedBroker
+from txmq.testing.simulated.broker import SimulatedBroker
+from txmq.testing.simulated.faults import Fault
 from txmq.testing.simulated.xa_database import SimulatedXADatabase
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xid import TxId

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from txmq.errors import FencedError, NotOwnerError
-from txmq.testing.simulated.broker import Fault
+from txmq.testing.simulated.faults import Fault
 from txmq.xa import broker_port
 from txmq.xa.broker_port import cluster_of
 from txmq.xa.database.marker_sweep import MarkerSweep

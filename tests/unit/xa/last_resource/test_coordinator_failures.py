@@ -32,7 +32,7 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import POINTS, SimulatedCrash
-from txmq.testing.simulated.broker import Fault, lost
+from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa import LastResource
 from txmq.xa.resolver import Resolver
 

@@ -19,7 +19,7 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.model import Outcome
-from txmq.testing.simulated.broker import Fault, lost
+from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa.resolver import Resolver
 
 from ..support import NAME, LastResourceFixture, Quiet

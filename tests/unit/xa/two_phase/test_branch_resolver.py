@@ -23,7 +23,7 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import FakeReply, Fault, lost
+from txmq.testing.simulated.faults import FakeReply, Fault, lost
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase import branch_resolver as xa_resolver
 from txmq.xa.two_phase.branch import Bqual, encode_bqual

@@ -9,7 +9,7 @@ from tests.logged import said
 from txmq.client.transaction import block as module
 from txmq.errors import OverloadedError
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import Fault
+from txmq.testing.simulated.faults import Fault
 
 from ..xa_support import Notes, XAFixture
 

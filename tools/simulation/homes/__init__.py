@@ -1,1 +1,0 @@
-"""Histories of several brokers that share a registry: see ``run``."""

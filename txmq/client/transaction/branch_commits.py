@@ -1,0 +1,160 @@
+"""Commits of branches that were written to their home, and whose answers are not in yet.
+
+Theory of operation. The decision of a transaction over homes is its deciding home's answer; the other homes are told
+(``commit`` of their branch) and the block returns. Whoever reads the answers takes them: the next transaction at that
+home in passing (``look``), ``tx.results``, and everything that must not come before them (``wait``): the broker places
+keyed parts of transactions in their order by itself, but a plain message of the same key would pass a branch that is
+not placed. So a producer waits here before it writes to that home.
+
+Invariants:
+    * a commit that was lost is sent again before anything else that waits;
+    * an answer other than a success ends it, too, and is logged: the home has decided without its transaction.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import Protocol
+
+from txmq.client.transaction.broker_side import LOST, BrokerTransaction
+from txmq.client.transport.ports import Broker
+from txmq.errors import (
+    FencedError,
+    NotOwnerError,
+    RequestTimeoutError,
+    TransactionConflictError,
+    TxmqError,
+    UnknownTransactionError,
+)
+from txmq.protocol.parts import PartResult, parse_result_lines
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Lock, watch_forks
+from txmq.xa.broker_port import Answer
+
+TELL_TIMEOUT_S = 30.0  # of a request; it may wait for an earlier part of the same key
+_CONTRARY = (TransactionConflictError, UnknownTransactionError, FencedError, NotOwnerError)
+
+
+class Committed(Protocol):
+    """A branch whose transaction is committed."""
+
+    broker: BrokerTransaction
+    lines: list[PartResult] | None
+
+
+class _Entry:
+    """A commit, and its answer to come; None if it was not written, or lost."""
+
+    __slots__ = ("answer", "branch")
+
+    def __init__(self, branch: Committed) -> None:
+        self.branch = branch
+        self.answer: Answer | None = None
+
+    def submit(self) -> None:
+        """Write it. Raises as a request."""
+        self.answer = self.branch.broker.submit_commit(TELL_TIMEOUT_S)
+
+
+class BranchCommits:
+    """Those of one home. See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._open: deque[_Entry] = deque()
+        self._turn = Lock()  # of the thread that takes answers: an answer has one waiter
+        watch_forks(self)
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, branch: Committed) -> None:
+        """Write the commit of a branch, if the home is there."""
+        entry = _Entry(branch)
+        self._open.append(entry)
+        with suppress(TxmqError):
+            entry.submit()
+
+    def is_written(self, branch: Committed) -> bool:
+        """Whether the commit of a branch is on its way, or was answered."""
+        return all(entry.branch is not branch or entry.answer is not None for entry in list(self._open))
+
+    def look(self) -> None:
+        """Take the answers that are in, and write again what was lost. Without a wait for answers."""
+        if not self._open or not self._turn.acquire(blocking=False):
+            return
+        try:
+            for entry in list(self._open):
+                with suppress(TxmqError):
+                    if entry.answer is not None and entry.answer.done:
+                        self._take(entry, 0.0)
+                with suppress(TxmqError):
+                    if entry.answer is None:
+                        entry.submit()
+        finally:
+            self._turn.release()
+
+    def wait(self, deadline: float) -> None:
+        """Wait until all are answered, and write again what was lost, until a monotonic time.
+
+        Raises:
+            ConnectionLostError: the home is away.
+            RequestTimeoutError: it did not answer in time.
+        """
+        if not self._turn.acquire(timeout=max(deadline - self._clock.monotonic(), 0.0)):
+            raise RequestTimeoutError("another thread waits for commits of this home")
+        try:
+            for entry in list(self._open):
+                self._finish(entry, deadline)
+        finally:
+            self._turn.release()
+
+    def _finish(self, entry: _Entry, deadline: float) -> None:
+        while True:
+            remaining = max(deadline - self._clock.monotonic(), 0.0)
+            try:
+                if entry.answer is None:
+                    entry.submit()
+                self._take(entry, remaining)
+            except LOST:
+                if self._clock.monotonic() >= deadline or not entry.branch.broker.is_back():
+                    raise
+                entry.branch.broker.pause()
+            else:
+                return
+
+    def _take(self, entry: _Entry, timeout_s: float) -> None:
+        """Take one answer, and forget the commit."""
+        branch, answer = entry.branch, entry.answer
+        assert answer is not None
+        try:
+            branch.lines = parse_result_lines(answer.result(timeout_s))
+        except RequestTimeoutError:
+            raise
+        except _CONTRARY as error:
+            branch.lines = []
+            log = get_logger(txid=branch.broker.txid)
+            log.error("heuristic: a home did not commit its part of a transaction", error=str(error))
+        except TxmqError:
+            entry.answer = None
+            raise
+        branch.broker.finished()
+        self._open.remove(entry)
+
+    def forked(self) -> None:
+        """In a forked child: the parent tells its own."""
+        self._open, self._turn = deque(), Lock()
+
+
+_commits: weakref.WeakKeyDictionary[Broker, BranchCommits] = weakref.WeakKeyDictionary()
+
+
+def branch_commits_of(home: Broker) -> BranchCommits:
+    """Those of a home, as this client knows it."""
+    found = _commits.get(home)
+    if found is None:
+        found = _commits.setdefault(home, BranchCommits(home.clock))
+    return found

@@ -1,0 +1,328 @@
+"""The homes of a transaction: one decides, the parts for the others are branches, prepared there.
+
+Theory of operation. A block takes its id late, when it is known which homes own the partitions that it wrote to, so
+that a transaction on one home costs one home. If there are several, the home of the id decides; what goes to each of
+the others is prepared there under an id of the client's own session at that home, and names the deciding one. The
+decision lists these ids. Behind it each branch is committed: the request is written before the block returns, and its
+answer is not awaited (``branch_commits``). A branch home that hears nothing asks the deciding home.
+
+The partitions of a home, and the parts for it, are told by the routes; a partition's home never changes.
+
+Invariants:
+    * all parts of a transaction carry the deciding id, and their keys, once there are several homes: the brokers place
+      parts of one partition and key in the order of the decisions;
+    * a branch that may be prepared is rolled back only when its transaction is, for certain;
+    * nothing of this is done at a lone broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from txmq.client.transaction.branch_commits import branch_commits_of
+from txmq.client.transaction.broker_side import (
+    ROLLBACK_TIMEOUT_S,
+    BrokerTransaction,
+    raise_rolled_back,
+    rolled_back,
+)
+from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets
+from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
+from txmq.client.transport.ports import Broker, RoutedBroker
+from txmq.errors import (
+    RolledBackError,
+    TransactionError,
+    TxmqError,
+)
+from txmq.protocol.parts import PartResult, parse_result_lines
+from txmq.runtime.ports import Clock
+from txmq.xa.broker_port import Answer
+from txmq.xa.two_phase.coordinator import BranchState
+from txmq.xid import TxId
+
+HOMES_MAX = 32  # that a decision lists
+_MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
+Slot = tuple[str, int]
+
+
+class HomeBranch:
+    """What a transaction wrote to a home that does not decide.
+
+    Attributes:
+        broker: its conversation with that home, under an id of its own.
+        commits: those of the home that are not answered yet.
+        state: where it stands; COMMITTED once its commit was written.
+        error: the refusal, or what kept the home from answering.
+        lines: where its parts went; None before the home has said so.
+    """
+
+    def __init__(self, home: Broker, clock: Clock, decides: RoutedTransaction) -> None:
+        self.broker = BrokerTransaction(home, clock, decides.timeout_s)
+        self.commits = branch_commits_of(home)
+        self.broker.deadline = decides.deadline
+        self._decides = decides
+        self._parts: list[EncodedPart] = []
+        self._preparing: Preparing | None = None
+        self._rollback: Answer | None = None
+        self.state = BranchState.ACTIVE
+        self.error: TransactionError | None = None
+        self.lines: list[PartResult] | None = None
+
+    def begin(self) -> None:
+        """Reach the home and take an id.
+
+        Raises:
+            RolledBackError: it is away, or refuses.
+        """
+        self.broker.reach()
+        self.commits.look()
+        begin_for_caller(self.broker)
+
+    # --- towards the decision ----------------------------------------------------------------------------------------
+
+    def add(self, part: EncodedPart) -> None:
+        """Take a part for this home."""
+        self._parts.append(part)
+
+    def stream(self) -> None:
+        """Send parts ahead. Raises as ``BrokerTransaction.stream``."""
+        parts, self._parts = self._parts, []
+        self.broker.stream(parts)
+
+    def stream_if_large(self) -> None:
+        """As ``stream``, if the parts do not fit one request."""
+        if self.broker.streamed.parts or not self.broker.fits_one_request(self._parts):
+            self.stream()
+
+    def submit_prepare(self) -> None:
+        """Send ``prepare``; ``await_prepared`` says what came of it."""
+        self.state = BranchState.PREPARING
+        self._preparing = Preparing(self.broker, lambda: self.broker.submit_branch(self._decides.txid, self._parts))
+        try:
+            self._preparing.send()
+        except TxmqError as error:
+            self._refused(error)
+
+    def await_prepared(self) -> None:
+        """Wait for the home; afterwards ``state`` says what is known."""
+        if self.state is not BranchState.PREPARING or self._preparing is None:
+            return
+        try:
+            self._preparing.wait()
+        except NOT_KNOWN as error:
+            self.error = rolled_back(error, self._decides.txid)
+        except TxmqError as error:
+            self._refused(error)
+        else:
+            self.state = BranchState.PREPARED
+
+    def _refused(self, error: TxmqError) -> None:
+        self.broker.was_refused(error)
+        self.error = rolled_back(error, self._decides.txid)
+        if self._preparing is None or not self._preparing.is_doubtful:
+            self.state = BranchState.REFUSED
+
+    # --- behind it ---------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Tell the home that the transaction is committed; the answer is not awaited."""
+        self.state = BranchState.COMMITTED
+        self.commits.add(self)
+
+    def submit_rollback(self) -> None:
+        """Send ``rollback``, unless the home has nothing of it."""
+        is_there = self.state in _MAY_BE_PREPARED or self.broker.streamed.parts
+        self.state = BranchState.ENDING if is_there else BranchState.ROLLED_BACK
+        if is_there:
+            with suppress(TxmqError):
+                self._rollback = self.broker.submit_rollback()
+
+    def await_rolled_back(self) -> None:
+        """Wait for the answer, not for long; what is not answered the home finds out by itself."""
+        if self.state is BranchState.ENDING:
+            self.state = BranchState.LEFT
+            if self._rollback is not None:
+                with suppress(TxmqError):
+                    self._rollback.result(ROLLBACK_TIMEOUT_S)
+                    self.state = BranchState.ROLLED_BACK
+
+    @property
+    def pending(self) -> str | None:
+        """The home, if its commit could not be written."""
+        is_told = self.state is not BranchState.COMMITTED or self.commits.is_written(self)
+        return None if is_told else f"home {TxId.parse(self.broker.txid).home:016x}"
+
+    def gather(self) -> Sequence[PartResult]:
+        """Where its parts went, waiting for the home's answer; nothing if it does not come."""
+        if self.lines is None and self.state is BranchState.COMMITTED:
+            home = self.broker.home
+            with suppress(TxmqError):
+                self.commits.wait(home.clock.monotonic() + home.timeout)
+        return self.lines or ()
+
+    def leave(self) -> None:
+        """Leave it to the home, which asks the one that decides."""
+        if self.state not in (BranchState.COMMITTED, BranchState.ROLLED_BACK):
+            self.state = BranchState.LEFT
+
+    def close(self) -> None:
+        """Let the home drop the outcome, or note that the end was not seen. To be called once, at the end."""
+        if self.state is BranchState.LEFT:
+            self.broker.lost()
+        elif self.state is not BranchState.COMMITTED:  # that one is closed when its commit is answered
+            self.broker.finished()
+
+
+class RoutedTransaction(BrokerTransaction):
+    """A transaction of a client that may have several homes.
+
+    Attributes:
+        branches: its parts at other homes than the one that decides.
+    """
+
+    def __init__(self, client: RoutedBroker, clock: Clock, timeout_s: float) -> None:
+        super().__init__(client.routes.any_link(), clock, timeout_s)
+        self._routes = client.routes
+        self._has_homes = False
+        self._own_acks: SavedOffsets | None = None
+        self.branches: list[HomeBranch] = []
+
+    def find_home(self, messages: MessageBuffer) -> None:
+        """As ``find_homes``, for what one home has to have whole.
+
+        Raises:
+            RolledBackError: several homes own the partitions, or the id was taken from another home.
+        """
+        if not self._routes.is_lone:
+            owners = self._owners(messages)
+            if owners and (len(owners) > 1 or (self.txid and self.home not in owners)):
+                raise RolledBackError(_several(owners), self.txid_or_none, retriable=False)
+            self.find_homes(messages)
+
+    def find_homes(self, messages: MessageBuffer) -> None:
+        """Find the homes that own the partitions of the messages and of the offsets; before ``reach`` and ``begin``.
+
+        Raises:
+            RolledBackError: they are too many, or one of them is away.
+        """
+        if self._routes.is_lone:
+            return
+        self._has_homes, owners = True, self._owners(messages)
+        if len(owners) > HOMES_MAX:
+            raise RolledBackError(f"a transaction takes {HOMES_MAX} homes: {_several(owners)}", self.txid_or_none)
+        if owners and not self.txid and self.home not in owners:
+            self._go_to(next(iter(owners)))
+        for home in owners:
+            if home is not self.home and self._branch_at(home) is None:
+                branch = HomeBranch(home, self._clock, self)
+                branch.begin()
+                self.branches.append(branch)
+        if self.acks is not None and self.acks is not self._own_acks:
+            self._share(self.acks)
+
+    def _owners(self, messages: MessageBuffer) -> dict[Broker, list[Slot]]:
+        owners: dict[Broker, list[Slot]] = {}
+        for slot in [*messages.slots(), *(() if self.acks is None else self.acks.slots())]:
+            owners.setdefault(self._routes.link_for(*slot), []).append(slot)
+        return owners
+
+    def _go_to(self, home: Broker) -> None:
+        before = self.home, self._control, self._is_attached
+        self.home, self._control, self._is_attached = home, home.control, False
+        try:
+            self.reach()
+            attach_for_caller(self)
+        except RolledBackError:
+            self.home, self._control, self._is_attached = before
+            raise
+
+    def _branch_at(self, home: Broker) -> HomeBranch | None:
+        return next((branch for branch in self.branches if branch.broker.home is home), None)
+
+    def _share(self, acks: SavedOffsets) -> None:
+        """Each home saves the offsets of its own partitions."""
+        for broker in (self, *(branch.broker for branch in self.branches)):
+            home = broker.home
+            own = frozenset(slot for slot in acks.slots() if self._routes.link_for(*slot) is home)
+            broker.acks = acks.of_home(own) if own else None
+        self._own_acks = self.acks
+
+    def take_parts(self, messages: MessageBuffer, *, keyed: bool = True) -> list[EncodedPart]:
+        """As of ``BrokerTransaction``; parts for other homes go to their branches."""
+        parts = super().take_parts(messages, keyed=keyed or self._has_homes)
+        if not self.branches:
+            return parts
+        own = []
+        for part in parts:
+            branch = self._branch_at(self._routes.link_for(part.topic, part.partition))
+            if branch is None:
+                own.append(part)
+            else:
+                branch.add(part)
+        return own
+
+    def stream(self, parts: Sequence[EncodedPart]) -> None:
+        """As of ``BrokerTransaction``."""
+        super().stream(parts)
+        for branch in self.branches:
+            branch.stream()
+
+    def gather(self, lines: Sequence[PartResult]) -> list[PartResult]:
+        """The places of all parts: waits for those that have none yet, and for the homes that were told.
+
+        Args:
+            lines: as the decision was answered.
+        """
+        if any(line.base_offset is None for line in lines):
+            with suppress(TxmqError):
+                lines = parse_result_lines(self.submit_commit(self.home.timeout).result())
+        return [*lines, *(line for branch in self.branches for line in branch.gather())]
+
+    def finished(self) -> None:
+        """As of ``BrokerTransaction``, at every home."""
+        super().finished()
+        for branch in self.branches:
+            branch.close()
+
+    def lost(self) -> None:
+        """As of ``BrokerTransaction``, at every home."""
+        super().lost()
+        for branch in self.branches:
+            branch.leave()
+            branch.close()
+
+    def find_lost(self) -> None:
+        """As of ``BrokerTransaction``, at every home."""
+        super().find_lost()
+        for branch in self.branches:
+            branch.broker.find_lost()
+
+
+def _several(owners: dict[Broker, list[Slot]]) -> str:
+    """The partitions, home by home."""
+    found = []
+    for home, slots in owners.items():
+        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(slots))
+        found.append(f"{names} ({home!r})")
+    return f"the partitions are of several homes: {'; '.join(sorted(found))}; nothing happened"
+
+
+def attach_for_caller(broker: BrokerTransaction) -> None:
+    """Have a session before a database begins.
+
+    Raises:
+        RolledBackError: the broker is away, or refuses; nothing happened.
+    """
+    try:
+        broker.attach()
+    except TxmqError as error:
+        raise_rolled_back(error, None)
+
+
+def begin_for_caller(broker: BrokerTransaction) -> None:
+    """Take the transaction's id before anything is prepared. Raises as ``attach_for_caller``."""
+    try:
+        broker.begin()
+    except TxmqError as error:
+        raise_rolled_back(error, None)
