@@ -40,7 +40,8 @@ class ClusterView:
         address: the registry's, as operators write it.
         state, since_ms: of the session with it, and since when.
         homes: by number, as the registry last told.
-        map_version: of the newest map that was taken over.
+        map_version: of the newest map that was taken over; ``is_taken_over``: whether all of that map was.
+        older_version: of a map that was older, and refused; -1 if none was.
         refused: why topics of the map are not taken over, by id.
         dropping: deleted topics of which the registry is told that this home has dropped them.
         parked: requests that wait for a read of the registry, in order of arrival; ``parked_bytes``: their bodies.
@@ -53,7 +54,8 @@ class ClusterView:
         self.address = address
         self.state, self.since_ms = RegistryState.WAITING, 0
         self.homes: dict[int, Home] = {}
-        self.map_version = 0
+        self.map_version, self.older_version = 0, -1
+        self.is_taken_over = False
         self.refused: dict[int, str] = {}
         self.dropping: set[int] = set()
         self.parked: dict[ClientConnection, Parked] = {}
@@ -80,6 +82,11 @@ class ClusterView:
         """How many asks have no answer yet."""
         return len(self._waiting)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether too many asks have no answer."""
+        return len(self._waiting) >= ASKS_MAX
+
     def ask(self, make: Callable[[int], Ask], then: Callable[[Result], None], behind: object = None) -> None:
         """Ask the registry; ``then`` gets the answer.
 
@@ -89,7 +96,7 @@ class ClusterView:
         Raises:
             OverloadedError: too many asks have no answer.
         """
-        if len(self._waiting) >= ASKS_MAX:
+        if self.is_full:
             raise OverloadedError(f"{ASKS_MAX} requests wait for the registry; try again later")
         number = self._next_number
         self._next_number += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
@@ -63,34 +63,39 @@ def _create(registry: Registry, home: int, ask: CreateTopic) -> int:
     if any(placed.topic.config.name == ask.config.name for placed in registry.topics().topics):
         raise TopicExistsError(f"topic {ask.config.name!r} exists")
     topic = Topic(registry.reserve_topic_ids(1, ask.above)[0], ask.config)
-    for tries_left in reversed(range(TRIES_MAX)):
-        homes = _room(registry, home).spread((), ask.config.partitions, ask.partitions_max)
-        try:
-            registry.create_topic(topic, homes)
-        except RegistryConflictError:
-            if not tries_left:
-                raise
-        else:
-            break
+
+    def attempt() -> None:
+        room = Room(registry.topics().topics, registry.homes(), home)
+        registry.create_topic(topic, room.spread((), ask.config.partitions, ask.partitions_max))
+
+    _until_no_conflict(attempt)
     return topic.topic_id
 
 
 def _alter(registry: Registry, home: int, ask: AlterTopic) -> int:
-    for tries_left in reversed(range(TRIES_MAX)):
-        stored = _stored(registry.topics(), ask.topic)
+    def attempt() -> None:
+        topic_map = registry.topics()
+        stored = _stored(topic_map, ask.topic)
         config = altered(stored.topic.config, ask.settings)
-        added = config.partitions - len(stored.homes)
-        homes = stored.homes
+        added, homes = config.partitions - len(stored.homes), stored.homes
         if added:
-            homes += _room(registry, home).spread(homes, added, ask.partitions_max)
+            homes += Room(topic_map.topics, registry.homes(), home).spread(homes, added, ask.partitions_max)
+        registry.alter_topic(PlacedTopic(dataclasses.replace(stored.topic, config=config), homes, stored.version))
+
+    _until_no_conflict(attempt)
+    return ask.topic.topic_id
+
+
+def _until_no_conflict(attempt: Callable[[], None]) -> None:
+    """Try again while others change topics first."""
+    for tries_left in reversed(range(TRIES_MAX)):
         try:
-            registry.alter_topic(PlacedTopic(dataclasses.replace(stored.topic, config=config), homes, stored.version))
+            attempt()
         except RegistryConflictError:
             if not tries_left:
                 raise
         else:
-            break
-    return ask.topic.topic_id
+            return
 
 
 def _stored(topic_map: TopicMap, topic: Topic) -> PlacedTopic:
@@ -98,10 +103,6 @@ def _stored(topic_map: TopicMap, topic: Topic) -> PlacedTopic:
         if placed.topic.topic_id == topic.topic_id:
             return placed
     raise UnknownTopicError(f"no topic {topic.config.name!r} with id {topic.topic_id}")
-
-
-def _room(registry: Registry, home: int) -> Room:
-    return Room(registry.topics().topics, registry.homes(), home)
 
 
 class Room:

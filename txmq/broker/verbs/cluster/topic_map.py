@@ -22,36 +22,49 @@ from txmq.registry.port import PlacedTopic, TopicMap
 def take_over(context: Context, view: ClusterView, topic_map: TopicMap) -> None:
     """Make the state what the map says."""
     if topic_map.version < view.map_version:
-        reason = f"its map has version {topic_map.version}, and had {view.map_version}: it is not taken over"
-        _alarm(context, reason)
+        if view.older_version != topic_map.version:
+            view.older_version = topic_map.version
+            _alarm(
+                context, f"its map has version {topic_map.version}, and had {view.map_version}: it is not taken over"
+            )
         return
-    view.map_version = topic_map.version
-    state = context.state
     removed: list[Partition] = []
     for deleted in topic_map.deleted:
-        if state.home in deleted.homes:
+        if context.state.home in deleted.homes:
             removed += _drop(context, view, deleted.topic_id)
+    if topic_map.version != view.map_version or not view.is_taken_over:
+        _forget_absent(context, topic_map)
+        view.is_taken_over = _put_all(context, view, topic_map)
+        view.map_version = topic_map.version
+    for partition in removed:
+        refuse_polls(context, partition)
+
+
+def _forget_absent(context: Context, topic_map: TopicMap) -> None:
+    """The end of a topic that no home of which is this one may have been missed; there is nothing here to lose."""
+    state = context.state
     present = {placed.topic.topic_id for placed in topic_map.topics}
-    absent = [topic.topic_id for topic in state.topics if topic.topic_id not in present]
-    for topic_id in absent:
+    for topic_id in [topic.topic_id for topic in state.topics if topic.topic_id not in present]:
         if not state.partitions_of[topic_id]:
             delete_topic(context, topic_id)
+
+
+def _put_all(context: Context, view: ClusterView, topic_map: TopicMap) -> bool:
+    """Create and alter what the map has, as far as that contradicts nothing here; whether all of it is."""
     refused = {}
     for placed in topic_map.topics:
-        topic_id = placed.topic.topic_id
-        known = state.placed.get(topic_id)
+        known = context.state.placed.get(placed.topic.topic_id)
         if known is not None and known.version >= placed.version:
             continue
         reason = _refusal(context, placed)
         if reason:
-            refused[topic_id] = reason
+            refused[placed.topic.topic_id] = reason
         else:
             _put(context, placed)
     for topic_id in refused.keys() - view.refused.keys():
         _alarm(context, refused[topic_id])
     view.refused = refused
-    for partition in removed:
-        refuse_polls(context, partition)
+    return not refused
 
 
 def delete_topic(context: Context, topic_id: int) -> list[Partition]:
@@ -76,6 +89,9 @@ def _drop(context: Context, view: ClusterView, topic_id: int) -> list[Partition]
     if context.state.topics.with_id(topic_id) is not None:
         removed = delete_topic(context, topic_id)
         context.group.needs_sync = True
+
+    if view.is_full:
+        return removed  # the next map has the tombstone still
 
     def dropped(_result: Result) -> None:
         view.dropping.discard(topic_id)  # if it failed, the next map has the topic still, and it is asked again

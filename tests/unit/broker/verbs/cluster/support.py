@@ -20,6 +20,8 @@ from txmq.testing.simulated.clock import SimClock, SimRandom
 from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.zookeeper import SimZooKeeper
 
+from ...support import batch
+
 CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0
 
 
@@ -144,4 +146,19 @@ def pair() -> tuple[Broker, Broker]:
     ensemble = SimZooKeeper()
     one, two = (Broker(zookeeper(ensemble), home).lead() for home in (A, B))
     one.refresh()
+    return one, two
+
+
+def puts(broker: Broker, topic: str, count: int) -> list[int]:
+    """The codes of one put into each partition."""
+    return [broker.ask("put", topic, number, body=batch(b"%d" % number))[0] for number in range(count)]
+
+
+def with_messages() -> tuple[Broker, Broker]:
+    """Two brokers with a topic, and a message in each of its partitions."""
+    one, two = pair()
+    one.ask("topic", "create", "a", partitions=2)
+    one.ask("topic", "create", "keep")
+    two.refresh()
+    assert puts(one, "a", 1) == puts(two, "a", 2)[1:] == [200]
     return one, two

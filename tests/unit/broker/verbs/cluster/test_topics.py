@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 
-from txmq.broker.cluster.asks import Ask, CreateTopic, DropTopic, FindAnchor, ReleaseAnchor
+from txmq.broker.cluster import view
+from txmq.broker.cluster.asks import Answer, Ask, CreateTopic, DropTopic, FindAnchor, ReleaseAnchor
 from txmq.broker.cluster.view import ASKS_MAX
 from txmq.broker.cluster.work import TRIES_MAX, Room, carry_out
 from txmq.broker.verbs.cluster.events import find_anchor
@@ -18,7 +18,7 @@ from txmq.registry.port import DeletedTopic, Home, PlacedTopic, TopicMap
 from txmq.registry.topics import Topic
 
 from ...support import batch, node, values
-from .support import CLUSTER, A, B, Broker, alone, pair
+from .support import CLUSTER, A, B, Broker, alone, pair, puts, with_messages
 
 OTHER = 0xABC
 
@@ -26,11 +26,6 @@ OTHER = 0xABC
 def placed(name: str, topic_id: int, *homes: int, version: int = 1) -> PlacedTopic:
     """A topic as the registry has it."""
     return PlacedTopic(Topic(topic_id, TopicConfig(name, partitions=len(homes))), homes, version)
-
-
-def puts(broker: Broker, topic: str, count: int) -> list[int]:
-    """The codes of one put into each partition."""
-    return [broker.ask("put", topic, number, body=batch(b"%d" % number))[0] for number in range(count)]
 
 
 # --- create and alter ------------------------------------------------------------------------------------------------
@@ -180,16 +175,6 @@ def test_change_that_meets_others_is_made_once(action: str) -> None:
 # --- delete ----------------------------------------------------------------------------------------------------------
 
 
-def with_messages() -> tuple[Broker, Broker]:
-    """Two brokers with a topic, and a message in each of its partitions."""
-    one, two = pair()
-    one.ask("topic", "create", "a", partitions=2)
-    one.ask("topic", "create", "keep")
-    two.refresh()
-    assert puts(one, "a", 1) == puts(two, "a", 2)[1:] == [200]
-    return one, two
-
-
 def test_deleted_topic_is_dropped_by_each_home_and_then_forgotten() -> None:
     one, two = with_messages()
     assert two.ask("topic", "delete", "a") == (200, "{}\n")
@@ -201,48 +186,6 @@ def test_deleted_topic_is_dropped_by_each_home_and_then_forgotten() -> None:
     assert one.ask("put", "a", 0, body=batch(b"v"))[1].startswith("unknown-topic")
     for broker in (one, two):
         assert [topic.config.name for topic in broker.again().node.state.topics] == ["keep"]
-
-
-def _tombstone_seen_by_no_one(one: Broker) -> None:
-    pass
-
-
-def _deletion_is_accepted(one: Broker) -> None:
-    one.node.core.registry_changed(one.registry.topics(), one.registry.homes())
-    assert one.node.core.take_registry_asks() == []  # it is not durable yet
-
-
-def _deletion_is_durable(one: Broker) -> None:
-    _deletion_is_accepted(one)
-    (ask,) = one.asks()
-    assert ask == DropTopic(ask.number, 1)
-
-
-def _registry_is_told(one: Broker) -> None:
-    _deletion_is_accepted(one)
-    (ask,) = one.asks()
-    carry_out(one.registry, A, ask)
-
-
-@pytest.mark.parametrize(
-    ("steps", "is_durable"),
-    [
-        (_tombstone_seen_by_no_one, False), (_deletion_is_accepted, False), (_deletion_is_durable, True),
-        (_registry_is_told, True),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("loses_power", [False, True])
-def test_deletion_goes_on_after_a_kill(steps: Callable[[Broker], None], is_durable: bool, loses_power: bool) -> None:
-    one, two = with_messages()
-    two.ask("topic", "delete", "a")
-    steps(one)
-    disk = one.node.disk.crash() if loses_power else one.node.kill()
-    again = one.again(disk)
-    assert ("a" in {topic.config.name for topic in again.node.state.topics}) is not is_durable
-    assert bool(again.node.disk.list_directory("log/1")) is not is_durable
-    again.lead()
-    assert again.node.state.topics.find("a") is None
-    assert again.registry.topics().deleted == ()
 
 
 def test_drop_that_the_registry_did_not_hear_is_told_again() -> None:
@@ -284,6 +227,24 @@ def test_topic_absent_from_the_registry_keeps_its_messages() -> None:
     again.begin(TopicMap(51, (), ()))
     assert values(again.node) == [b"0"]
     assert again.ask("put", "a", 0, body=batch(b"v"))[0] == 200
+
+
+def test_deletions_too_many_for_one_moment_are_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _two = with_messages()
+    monkeypatch.setattr(view, "ASKS_MAX", 2)
+    told_of = [DeletedTopic(topic_id, f"t{topic_id}", (A,)) for topic_id in (1, 2, 3, 4, 5)]
+    one.node.core.registry_changed(TopicMap(50, (), tuple(told_of)), [])
+    assert list(one.node.state.topics) == []
+    dropped: list[int] = []
+    while asks := one.asks():
+        assert len(asks) <= 2
+        for ask in asks:
+            assert isinstance(ask, DropTopic)
+            dropped.append(ask.topic_id)
+            one.node.core.registry_answered(ask.number, Answer())
+        left = tuple(each for each in told_of if each.topic_id not in dropped)
+        one.node.core.registry_changed(TopicMap(50, (), left), [])
+    assert dropped == [1, 2, 3, 4, 5]
 
 
 def test_topic_without_a_partition_here_is_forgotten_with_the_registry() -> None:
