@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
+from txmq.broker.cluster.branch_asks import BranchAsks, Look
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.check_backs import CheckBacks
@@ -87,6 +88,7 @@ class Context:
         member_count: of all groups.
         pending_groups: heartbeats that wait, and groups to be looked at.
         resources: the reports of resolvers about databases.
+        branch_asks: what other homes are asked about branches here.
         alarms: effects: errors that an operator must see, as fields of a log line.
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
     """
@@ -115,6 +117,7 @@ class Context:
     closing: list[ClientConnection] = field(default_factory=list)
     shell_figures: dict[str, int | float | str | bool] = field(default_factory=dict)
     checks: CheckBacks = field(init=False)
+    branch_asks: BranchAsks = field(init=False)
     answers_before_sync: bool = field(init=False)
     sessions_away: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
     groups: dict[str, Membership] = field(default_factory=dict)
@@ -128,7 +131,12 @@ class Context:
 
     def __post_init__(self) -> None:
         self.checks = CheckBacks(self.state.transactions)
+        self.branch_asks = BranchAsks(self._is_settled)
         self.answers_before_sync = self.settings.sync != "always"
+
+    def _is_settled(self, look: Look) -> bool:
+        """Whether a branch is over: rolled back, or placed and reported."""
+        return look.name not in self.state.transactions and look.name not in self.state.branch_parts.unreported
 
     def answer(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:
         """Answer at once: only with what does not depend on a record that is not durable."""

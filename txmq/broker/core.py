@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.asks import Ask, Result
+from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.view import ClusterView, RegistryState
 from txmq.broker.commit.commit_group import Answer, CommitGroup
 from txmq.broker.context import Context, Read
@@ -31,10 +32,10 @@ from txmq.broker.verbs import (
     check_backs,
     decide,
     get,
-    placing,
     prepare_commit,
     session_expiry,
 )
+from txmq.broker.verbs.branches import resolving
 from txmq.broker.verbs.cluster import events, parking
 from txmq.broker.verbs.group import group as groups
 from txmq.broker.verbs.put_pipelined import take_puts
@@ -89,7 +90,7 @@ class Core:
             session_expiry.went_away(self.context, session)
         for _, transaction in self.state.prepared.behind(0):
             check_backs.prepared(self.context, transaction)
-        placing.place_what_waited(self.context)
+        resolving.began(self.context)
 
     # --- the registry ------------------------------------------------------------------------------------------------
 
@@ -137,6 +138,18 @@ class Core:
         """Effects: what the registry is to be asked (``cluster/work.py``), one after another."""
         view = self.context.cluster
         return [] if view is None else view.take_asks(self._is_durable)
+
+    def take_branch_asks(self) -> list[BranchAsk]:
+        """Effects: what other homes are asked about branches here."""
+        return resolving.take_asks(self.context) if self.context.branch_asks.has_ready else []
+
+    def branch_answered(self, ask: BranchAsk, code: int, body: bytes) -> None:
+        """What a home has answered."""
+        resolving.answered(self.context, ask, code, body)
+
+    def home_lost(self, home: int) -> None:
+        """The connection to a home is lost, or none can be made: it is asked again later."""
+        self.context.branch_asks.lost(home, self.context.now_ms)
 
     def _is_durable(self, group: object) -> bool:
         context = self.context
@@ -310,6 +323,8 @@ class Core:
             self._release_puts(group)
         if group.waiters:
             self._release(group.waiters)
+        for part in group.branch_parts:
+            resolving.placed_durably(self.context, part)
 
     def applied(self, group: CommitGroup) -> None:
         """The record's bytes are in the partition files: readers may see them, all of one record at once."""
@@ -383,6 +398,7 @@ class Core:
         prepare_commit.expire_streams(self.context)
         decide.make_overdue_visible(self.context)
         check_backs.tick(self.context)
+        self.context.branch_asks.tick(self.context.now_ms)
         groups.tick(self.context)
         session_expiry.tick(self.context)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txmq.errors import ConfigError
-from txmq.xid import FORMAT_ID, Xid, xid_sql
+from txmq.xid import FORMAT_ID, TxId, Xid, xid_sql
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)\Z")
@@ -19,6 +19,7 @@ _DEADLINE_PASSED_MS = 1000  # what a resolver waits behind a deadline
 
 Row = Mapping[str, Any]
 
+_PLACING = "its messages wait for their place, behind branches that are in doubt here and have the same keys"
 _RESOLVER = "txmq resolver --config resolver.toml (seconds; txmq resolver --help shows the file)"
 
 
@@ -51,13 +52,24 @@ def why(row: Row) -> str:
         return "; ".join(_fact(fact) for fact in row["heuristics"])
     if row["state"] == "decided":
         return _why_decided(row)
+    if row["state"] == "placing":
+        return f"committed; {_PLACING}"
     return f"{_owner(row)}; {_decider(row)}"
 
 
 def _why_decided(row: Row) -> str:
     waiting = [branch["resource"] for branch in row["branches"] if not branch["complete"]]
-    held = "readers do not see its messages yet" if row["is_held"] else "its messages are visible already"
-    return f"committed; not known to have committed in {', '.join(waiting)}; {held}"
+    waiting += [f"home {_home(branch['txid'])}" for branch in row.get("homes", ()) if not branch["complete"]]
+    said = [f"not known to have committed in {', '.join(waiting)}"] if waiting else []
+    if not row.get("is_placed", True):
+        said.append(_PLACING)
+    else:
+        said.append("readers do not see its messages yet" if row["is_held"] else "its messages are visible already")
+    return "; ".join(["committed", *said])
+
+
+def _home(txid: str) -> str:
+    return f"{TxId.parse(txid).home:016x}"
 
 
 def _owner(row: Row) -> str:
@@ -77,6 +89,8 @@ def _decider(row: Row) -> str:
     if kind == "spark":
         where = f"batch {row['batch']} of query {row['query']}"
         return f"task {row['task']}, attempt {row['attempt']} of {where}, whose Spark driver decides"
+    if kind == "branch":
+        return f"a part of transaction {row['of']}, about which home {_home(row['of'])} decides"
     return f"the marker row in {row['resource']} decides"
 
 
@@ -102,13 +116,14 @@ def sql(row: Row) -> list[str]:
     if row.get("state") == "decided":
         return [line for branch in row["branches"] if not branch["complete"] for line in _branch_sql(row, branch)]
     if row.get("state") == "prepared" and row["kind"] == "last-resource":
+        txid = row.get("of", row["txid"])  # its marker row has the id that all homes know
         return [
             f"-- in {row['resource']} itself, not in a copy of it: is there a row, and what does it say?",
-            f"SELECT outcome FROM {_table(row)} WHERE txid = '{row['txid']}';",  # noqa: S608  pasted by a person
+            f"SELECT outcome FROM {_table(row)} WHERE txid = '{txid}';",  # noqa: S608  pasted by a person
             "-- no row: make sure that none can come any more, before you roll back. 1 row: it went in;",
             "-- 0 rows: this is another resource's table; an error for the key: there is a row by now, read again",
             f"INSERT INTO {_table(row)} (txid, outcome, deadline_ms, written_ms, seen)"  # noqa: S608
-            f" SELECT '{row['txid']}', 'rolled-back', {row['deadline_ms']}, {row['prepared_ms']}, 0"
+            f" SELECT '{txid}', 'rolled-back', {row['deadline_ms']}, {row['prepared_ms']}, 0"
             f" FROM {_table(row)}_identity WHERE id = 1 AND uuid = '{row['uuid']}';",
         ]
     return []
@@ -145,9 +160,13 @@ def next_steps(row: Row) -> list[str]:
     if row.get("state") == "heuristic":
         return [*dict.fromkeys(_repair(fact) for fact in row["heuristics"]), f"txmq tx forget {txid}"]
     if row.get("state") == "decided":
+        if not any(not branch["complete"] for branch in row["branches"]):
+            return ["txmq cluster describe: bring the homes back that it waits for; the brokers do the rest"]
         first = f"make the databases reachable, and run: {_RESOLVER}"
         last = f"database gone for ever: txmq tx complete {txid} --resource NAME --heuristic hazard --reason WHY"
         return [first, "or paste the SQL; the resolver sees it and completes the branch", last]
+    if row.get("state") == "placing":
+        return ["txmq tx list --state prepared: settle the branches of the same partitions; the broker does the rest"]
     if row.get("state") != "prepared":
         return []
     settle = f"txmq tx commit|rollback {txid} --heuristic --reason WHY"
@@ -157,6 +176,11 @@ def next_steps(row: Row) -> list[str]:
             f"or paste the SQL; it says 'committed': txmq tx commit {txid} --heuristic --reason WHY",
             f"it says 'rolled-back', or the INSERT went in (1 row): txmq tx rollback {txid} --heuristic --reason WHY",
             f"database gone for ever: by what its backup or the business says: {settle}",
+        ]
+    if row["kind"] == "branch":
+        return [
+            f"bring home {_home(row['of'])} back (txmq cluster describe): the brokers settle it within seconds",
+            f"home gone for ever: what the other homes say of {row['of']}: {settle}",
         ]
     first = {
         "half": f"run a member of producer group {row.get('group')}: its checker is asked within a minute",

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from tools.images.node import Answer, Client, Node, small_settings
+from txmq.broker.cluster.home_conversation import HomeConversation
 from txmq.broker.cluster.view import ClusterView
+from txmq.protocol.answers import encode_all
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.disk import SimDisk
 from txmq.xid import TxId
@@ -39,6 +41,83 @@ class HomeNode(Node):
         if checkpoint:
             self.checkpoint()
         return HomeNode(self.number, self.kill(), self.clock, **self._changes)
+
+
+class HomeWire(Client):
+    """A home's conversation with the leader of another one."""
+
+    def __init__(self, asking: HomeNode, asked: HomeNode) -> None:
+        super().__init__(asked)
+        self.asking, self.asked = asking, asked
+        self.conversation = HomeConversation(asking.identity, asked.identity.node, asking.clock.monotonic())
+
+    def push(self) -> None:
+        """Deliver what was said so far."""
+        data, self.conversation.output = b"".join(self.conversation.output), []
+        self.send_bytes(data)
+
+    def take(self) -> None:
+        data, self.client.out = encode_all(self.client.out), []
+        for answer in self.conversation.received(data, self.asking.clock.monotonic()):
+            self.asking.core.branch_answered(answer.ask, answer.code, answer.body)
+
+
+class Cluster:
+    """Homes that ask each other, as the shell does it, over connections that can be cut.
+
+    Attributes:
+        away: homes that cannot be reached.
+    """
+
+    def __init__(self, *homes: HomeNode) -> None:
+        self.homes = {home.identity.node: home for home in homes}
+        self.away: set[int] = set()
+        self._wires: dict[tuple[int, int], HomeWire] = {}
+
+    def pump(self) -> None:
+        """Let everything happen that can."""
+        for _ in range(20):
+            for home in self.homes.values():
+                home.pump()
+            if not [ask for home in self.homes.values() for ask in self._send(home)]:
+                return
+        raise AssertionError("the homes ask each other without end")
+
+    def _send(self, home: HomeNode) -> list[object]:
+        asks = home.core.take_branch_asks()
+        for ask in asks:
+            if ask.home in self.away or ask.home not in self.homes:
+                home.core.home_lost(ask.home)
+                continue
+            wire = self._wires.get((home.identity.node, ask.home))
+            if wire is None:
+                wire = self._wires[home.identity.node, ask.home] = HomeWire(home, self.homes[ask.home])
+            wire.conversation.ask(ask)
+            wire.push()
+            wire.asked.pump()
+            wire.push()
+        return [*asks]
+
+    def later(self, seconds: float) -> None:
+        """Time passes, in ticks of a quarter of a second."""
+        for _ in range(round(seconds * 4)):
+            next(iter(self.homes.values())).clock.advance(0.25)
+            for home in self.homes.values():
+                home.core.tick(home.clock.now_ms())
+            self.pump()
+
+    def restart(self, home: HomeNode, *, checkpoint: bool = False) -> HomeNode:
+        """A home dies and comes back; its connections are lost."""
+        number = home.identity.node
+        again = self.homes[number] = home.again(checkpoint=checkpoint)
+        for pair, wire in list(self._wires.items()):
+            if number in pair:
+                del self._wires[pair]
+                if wire.asked is home:
+                    wire.asking.core.home_lost(number)
+                else:
+                    wire.disconnect()
+        return again
 
 
 def two_homes(**changes: object) -> tuple[HomeNode, HomeNode]:

@@ -28,6 +28,36 @@ HEURISTIC = PREPARED | {
 }
 
 
+HOME = "00000000000000b2"
+BRANCH_HERE = PREPARED | {"kind": "branch", "of": f"00000000000000c1-{HOME}-3-9", "resource": HOME, "uuid": ""}
+
+
+def test_branch_names_the_home_that_decides() -> None:
+    said = tx_explain.why(BRANCH_HERE)
+    assert f"a part of transaction 00000000000000c1-{HOME}-3-9, about which home {HOME} decides" in said
+    first, last = tx_explain.next_steps(BRANCH_HERE)
+    assert f"bring home {HOME} back" in first
+    assert f"txmq tx commit|rollback {TXID} --heuristic" in last
+
+
+def test_decision_names_the_homes_it_waits_for() -> None:
+    other = {"txid": f"00000000000000c1-{HOME}-3-9", "complete": False}
+    row = DECIDED | {"branches": [], "homes": [other], "is_held": False}
+    said = "committed; not known to have committed in home 00000000000000b2; its messages are visible already"
+    assert tx_explain.why(row) == said
+    assert "homes back" in tx_explain.next_steps(row)[0]
+    assert "wait for their place" in tx_explain.why(row | {"is_placed": False})
+    placing = PREPARED | {"state": "placing", "kind": "local"}
+    assert "wait for their place" in tx_explain.why(placing)
+    assert "settle the branches" in tx_explain.next_steps(placing)[0]
+
+
+def test_marker_of_a_part_is_that_of_its_transaction() -> None:
+    of = f"00000000000000c1-{HOME}-3-9"
+    lines = tx_explain.sql(PREPARED | {"of": of})
+    assert (sum(of in line for line in lines), sum(TXID in line for line in lines)) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("text", "ms"), [("0s", 0), ("250ms", 250), ("30s", 30_000), ("5m", 300_000), ("2h", 7_200_000), ("1d", 86_400_000)]
 )

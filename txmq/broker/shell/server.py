@@ -35,6 +35,7 @@ from txmq.broker.context import Read
 from txmq.broker.core import Core
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import Connection
+from txmq.broker.shell.home_links import HomeLinks
 from txmq.broker.shell.loop_stalls import NOTICED_S, LoopStalls
 from txmq.broker.shell.reads import Reads
 from txmq.broker.shell.registry_worker import RegistryWorker
@@ -72,6 +73,7 @@ class Server:
         self._reads = Reads(core, store.files, self._from_thread, self._flush)
         self._listener: asyncio.Server | None = None
         self.registry: RegistryWorker | None = None  # of a broker that has one
+        self._homes = HomeLinks(core, clock, self._schedule) if core.context.cluster is not None else None
         self.paused = False
         self._scheduled = self._failed = False
         self._processor_waits: ProcessorWaits
@@ -125,6 +127,8 @@ class Server:
         await self._wait_for_connections()
         if self._timer is not None:
             self._timer.cancel()
+        if self._homes is not None:
+            self._homes.close()
         # The end of a connection rolls back what it streamed, which is journaled too: only now nothing more can come.
         await self._drain()
         self.pipeline.want_checkpoint()
@@ -165,6 +169,8 @@ class Server:
         if self._ending is None:
             self._ending = (error,)
             self._reads.close()
+            if self._homes is not None:
+                self._homes.close()
             for pool in self._pools.values():
                 pool.shutdown(wait=False)
         self._end_if_quiet()
@@ -289,6 +295,8 @@ class Server:
             context.reads = later
         if self.registry is not None:
             self._serve_registry(self.registry)
+        if self._homes is not None:
+            self._homes.ask(core.take_branch_asks())
         answers = self.answers
         if later or ((answers.waiting or answers.is_fresh) and answers.turned()):
             self._schedule()
@@ -323,6 +331,8 @@ class Server:
             connection.check_deadlines()
         for taker in self.answers.stalled(self.context.liveness.now_ms):
             taker.cut_off()
+        if self._homes is not None:
+            self._homes.tick()
         self.core.tick(self.clock.now_ms(), is_reading=not self.paused)
         while self.context.alarms:
             log.error(**self.context.alarms.pop(0))

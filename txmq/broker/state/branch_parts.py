@@ -30,13 +30,14 @@ class BranchPart:
         barrier: readers wait for it; None if the part was never held.
         offsets: what it saved for consumer groups, while it is held.
         placed_ms: wall time, 0 if that was before the broker started.
+        is_durable: the record that placed it is forced. In memory only.
     """
 
-    __slots__ = ("barrier", "name", "of", "offsets", "placed_ms")
+    __slots__ = ("barrier", "is_durable", "name", "of", "offsets", "placed_ms")
 
     def __init__(self, name: Name, of: str, barrier: VisibilityBarrier | None, offsets: list[Any]) -> None:
         self.name, self.of, self.barrier, self.offsets = name, of, barrier, offsets
-        self.placed_ms = 0
+        self.placed_ms, self.is_durable = 0, False
 
     @property
     def is_held(self) -> bool:

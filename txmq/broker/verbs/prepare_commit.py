@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from txmq.broker.client_connection import ClientConnection
+from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, Look
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession
@@ -97,7 +98,10 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     if offsets:
         meta["offsets"] = check_offsets(context, offsets)
     text = entries.json_body(meta)
-    check_backs.prepared(context, placing.prepare(context, session.number, txid.counter, parts, meta, text))
+    prepared = placing.prepare(context, session.number, txid.counter, parts, meta, text)
+    check_backs.prepared(context, prepared)
+    if prepared.is_branch:
+        context.branch_asks.at(context.now_ms + FIRST_LOOK_MS, Look(prepared.name, meta["of"]))
     context.answer_when_durable(client, opaque)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
+from txmq.broker.verbs.branches.listing import figures as branch_figures
 from txmq.broker.verbs.hello import VERSION
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
@@ -100,12 +101,13 @@ def transaction_figures(context: Context) -> dict[str, Value]:
     resources = context.resources.figures(context.now_ms)
     kinds = Counter(t.meta["kind"] for t in prepared)
     return {
-        "open": len(unsettled) - len(prepared),
+        "open": len(context.state.streams),
         "in_doubt": len(prepared) + len(decisions.incomplete),
         **{f"in_doubt_{kind.value.replace('-', '_')}": kinds[kind.value] for kind in _PREPARED_KINDS},
-        "in_doubt_xa": len(decisions.incomplete),
+        "in_doubt_xa": sum(bool(decided.branches) for decided in decisions.incomplete.values()),
         "in_doubt_age_ms_max": max(0, context.now_ms - oldest, resources["branches_age_ms_max"]),
         **resources,
+        **({} if context.cluster is None else branch_figures(context)),
         "commits_waiting_for_order": sum(bool(t.waiting) for t in prepared),
         "held_partitions": ",".join(f"{p.topic}-{p.number}" for p in decisions.barriers.partitions()) or "none",
         "held_transactions": len(decisions.barriers),

@@ -1,0 +1,87 @@
+"""When a home is asked about a branch: bounded, one at a time a branch, and no home keeps another one waiting."""
+
+from __future__ import annotations
+
+from txmq.broker.cluster.branch_asks import ASKED_MAX, AWAY_MS_MAX, PAUSE_MS_MAX, BranchAsks, Look
+
+ONE, TWO = (f"{0xC1:016x}-{home:016x}-1-1" for home in (1, 2))
+
+
+def asks() -> tuple[BranchAsks, set[tuple[int, int]]]:
+    """And the names of what is settled."""
+    settled: set[tuple[int, int]] = set()
+    return BranchAsks(lambda look: look.name in settled), settled
+
+
+def names(queue: BranchAsks, now_ms: int = 0) -> list[tuple[int, int]]:
+    return [look.name for _, look in queue.take(now_ms)]
+
+
+def test_branch_is_asked_about_once_at_a_time() -> None:
+    queue, _ = asks()
+    queue.now(Look((1, 1), ONE))
+    queue.now(Look((1, 1), ONE))
+    ((number, look),) = queue.take(0)
+    queue.now(look)
+    assert names(queue) == []
+    assert queue.answered(number) == look
+    assert queue.answered(number) is None
+    queue.now(look)
+    assert names(queue) == [(1, 1)]
+
+
+def test_home_has_so_many_asks_and_keeps_none_from_another() -> None:
+    queue, _ = asks()
+    for counter in range(ASKED_MAX + 5):
+        queue.now(Look((1, counter), ONE))
+    queue.now(Look((2, 1), TWO))
+    taken = list(queue.take(0))
+    assert (len(taken), taken[-1][1].name) == (ASKED_MAX + 1, (2, 1))
+    queue.tick(1)
+    assert (queue.has_ready, names(queue, 1)) == (True, [])
+    queue.answered(taken[0][0])
+    assert (queue.has_ready, names(queue, 1)) == (True, [(1, ASKED_MAX)])
+
+
+def test_lost_home_is_asked_again_after_a_while() -> None:
+    queue, settled = asks()
+    for counter in (1, 2, 3):
+        queue.now(Look((1, counter), ONE))
+    first = dict(queue.take(0))
+    settled.add((1, 2))
+    queue.now(Look((1, 4), ONE))
+    now_ms, pauses = 0, []
+    for _ in range(12):
+        queue.lost(1, now_ms)
+        assert queue.is_away(1, now_ms)
+        began_ms = now_ms
+        while not (again := dict(queue.take(now_ms))):
+            now_ms += 1
+        pauses.append(now_ms - began_ms)
+        assert [look.name for look in again.values()] == [(1, 1), (1, 3), (1, 4)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0] < 500, pauses[-1]) == (True, AWAY_MS_MAX)
+    assert [queue.answered(number) for number in first] == [None] * 3
+    queue.answered(next(iter(again)))
+    queue.lost(1, now_ms)
+    assert not queue.is_away(1, now_ms + pauses[0])
+
+
+def test_looks_come_later_and_less_often() -> None:
+    queue, settled = asks()
+    queue.at(1000, Look((1, 1), ONE))
+    now_ms, pauses = 0, []
+    for _ in range(8):
+        began_ms = now_ms
+        while not (taken := list(queue.take(now_ms))):
+            now_ms += 250
+            queue.tick(now_ms)
+        pauses.append(now_ms - began_ms)
+        ((number, _),) = taken
+        look = queue.answered(number)
+        assert look is not None
+        queue.again(look, now_ms)
+    assert pauses == [1000, 1000, 2000, 4000, 8000, 16_000, PAUSE_MS_MAX, PAUSE_MS_MAX]
+    settled.add((1, 1))
+    queue.tick(now_ms + 2 * PAUSE_MS_MAX)
+    assert names(queue, now_ms + 2 * PAUSE_MS_MAX) == []

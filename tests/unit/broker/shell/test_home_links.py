@@ -1,0 +1,117 @@
+"""Connections to other homes, over real sockets: answers come back, and no stranger at the address is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from txmq.broker.cluster.branch_asks import BranchAsk
+from txmq.broker.cluster.home_conversation import SILENCE_S_MAX
+from txmq.broker.cluster.view import ClusterView
+from txmq.broker.shell.home_links import HomeLinks
+from txmq.broker.state.identity import BrokerIdentity
+from txmq.registry.port import Home
+from txmq.testing.simulated.clock import SimClock
+
+OWN, HOME = BrokerIdentity(0xC1, 0xA, "own"), 0xB
+ASK = BranchAsk(7, HOME, "outcome", "t", {"branch": "b"})
+GREETING = json.dumps({"home": f"{HOME:016x}", "cluster": f"{OWN.cluster:016x}"}).encode()
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Asking:
+    """Stands in for the core: notes what it is told."""
+
+    def __init__(self, address: str | None) -> None:
+        self.told: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
+        view = ClusterView()
+        view.homes = {HOME: Home(HOME, "other", 1, address)}
+        self.context = SimpleNamespace(identity=OWN, cluster=view, now_ms=0)
+
+    def branch_answered(self, ask: BranchAsk, code: int, body: bytes) -> None:
+        self.told.put_nowait(("answered", ask, code, body))
+
+    def home_lost(self, home: int) -> None:
+        self.told.put_nowait(("lost", home))
+
+
+async def _other_home(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers in two pieces."""
+    assert (await reader.readline()).startswith(b"hello 1 ")
+    writer.write(b"result 200 %d hello\r\n%b\n" % (len(GREETING) + 1, GREETING))
+    assert await reader.readline() == b"outcome t branch=b 7\r\n"
+    writer.write(b"result 200 10 7\r\ncommi")
+    await writer.drain()
+    writer.write(b"tted\n")
+    await reader.read()
+    writer.close()
+
+
+async def _stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readline()
+    writer.write(b"result 200 3 hello\r\n{}\n")
+    await reader.read()
+    writer.close()
+
+
+async def _hanging_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readline()
+    writer.close()
+
+
+async def _frozen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+def _asked(serve: Serve, *, ticks: int = 0) -> tuple[object, ...]:
+    """What the core is told first when it asks what is at the address."""
+
+    async def run() -> tuple[object, ...]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        core, clock = Asking(f"127.0.0.1:{port}"), SimClock()
+        links = HomeLinks(core, clock, lambda: None)  # type: ignore[arg-type]
+        links.ask([ASK])
+        for _ in range(ticks):
+            clock.advance(1.0)
+            links.tick()
+        told = await core.told.get()
+        links.close()
+        server.close()
+        await asyncio.sleep(0)
+        return told
+
+    return asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_answer_of_another_home_comes_back() -> None:
+    assert _asked(_other_home) == ("answered", ASK, 200, b"committed\n")
+
+
+@pytest.mark.parametrize("serve", [_stranger, _hanging_up])
+def test_what_is_not_that_home_is_told_as_lost(serve: Serve) -> None:
+    assert _asked(serve) == ("lost", HOME)
+
+
+def test_home_that_stands_still_is_told_as_lost() -> None:
+    assert _asked(_frozen, ticks=int(SILENCE_S_MAX) + 2) == ("lost", HOME)
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1:1", "no address"])
+def test_home_that_cannot_be_reached_is_told_as_lost(address: str | None) -> None:
+    async def run() -> Any:
+        core = Asking(address)
+        links = HomeLinks(core, SimClock(), lambda: None)  # type: ignore[arg-type]
+        links.ask([ASK])
+        told = await core.told.get()
+        links.close()
+        links.ask([ASK])  # nothing any more
+        return told
+
+    assert asyncio.run(asyncio.wait_for(run(), 30)) == ("lost", HOME)

@@ -1,0 +1,161 @@
+"""When which home is asked about a branch: parts in doubt, and parts that are placed and have to be reported.
+
+Theory of operation. A prepared branch is looked at a second after it was prepared: by then its client has told its
+outcome, or is in trouble. A placed part is reported as soon as its record is durable. Each look becomes one ask of the
+home that decided (``verbs/branches/resolving.py``), and the answer, or the loss of the connection, comes back under
+the ask's number.
+
+In memory only: after a restart each branch is looked at anew.
+
+Invariants:
+    * a branch has one ask without an answer at a time;
+    * a home has at most ``ASKED_MAX`` asks without an answer, and one that cannot be reached is left alone for a while.
+      What waits for one home keeps nothing from another one;
+    * no look is lost: it ends when its branch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from txmq.broker.state.deadlines import Deadlines
+from txmq.broker.state.decisions import Name
+from txmq.xid import TxId
+
+FIRST_LOOK_MS: Final = 1000
+PAUSE_MS: Final = 1000
+PAUSE_MS_MAX: Final = 30_000
+AWAY_MS: Final = 250  # a home that cannot be reached is tried again after this, and then after twice as long
+AWAY_MS_MAX: Final = 4000
+ASKED_MAX: Final = 1000
+
+
+class BranchAsk(NamedTuple):
+    """An effect: a request to the leader of another home. The answer comes back under its number."""
+
+    number: int
+    home: int
+    verb: str
+    txid: str
+    extensions: Mapping[str, str | None]
+
+
+class Look(NamedTuple):
+    """One branch that the home which decides is to be asked about.
+
+    Attributes:
+        of: id of the transaction.
+        attempt: how often that was done without an end.
+        is_fencing: its owner is gone: nothing that is not decided may be decided any more.
+    """
+
+    name: Name
+    of: str
+    attempt: int = 0
+    is_fencing: bool = False
+
+    @property
+    def home(self) -> int:
+        """The home that decides."""
+        return TxId.parse(self.of).home
+
+
+class _Home:
+    """The asks of one home."""
+
+    __slots__ = ("asked", "failures", "quiet_until_ms", "ready")
+
+    def __init__(self) -> None:
+        self.ready: dict[Name, Look] = {}
+        self.asked: dict[int, Look] = {}
+        self.failures = self.quiet_until_ms = 0
+
+
+class BranchAsks:
+    """See the module's docstring.
+
+    Args:
+        is_over: whether a look's branch is settled and reported.
+
+    Attributes:
+        has_ready: whether ``take`` may find something.
+    """
+
+    def __init__(self, is_over: Callable[[Look], bool]) -> None:
+        self._is_over = is_over
+        self._later: Deadlines[Look] = Deadlines(is_over)
+        self._homes: dict[int, _Home] = {}
+        self._pending: set[Name] = set()  # those that are ready or asked
+        self._home_of: dict[int, int] = {}  # of an ask that has no answer, by number
+        self._next_number = 1
+        self.has_ready = False
+
+    def at(self, at_ms: int, look: Look) -> None:
+        """Look at that time."""
+        self._later.add(at_ms, look)
+
+    def now(self, look: Look) -> None:
+        """Look as soon as the home can be asked; nothing if that is so already."""
+        if look.name not in self._pending:
+            self._pending.add(look.name)
+            self._home(look.home).ready[look.name] = look
+            self.has_ready = True
+
+    def again(self, look: Look, now_ms: int) -> None:
+        """Look once more after a pause that grows."""
+        pause_ms = min(PAUSE_MS << min(look.attempt, 16), PAUSE_MS_MAX)
+        self.at(now_ms + pause_ms, look._replace(attempt=look.attempt + 1, is_fencing=False))
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed."""
+        for look in self._later.take_due(now_ms):
+            self.now(look)
+        self.has_ready = any(home.ready for home in self._homes.values())
+
+    def take(self, now_ms: int) -> Iterator[tuple[int, Look]]:
+        """Looks that are asked about now, each under its number."""
+        self.has_ready = False
+        for number, home in self._homes.items():
+            while home.ready and len(home.asked) < ASKED_MAX and home.quiet_until_ms <= now_ms:
+                look = home.ready.pop(next(iter(home.ready)))
+                if self._is_over(look):
+                    self._pending.discard(look.name)
+                    continue
+                ask = self._next_number
+                self._next_number += 1
+                home.asked[ask], self._home_of[ask] = look, number
+                yield ask, look
+
+    def answered(self, number: int) -> Look | None:
+        """An ask has its answer; None if it was given up before."""
+        home = self._homes.get(self._home_of.pop(number, 0))
+        look = home.asked.pop(number, None) if home is not None else None
+        if home is not None and look is not None:
+            home.failures = 0
+            self._pending.discard(look.name)
+            self.has_ready = self.has_ready or bool(home.ready)
+        return look
+
+    def lost(self, number: int, now_ms: int) -> None:
+        """The connection to a home is lost, or there is none: what it was asked is asked again."""
+        home = self._homes.get(number)
+        if home is None:
+            return
+        for ask in home.asked:
+            del self._home_of[ask]
+        looks = {look.name: look for look in home.asked.values()}
+        home.ready, home.asked = looks | home.ready, {}
+        home.quiet_until_ms = now_ms + min(AWAY_MS << min(home.failures, 8), AWAY_MS_MAX)
+        home.failures += 1
+
+    def is_away(self, number: int, now_ms: int) -> bool:
+        """Whether a home could not be reached the last time."""
+        home = self._homes.get(number)
+        return home is not None and home.quiet_until_ms > now_ms
+
+    def _home(self, number: int) -> _Home:
+        home = self._homes.get(number)
+        if home is None:
+            home = self._homes[number] = _Home()
+        return home

@@ -1,0 +1,143 @@
+"""The broker's connections to the leaders of other homes: sockets of the event loop, no thread.
+
+Invariants:
+    * nothing here waits on the loop; a connection that stands still is cut off (``HomeConversation.tick``);
+    * one connection a home at most, made when the home is asked something;
+    * each ask ends with an answer, or with ``Core.home_lost`` of its home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final, cast
+
+from txmq.addresses import split_address
+from txmq.broker.cluster.branch_asks import BranchAsk
+from txmq.broker.cluster.home_conversation import BranchAnswer, HomeConversation
+from txmq.broker.core import Core
+from txmq.errors import ConfigError, TxmqError
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+
+log = get_logger()
+CONNECT_TIMEOUT_S: Final = 3.0
+
+
+class HomeLinks:
+    """All of them. On the loop.
+
+    Args:
+        moved: called when answers may have changed the state.
+    """
+
+    def __init__(self, core: Core, clock: Clock, moved: Callable[[], None]) -> None:
+        self.core, self.clock, self.moved = core, clock, moved
+        self._links: dict[int, _HomeLink] = {}
+        self._said: dict[int, str] = {}  # the last failure that the log has
+        self._is_closed = False
+
+    def ask(self, asks: Iterable[BranchAsk]) -> None:
+        """Send them, each to the leader of its home."""
+        for ask in [] if self._is_closed else asks:
+            link = self._links.get(ask.home)
+            if link is None:
+                link = self._links[ask.home] = _HomeLink(self, ask.home)
+            link.conversation.ask(ask)
+        for link in list(self._links.values()):
+            link.flush()
+
+    def tick(self) -> None:
+        """Time has passed."""
+        for link in list(self._links.values()):
+            link.tick()
+
+    def close(self) -> None:
+        """The broker ends."""
+        self._is_closed = True
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def lost(self, link: _HomeLink, reason: str) -> None:
+        """A connection ended, or none could be made."""
+        home = link.conversation.home
+        if self._links.get(home) is link:
+            del self._links[home]
+            self.core.home_lost(home)
+            if self._said.get(home) != reason:
+                self._said[home] = reason
+                log.warning("branches wait for another home", home=f"{home:016x}", reason=reason)
+        link.close()
+
+    def answered(self, answers: Iterable[BranchAnswer]) -> None:
+        """A home has answered."""
+        self.core.context.now_ms = self.clock.now_ms()
+        for answer in answers:
+            self._said.pop(answer.ask.home, None)
+            self.core.branch_answered(answer.ask, answer.code, answer.body)
+        self.moved()
+
+
+class _HomeLink(asyncio.Protocol):
+    """One connection, or the attempt to make one."""
+
+    def __init__(self, links: HomeLinks, home: int) -> None:
+        self._links = links
+        self.conversation = HomeConversation(links.core.context.identity, home, links.clock.monotonic())
+        self._transport: asyncio.Transport | None = None
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        view = self._links.core.context.cluster
+        address = None if view is None else view.leader(self.conversation.home)
+        try:
+            if address is None:
+                raise OSError("no leader of it is known to live")
+            host, port = split_address(address, "the leader's address")
+            loop = asyncio.get_running_loop()
+            await asyncio.wait_for(loop.create_connection(lambda: self, host, port), CONNECT_TIMEOUT_S)
+        except (OSError, ConfigError, TimeoutError) as error:
+            self._links.lost(self, str(error) or type(error).__name__)
+
+    def flush(self) -> None:
+        """Hand over what is to be sent."""
+        if self._transport is not None and self.conversation.output:
+            data, self.conversation.output = b"".join(self.conversation.output), []
+            self._transport.write(data)
+
+    def tick(self) -> None:
+        """Cut off what stands still."""
+        try:
+            self.conversation.tick(self._links.clock.monotonic())
+        except TxmqError as error:
+            self._links.lost(self, str(error))
+        else:
+            self.flush()
+
+    def close(self) -> None:
+        """End it; nothing more is told of it."""
+        self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- called by the loop ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        try:
+            answers = self.conversation.received(data, self._links.clock.monotonic())
+        except TxmqError as error:
+            self._links.lost(self, str(error))
+            return
+        self.flush()
+        self._links.answered(answers)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection ended."""
+        self._links.lost(self, str(error) if error is not None else "the connection was closed")

@@ -1,0 +1,111 @@
+"""Branches are brought to their outcome: what the home that decides is asked, and what follows from its answer.
+
+```
+ prepared, and its client says nothing --outcome branch= owner--> committed:        placed in its turn
+                                                                  rolled-back, 410: rolled back
+                                                                  prepared:         asked again later
+                                                                  unknown:          owner there: asked again later
+                                                                                    owner gone:  outcome ... fence
+ placed and forced ---------------------complete branch=--------> 200, 410:         reported; readers may see it
+```
+
+410 means rolled back to a branch in doubt: a decision that lists the branch is kept until the branch is reported. To a
+placed one it means that it is reported. ``fence`` makes the home refuse a decision that comes later, so a slow client
+is fenced only when it has been gone for a second, or its deadline has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, BranchAsk, Look
+from txmq.broker.context import Context
+from txmq.broker.state.branch_parts import BranchPart
+from txmq.broker.state.transaction import Transaction
+from txmq.broker.verbs import placing
+from txmq.broker.verbs.branches.complete import reported
+from txmq.broker.verbs.prepare_commit import roll_back
+from txmq.broker.verbs.recover import txid_of
+
+OWNER_GONE_MS = 1000
+_OK, _GONE = 200, 410
+
+
+def began(context: Context) -> None:
+    """The broker has started: what can be placed is, and every branch that the journal brought back is looked at."""
+    placing.place_what_waited(context)
+    for _, transaction in context.state.prepared.behind(0):
+        if transaction.is_branch:
+            look = Look(transaction.name, transaction.meta["of"])
+            context.branch_asks.at(context.now_ms + FIRST_LOOK_MS, look)
+    for part in context.state.branch_parts.unreported.values():
+        placed_durably(context, part)
+
+
+def placed_durably(context: Context, part: BranchPart) -> None:
+    """The record that placed a part is forced: the home that decided is told."""
+    part.is_durable = True
+    context.branch_asks.now(Look(part.name, part.of))
+
+
+def take_asks(context: Context) -> list[BranchAsk]:
+    """Effects: what other homes are asked now."""
+    asks = []
+    for number, look in context.branch_asks.take(context.now_ms):
+        words: Mapping[str, str | None] = {"branch": txid_of(context, look.name)}
+        part = context.state.branch_parts.unreported.get(look.name)
+        if part is not None and not part.is_durable:
+            context.branch_asks.answered(number)  # ``placed_durably`` comes
+            continue
+        if part is not None:
+            asks.append(BranchAsk(number, look.home, "complete", look.of, words))
+            continue
+        fence: Mapping[str, str | None] = {"fence": None} if look.is_fencing else {}
+        asks.append(BranchAsk(number, look.home, "outcome", look.of, {**words, "owner": None, **fence}))
+    return asks
+
+
+def answered(context: Context, ask: BranchAsk, code: int, body: bytes) -> None:
+    """The leader of a home has answered."""
+    look = context.branch_asks.answered(ask.number)
+    if look is None:
+        return
+    part = context.state.branch_parts.unreported.get(look.name)
+    if part is not None:
+        _answered_report(context, look, part, code if ask.verb == "complete" else None)
+        return
+    transaction = context.state.transactions.get(look.name)
+    if transaction is not None and not transaction.is_committing:
+        _answered_outcome(context, look, transaction, code, body)
+
+
+def _answered_report(context: Context, look: Look, part: BranchPart, code: int | None) -> None:
+    if code in (_OK, _GONE):
+        reported(context, part.name)
+    elif code is not None:
+        context.branch_asks.again(look, context.now_ms)
+    elif part.is_durable:
+        context.branch_asks.now(Look(part.name, part.of))  # it was placed while its outcome was asked for
+
+
+def _answered_outcome(context: Context, look: Look, branch: Transaction, code: int, body: bytes) -> None:
+    word, _, rest = body.partition(b"\n")
+    if code == _GONE or (code == _OK and word == b"rolled-back"):
+        roll_back(context, *branch.name, 0)
+    elif code == _OK and word == b"committed":
+        placing.commit_decided(context, branch)
+    elif code == _OK and word == b"unknown":
+        _look_for_owner(context, look, branch, rest)
+    else:
+        context.branch_asks.again(look, context.now_ms)
+
+
+def _look_for_owner(context: Context, look: Look, branch: Transaction, told: bytes) -> None:
+    now_ms, deadline_ms = context.now_ms, branch.meta["deadline_ms"]
+    gone_ms = int(told.split()[-1]) if told.startswith(b"owner gone ") else None
+    if (deadline_ms and now_ms >= deadline_ms) or (gone_ms is not None and gone_ms >= OWNER_GONE_MS):
+        context.branch_asks.now(look._replace(is_fencing=True))
+    elif gone_ms is not None:
+        context.branch_asks.at(now_ms + OWNER_GONE_MS - gone_ms, look)
+    else:
+        context.branch_asks.again(look, now_ms)
