@@ -1,4 +1,5 @@
 # make demo      see it work: install the core, start a broker, kill everything in the middle, compare (under 2 minutes)
+# make demo-cluster  see three brokers and three ZooKeeper servers be killed in turn: installs Spark, whose jars have ZooKeeper
 # make demo-audit  see the audit find what was damaged: installs Spark and Java if they are missing
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
 # make test-compiled  the part of it that runs compiled modules (docs/compiled.md)
@@ -32,7 +33,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-audit test test-compiled check compiled bench crash soak simulate docs house clean
+.PHONY: demo demo-cluster demo-audit test test-compiled check compiled bench crash soak simulate docs house clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -54,6 +55,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: .venv/.core
 	@$(BIN)/txmq demo
+
+demo-cluster: .venv/.spark
+	@$(BIN)/python examples/cluster/demo.py
 
 demo-audit: .venv/.spark
 	@$(BIN)/txmq demo-audit

@@ -122,7 +122,7 @@ def test_a_broker_paused_past_its_session_announces_itself_again(cluster: Cluste
         paused.resume()
     assert put(paused, "orders", mine[0])[0] == 200
     eventually(lambda: _unavailable(other) == [], "its leader is announced again")
-    assert session_state(paused) == "connected"
+    eventually(partial(_is, paused, "connected"), "it says so")
 
 
 def test_brokers_serve_what_they_have_while_zookeeper_is_away(cluster: Cluster, ensemble: Ensemble) -> None:
