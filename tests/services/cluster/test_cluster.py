@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from tests.services.broker.wire import Wire
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
@@ -74,6 +75,18 @@ def test_a_topic_is_spread_and_each_home_has_its_own(cluster: Cluster) -> None:
             assert (code, f"not-owner leader={addresses[number]} home=" in body) == (
                 (200, False) if number in own else (409, True)
             )
+
+
+def test_a_topic_is_known_to_every_broker_at_once(cluster: Cluster) -> None:
+    one, *others = cluster.brokers
+    for number in range(5):
+        assert asked(one, "topic", "create", f"fresh-{number}")[0] == 200
+        for broker in others:
+            with Wire(broker) as wire:
+                wire.send(b"meta fresh-%d 1\r\nping 2\r\nmeta never-%d 3\r\nping 4\r\n" % (number, number))
+                told = {opaque: code for code, opaque, _ in wire.hear(4).answers}
+            assert told == {b"1": 200, b"2": 200, b"3": 404, b"4": 200}
+        assert asked(one, "topic", "delete", f"fresh-{number}")[0] == 200
 
 
 def test_an_operator_sees_homes_leaders_and_topics(cluster: Cluster) -> None:
