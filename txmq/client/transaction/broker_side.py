@@ -301,8 +301,11 @@ class BrokerTransaction:
         head = f"commit {self.txid}"
         return self._control.submit_transaction(head, self._floor(), (), until)
 
-    def submit_branch(self, decided_by: str, parts: Sequence[EncodedPart]) -> Answer:
+    def submit_branch(self, decided_by: str, parts: Sequence[EncodedPart], *, is_held: bool) -> Answer:
         """Send ``prepare`` of a part of a transaction that another home decides; its answer is to be waited for.
+
+        Args:
+            is_held: readers see it when the deciding home says so.
 
         Raises:
             TxmqError: nothing was sent.
@@ -313,7 +316,7 @@ class BrokerTransaction:
             **self._floor(),
             **self._fields(),
         }
-        head = f"prepare {self.txid} branch"
+        head = f"prepare {self.txid} branch held" if is_held else f"prepare {self.txid} branch"
         return self._control.submit_transaction(head, fields, self._body(parts), self._until(0.0))
 
     def submit_decide(

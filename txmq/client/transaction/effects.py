@@ -66,7 +66,7 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
             for branch in branches:
                 branch.end_body()
             self._broker.check_deadline()
-            self._broker.find_home(self._messages)
+            self._find_homes()
             self._broker.reach()  # prepared rows stay locked until the broker has answered
             if failure is not None:
                 raise anew(failure)
@@ -103,6 +103,10 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
         if self.lines is not None:
             self._messages.place(self.lines)
         return coordinator.state
+
+    @abstractmethod
+    def _find_homes(self) -> None:
+        """Find the homes of the messages; raises RolledBackError."""
 
     @abstractmethod
     def _carry_out(self, effect: Effect) -> Event | None:

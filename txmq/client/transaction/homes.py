@@ -17,6 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -44,6 +45,9 @@ from txmq.xid import TxId
 HOMES_MAX = 32  # that a decision lists
 _MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
 Slot = tuple[str, int]
+
+
+_likely_homes: weakref.WeakKeyDictionary[RoutedBroker, int] = weakref.WeakKeyDictionary()
 
 
 class HomeBranch:
@@ -95,10 +99,15 @@ class HomeBranch:
         if self.broker.streamed.parts or not self.broker.fits_one_request(self._parts):
             self.stream()
 
-    def submit_prepare(self) -> None:
-        """Send ``prepare``; ``await_prepared`` says what came of it."""
+    def submit_prepare(self, *, waits_for_rows: bool) -> None:
+        """Send ``prepare``; ``await_prepared`` says what came of it.
+
+        Args:
+            waits_for_rows: readers of this home see its part when the databases' branches are done.
+        """
         self.state = BranchState.PREPARING
-        self._preparing = Preparing(self.broker, lambda: self.broker.submit_branch(self._decides.txid, self._parts))
+        broker, of = self.broker, self._decides.txid
+        self._preparing = Preparing(broker, lambda: broker.submit_branch(of, self._parts, is_held=waits_for_rows))
         try:
             self._preparing.send()
         except TxmqError as error:
@@ -183,10 +192,24 @@ class RoutedTransaction(BrokerTransaction):
 
     def __init__(self, client: RoutedBroker, clock: Clock, timeout_s: float) -> None:
         super().__init__(client.routes.any_link(), clock, timeout_s)
-        self._routes = client.routes
+        self._client, self._routes = client, client.routes
         self._has_homes = False
         self._own_acks: SavedOffsets | None = None
         self.branches: list[HomeBranch] = []
+
+    def go_to_likely_home(self) -> None:
+        """Before an id that is needed early: go where the client's last such transaction wrote to.
+
+        If this one writes elsewhere, it costs one home more.
+        """
+        home = _likely_homes.get(self._client)
+        if home is not None and not self._routes.is_lone:
+            link = self._routes.link_of_home(home)
+            if link is not self.home:
+                try:
+                    self._go_to(link)
+                except RolledBackError:
+                    _likely_homes.pop(self._client, None)  # it is away
 
     def find_home(self, messages: MessageBuffer) -> None:
         """As ``find_homes``, for what one home has to have whole.
@@ -218,6 +241,9 @@ class RoutedTransaction(BrokerTransaction):
                 branch = HomeBranch(home, self._clock, self)
                 branch.begin()
                 self.branches.append(branch)
+        if owners and self.txid:
+            likely = self.home if self.home in owners else next(iter(owners))
+            _likely_homes[self._client] = likely.session.home
         if self.acks is not None and self.acks is not self._own_acks:
             self._share(self.acks)
 
@@ -267,6 +293,11 @@ class RoutedTransaction(BrokerTransaction):
         super().stream(parts)
         for branch in self.branches:
             branch.stream()
+
+    @property
+    def pending_homes(self) -> tuple[str, ...]:
+        """Homes that could not be told of the decision yet."""
+        return tuple(name for branch in self.branches if (name := branch.pending) is not None)
 
     def gather(self, lines: Sequence[PartResult]) -> list[PartResult]:
         """The places of all parts: waits for those that have none yet, and for the homes that were told.

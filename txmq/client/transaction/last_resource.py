@@ -53,6 +53,9 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self._parts: list[EncodedPart] = []
         self._preparing = Preparing(broker, self._submit_prepare)
 
+    def _find_homes(self) -> None:
+        self._broker.find_home(self._messages)
+
     def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
         match effect:
             case LastResourceEffect.SEND_PREPARE:

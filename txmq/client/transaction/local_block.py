@@ -61,7 +61,7 @@ class LocalBlock:
     @property
     def pending(self) -> tuple[str, ...]:
         """Other homes that could not be told of the decision yet."""
-        return tuple(name for branch in self._broker.branches if (name := branch.pending) is not None)
+        return self._broker.pending_homes
 
     def begin(self) -> None:
         """Do nothing yet: the id is taken from the session at the end of the block."""

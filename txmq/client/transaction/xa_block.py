@@ -36,7 +36,6 @@ class XABlock:
 
     Attributes:
         run: carries out the end.
-        pending: names of the resources whose branch the resolver finishes; shrinks as it does.
     """
 
     run: XARun
@@ -46,8 +45,13 @@ class XABlock:
     ) -> None:
         self._broker, self._resources, self._messages, self._resolver = broker, resources, messages, resolver
         self._branches: list[XABranch] = []
-        self.pending: tuple[str, ...] = ()
+        self._pending: tuple[str, ...] = ()
         self._unreported = 0  # hazards that the broker has yet to hear of
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Names of the resources whose branch the resolver finishes, and homes that could not be told; shrinks."""
+        return (*self._pending, *self._broker.pending_homes)
 
     @property
     def has_begun(self) -> bool:
@@ -57,6 +61,7 @@ class XABlock:
     def begin(self) -> None:
         """See ``BlockEnding``."""
         broker, branches = self._broker, self._branches
+        broker.go_to_likely_home()
         begin_for_caller(broker)
         try:
             for given in self._resources:
@@ -80,7 +85,7 @@ class XABlock:
 
     def parts_streamed(self) -> None:
         """See ``BlockEnding``."""
-        self._broker.find_home(self._messages)
+        self._broker.find_homes(self._messages)
 
     def gather_results(self) -> None:
         """See ``BlockEnding``."""
@@ -117,15 +122,15 @@ class XABlock:
             return
         if on_end is not _nothing:
             self._broker.keep()
-        self.pending = tuple(resource.name for resource in left)
+        self._pending = tuple(resource.name for resource in left)
         for resource in left:
             self._resolver.watch(resource, txid, self._resolved(resource.name, on_end))
         self._resolver.wake()
 
     def _resolved(self, name: str, on_end: Callable[[], None]) -> Callable[[], None]:
         def resolved() -> None:
-            self.pending = tuple(other for other in self.pending if other != name)
-            if not self.pending:
+            self._pending = tuple(other for other in self._pending if other != name)
+            if not self._pending:
                 on_end()
 
         return resolved
@@ -135,7 +140,7 @@ class XABlock:
         self._finish()
 
     def _finish(self) -> None:
-        if not (self._unreported or self.pending):
+        if not (self._unreported or self._pending):
             self._broker.finished()
 
     def _hazarded(self, resources: Sequence[XAResource]) -> TransactionError:

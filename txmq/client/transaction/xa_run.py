@@ -125,6 +125,9 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         self.sides = [BranchRun(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
         self._parts: list[EncodedPart] = []
 
+    def _find_homes(self) -> None:
+        self._broker.find_homes(self._messages)
+
     def _carry_out(self, effect: XAEffect) -> XAEvent | None:
         match effect:
             case XAEffect.SEND_PARTS:
@@ -170,7 +173,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
 
     def _prepare_branches(self) -> XAEvent:
         for home in self.homes:
-            home.submit_prepare()
+            home.submit_prepare(waits_for_rows=bool(self.sides))
         self._on_all([partial(side.prepare, self._broker.txid) for side in self.sides])
         for home in self.homes:
             home.await_prepared()
@@ -236,6 +239,9 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
     def _send_complete(self) -> XAEvent:
         """Not awaited: if it is lost, a resolver finds the branch in the broker's list."""
         crash_point("client.xa.all_committed")
+        for home in self.homes:
+            if home.state is not BranchState.COMMITTED:  # an interrupt came first
+                home.commit()
         try:
             for side in self.sides:
                 if side.state is BranchState.COMMITTED and side.complete is None:

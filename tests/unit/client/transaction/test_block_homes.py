@@ -198,21 +198,23 @@ def test_what_this_process_left_is_reported_to_its_own_home(shop: Shop, cluster:
 # --- XA --------------------------------------------------------------------------------------------------------------
 
 
-def test_xa_decides_at_the_home_of_its_id_or_refuses(
-    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_xa_takes_its_id_where_the_last_one_wrote(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = Notes(cluster)
     monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _: notes)
-    database = Database("a", 1, cluster.clock)
-    resource = FakeResource(database)
-    with block(cluster, resource) as tx:
-        tx.connection(resource).add(b"1")
-        tx.send("orders", b"1", key=A)
-    assert (home_of(tx.txid), database.rows, cluster.values("orders")) == (0, [b"1"], [b"1"])
-    with pytest.raises(RolledBackError), block(cluster, resource) as tx:
-        tx.connection(resource).add(b"2")
-        tx.send("orders", b"2", key=B)
-    assert (database.rows, database.prepared, cluster.values("orders")) == ([b"1"], {}, [b"1"])
+    resource = FakeResource(Database("a", 1, cluster.clock))
+    decided_at = []
+    for key in (B, B, C, C):
+        with block(cluster, resource) as tx:
+            tx.connection(resource).add(b"1")
+            tx.send("orders", b"1", key=key)
+        decided_at.append(home_of(tx.txid))
+    assert decided_at == [0, 1, 1, 2]
+    cluster.homes[2].is_away = True
+    for _ in range(2):
+        with block(cluster, resource) as tx:
+            tx.connection(resource).add(b"1")
+            tx.send("orders", b"1", key=B)
+    assert home_of(tx.txid) == 1
 
 
 def test_branches_of_every_home_are_finished_by_one_resolver(
