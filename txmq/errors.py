@@ -7,7 +7,8 @@ Errors that travel over the wire carry a ``wire_name`` (the first word of an err
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
 
 _Error = TypeVar("_Error", bound="TxmqError")
 
@@ -62,6 +63,19 @@ class BrokerAwayError(ConnectionLostError):
     Raised by every call that needs the broker: ``connect``, ``send``, the beginning and the end of a transaction's
     block, half messages. In a transaction it is a ``RolledBackError`` as well.
     """
+
+
+class PartialResultError(BrokerAwayError):
+    """Homes of the cluster did not answer; ask again when they are back, or use what the others told.
+
+    Attributes:
+        found: what the other homes told.
+        away: the homes that did not answer, by name and id.
+    """
+
+    def __init__(self, text: str, found: Sequence[Any] = (), away: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.found, self.away = [*found], [*away]
 
 
 class RequestTimeoutError(TxmqError):

@@ -9,12 +9,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from txmq.errors import BrokerError, TxmqError, UnknownGroupError, UnknownQueryError, UnknownTopicError
+from txmq.errors import (
+    BrokerError,
+    PartialResultError,
+    TxmqError,
+    UnknownGroupError,
+    UnknownQueryError,
+    UnknownTopicError,
+)
 
 if TYPE_CHECKING:
     from txmq.client import Client
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -42,6 +51,21 @@ def _with_nearest(error: BrokerError, word: str | None, known: Callable[[], list
         names = known()
     near = None if word is None or word in names else nearest(word, names)
     return error if near is None else type(error)(f"{error}; did you mean {near!r}?")
+
+
+def partly(ask: Callable[[], list[T]]) -> tuple[list[T], PartialResultError | None]:
+    """What is told, and the error about homes that did not answer: to be raised behind the output."""
+    try:
+        return ask(), None
+    except PartialResultError as error:
+        return error.found, error
+
+
+def raise_missing(*errors: PartialResultError | None) -> None:
+    """End the command with the first error, if there is one: a list that looks whole must be whole."""
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

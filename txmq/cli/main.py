@@ -34,7 +34,14 @@ from txmq.cli.audit import audit
 from txmq.cli.bench import bench
 from txmq.cli.demo import audit as demo_audit
 from txmq.cli.demo import demo
-from txmq.errors import ConfigError, ConnectionLostError, OverloadedError, RequestTimeoutError, TxmqError
+from txmq.errors import (
+    ConfigError,
+    ConnectionLostError,
+    OverloadedError,
+    PartialResultError,
+    RequestTimeoutError,
+    TxmqError,
+)
 from txmq.runtime.build import is_compiled, pages
 
 app = typer.Typer(
@@ -142,6 +149,8 @@ def main() -> None:
         command()()
     except ConfigError as error:
         output.fail(str(error), output.STATUS_USAGE)
+    except PartialResultError as error:
+        output.fail(str(error))
     except (ConnectionLostError, RequestTimeoutError) as error:
         hint = "" if "txmq broker" in str(error) else ": is a broker running? start one with: txmq broker"
         output.fail(f"{error}{hint} (or name another with --bootstrap)")

@@ -28,7 +28,13 @@ PROGRESS_FROM_BYTES = 1 << 20
 
 Bootstrap = Annotated[
     str,
-    typer.Option("--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", help="Address of a broker.", metavar="txmq://HOST:PORT"),
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        envvar="TXMQ_BOOTSTRAP",
+        help="Address of a broker, or zk://... of a cluster.",
+        metavar="txmq://HOST:PORT",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the broker.", min=0.001, max=3600.0)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from txmq.cli import output
+from txmq.cli.connecting import partly, raise_missing
 
 if TYPE_CHECKING:
     from txmq.client import Client
@@ -36,30 +38,39 @@ def stats(
 
     with txmq.connect(bootstrap) as client:
         if as_json or item == "json":
-            output.print_json(_json(client, item))
+            found, missing = partly(lambda: _by_home(client, item))
+            output.print_json(found[0][1] if client.routes.is_lone else dict(found))
+            raise_missing(missing)
             return
-        text = client.stats(item)
+        texts, missing = partly(lambda: [client.stats(item)])
+    text = "".join(texts)
     if item == "help":
         sys.stdout.write(text)
         return
     rows = [line.partition(" ")[::2] for line in text.splitlines()]
     output.print_table("stats" if item is None else f"stats {item}", ("key", "value"), rows)
+    raise_missing(missing)
 
 
-def _json(client: Client, item: str | None) -> object:
+def _by_home(client: Client, item: str | None) -> list[tuple[str, object]]:
+    routes = client.routes
+    return routes.ask_each(routes.all_links(), lambda link, _: [(f"{link.home:016x}", _json(link.stats, item))])
+
+
+def _json(stats: Callable[[str | None], str], item: str | None) -> object:
     """One item as JSON. Lines of a listing repeat their first word, so listings come from the broker's own JSON."""
     import json
 
     if item in ("config", "help"):
-        lines = client.stats(item).splitlines()
+        lines = stats(item).splitlines()
         return lines if item == "help" else {name: _value(name, text) for name, _, text in map(_parted, lines)}
-    everything = json.loads(client.stats("json"))
+    everything = json.loads(stats("json"))
     if item in LISTINGS:
         return everything[item]
     for topic in everything["topics"]:
         if topic["name"] == item != "json":
             return topic | {"offsets": [held for held in everything["offsets"] if held["topic"] == item]}
-    return everything if item in (None, "json") else client.stats(item)  # which says what is known
+    return everything if item in (None, "json") else stats(item)  # which says what is known
 
 
 def _parted(line: str) -> tuple[str, str, str]:

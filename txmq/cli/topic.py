@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli import output
-from txmq.cli.connecting import connected, nearest
+from txmq.cli.connecting import connected, nearest, partly, raise_missing
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,16 +83,19 @@ def describe(name: Name, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     """
     with connected(bootstrap, name) as client:
         config = client.topics.describe(name)
-        held = [
-            {"topic": name, **item, "count": item["end"] - item["start"]} for item in client.topics.watermarks(name)
-        ]
+        ranges, missing = partly(lambda: client.topics.watermarks(name))
+    held = [{"topic": name, **item, "count": item["end"] - item["start"]} for item in ranges]
     if as_json:
         output.print_json(fields_of(config) | {"ranges": held})
+        raise_missing(missing)
         return
     _show(config, as_json=False)
-    fields = ("partition", "broker_number", "start", "end", "count", "bytes")
+    homes = ["home"] if any("home" in item for item in held) else []
+    fields = ("partition", "broker_number", "start", "end", "count", "bytes", *homes)
     rows = [[item.get(field) for field in fields] for item in held]
-    output.print_table("partitions", ("partition", "broker-number", "start", "end", "messages", "bytes"), rows)
+    columns = ("partition", "broker-number", "start", "end", "messages", "bytes", *homes)
+    output.print_table("partitions", columns, rows)
+    raise_missing(missing)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli import output, tx_branches, tx_explain, tx_messages
-from txmq.cli.connecting import connected
+from txmq.cli.connecting import connected, partly, raise_missing
 from txmq.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at transactions, and settle what hangs.")
@@ -55,12 +55,13 @@ def list_(
     wanted = _state(state, in_doubt=in_doubt)
     older_ms = 0 if older_than is None else tx_explain.duration_ms(older_than)
     with connected(bootstrap) as client:
-        found = client.transactions.list(state=wanted)
-        resources = client.transactions.resources() if wanted in ("in-doubt", "all") else []
+        found, missing = partly(lambda: client.transactions.list(state=wanted))
+        resources, unseen = partly(client.transactions.resources) if wanted in ("in-doubt", "all") else ([], None)
     rows = [{**row, "why": tx_explain.why(row)} for row in found if row["age_ms"] >= older_ms]
     hung = tx_branches.hanging(resources, {row["txid"] for row in found}, older_ms)
     if as_json:
         output.print_json(rows + hung)
+        raise_missing(missing, unseen)
         return
     word = "in doubt" if wanted == "in-doubt" else "found" if wanted == "all" else wanted
     typer.echo(f"{len(rows)} {word}{' at the broker' if hung else ''}")
@@ -70,6 +71,7 @@ def list_(
         output.print_paragraph(sentence, "    ")
     for indent, line in tx_branches.lines(resources, hung, older_ms):
         output.print_paragraph(line, indent)
+    raise_missing(missing, unseen)
 
 
 def _state(state: str | None, *, in_doubt: bool) -> str:
@@ -100,7 +102,8 @@ def show(
     with connected(bootstrap) as client:
         fields = client.transactions.show(txid)
         messages = tx_messages.rows(client, fields, with_values=values)
-        branches = [] if "state" in fields else tx_branches.of_transaction(client.transactions.resources(), txid)
+        resources, _ = ([], None) if "state" in fields else partly(client.transactions.resources)
+        branches = tx_branches.of_transaction(resources, txid)
     fields |= {"messages": messages} if messages else {}
     advice: dict[str, Any] = {}
     if branches:

@@ -7,6 +7,7 @@ makes it at once, unless ``lazy``, so that a wrong address is found there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -40,7 +41,7 @@ from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.client.transport.peer import Address
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
-from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError
+from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError, PartialResultError
 from txmq.model import Message, Outcome, PartitionRange, is_valid_name
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
@@ -365,12 +366,24 @@ class Client:
             resolver_of(self).add(resource)
 
     def ping(self) -> None:
-        """Return if the broker answers. Raises as ``txmq.connect``."""
-        self.control.repeat("ping", timeout=self.timeout)
+        """Return if the broker answers, or any of a cluster. Raises as ``txmq.connect``."""
+        self.routes.ask_any("ping", timeout=self.timeout)
 
     def stats(self, item: str | None = None) -> str:
-        """The broker's statistics; ``help`` lists the items, ``json`` is for programs."""
-        return self.control.repeat("stats", item or "*", timeout=self.timeout).decode("utf-8", "replace")
+        """The broker's statistics; ``help`` lists the items, ``json`` is for programs.
+
+        In a cluster those of each home, behind a line ``home <id>``; with ``json`` an object of them by id.
+
+        Raises:
+            PartialResultError: homes of a cluster are away; it has the text of the others.
+        """
+        links = self.routes.all_links()
+        if self.routes.is_lone or item == "help":
+            return self.routes.any_link().stats(item)
+        try:
+            return _stats_text(self.routes.ask_each(links, lambda link, _: [(link.home, link.stats(item))]), item)
+        except PartialResultError as error:
+            raise PartialResultError(str(error), [_stats_text(error.found, item)], error.away) from None
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -394,3 +407,9 @@ class Client:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ClosedError("the client is closed")
+
+
+def _stats_text(found: Sequence[tuple[int, str]], item: str | None) -> str:
+    if item == "json":
+        return json.dumps({f"{home:016x}": json.loads(text) for home, text in found})
+    return "".join(f"home {home:016x}\n{text}" for home, text in found)

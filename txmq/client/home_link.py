@@ -126,6 +126,10 @@ class HomeLink:
             return False
         return True
 
+    def stats(self, item: str | None = None) -> str:
+        """The broker's statistics, as ``Client.stats``."""
+        return self.control.repeat("stats", item or "*", timeout=self.timeout).decode("utf-8", "replace")
+
     # --- connections -------------------------------------------------------------------------------------------------
 
     def new_connection(self) -> ReconnectingConnection:

@@ -30,6 +30,7 @@ from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
     NotOwnerError,
+    PartialResultError,
     RemoteProtocolError,
     RequestTimeoutError,
     TxmqError,
@@ -159,6 +160,15 @@ class Routes:
             raise BrokerAwayError("no broker of the cluster tells which homes it has")
         return self.links()
 
+    def owners(self, topic: str) -> tuple[HomeLink, ...]:
+        """The links of the homes that own the topic's partitions, asked for anew. Raises as ``describe``."""
+        if not self._first.home:  # as in ``all_links``
+            self._first.control.connect(self._clock.monotonic() + self._timeout)
+        if self.sole is not None:
+            return self._first_alone
+        self.describe(topic, self._timeout)
+        return tuple(self._bound_link(home) for home in sorted(set(self._map.homes_of(topic) or ())))
+
     def _known_links(self) -> list[HomeLink]:
         """The first link, then those of other homes that are known to be led."""
         others = [home for home, leader in sorted(self._map.leaders.items()) if leader is not None]
@@ -188,6 +198,8 @@ class Routes:
             ask = control.repeat if is_repeatable else control.call
             return ask(verb, *arguments, timeout=timeout, extensions=extensions)
         deadline, tried = self._clock.monotonic() + timeout, set[int]()
+        if self._asked_at == float("-inf"):  # once: so that others are known when the first one is away
+            self._refresh_homes(deadline)
         while True:
             links = [link for link in self._known_links() if link.home not in tried]
             link = next((one for one in links if not one.is_away), links[0])
@@ -213,6 +225,26 @@ class Routes:
             except NotOwnerError:
                 self.corrected(topic)
         return ask(self.link_for(topic, partition))
+
+    def ask_each(self, links: Sequence[HomeLink], ask: Callable[[HomeLink, float], Sequence[T]]) -> list[T]:
+        """Ask several homes, within so many seconds each, and put together what they tell.
+
+        Raises:
+            PartialResultError: some did not answer; it has what the others told.
+        """
+        if len(links) == 1:
+            return [*ask(links[0], self._timeout)]
+        found, away = list[T](), list[str]()
+        for link in links:
+            try:
+                found += ask(link, LOOK_S if link.is_away else self._timeout)
+            except (ConnectionLostError, RequestTimeoutError, UnavailableError) as error:
+                away.append(f"{self.name_of(link)}: {error}")
+        if away:
+            raise PartialResultError(
+                f"{len(away)} of {len(links)} homes did not answer: {'; '.join(away)}", found, away
+            )
+        return found
 
     # --- what is learned ---------------------------------------------------------------------------------------------
 

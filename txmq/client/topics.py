@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from enum import Enum
 
-from txmq.client.transport.ports import Asking
+from txmq.client.transport.ports import Asking, Link
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
@@ -17,6 +17,7 @@ from txmq.errors import (
     RemoteProtocolError,
     RequestTimeoutError,
     TopicExistsError,
+    UnavailableError,
     UnknownTopicError,
 )
 from txmq.model import RetentionPolicy, Storage, TopicConfig, is_valid_name
@@ -79,12 +80,25 @@ class Topics:
     def watermarks(self, name: str) -> FieldsList:
         """The range of each partition: ``partition``, ``start``, ``end``, ``bytes``, ``broker_number``.
 
+        In a cluster also ``home``, which owns it.
+
         Raises:
             UnknownTopicError: there is no topic of that name.
+            PartialResultError: homes of a cluster are away; it has the partitions of the others.
         """
-        body = self._routes.ask_any("topic", "describe", _checked(name), timeout=self._timeout)
-        held: FieldsList = json_object(body)["watermarks"]
-        return held
+        owners = self._routes.owners(_checked(name))
+        found = self._routes.ask_each(owners, lambda link, timeout: self._watermarks(link, name, timeout))
+        return sorted(found, key=lambda row: row["partition"])
+
+    def _watermarks(self, link: Link, topic: str, timeout: float) -> FieldsList:
+        held: FieldsList = json_object(link.control.repeat("topic", "describe", topic, timeout=timeout))["watermarks"]
+        homes = self._routes.homes_of(topic)
+        if homes is None:
+            return held
+        missing = homes.count(link.home) - len(held)
+        if missing > 0:
+            raise UnavailableError(f"{missing} new partitions of topic {topic} are not there yet")
+        return [{**row, "home": f"{link.home:016x}"} for row in held]
 
     def list(self) -> list[TopicConfig]:
         """All topics."""

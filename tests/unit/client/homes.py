@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -17,7 +17,7 @@ from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.topics import Topics
 from txmq.client.transport.peer import Address
-from txmq.client.transport.ports import Link
+from txmq.client.transport.ports import Asking, Link
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import NotOwnerError
@@ -170,7 +170,7 @@ class ClusterClient:
 
     def __init__(self, routes: HomeRoutes, clock: TurnedClock) -> None:
         self.routes, self.clock, self.timeout, self.name = routes, clock, 5.0, "test"
-        self.topics = Topics(routes, clock, self.timeout)
+        self.topics = Topics(cast(Asking, routes), clock, self.timeout)
         routes.forget = self.topics.forget
 
     @property

@@ -24,13 +24,23 @@ Address = tuple[str, int]
 
 
 class ScriptedHome(ScriptedBroker):
-    """The broker that leads one home."""
+    """The broker that leads one home.
+
+    Attributes:
+        waits_for_registry: whether it answers 503 to all that needs a home that is led.
+        taken_over: how many of its partitions it knows already.
+        changes: what was asked of ``topic``.
+        in_doubt: rows of ``recover``.
+    """
 
     def __init__(self, cluster: ScriptedCluster, number: int) -> None:
         super().__init__()
         self.cluster, self.number, self.clock = cluster, number, cluster.clock
         self.told = {"home": f"{number:016x}", "registry": True}
         self.waits_for_registry = False
+        self.taken_over = 100
+        self.changes: list[str] = []
+        self.in_doubt: list[dict[str, object]] = []
 
     def serve(self, stream: ScriptedStream, request: Request) -> None:
         if self.waits_for_registry and request[0] not in (b"hello", b"ping", b"cluster"):
@@ -61,6 +71,34 @@ class ScriptedHome(ScriptedBroker):
         ]
         told = {"cluster": "00000000000000c1", "map_version": self.cluster.version, "homes": rows}
         return answers.result(200, request[4], json.dumps(told).encode())
+
+    def _topic(self, _stream: ScriptedStream, request: Request) -> bytes:
+        action, name = (word.decode() for word in request[1])
+        self.changes.append(f"{action} {name}")
+        if action in ("create", "alter"):
+            self.cluster.topics[name] = [self.number]
+        if action == "delete":
+            del self.cluster.topics[name]
+        owned = [number for number, home in enumerate(self.cluster.topics.get(name, ())) if home == self.number]
+        config = TopicConfig(name, partitions=len(self.cluster.topics.get(name, "?")))
+        rows = [{"partition": number, "start": 0, "end": number} for number in owned[: self.taken_over]]
+        told = {**Topic(TOPIC_ID, config).to_json(), "watermarks": rows}
+        return answers.result(200, request[4], json.dumps(told).encode())
+
+    def _recover(self, _stream: ScriptedStream, request: Request) -> bytes:
+        told = {"transactions": self.in_doubt, "next": None}
+        return answers.result(200, request[4], json.dumps(told).encode())
+
+    def _resource(self, _stream: ScriptedStream, request: Request) -> bytes:
+        told = {"resources": [{"resource": f"db of {self.number}"}]}
+        return answers.result(200, request[4], json.dumps(told).encode())
+
+    def _outcome(self, _stream: ScriptedStream, request: Request) -> bytes:
+        return answers.result(200, request[4], b"unknown")
+
+    def _stats(self, _stream: ScriptedStream, request: Request) -> bytes:
+        text = f'{{"puts": {self.number}}}' if b"json" in request[1] else f"puts {self.number}\n"
+        return answers.result(200, request[4], text.encode())
 
     def _put(self, stream: ScriptedStream, request: Request) -> bytes:
         self._check_owner(request)

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import quote
 
-from txmq.client.transport.ports import Link, Routing
+from txmq.client.transport.ports import Asking, Link
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
 from txmq.log.records import decode
 from txmq.model import Message, Outcome
 from txmq.protocol.json_text import Fields, json_object
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines, split_parts
-from txmq.xa.broker_port import Wanted, recover_rows
+from txmq.xa.broker_port import recover_rows
 from txmq.xid import TxId
 
 RECOVER_LIMIT = 1000  # transactions per request
@@ -39,7 +39,7 @@ Messages = list[Message]
 class Transactions:
     """``client.transactions``: look at transactions and resolve them by hand. Thread safety: any thread."""
 
-    def __init__(self, routes: Routing[Link], timeout: float) -> None:
+    def __init__(self, routes: Asking, timeout: float) -> None:
         self._routes, self._timeout = routes, timeout
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -53,21 +53,27 @@ class Transactions:
 
         Returns:
             Fields as ``recover`` in docs/protocol.md.
+
+        Raises:
+            PartialResultError: homes of a cluster are away; it has the transactions of the others.
         """
         if state not in STATES:
             raise LocalProtocolError(f"state={state!r}: expected one of {', '.join(STATES)}")
-        return [*self._rows(state)]
+        found = self._routes.ask_each(
+            self._routes.all_links(), lambda link, timeout: [*self._rows(link, state, timeout)]
+        )
+        return sorted(found, key=lambda row: -row["age_ms"])
 
     def resources(self) -> FieldsList:
         """The databases that resolvers reach or not, and the branches prepared there, the oldest first.
 
         Returns:
             Fields as ``resource list`` in docs/protocol.md.
+
+        Raises:
+            PartialResultError: as ``list``.
         """
-        control = self._routes.any_link().control
-        body = control.repeat("resource", "list", "*", body=(), timeout=self._timeout)
-        found: FieldsList = json_object(body)["resources"]
-        return found
+        return self._routes.ask_each(self._routes.all_links(), _resources)
 
     def messages(self, txid: TxId | str) -> Messages:
         """The messages of a prepared transaction, which readers do not see yet; their offsets are not assigned.
@@ -241,16 +247,18 @@ class Transactions:
         return parse_outcome(self._link_of(txid).control.repeat("outcome", txid, timeout=self._timeout))
 
     def _row(self, txid: str, state: str) -> Fields | None:
-        return next(self._rows(state, txid=txid), None)
+        return next(self._rows(self._link_of(txid), state, self._timeout, txid=txid), None)
 
-    def _rows(self, state: str, **words: str) -> Iterator[Fields]:
+    def _rows(self, link: Link, state: str, timeout: float, **words: str) -> Iterator[Fields]:
         wanted: dict[str, str | int | bytes | None] = {**words, "limit": RECOVER_LIMIT}
         if state != "in-doubt":
             wanted["state"] = state
-        return recover_rows(self._recover, wanted)
+        return recover_rows(lambda stated: link.control.repeat("recover", extensions=stated, timeout=timeout), wanted)
 
-    def _recover(self, wanted: Wanted) -> bytes:
-        return self._routes.any_link().control.repeat("recover", extensions=wanted, timeout=self._timeout)
+
+def _resources(link: Link, timeout: float) -> FieldsList:
+    found: FieldsList = json_object(link.control.repeat("resource", "list", "*", body=(), timeout=timeout))["resources"]
+    return found
 
 
 def _checked(txid: TxId | str) -> str:

@@ -101,6 +101,10 @@ class Link(Broker, Protocol):
         """The connection for everything but reads."""
 
     @property
+    def home(self) -> int:
+        """The home's id; 0 before the first connection."""
+
+    @property
     def reader(self) -> ReconnectingConnection:
         """The connection for reads."""
 
@@ -156,6 +160,18 @@ class Asking(Routing[Link], Protocol):
 
     def ask_owner(self, topic: str, partition: int, ask: Callable[[Link], T]) -> T:
         """Ask the home that owns a partition."""
+
+    def all_links(self) -> Sequence[Link]:
+        """The links of all homes, and none is missing."""
+
+    def homes_of(self, topic: str) -> Sequence[int] | None:
+        """The home of each partition, if there are several homes and it is known."""
+
+    def owners(self, topic: str) -> Sequence[Link]:
+        """The links of the homes that own the topic's partitions, asked for anew."""
+
+    def ask_each(self, links: Sequence[Any], ask: Callable[[Any, float], Sequence[T]]) -> list[T]:
+        """Ask several homes, within so many seconds each, and put together what they tell."""
 
     def describe(self, topic: str, timeout: float) -> dict[str, Any]:
         """The answer to ``meta``."""

@@ -1,0 +1,99 @@
+"""What operators ask of a client of several homes: all of them answer, or the one that is away is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
+from txmq.client.client import Client
+from txmq.errors import PartialResultError, TopicExistsError
+from txmq.model import Outcome
+from txmq.xid import TxId
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> ScriptedCluster:
+    made = scripted_cluster(monkeypatch, 1, 2, 3)
+    for number, home in made.homes.items():
+        home.in_doubt = [{"txid": txid(number), "age_ms": number * 10}]
+    return made
+
+
+@pytest.fixture
+def routed(cluster: ScriptedCluster) -> Iterator[Client]:
+    with cluster.client(1) as opened:
+        yield opened
+
+
+def txid(home: int) -> str:
+    return str(TxId(0xC1, home, 1, 1))
+
+
+def test_transactions_of_all_homes_are_listed_oldest_first(routed: Client) -> None:
+    assert [row["txid"] for row in routed.transactions.list()] == [txid(3), txid(2), txid(1)]
+    assert [row["resource"] for row in routed.transactions.resources()] == ["db of 1", "db of 2", "db of 3"]
+
+
+def test_list_without_a_home_that_is_away_says_so(cluster: ScriptedCluster, routed: Client) -> None:
+    routed.ping()
+    cluster.kill(2)
+    with pytest.raises(PartialResultError, match=r"1 of 3 homes did not answer: b2 \(0{15}2\): cannot") as told:
+        routed.transactions.list()
+    assert {row["txid"] for row in told.value.found} == {txid(1), txid(3)}
+    assert len(told.value.away) == 1
+
+
+def test_transaction_is_asked_for_at_the_home_in_its_id(cluster: ScriptedCluster, routed: Client) -> None:
+    routed.ping()
+    assert routed.outcome(txid(2)) is Outcome.UNKNOWN
+    assert [home.verbs.count("outcome") for home in cluster.homes.values()] == [0, 1, 0]
+    assert routed.transactions.show(txid(3))["outcome"] == "unknown"
+    assert [home.verbs.count("outcome") for home in cluster.homes.values()] == [0, 1, 1]
+
+
+def test_watermarks_are_those_of_the_owners(routed: Client) -> None:
+    assert [(row["partition"], row["end"], int(row["home"], 16)) for row in routed.topics.watermarks("t")] == [
+        (0, 0, 1), (1, 1, 2), (2, 2, 3),
+    ]  # fmt: skip
+
+
+def test_watermarks_that_are_missing_are_told(cluster: ScriptedCluster, routed: Client) -> None:
+    cluster.homes[2].taken_over = 0
+    with pytest.raises(PartialResultError, match="1 new partitions of topic t are not there yet") as told:
+        routed.topics.watermarks("t")
+    assert [row["partition"] for row in told.value.found] == [0, 2]
+
+
+def test_topic_is_changed_once_at_any_broker(cluster: ScriptedCluster, routed: Client) -> None:
+    routed.routes.all_links()
+    cluster.kill(1)
+    cluster.clock.now += 1  # the connection is looked at before it is used
+    routed.topics.create("u")
+    routed.topics.delete("u")
+    assert [home.changes for home in cluster.homes.values()] == [[], ["create u", "delete u"], []]
+
+
+def test_topic_whose_creation_may_be_done_is_not_created_again(cluster: ScriptedCluster, routed: Client) -> None:
+    routed.ping()
+    cluster.homes[1].lose_answer["topic"] = 1
+    with pytest.raises(Exception, match="connection") as told:
+        routed.topics.create("u")
+    assert not isinstance(told.value, TopicExistsError)
+    assert [home.changes for home in cluster.homes.values()] == [["create u"], [], []]
+
+
+def test_statistics_are_told_by_home(routed: Client) -> None:
+    homes = [f"{number:016x}" for number in (1, 2, 3)]
+    assert routed.stats() == "".join(f"home {home}\nputs {int(home)}\n" for home in homes)
+    assert json.loads(routed.stats("json")) == {home: {"puts": int(home)} for home in homes}
+
+
+def test_statistics_of_the_other_homes_come_with_the_error(cluster: ScriptedCluster, routed: Client) -> None:
+    routed.ping()
+    cluster.kill(3)
+    with pytest.raises(PartialResultError) as told:
+        routed.stats()
+    assert told.value.found == ["home 0000000000000001\nputs 1\nhome 0000000000000002\nputs 2\n"]
