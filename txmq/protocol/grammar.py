@@ -160,7 +160,7 @@ _TABLE = (
         b"group", ("action", "group"),
         {
             b"member": "text", b"topics": "text", b"strategy": "text", b"timeout": "number", b"view": "number",
-            b"wait": "number", b"order": "long", b"alone": "flag", b"create": "flag", b"more": "flag",
+            b"wait": "number", b"order": "long", b"alone": "flag", b"create": "flag", b"more": "flag", b"grant": "long",
             b"incarnation": "text",
         }, has_body=True, body_size_bytes_max=GROUP_SIZE_BYTES_MAX,
         teaches="join, heartbeat, elsewhere, leave, save, describe, list, reset, delete: group describe billing 0 1",

@@ -99,6 +99,9 @@ class Membership:
         strategy: the first member's choice; the others must agree.
         owned: the partitions of this home that have an owner.
         elsewhere: the owners of partitions of other homes, as members tell.
+        anchor: if one member is to have everything, over several homes: the home that says which one.
+        holder, grant: that member, and the number under which it was granted everything; 0 if it was not yet.
+        is_clean: the holder before it had left in order.
         is_changed: members or what they may have changed since it was last settled (``verbs/group/handover``).
         topics_seen: how many changes of topics were seen then.
         look_ms: when the group is checked for silent members; 0 if no time is set.
@@ -108,6 +111,10 @@ class Membership:
     members: dict[str, Member] = field(default_factory=dict)
     owned: dict[TopicPartition, Owned] = field(default_factory=dict)
     elsewhere: dict[TopicPartition, str] = field(default_factory=dict)
+    anchor: int | None = None
+    holder: str = ""
+    grant: int = 0
+    is_clean: bool = False
     is_changed: bool = False
     topics_seen: int = -1
     look_ms: int = 0
@@ -210,6 +217,10 @@ class Membership:
         self.is_changed = True
         self.members[member].version += 1
 
+    def granted(self) -> None:
+        """The holder has another grant."""
+        self._changed(self.holder)
+
     def view(self, name: str) -> View:
         """The partitions that a member may consume, with generations, and those that it must release."""
         member = self.members[name]
@@ -220,11 +231,20 @@ class Membership:
             member.seen_version = member.version
         return member.seen
 
+    def _hold_all(self) -> None:
+        if self.holder not in self.members:
+            self.holder, self.grant, self.is_clean = min(self.members, default=""), 0, False
+        wanted = [topic for topic in self._partitions if self.holder and topic in self.members[self.holder].topics]
+        self._wanted = {(topic, n): self.holder for topic in wanted for n in range(self._partitions[topic])}
+
     def _rebalance(self) -> None:
         self.is_changed = True
         wishes = {member.name: member.topics for member in self.members.values()}
         current = {**self.elsewhere, **{slot: owned.member for slot, owned in self.owned.items()}}
-        self._wanted = STRATEGIES[self.strategy](wishes, self._partitions, current)
+        if self.anchor is None:
+            self._wanted = STRATEGIES[self.strategy](wishes, self._partitions, current)
+        else:
+            self._hold_all()
         for slot, owned in self.owned.items():
             revoked = self._wanted.get(slot) != owned.member
             if revoked is not owned.revoked:

@@ -30,6 +30,7 @@ class PendingGroups:
     Attributes:
         unsettled: groups that are settled with the next tick: something could not be handed over, or one has no member.
         changed: groups whose members may have a new view.
+        left_in_order: groups whose holder left (``verbs/group/anchored``), and that have none since.
         topics_seen: how many changes of topics the groups have seen.
         silences: groups by the time at which a member may have been silent for too long (``silence_clock``).
         over: heartbeats by the time at which they are answered in any case.
@@ -38,6 +39,7 @@ class PendingGroups:
     def __init__(self) -> None:
         self.unsettled: dict[str, None] = {}
         self.changed: dict[str, None] = {}
+        self.left_in_order: set[str] = set()
         self.topics_seen = -1
         self.silences: Deadlines[tuple[str, Membership]] = Deadlines(lambda look: not look[1].members)
         self.over: Deadlines[Beat] = Deadlines(lambda heartbeat: heartbeat.is_answered)

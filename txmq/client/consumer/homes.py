@@ -22,9 +22,10 @@ from typing import NamedTuple
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.beginnings import Beginnings
 from txmq.client.consumer.fetcher import ConsumerFetcher
+from txmq.client.consumer.grant import Grant
 from txmq.client.consumer.group_requests import GroupRequests
 from txmq.client.consumer.handover import Handover
-from txmq.client.consumer.membership import Acks, Assigned, GroupMember
+from txmq.client.consumer.membership import Acks, Assigned, GroupMember, OtherHomes
 from txmq.client.consumer.offsets.saver import OffsetSaver
 from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, OffsetStore
 from txmq.client.consumer.options import ConsumerSettings, MemberSettings
@@ -61,6 +62,8 @@ class ConsumerHomes:
         self._settings, self._membership, self._store, self._log = settings, membership, store, log
         self._acks: Acks | None = None
         self._beginnings: Beginnings | None = None
+        is_alone = membership.strategy == "exclusive" or (store is not None and not store.is_shared)
+        self._grant = Grant(assignment, lambda: len(client.routes.links())) if is_alone else None
         self._homes: tuple[ConsumerHome, ...] = ()
         self._members: tuple[GroupMember, ...] = ()
         self._is_closing = False
@@ -92,10 +95,10 @@ class ConsumerHomes:
 
     def _join(self, link: Link, acks: Acks) -> None:
         home, number = self._open(link), len(self._members)
+        others = OtherHomes(number, lambda: self._held_elsewhere(number), self.look, self._grant)
         member = GroupMember(
-            home.requests, self._client.clock, self._membership, home.handover, home.offsets, acks,
-            elsewhere=lambda: self._held_elsewhere(number), after_round=self.look,
-        )  # fmt: skip
+            home.requests, self._client.clock, self._membership, home.handover, home.offsets, acks, others
+        )
         self._members = (*self._members, member)
         member.start()
 
@@ -111,8 +114,12 @@ class ConsumerHomes:
         with self._lock:
             self._is_closing = True
         members = list(self._members)
+        anchor = self._grant.anchor if self._grant is not None else None
+        last = members.pop(anchor) if anchor is not None else None  # what it grants next begins at once
         if members:
             start_threads("txmq-leave", len(members), lambda: members.pop().stop(timeout))
+        if last is not None:
+            last.stop(timeout)
 
     def close(self) -> None:
         """End the fetchers and all connections."""

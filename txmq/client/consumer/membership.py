@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from txmq.client.consumer.beginnings import BeginningUnknownError
+from txmq.client.consumer.grant import Grant
 from txmq.client.consumer.group_requests import Fields, GroupRequests, SupersededError
 from txmq.client.consumer.offsets.store import StoredOffset
 from txmq.client.consumer.options import MemberSettings
@@ -103,18 +104,35 @@ class Offsets(Protocol):
         """Save what the group does not know."""
 
 
+class OtherHomes(NamedTuple):
+    """What a member needs to know of the consumer's other homes; a broker that is alone has none.
+
+    Attributes:
+        number: of the home that this member is at.
+        held: tells what the consumer has at the others.
+        after_round: called after each try.
+        grant: of a consumer that must be the only one.
+    """
+
+    number: int = 0
+    held: Callable[[], frozenset[TopicPartition]] = frozenset
+    after_round: Callable[[], None] = lambda: None
+    grant: Grant | None = None
+
+
 class GroupMember:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(
         self, requests: GroupRequests, clock: Clock, settings: MemberSettings, partitions: Partitions, offsets: Offsets,
-        acks: Acks, *, elsewhere: Callable[[], frozenset[TopicPartition]] = frozenset,
-        after_round: Callable[[], None] = lambda: None,
+        acks: Acks, others: OtherHomes | None = None,
     ) -> None:  # fmt: skip
         self._requests, self._clock, self._settings = requests, clock, settings
         self._partitions, self._offsets, self._acks = partitions, offsets, acks
-        self._elsewhere, self._after_round = elsewhere, after_round
-        self._told: frozenset[TopicPartition] = frozenset()  # of ``elsewhere``: what the broker knows
+        self._others = others or OtherHomes()
+        self._grant, self._home = self._others.grant, self._others.number
+        self._stated = 0  # the grant under which it has joined
+        self._told: frozenset[TopicPartition] = frozenset()  # of what the consumer has elsewhere
         self._log = get_logger(group=settings.group, member=settings.name)
         self._sparingly = Sparingly(self._log, clock)
         self._view, self._is_joined, self._is_closing = 0, False, False
@@ -161,19 +179,21 @@ class GroupMember:
                         return
                 except SupersededError as error:
                     self._partitions.refused(FencedError(*error.args))
-                    for slot, _ in self._partitions.held():
-                        self._partitions.lost(slot)
+                    self._lose_held()
                     return
                 except TxmqError as error:
                     self._cannot_reach(error)
                 except Exception as error:  # noqa: BLE001  no thread can be started, memory is short, a defect
                     self._sparingly.error("the member's thread failed; it goes on", error=repr(error), exc_info=error)
                     self._cannot_reach(error)
-                self._after_round()
+                self._others.after_round()
         finally:
             self._ended.set()
 
     def _round(self) -> None:
+        if self._stands_by():
+            self._heard_at = self._clock.monotonic()
+            return
         self._save_if_due()
         self._release_drained()
         if self._is_joined:
@@ -181,6 +201,18 @@ class GroupMember:
         else:
             self._join()
         self._heard_at = self._clock.monotonic()
+
+    def _stands_by(self) -> bool:
+        """Wait a moment if another home says which member has everything, and it is not this one."""
+        grant = self._grant
+        if grant is None or grant.anchor in (None, self._home):
+            return False
+        if self._is_joined and self._stated != grant.number:
+            self._is_joined = False
+            self._lose_held()
+        if grant.number == 0:
+            self._clock.sleep(RETRY_S)
+        return grant.number == 0
 
     def _is_refused(self, error: GroupActiveError) -> bool:
         """Whether to give up: one member must be alone. A member that was killed counts until the group has noticed."""
@@ -194,7 +226,7 @@ class GroupMember:
         settings = self._settings
         # One request names all held partitions; what does not fit goes on from its saved offset.
         held: list[Sequence[Any]] = [[*slot, generation] for slot, generation in self._partitions.held()]
-        told = self._elsewhere()
+        told = self._others.held()
         rows = in_pieces([*held, *sorted(told)])[0]
         fields: Fields = {
             "topics": ",".join(settings.topics), "strategy": settings.strategy,
@@ -202,13 +234,34 @@ class GroupMember:
         }  # fmt: skip
         if not self._offsets.is_shared:
             fields["alone"] = None
-        view = json.loads(self._requests.call("join", rows, fields))
-        self._is_joined, self._released = True, []
+        stated = self._grant.number if self._grant is not None else 0
+        if stated:
+            fields["grant"] = stated
+        view = json.loads(self._asked_to_join(rows, fields))
+        self._is_joined, self._released, self._stated = True, [], stated
+        if "anchor" in view and self._grant is not None:
+            self._grant.seen(self._home, view, stated)
+            if view["view"] == 0:  # another home is the anchor: join with its grant
+                self._is_joined = False
+                self._clock.sleep(RETRY_S if self._grant.anchor is not None else self._settings.heartbeat_interval_s)
+                return
         self._told = told if len(rows) == len(held) + len(told) else frozenset()
         self._apply(view)
         if not self._has_looked:
             self._has_looked = True
             self._report_missing({topic for topic, *_ in view["assigned"]})
+
+    def _asked_to_join(self, rows: Sequence[Any], fields: Fields) -> bytes:
+        try:
+            return self._requests.call("join", rows, fields)
+        except UnknownMemberError:  # there is a newer grant
+            self._lose_held()
+            self._clock.sleep(RETRY_S)
+            raise
+
+    def _lose_held(self) -> None:
+        for slot, _ in self._partitions.held():
+            self._partitions.lost(slot)
 
     def _report_missing(self, assigned: Collection[str]) -> None:
         """Log which topics are missing: one may be created later, but a misspelt one would be waited for in silence."""
@@ -220,7 +273,7 @@ class GroupMember:
                 return
 
     def _tell_elsewhere(self) -> None:
-        elsewhere = self._elsewhere()
+        elsewhere = self._others.held()
         if elsewhere != self._told:
             for number, piece in enumerate(in_pieces(sorted(elsewhere))):
                 self._requests.call("elsewhere", piece, {"more": None} if number else {})
@@ -249,6 +302,8 @@ class GroupMember:
             self._clock.sleep(RETRY_S / 10)
 
     def _apply(self, view: dict[str, Any]) -> None:
+        if "grant" in view and self._grant is not None:
+            self._grant.seen(self._home, view, 0)
         self._view = view["view"]
         held = dict(self._partitions.held())
         begun = {topic for topic, _, _, offset, _ in view["assigned"] if offset is not None}
@@ -271,7 +326,7 @@ class GroupMember:
         for item in assigned:
             if held.get(item.slot) == item.generation:
                 self._partitions.kept(item.slot)
-            else:
+            elif self._grant is None or self._grant.may_begin():
                 self._begin(item)
         self._has_revoked = bool(revoked)
 
@@ -320,8 +375,9 @@ class GroupMember:
     def _cannot_reach(self, error: Exception) -> None:
         away_s = self._clock.monotonic() - self._heard_at
         if away_s >= self._settings.session_timeout_s:
-            for slot, _ in self._partitions.held():
-                self._partitions.lost(slot)
+            if self._grant is not None and self._grant.anchor == self._home:
+                self._grant.lose()
+            self._lose_held()
             if self._is_joined:
                 self._log.warning("the broker cannot be reached: partitions are given up", error=repr(error))
             self._is_joined = False

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from tools.images.node import Node
+from txmq.broker.cluster.asks import Answer, FindAnchor
 from txmq.broker.cluster.view import ClusterView
+from txmq.broker.state.silence_clock import TICK_MS
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.homes import ConsumerHomes
 from txmq.client.consumer.membership import GroupMember
 from txmq.client.consumer.offsets.store import OffsetStore
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
-from txmq.errors import ClosedError, ConnectionLostError, TxmqError, broker_error
+from txmq.errors import ClosedError, ConnectionLostError, TxmqError, UnknownMemberError, broker_error
 from txmq.model import PartitionRange, TopicConfig, TopicPartition
 from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic
@@ -26,6 +28,7 @@ class Connection:
     """A connection to a home; a heartbeat does not wait."""
 
     live = None
+    is_cut_off = False
 
     def __init__(self, home: Home) -> None:
         self._home, self._client = home, home.node.connect()
@@ -35,13 +38,31 @@ class Connection:
         body: Sequence[bytes] | None = None,
     ) -> bytes:  # fmt: skip
         """One request."""
-        if self._home.is_away:
+        if self._home.is_away or self.is_cut_off:
             raise ConnectionLostError("away")
         words = {name: value for name, value in (extensions or {}).items() if name != "wait"}
-        answer = self._client.ask(verb, *arguments, extensions=words, body=None if body is None else b"".join(body))
+        if self._client.node is not self._home.node:
+            self._client = self._home.node.connect()
+        opaque = self._client.send(verb, *arguments, extensions=words, body=None if body is None else b"".join(body))
+        core = self._home.node.core
+        self._home.node.pump()
+        for ask in core.take_registry_asks():
+            assert isinstance(ask, FindAnchor)
+            anchor = self._home.anchors.setdefault((ask.kind, ask.name), self._home.home)
+            core.registry_answered(ask.number, Answer(value=anchor))
+            self._home.node.pump()
+        answer = self._client.received.pop(opaque)
         if answer.code != 200:
             raise broker_error(answer.code, answer.body)
         return answer.body
+
+    def cut(self, *, is_off: bool) -> None:
+        """The network to the home fails, and the broker notices; or it works again."""
+        if is_off and not self.is_cut_off:
+            self._client.disconnect()
+        elif self.is_cut_off and not is_off:
+            self._client = self._home.node.connect()
+        self.is_cut_off = is_off
 
     def connect(self, _deadline: float) -> None:
         """No fetching thread."""
@@ -54,10 +75,25 @@ class Connection:
 class Home:
     """A broker, and the client's link to it."""
 
-    def __init__(self, number: int, clock: SimClock) -> None:
-        self.home, self.is_away = number, False
+    def __init__(self, number: int, clock: SimClock, anchors: dict[tuple[str, str], int]) -> None:
+        self.home, self.is_away, self.anchors = number, False, anchors
         self.node = Node(SimDisk(), clock=clock)
         self.node.state.home, self.node.context.cluster = number, ClusterView()
+
+    def pass_time(self) -> None:
+        """The broker's timer runs."""
+        for _ in range(250 // TICK_MS):
+            self.node.core.tick(self.node.clock.now_ms())
+        self.node.pump()
+
+    def restart(self) -> None:
+        """The process ends, and another one begins."""
+        topic = next(iter(self.node.state.placed.values()))
+        saved = self.node.state.saved.snapshot()
+        self.node = Node(SimDisk(), clock=self.node.clock)
+        self.node.state.home, self.node.context.cluster = self.home, ClusterView()
+        self.node.state.place_topic(topic)
+        self.node.state.saved.restore(saved)
 
     @property
     def control(self) -> Connection:
@@ -74,14 +110,15 @@ class Cluster:
 
     def __init__(self, *owners: int) -> None:
         self.clock, self.is_map_away = SimClock(), False
-        self.homes = [Home(number, self.clock) for number in range(1, max(owners) + 1)]
+        self.anchors: dict[tuple[str, str], int] = {}
+        self.homes = [Home(number, self.clock, self.anchors) for number in range(1, max(owners) + 1)]
         self.place(*owners)
 
     def place(self, *owners: int) -> None:
         """The topic, or a new version of it."""
         self.owners = owners
         while len(self.homes) < max(owners):
-            self.homes.append(Home(len(self.homes) + 1, self.clock))
+            self.homes.append(Home(len(self.homes) + 1, self.clock, self.anchors))
         placed = PlacedTopic(Topic(1, TopicConfig("a", len(owners))), owners, len(owners))
         for home in self.homes:
             home.node.state.place_topic(placed)
@@ -147,10 +184,18 @@ class Scene:
             for member in list(self.members):
                 try:
                     member._round()
+                except UnknownMemberError:
+                    member._is_joined = False
                 except TxmqError as error:
                     member._cannot_reach(error)
                 self.homes.look()
         return self
+
+    def cut_off(self, *numbers: int) -> None:
+        """From now on it cannot reach these homes, and no others are away."""
+        for home, parts in zip(self.cluster.homes, self.homes._homes, strict=True):
+            connection: Any = parts.requests._connection
+            connection.cut(is_off=home.home in numbers)
 
     @property
     def held(self) -> list[TopicPartition]:

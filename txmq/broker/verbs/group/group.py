@@ -28,6 +28,15 @@ from txmq.broker.context import Context
 from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroup
 from txmq.broker.state.membership import Member, Membership, Owned
 from txmq.broker.state.pending_groups import Beat
+from txmq.broker.verbs.cluster.events import find_anchor
+from txmq.broker.verbs.group.anchored import (
+    anchor_fields,
+    grant_of,
+    is_anchored,
+    join_anchor,
+    join_elsewhere,
+    leaves,
+)
 from txmq.broker.verbs.group.handover import note_owned, settle
 from txmq.broker.verbs.group.operators import change_deferred, delete, describe, list_groups, reset
 from txmq.broker.verbs.group.request import (
@@ -76,18 +85,48 @@ def _join(request: GroupRequest) -> None:
     if strategy not in STRATEGIES:
         raise BadRequestError(f"strategy={strategy[:40]}: expected one of {', '.join(STRATEGIES)}")
     timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
-    length = 2 if context.cluster is not None else 0  # of a row that tells what the member has at another home
-    reclaimed = [numbered_row(row) for row in request.rows if len(row) != length]
-    elsewhere = [slot_row(row) for row in request.rows if len(row) == length]
-    membership = _membership(request, strategy)
     member = Member(
         name, topics, timeout_ms, context.liveness.now_ms, request.client.name, alone="alone" in request.words
     )
     member.topics_since, member.incarnation = context.state.topics.changes, request.words.get("incarnation", "")
+    if not is_anchored(context, strategy, member):
+        _admit(request, strategy, member)
+        return
+    refuse_over_groups(context, request.group)
+    find_anchor(context, "group", request.group, lambda anchor: _join_anchored(request, strategy, member, anchor))
+
+
+def _join_anchored(request: GroupRequest, strategy: str, member: Member, anchor: int | BrokerError) -> None:
+    """The registry has said which home is the anchor."""
+    if request.client.gone:
+        return
+    try:
+        if isinstance(anchor, BrokerError):
+            raise anchor
+        if anchor != request.context.state.home and grant_of(request) == 0:
+            nothing: dict[str, Any] = {"view": 0, "members": 0, "assigned": [], "revoked": []}
+            request.answer({**nothing, "anchor": f"{anchor:016x}"})
+            return
+        if anchor != request.context.state.home:
+            join_elsewhere(request, member.name)
+        _admit(request, strategy, member, anchor)
+    except BrokerError as error:
+        request.context.answer_from_state(request.client, request.opaque, error)
+
+
+def _admit(request: GroupRequest, strategy: str, member: Member, anchor: int | None = None) -> None:
+    context, name, topics = request.context, member.name, member.topics
+    length = 2 if context.cluster is not None else 0  # of a row that tells what the member has at another home
+    reclaimed = [numbered_row(row) for row in request.rows if len(row) != length]
+    elsewhere = [slot_row(row) for row in request.rows if len(row) == length]
+    membership = _membership(request, strategy)
     _refuse_beside_alone(request.group, membership, member)
-    _refuse_over_homes(context, strategy, member)
     refuse_over_bytes(context, PLACE_BYTES * _new_places(request, topics))
     context.member_count += name not in membership.members
+    if anchor == context.state.home:
+        join_anchor(request, membership, member)
+    elif anchor is not None:
+        membership.anchor, membership.holder, membership.grant = anchor, name, grant_of(request)
     membership.join(member, strategy, _of_other_homes(context, elsewhere))
     _speaks_for(request, member)
     saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
@@ -137,11 +176,6 @@ def _refuse_beside_alone(group: str, membership: Membership, newcomer: Member) -
         raise GroupActiveError(f"group {group!r} has a member, and one of the two must be alone in its group")
 
 
-def _refuse_over_homes(context: Context, strategy: str, member: Member) -> None:
-    if (strategy == "exclusive" or member.alone) and context.cluster is not None and len(context.cluster.homes) > 1:
-        raise GroupActiveError("one member for all partitions is possible on one home only, and there are several")
-
-
 def _heartbeat(request: GroupRequest) -> None:
     context, (membership, member) = request.context, _member(request)
     membership.heard(member.name, context.liveness.now_ms)
@@ -180,6 +214,7 @@ def _leave(request: GroupRequest) -> None:
     membership = request.context.groups.get(request.group)
     member = membership.members.get(request.words.get("member", "")) if membership is not None else None
     if membership is not None and member is not None and member.is_of(request.words.get("incarnation", "")):
+        leaves(request.context, request.group, membership, member)
         membership.leave(member.name)
         request.context.member_count -= 1
         request.client.members.discard((request.group, member.name, member.incarnation))
@@ -301,9 +336,8 @@ def _answer_view(request: GroupRequest, member: Member) -> None:
         place = place_of(context, slot)
         at = saved.offsets.get(place) if place is not None else None
         assigned.append([*slot, generation, at.offset if at else None, at.deferred if at else None])
-    request.answer(
-        {"view": member.version, "members": len(membership.members), "assigned": assigned, "revoked": revoked}
-    )
+    view = {"view": member.version, "members": len(membership.members), "assigned": assigned, "revoked": revoked}
+    request.answer({**view, **anchor_fields(context, membership, member)})
 
 
 # --- offsets ---------------------------------------------------------------------------------------------------------

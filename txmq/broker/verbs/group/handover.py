@@ -9,6 +9,7 @@ from __future__ import annotations
 from txmq.broker.context import Context
 from txmq.broker.state.group_offsets import PLACE_BYTES
 from txmq.broker.state.membership import Member, Membership
+from txmq.broker.verbs.group.anchored import GRANT, grant_next
 from txmq.broker.verbs.group.request import journal_offsets, journal_owned, place_of
 
 REJOIN_MS = 1000  # members are back by then, and go on with what they had
@@ -30,6 +31,12 @@ def settle(context: Context, name: str, *, is_again: bool = False) -> None:
 
 def _hand_over(context: Context, name: str, membership: Membership) -> None:
     membership.set_partitions(*_partitions(context, membership))
+    if membership.anchor == context.state.home and membership.grant == 0:
+        if _may_be_reclaimed(context, name, GRANT):
+            context.pending_groups.unsettled[name] = None
+            return
+        grant_next(context, name, membership)
+        note_owned(context, name, GRANT)
     saved, rows, starts = context.state.saved, [], []
     known, room_bytes = saved.topics_of(name), context.settings.groups_bytes_max - saved.size_bytes
     for slot, member in membership.due():

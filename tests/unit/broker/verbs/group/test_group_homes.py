@@ -12,7 +12,7 @@ from tools.images.node import Node
 from txmq.broker.cluster.view import ClusterView
 from txmq.model import TopicConfig, TopicPartition
 from txmq.registry.assignment import STRATEGIES
-from txmq.registry.port import Home, PlacedTopic
+from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic
 from txmq.testing.simulated.disk import SimDisk
 
@@ -120,19 +120,6 @@ def test_what_a_member_tells_counts_only_for_partitions_of_others() -> None:
     assert (two.held, node.context.groups["billing"].elsewhere) == ([["a", 0]], {("a", 1): "two"})
     assert json.loads(two.ask("elsewhere", [], member="two").body) == {}
     assert node.context.groups["billing"].elsewhere == {}
-
-
-@pytest.mark.parametrize("words", [{"strategy": "exclusive"}, {"alone": None}], ids=repr)
-def test_one_member_for_all_is_refused_over_several_homes(words: dict[str, Any]) -> None:
-    (node, _) = homes(1, 2)
-    view = node.context.cluster
-    assert view is not None
-    view.homes = {1: Home(1, "one", 1, None)}
-    assert Consumer(node, "one", topics="a", **words).join().held == [["a", 0]]
-    view.homes[2] = Home(2, "two", 1, None)
-    refused = Consumer(node, "two").ask("join", [], member="two", topics="a", **words)
-    assert refused.error == "group-active"
-    assert node.context.groups["billing"].members.keys() == {"one"}
 
 
 def test_a_stranger_tells_nothing() -> None:
