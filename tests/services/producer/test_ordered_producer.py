@@ -128,8 +128,8 @@ def test_log_tells_the_fate_of_a_message_whose_session_ended(
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
         partition = "t", SELECTOR.partition_of(b"k", 4)
-        identity = producer._sender.core.identity
-        session = producer._sessions.main.session
+        identity = producer._homes.any().sender.core.identity
+        session = producer._homes.any().sessions.main.session
         assert identity is not None
         assert session is not None
     assigned = AssignedSequence(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
@@ -155,8 +155,8 @@ def test_spool_without_secrets_is_stored_once_in_any_case(
     """A spool of the version before: its session cannot be resumed, so the log says what became of the batch."""
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
-        partition, identity = ("t", SELECTOR.partition_of(b"k", 4)), producer._sender.core.identity
-        session = producer._sessions.main.session
+        partition, identity = ("t", SELECTOR.partition_of(b"k", 4)), producer._homes.any().sender.core.identity
+        session = producer._homes.any().sessions.main.session
         assert identity is not None
         assert session is not None
     assigned, content = AssignedSequence(identity, 1, 1), bytes(records.encode([(b"k", b"1", (), 1)]))

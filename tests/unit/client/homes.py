@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -15,6 +16,7 @@ from tests.unit.client.scripted import ScriptedBroker, ScriptedStream, TurnedClo
 from txmq.client.home_link import HomeLink
 from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
+from txmq.client.reading import Fetcher
 from txmq.client.topics import Topics
 from txmq.client.transport.peer import Address
 from txmq.client.transport.ports import Asking, Link
@@ -22,9 +24,11 @@ from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import NotOwnerError
 from txmq.log import records
+from txmq.protocol import answers
 from txmq.protocol.json_text import Fields, json_object
 from txmq.protocol.requests import Request
 from txmq.runtime import net
+from txmq.testing.eventually import eventually
 
 PORTS = (1, 2, 3)
 _LOOK_AGAIN_S = 0.001
@@ -68,6 +72,7 @@ class Home(ScriptedBroker):
         self.clock, self.owned = clock, set(owned)
         self.is_down = False
         self.tries = 0
+        self.told["home"] = f"{min(self.owned) + 1:016x}"
         self.after_put: Callable[[], None] = lambda: None
 
     def connect(self, host: str, port: int, timeout: float) -> ScriptedStream:
@@ -89,6 +94,9 @@ class Home(ScriptedBroker):
         answer = super()._put(stream, request)
         self.after_put()
         return answer
+
+    def _stats(self, _stream: ScriptedStream, request: Request) -> bytes:
+        return answers.result(200, request[4], b"epoch 1\n")
 
 
 class HomeRoutes:
@@ -117,6 +125,8 @@ class HomeRoutes:
 
     def links(self) -> Sequence[HomeLink]:
         return self._links
+
+    all_links = links
 
     def corrected(self, topic: str) -> None:
         self.corrections += 1
@@ -172,6 +182,8 @@ class ClusterClient:
         self.routes, self.clock, self.timeout, self.name = routes, clock, 5.0, "test"
         self.topics = Topics(cast(Asking, routes), clock, self.timeout)
         routes.forget = self.topics.forget
+        fetcher = Fetcher(cast(Asking, routes), self.topics, clock, self.timeout)
+        self.fetch_raw, self.offsets = partial(fetcher.fetch_raw, timeout=1.0), fetcher.offsets
 
     @property
     def control(self) -> ReconnectingConnection:
@@ -216,6 +228,15 @@ class Cluster:
         for home in self.homes:
             home.owned.discard(partition)
         self.homes[to].owned.add(partition)
+
+    def pass_time_until(self, condition: Callable[[], bool]) -> None:
+        """Move the clock on, little by little."""
+
+        def look() -> bool:
+            self.clock.now += 0.1
+            return condition()
+
+        eventually(look, "time brings it about")
 
     def back(self, number: int) -> None:
         """A home that was away can be reached again."""

@@ -220,6 +220,7 @@ class HomeSenders:
         """The sender's home is away: give what was never sent of it, and may go anywhere, to other partitions."""
         if not self.has_many:
             return
+        self.lone = None
         for link, known in tuple(self._of_links.items()):
             if known is sender and not link.is_away:
                 link.was_silent()
@@ -244,6 +245,7 @@ class HomeSenders:
 
     def rehome(self, sender: HomeSender, queues: Iterable[BatchQueue]) -> None:
         """Take the batches of these queues to the homes that own their partitions."""
+        self.lone = None
         for queue in queues:
             try:
                 self._rehome(sender, queue)

@@ -40,17 +40,21 @@ class Reader(Protocol):
     def offsets(self, topic: str, partition: int) -> PartitionRange:
         """See ``Client.offsets``."""
 
+
+class Broker(Protocol):
+    """A broker that holds the log."""
+
     def stats(self) -> str:
-        """See ``Client.stats``."""
+        """Its statistics."""
 
 
-def broker_epoch(reader: Reader) -> str:
+def broker_epoch(broker: Broker) -> str:
     """The number of the broker's incarnation: another one after each restart.
 
     Raises:
         TxmqError: the broker does not tell it now.
     """
-    for line in reader.stats().splitlines():
+    for line in broker.stats().splitlines():
         if line.startswith("epoch "):
             return line
     raise RemoteProtocolError("the broker's stats tell no epoch")

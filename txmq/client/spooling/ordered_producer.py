@@ -1,9 +1,9 @@
 """``client.ordered_producer(...)``: same key, same partition, same order, through failures of broker and producer.
 
 A message is checked here, its partition is chosen, and the partition's queue (``partition_queue``) sends or spools it.
-Two threads work beside the callers. The *drain thread* goes over the partitions with messages in the spool, and waits
-for a back-off at those that cannot be written. The *spooling thread* makes the queues take over what was sent directly
-and failed.
+Threads work beside the callers. Each home has a *drain thread*, which goes over its partitions with messages in the
+spool, and waits for a back-off at those that cannot be written. The *spooling thread* makes the queues take over what
+was sent directly and failed.
 
 The selector sees the topic's declared partitions. The broker is asked how many there are, and the spool keeps the
 answer, so that messages find their partition while the broker is away. A producer that has never reached the broker
@@ -31,14 +31,12 @@ from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer.batches import ProducerLimits, Record
 from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN
 from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
-from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.log_lookup import Reader
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
-from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
+from txmq.client.spooling.spool_homes import HomesClient, SpoolHome, SpoolHomes
 from txmq.client.transaction.current import refuse_enclosed
-from txmq.client.transport.ports import Broker, Log
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.ports import Log, RoutedBroker
 from txmq.errors import (
     ClosedError,
     ConfigError,
@@ -98,15 +96,8 @@ class OrderedOptions:
 ORDERED_DEFAULTS = OrderedOptions()
 
 
-class SpoolClient(Broker, Log, Reader, Protocol):
+class SpoolClient(HomesClient, RoutedBroker, Log, Reader, Protocol):
     """A client, as ordered producers use it."""
-
-    @property
-    def name(self) -> str:
-        """The client's name in the broker's lists and logs."""
-
-    def new_connection(self) -> ReconnectingConnection:
-        """One more connection to the same broker; the caller closes it."""
 
 
 class OrderedMessageProducer:
@@ -123,22 +114,22 @@ class OrderedMessageProducer:
         self._client, self._selector, self._options = client, selector, options
         self._key_hash = selector if type(selector) is KeyHashSelector else None
         self._spool = Spool(spool, size_bytes_max=options.spool_size_bytes_max)
-        self._sessions = Sessions(client.new_connection(), client.new_connection(), self._spool, client.name)
         known = {**options.partitions, **self._spool.topics()}
         self._topics = {name: (count, float("-inf")) for name, count in known.items()}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
-        self._retries: dict[TopicPartition, tuple[float, float]] = {}  # not before, back-off; for the drain thread
+        self._retries: dict[TopicPartition, tuple[float, float]] = {}  # not before, back-off; for the drain threads
         self._lock = Lock()
-        self._wake, self._stopped = Signal(), Signal()
         self._given_up, self._has_taken_over = Signal(), Signal()
-        limits = ProducerLimits(compression=options.compression)
-        self._sender = OrderedSender(self._sessions, client.clock, limits, self._given_up.set)
-        self._sender.on_unknown_topic = self._forget_topic
         self._closed: str | None = None
         self._log = get_logger(spool=spool)
         self._sparingly = Sparingly(self._log, client.clock)
         watch_forks(self)
-        start_daemon("txmq-spool", self._drain)
+        limits = ProducerLimits(compression=options.compression)
+        self._homes = SpoolHomes(
+            client, self._spool, limits, self._given_up.set, self._forget_topic,
+            lambda home: start_daemon("txmq-spool", lambda: self._drain(home)),
+        )  # fmt: skip
+        self._homes.any()  # what is in the spool is drained from the beginning
         start_daemon("txmq-spooling", self._take_over)
 
     def __enter__(self) -> Self:
@@ -207,20 +198,22 @@ class OrderedMessageProducer:
     def send_to(self, partition: TopicPartition, record: Record, deadline: float) -> SendResult:
         """For ``RetryingProducer``: as ``send``; the message is checked and its partition chosen."""
         self._refuse_closed()
-        result = self._queue(partition).send(record, deadline)
+        queue = self._queue(partition)
+        result = queue.send(record, deadline)
         if result.status is SendStatus.SPOOLED:
             self._say_spooled(_SPOOLED, partition)
-            self._wake.set()
+            queue.home.wake.set()
         return result
 
     def send_to_async(self, partition: TopicPartition, record: Record, deadline: float) -> Future[SendResult]:
         """For ``RetryingProducer``: as ``send_async``; the message is checked and its partition chosen."""
         self._refuse_closed()
-        self._sender.wait_for_room(len(record[1]), deadline)
-        future = self._queue(partition).send_async(record, deadline)
+        self._homes.wait_for_room(len(record[1]), deadline)
+        queue = self._queue(partition)
+        future = queue.send_async(record, deadline)
         if self._spool.count(partition):
             self._say_spooled(_SPOOLED, partition)
-            self._wake.set()
+            queue.home.wake.set()
         return future
 
     def _say_spooled(self, event: str, partition: TopicPartition, **fields: object) -> None:
@@ -237,7 +230,7 @@ class OrderedMessageProducer:
     @property
     def request_size_bytes_max(self) -> int:
         """The broker's limit, or its default until that is known."""
-        return self._sessions.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
+        return self._homes.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
 
     def partitions_of(self, topic: str, deadline: float) -> int:
         """The number of a topic's partitions, as far as it is known. Raises as ``send``."""
@@ -247,7 +240,7 @@ class OrderedMessageProducer:
             return known[0]
         try:
             if known is not None:
-                self._sessions.reach(deadline)  # raises at once if the broker is away
+                self._homes.reach(deadline)  # raises at once if the broker is away
             left_s = max(deadline - self._client.clock.monotonic(), 0.001)
             count = self._client.topics.known(topic, left_s).config.partitions
         except (ConnectionLostError, RequestTimeoutError):
@@ -273,7 +266,7 @@ class OrderedMessageProducer:
                 queue = self._queues.get(partition)
                 if queue is None:
                     queue = self._queues[partition] = PartitionQueue(
-                        partition, self._spool, self._sender, self._sessions, self._client, self._client.clock,
+                        partition, self._spool, self._homes, self._client, self._client.clock,
                         attempts_max=self._options.attempts_max, visibility_wait_s=self._options.visibility_wait_s,
                     )  # fmt: skip
         return queue
@@ -299,7 +292,7 @@ class OrderedMessageProducer:
         """
         require_wait(timeout)
         deadline = self._client.clock.monotonic() + timeout
-        self._sender.flush(deadline)
+        self._homes.flush(deadline)
         while self.spooled or not self._has_ended_former_sessions(deadline):
             self._refuse_closed()
             if self._client.clock.monotonic() >= deadline:
@@ -310,7 +303,7 @@ class OrderedMessageProducer:
 
     def _has_ended_former_sessions(self, deadline: float) -> bool:
         try:
-            self._sessions.end_former_sessions(deadline)
+            self._homes.end_former_sessions(deadline)
         except (ConnectionLostError, RequestTimeoutError):
             return False
         return True
@@ -319,25 +312,28 @@ class OrderedMessageProducer:
         """The spooling thread: a thread of its own, because a drain takes its time."""
         while self._closed is None:
             self._given_up.wait(_IDLE_S)
-            for partition in self._sender.given_up():
+            given_up = [partition for home in self._homes.opened() for partition in home.sender.given_up()]
+            for partition in given_up:
                 try:
                     self._queue(partition).take_over(self._client.clock.monotonic() + self._options.timeout)
                 except Exception as error:  # noqa: BLE001  the thread is the shell, and serves the other partitions, too
                     self._shell_failed("taking over failed", partition, error)
-            self._wake.set()
+            self._homes.wake()
         self._has_taken_over.set()
 
-    def _drain(self) -> None:
+    def _drain(self, home: SpoolHome) -> None:
         while self._closed is None:
-            pause = self._drain_once()
+            pause = self._drain_once(home)
             if pause:
-                self._wake.wait(pause)
-        self._stopped.set()
+                home.wake.wait(pause)
+        home.stopped.set()
 
-    def _drain_once(self) -> float:
-        """Drain each partition that is due once. Returns how long there is nothing to do."""
+    def _drain_once(self, home: SpoolHome) -> float:
+        """Drain each partition of a home that is due once. Returns how long there is nothing to do."""
         pause = _IDLE_S
         for partition in self._spool.waiting:
+            if self._queue(partition).home is not home:
+                continue
             now = self._client.clock.monotonic()
             not_before, backoff = self._retries.get(partition, (0.0, 0.0))
             if now < not_before:
@@ -376,15 +372,19 @@ class OrderedMessageProducer:
             if self._closed is not None:
                 return
             self._closed = "the producer is closed"
-        self._sessions.close()
-        self._wake.set()
+        homes = self._homes.opened()
+        for home in homes:
+            home.sessions.close()
+            home.wake.set()
         self._given_up.set()
-        self._stopped.wait(_STOP_S)
+        for home in homes:
+            home.stopped.wait(_STOP_S)
         self._has_taken_over.wait(_STOP_S)
         try:
             for queue in list(self._queues.values()):
                 queue.close()
-            self._sender.close()
+            for home in homes:
+                home.sender.close()
         finally:
             self._spool.close()
 

@@ -22,6 +22,10 @@ nothing is stored under that sequence any more. After ``VISIBILITY_WAIT_S`` in o
 all that was stored becomes visible, the log is read (``log_lookup``): a batch that is there is done, one that is not
 gets a new sequence. If retention took the part of the log that would tell, the message is parked, never guessed.
 
+With several homes the partition has one, which a topic that is created anew may change. The queue goes over to the new
+home when nothing is sent directly. Sequences of the old home's session count nowhere any more: the log of the new home
+says what of it is stored there.
+
 Invariants:
     * Direct sending begins only while no message of the partition is in the spool, or enqueued for it.
     * Nothing is enqueued in the spool while a direct send is unfinished: that is taken over first.
@@ -39,10 +43,10 @@ from itertools import accumulate, takewhile
 
 from txmq.client.producer.batches import SEQUENCE_MASK, Batch, Record
 from txmq.client.producer.completion import Completion
-from txmq.client.spooling.direct_sender import OrderedSender, TakenOver, Unsent, is_certain
+from txmq.client.spooling.direct_sender import TakenOver, Unsent, is_certain
 from txmq.client.spooling.log_lookup import Reader, StoredInLog, broker_epoch, look_up
-from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool, Ticket
+from txmq.client.spooling.spool_homes import SpoolHomes
 from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity
 from txmq.client.transport.reply import Reply
 from txmq.errors import (
@@ -53,6 +57,7 @@ from txmq.errors import (
     InvalidBatchError,
     InvalidNameError,
     LocalProtocolError,
+    NotOwnerError,
     RemoteProtocolError,
     SequenceError,
     StorageError,
@@ -73,18 +78,23 @@ POISON = (TooLargeError, InvalidBatchError, BadRequestError, InvalidNameError, U
 
 
 class PartitionQueue:
-    """One partition's messages. Thread safety: ``send`` any thread, ``drain`` and ``take_over`` one thread each."""
+    """One partition's messages. Thread safety: ``send`` and ``drain`` any thread, ``take_over`` one thread.
+
+    Attributes:
+        home: the home that it sends to.
+    """
 
     def __init__(
-        self, partition: TopicPartition, spool: Spool, sender: OrderedSender, sessions: Sessions, reader: Reader,
-        clock: Clock, *,
+        self, partition: TopicPartition, spool: Spool, homes: SpoolHomes, reader: Reader, clock: Clock, *,
         attempts_max: int, visibility_wait_s: float = VISIBILITY_WAIT_S,
     ) -> None:  # fmt: skip
         self.partition = partition
-        self._spool, self._sender, self._sessions = spool, sender, sessions
+        self._spool, self._homes, self.home = spool, homes, homes.known(partition)
         self._reader, self._clock = reader, clock
         self._attempts_max, self._visibility_wait_s = attempts_max, visibility_wait_s
         self._lock = Lock()
+        self._draining = Lock()  # the drain threads of two homes meet if the partition is made anew at another home
+        self._is_misrouted = False
         self._is_direct = False  # the sender has the next sequence; otherwise it is here
         self._identity: SpoolIdentity | None = None  # the session that ``_sequence`` counts in
         self._sequence = 0
@@ -109,7 +119,7 @@ class PartitionQueue:
         if isinstance(begun, Ticket):
             return self._spooled(begun)
         completion, number = begun
-        self._sender.drive(completion)
+        self.home.sender.drive(completion)
         return completion.result(number)
 
     def send_async(self, record: Record, deadline: float) -> Future[SendResult]:
@@ -122,7 +132,7 @@ class PartitionQueue:
             except TxmqError as error:
                 future.set_exception(error)
         else:
-            self._sender.see_to_futures(deadline)
+            self.home.sender.see_to_futures(deadline)
         return future
 
     def _spooled(self, ticket: Ticket) -> SendResult:
@@ -133,41 +143,53 @@ class PartitionQueue:
         self, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> Ticket | tuple[Completion, int]:  # fmt: skip
         """Put the message in its order: behind those sent directly, or in the spool."""
-        begun = self._sender.start(
+        begun = self.home.sender.start(
             self.partition, record, deadline, future
         )  # without the lock while nothing has failed
         while begun is None:
             with self._lock:
                 if self._is_closed:
                     raise ClosedError("the producer is closed")
-                if not self._sender.is_given_up(self.partition):
+                if not self.home.sender.is_given_up(self.partition):
                     begun = self._direct(record, deadline, future) if self._spool.count(self.partition) == 0 else None
                     if begun is not None:
                         break
-                    if not self._sender.give_up(self.partition):
+                    if not self.home.sender.give_up(self.partition):
                         return self._enqueued(record)
-            self._sender.await_taken_over()
+            self.home.sender.await_taken_over()
         return begun
 
     def _direct(
         self, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> tuple[Completion, int] | None:  # fmt: skip
         try:
-            identity = self._sender.follow(deadline)
+            self._find_home()
+            identity = self.home.sender.follow(deadline)
             ours = self._sequence if identity == self._identity else 0
             self._look_at_end(ours)
         except (StorageError, ClosedError, *POISON):
             raise
         except TxmqError:
             return None
-        self._sender.begin(self.partition, None if self._is_direct else ours)
+        self.home.sender.begin(self.partition, None if self._is_direct else ours)
         self._is_direct = True
-        return self._sender.start(self.partition, record, deadline, future)
+        return self.home.sender.start(self.partition, record, deadline, future)
+
+    def _find_home(self) -> None:
+        """Go to the home that owns the partition, unless messages are sent directly; the caller holds the lock."""
+        if self._is_misrouted:
+            self._homes.corrected(self.partition[0])
+            self._is_misrouted = False
+        if not self._is_direct:
+            home = self._homes.owner(self.partition)
+            if home is not self.home:
+                self.home = home
+                home.wake.set()
 
     def _enqueued(self, record: Record) -> Ticket:
         if self._is_direct:
-            self._go_on_from(self._sender.hand_over(self.partition))
-        return self._spool.enqueue(self.partition, self._sender.encoded(record), self._clock.now_ms())
+            self._go_on_from(self.home.sender.hand_over(self.partition))
+        return self._spool.enqueue(self.partition, self.home.sender.encoded(record), self._clock.now_ms())
 
     def _go_on_from(self, handed: TakenOver) -> None:
         self._is_direct = False
@@ -179,13 +201,13 @@ class PartitionQueue:
     def take_over(self, deadline: float) -> None:
         """Spool what was sent directly and is not acknowledged, if the sender has given up; on the spooling thread."""
         with self._lock:
-            if not self._sender.is_given_up(self.partition):
+            if not self.home.sender.is_given_up(self.partition):
                 return
-            handed = self._sender.hand_over(self.partition)
+            handed = self.home.sender.hand_over(self.partition)
             self._go_on_from(handed)
             owed = [(unsent.batch, self._spooled_from(unsent)) for unsent in handed.batches]
         for taken, tickets in owed:
-            self._sender.finish(taken, self._outcomes(taken, tickets))
+            self.home.sender.finish(taken, self._outcomes(taken, tickets))
         refusals = [taken.refusal for taken, _ in owed if taken.refusal is not None]
         if refusals and handed.identity is not None:
             self._look_after_session(refusals[0], handed.identity, deadline)
@@ -197,7 +219,8 @@ class PartitionQueue:
             if _is_refused_for_good(taken):
                 return []
             return [
-                self._spool.enqueue(self.partition, self._sender.encoded(record), now_ms) for record in taken.records
+                self._spool.enqueue(self.partition, self.home.sender.encoded(record), now_ms)
+                for record in taken.records
             ]
         assert self._identity is not None
         assert taken.content is not None
@@ -232,10 +255,11 @@ class PartitionQueue:
         return [AssignedSequence(identity, step & SEQUENCE_MASK, offset_at_least) for step in steps]
 
     def _look_after_session(self, error: TxmqError, identity: SpoolIdentity, deadline: float) -> None:
+        self._is_misrouted = self._is_misrouted or isinstance(error, NotOwnerError)
         if isinstance(error, ForbiddenError):
-            self._sessions.reconnect()
+            self.home.sessions.reconnect()
         elif isinstance(error, FencedError | SequenceError):
-            self._sessions.renew(identity, deadline)
+            self.home.sessions.renew(identity, deadline)
 
     # --- draining ----------------------------------------------------------------------------------------------------
 
@@ -245,6 +269,12 @@ class PartitionQueue:
         Raises:
             TxmqError: the first of those left cannot be sent now; try again later.
         """
+        with self._draining:
+            self._drain(deadline)
+
+    def _drain(self, deadline: float) -> None:
+        with self._lock:
+            self._find_home()
         self._spool.sync_all()
         entries = self._spool.head(self.partition, DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX)
         if not entries:
@@ -265,7 +295,7 @@ class PartitionQueue:
     def _numbered(self, entries: list[Entry], deadline: float) -> list[Entry]:
         """Assign sequences to the first batches without one, on disk before any of them is sent."""
         front = _front(entries, lambda entry: entry.assigned is None and _damage(entry) is None)
-        sequences = self._next_sequences(self._sessions.current(deadline), front)
+        sequences = self._next_sequences(self.home.sessions.current(deadline), front)
         self._spool.assign(list(zip(front, sequences, strict=True)))
         self._certain = {entry.number for entry in front}
         crash_point("client.ordered.pinned")
@@ -277,11 +307,12 @@ class PartitionQueue:
         failure: tuple[Entry, TxmqError] | None = None
         certain, self._certain = self._certain, set()
         waiting, in_flight, done = iter(entries), deque[tuple[Entry, Reply]](), list[Entry]()
+        sessions = self.home.sessions
         while True:
-            while failure is None and len(in_flight) < self._sessions.in_flight_max and (entry := next(waiting, None)):
+            while failure is None and len(in_flight) < sessions.in_flight_max and (entry := next(waiting, None)):
                 assert entry.assigned is not None
                 try:
-                    reply = self._sessions.start(entry.assigned, self.partition, entry.content, deadline)
+                    reply = sessions.start(entry.assigned, self.partition, entry.content, deadline)
                 except TxmqError as error:
                     failure = entry, error
                 else:
@@ -318,16 +349,19 @@ class PartitionQueue:
                 self._park(entry, f"refused {self._attempts_max} times: {error}", renumber=True)
         else:
             if isinstance(error, ForbiddenError):
-                self._sessions.reconnect()
+                self.home.sessions.reconnect()
+            elif isinstance(error, NotOwnerError):
+                self._is_misrouted = True
+                self._spool.unassign(self._certain)  # never sent before: their numbers count nowhere
             raise error
 
     def _resolve_from_log(self, entry: Entry, error: TxmqError, deadline: float) -> None:
         """The batch's sequence no longer counts: the log says whether it is stored."""
         assert entry.assigned is not None
         identity = entry.assigned.identity
-        self._sessions.renew(identity, deadline)
+        self.home.sessions.renew(identity, deadline)
         # A broker that was restarted meanwhile holds partitions for their whole time again.
-        epoch, now = broker_epoch(self._reader), self._clock.monotonic()
+        epoch, now = broker_epoch(self.home), self._clock.monotonic()
         if now - self._contradicted.setdefault((identity, epoch), now) < self._visibility_wait_s:
             raise error
         try:
@@ -337,7 +371,7 @@ class PartitionQueue:
         if stored is StoredInLog.STORED:
             self._spool.done([entry])
         elif stored is StoredInLog.ABSENT:
-            self._spool.unassign(entry)
+            self._spool.unassign([entry.number])
         else:
             why = f"may or may not be stored, and the part of the log that would tell is gone: {error}"
             self._park(entry, why, renumber=False)
@@ -356,7 +390,7 @@ class PartitionQueue:
         """Take no more messages. What is unfinished is given up and taken over here: the spooling thread has ended."""
         with self._lock:
             self._is_closed = True
-        self._sender.give_up(self.partition)
+        self.home.sender.give_up(self.partition)
         with suppress(TxmqError):  # its session is not needed any more, and all waits have ended
             self.take_over(self._clock.monotonic())
 

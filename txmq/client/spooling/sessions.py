@@ -1,4 +1,4 @@
-"""The sessions of an ordered producer: its own, and those of former processes with the same spool.
+"""The sessions of an ordered producer at one home: its own, and those of former processes with the same spool.
 
 Theory of operation. New batches are sent in this process's *current* session, on the ``main`` connection. A batch whose
 sequence belongs to another session (the process was restarted, or the broker ended the session) is sent on the
@@ -17,6 +17,8 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import AssignedSequence, Held, SpoolIdentity
 from txmq.client.transport.connection import Connection
@@ -32,15 +34,22 @@ from txmq.runtime.threads import Lock
 class Sessions:
     """See the module's docstring. Thread safety: any thread.
 
+    Args:
+        former: the sessions of former processes that have not ended; shared with the other homes.
+        is_of_home: which of them were issued by this home.
+
     Attributes:
         main: the connection of the current session.
     """
 
-    def __init__(self, main: ReconnectingConnection, other: ReconnectingConnection, spool: Spool, name: str) -> None:
+    def __init__(
+        self, main: ReconnectingConnection, other: ReconnectingConnection, spool: Spool, name: str,
+        former: list[SpoolIdentity], is_of_home: Callable[[SpoolIdentity], bool],
+    ) -> None:  # fmt: skip
         self.main, self._other, self._spool, self._name = main, other, spool, name
         self._noted: SpoolIdentity | None = None
         self._session: ClientSession | None = None
-        self._former = spool.sessions()
+        self._former, self._is_of_home = former, is_of_home
         self._held: dict[SpoolIdentity, Held] = {}
         self._lock = Lock()  # held during the other connection's greetings
         self._bound: tuple[Connection, SpoolIdentity] | None = None
@@ -84,14 +93,15 @@ class Sessions:
         if not self._former:
             return
         with self._lock:
-            while self._former:
-                identity = self._former[-1]
+            for identity in filter(self._is_of_home, list(self._former)):
                 try:
                     self._resumed(identity, deadline)
                 except FencedError:
-                    pass  # it has ended, and nothing is stored in its name any more
+                    if not self._is_of_home(identity):  # the greeting has told that there are several homes
+                        continue
+                    # It has ended, and nothing is stored in its name any more.
                 self._spool.forget_session(identity)
-                self._former.pop()
+                self._former.remove(identity)
 
     def start(self, assigned: AssignedSequence, partition: TopicPartition, content: bytes, deadline: float) -> Reply:
         """Send a batch with its sequence; the answer's body is its offset.

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, islice
 from pathlib import Path
@@ -237,10 +237,10 @@ class Spool:
                 [(*sequence_row(assigned), entry.number) for entry, assigned in sequences],
             )
 
-    def unassign(self, entry: Entry) -> None:
-        """Drop a batch's sequence: it is certainly not stored under it and never will be."""
+    def unassign(self, numbers: Iterable[int]) -> None:
+        """Drop the sequences of these rows: they are certainly not stored under them and never will be."""
         with self._writing():
-            self._database.execute(UNASSIGN, (entry.number,))
+            self._database.executemany(UNASSIGN, [(number,) for number in numbers])
 
     def done(self, entries: Sequence[Entry]) -> None:
         """Delete batches that the broker has stored."""

@@ -182,16 +182,13 @@ def test_a_home_that_denies_its_partition_is_asked_again(cluster: Cluster) -> No
     refusal = NotOwnerError("leader=host:9 home=9 owns partition 0 of topic 't'")
     cluster.homes[0].faults["put"] = deque([refusal, refusal])
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(producer.send, "t", b"v", partition=0)
-        eventually(lambda: cluster.routes.corrections == 1, "the routes are corrected")
-        cluster.clock.now += 0.1
-        eventually(lambda: cluster.routes.corrections == 2, "the routes are corrected again")
-        cluster.clock.now += 0.1
-        assert waiting.result().offset == 0
+        waiting = threads.submit(producer.send, "t", b"v", partition=0, timeout=86_400)
+        cluster.pass_time_until(waiting.done)
+        assert (waiting.result().offset, cluster.routes.corrections) == (0, 2)
         cluster.homes[0].faults["put"] = deque([refusal] * 1000)
         waiting = threads.submit(producer.send, "t", b"v", partition=0)
         eventually(lambda: cluster.routes.corrections == 3, "the routes are corrected")
-        cluster.clock.now += 6
+        cluster.pass_time_until(waiting.done)
         with pytest.raises(NotOwnerError):
             waiting.result()
     assert cluster.values(0) == [b"v"]
@@ -220,6 +217,8 @@ def test_send_many_names_the_partitions_of_a_dead_home(cluster: Cluster) -> None
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(producer.send_many, "t", pairs)
         eventually(lambda: {0, 2, 3, 5} <= {p for home in cluster.homes for p in home.ends}, "the others have theirs")
+        living = [sender for link, sender in producer._senders._of_links.items() if link.home != 2]
+        eventually(lambda: not any(sender.core.unfinished for sender in living), "and have told so")
         stored = len(cluster.all_values())
         cluster.clock.now += 6
         with pytest.raises((BrokerAwayError, RequestTimeoutError)) as caught:

@@ -225,6 +225,14 @@ class Way:
         self.link.fail(ConnectionLostError("another connection took over"))
 
 
+class QueueHome:
+    """The only home."""
+
+    def __init__(self, sender: OrderedSender, sessions: Sessions, partition: Partition) -> None:
+        self.sender, self.sessions = sender, sessions
+        self.stats = partition.stats
+
+
 class QueueFixture:
     """A lane, its spool and its partition; the keeper's work is done at once, by whoever calls for it."""
 
@@ -240,10 +248,21 @@ class QueueFixture:
         sessions = cast(Sessions, self.way)
         self.sender = OrderedSender(sessions, self.clock, ProducerLimits(), self._keep)
         self.sender._start_background = lambda: None  # type: ignore[method-assign]
+        self.home = QueueHome(self.sender, sessions, partition)
         self.queue = PartitionQueue(
-            PARTITION, self.spool, self.sender, sessions, cast(Any, partition), self.clock, attempts_max=2,
+            PARTITION, self.spool, cast(Any, self), cast(Any, partition), self.clock, attempts_max=2,
             visibility_wait_s=0,
         )  # fmt: skip
+
+    def known(self, _partition: TopicPartition) -> QueueHome:
+        """As ``SpoolHomes``."""
+        return self.home
+
+    owner = known
+
+    def corrected(self, topic: str) -> None:
+        """As ``SpoolHomes``."""
+        raise AssertionError(f"{topic} has one home")
 
     def _keep(self) -> None:
         self.queue.take_over(self.clock.monotonic() + 1.0)

@@ -160,7 +160,7 @@ def test_pins_stay_until_they_are_taken_back(spool: Spool) -> None:
     sequences = [AssignedSequence(IDENTITY, number, 0) for number in range(3)]
     spool.assign(list(zip(entries, sequences, strict=True)))
     assert [entry.assigned for entry in spool.head(PARTITION, 3)] == sequences
-    spool.unassign(entries[0])
+    spool.unassign([entries[0].number])
     assert [entry.assigned for entry in spool.head(PARTITION, 3)] == [None, *sequences[1:]]
 
 
