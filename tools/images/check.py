@@ -9,6 +9,8 @@ P5     what is prepared and not decided is still there, and invisible
 P6     the offset that a transaction saves is saved exactly when its messages are placed
 P6     the whole script asked again gets the answers it had got, and in the end every message of a put and of a
        committed transaction is there exactly once
+P5     a decision is kept as long as a branch at another home has not reported it, and a branch that is placed until
+       the home that decided knows it
 P10    every CRC, place and offset of every partition is right, and every message is one of the script's
 =====  ==============================================================================================================
 """
@@ -19,6 +21,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.state import State
 from txmq.broker.state.transaction import TransactionState
@@ -27,11 +30,13 @@ from txmq.model import TopicPartition
 from txmq.protocol.parts import parse_result_lines
 from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.disk_model import Trace
+from txmq.xid import TxId
 
 from .node import SMALL, Answer, Client, Node, small_settings
-from .script import GROUP, QUERY, Ask, Script
+from .script import GROUP, OF_ANOTHER_HOME, QUERY, Ask, Script
 
 SESSION = 1
+OTHER_HOME = 0xB
 Told = dict[bytes, Answer]
 Visible = dict[bytes, tuple[TopicPartition, int]]
 
@@ -76,6 +81,11 @@ class Player:
                 extensions["tx"] = txid
             else:
                 arguments[0] = txid
+        words = [word for word in OF_ANOTHER_HOME if word in extensions]
+        for word in words:
+            extensions[word] = other_txid(self.node, int(extensions[word] or 0))
+        # No registry stands behind it: topics are made as by a broker that is alone.
+        self.node.context.cluster = ClusterView() if words else None
         self.client.send(ask.verb, *arguments, extensions=extensions, body=body, opaque=ask.opaque)
 
     def ask(self, ask: Ask) -> Answer:
@@ -103,6 +113,11 @@ class Player:
                 self.hello()
             else:
                 step.what(self.node)
+
+
+def other_txid(node: Node, counter: int) -> str:
+    """A transaction of the other home."""
+    return str(TxId(node.recovered.identity.cluster, OTHER_HOME, 1, counter))
 
 
 def record(script: Script) -> Trace:
@@ -170,6 +185,7 @@ def check_recovered(script: Script, node: Node, told: Told) -> None:
     for counter in script.transactions:
         _check_whole(script, counter, node, visible)
     _check_batches(script, node)
+    _check_homes(script, told, node.disk, node)
     _check_offset(script, node)
     verdict = verify_log(node.disk)
     assert verdict.is_sound, f"P10: {verdict.findings}"
@@ -206,20 +222,25 @@ def _check_offset(script: Script, node: Node) -> None:
     place = next(iter(node.state.partitions_of), 0), 0
     found = saved.offsets.get(place) if saved is not None else None
     assert (found.offset if found else 0) == max(decided, default=0), f"P6: {found} saved, decided were {decided}"
-    waiting = {
-        (SESSION, c) for c in saving if (SESSION, c) in {*node.state.transactions, *node.state.decisions.incomplete}
-    }
+    with_rows = {name for name, decided in node.state.decisions.incomplete.items() if decided.has_rows_to_come}
+    unsettled = {*node.state.transactions, *with_rows, *node.state.branch_parts.held}
+    waiting = {(SESSION, c) for c in saving if (SESSION, c) in unsettled}
     held = {name for name in node.state.saved.held.values() if name in waiting}
     open_ones = {(t.session, t.counter) for t in node.state.streams.values()}
     assert held == waiting - open_ones, f"P6: {held} hold the offset, {waiting} may still save it"
 
 
 def _check_told(ask: Ask, answer: Answer, node: Node, visible: Visible) -> None:
-    if ask.verb in ("put", "commit", "decide") and ask.adds:
+    if b" - " in answer.body:
+        _check_placing(ask, node)
+    elif ask.verb in ("put", "commit", "decide") and ask.adds:
         for place, base_offset, values in _promised_places(ask, answer):
             _check_values(node, visible, place, base_offset, values)
     elif ask.verb in ("rollback", "outcome"):
         assert node.state.sessions[SESSION].outcomes[ask.counter] is None, f"P1: {ask.verb} of {ask.counter} is lost"
+    elif ask.verb == "complete" and "branch" in ask.extensions:
+        decided = node.state.decisions.incomplete.get((SESSION, ask.counter))
+        assert decided is None or all(decided.homes.values()), f"P1: a home of {ask.counter} has not reported any more"
     elif ask.verb == "complete":
         incomplete = node.state.decisions.incomplete.get((SESSION, ask.counter))
         branch = incomplete.branch(str(ask.extensions["uuid"])) if incomplete is not None else None
@@ -236,6 +257,28 @@ def _check_told(ask: Ask, answer: Answer, node: Node, visible: Visible) -> None:
         assert ask.arguments[1] not in _names(node), f"P1: the end of topic {ask.arguments[1]} is lost"
     elif ask.verb == "topic":
         assert ask.arguments[1] in _names(node) or node.state.topics.next_id > len(_names(node)) + 1, "P1: topic lost"
+
+
+def _check_placing(ask: Ask, node: Node) -> None:
+    """What was told to wait for its place is decided."""
+    waiting = node.state.transactions.get((SESSION, ask.counter))
+    is_waiting = waiting is not None and waiting.state is TransactionState.PLACING
+    kept = node.state.sessions[SESSION].outcomes.get(ask.counter)
+    assert is_waiting or kept is not None, f"P1: the decision about {ask.counter} is lost"
+
+
+def _check_homes(script: Script, told: Told, disk: SimDisk, node: Node) -> None:
+    """Nothing is forgotten that another home still needs."""
+    session, state = node.state.sessions.get(SESSION), node.state
+    begun = {note[1] for note in disk.notes if isinstance(note, tuple) and note[0] == "reported"}
+    for counter, made in script.transactions.items():
+        is_committed = session is not None and session.outcomes.get(counter) is not None
+        if made.is_branch and is_committed and counter not in begun:
+            assert (SESSION, counter) in state.branch_parts.unreported, f"P5: nobody is told that {counter} is placed"
+    over = {ask.counter for ask in script.asks if ask.verb == "complete" and "branch" in ask.extensions}
+    for ask in script.asks:
+        if "homes" in ask.extensions and ask.opaque in told and ask.counter not in over:
+            assert (SESSION, ask.counter) in state.decisions.incomplete, f"P5: decision {ask.counter} is forgotten"
 
 
 def _check_group(ask: Ask, answer: Answer, node: Node) -> None:
@@ -315,7 +358,8 @@ def _check_whole(script: Script, counter: int, node: Node, visible: Visible) -> 
     incomplete = node.state.decisions.incomplete.get((SESSION, counter))
     kept = [value for place, values in parts for value in values if value in visible or _is_behind(node, place)]
     seen = [value for value in kept if value in visible]
-    assert not (incomplete is not None and seen), (
+    has_rows_to_come = incomplete is not None and incomplete.has_rows_to_come
+    assert not (seen and (has_rows_to_come or (SESSION, counter) in node.state.branch_parts.held)), (
         f"P4: {seen} of transaction {counter}, whose branches are not complete"
     )
     assert not seen or len(seen) == len(kept), f"P2: {seen} of transaction {counter}, the rest is held"
@@ -342,7 +386,8 @@ def _repeat(script: Script, player: Player, told: Told) -> Told:
             continue
         answer = answers[ask.opaque] = player.ask(ask)
         before = told.get(ask.opaque)
-        if before is not None and not ask.once and before.code == 200 and not script.deleted:
+        was_placing = before is not None and b" - " in before.body
+        if before is not None and not ask.once and before.code == 200 and not script.deleted and not was_placing:
             assert answer == before, f"P6: request {ask.number} ({ask.verb}): {before}, then {answer}"
         refusals = {409} if ask.counter and (ask.once or _is_stream(script, ask)) else set()
         if ask.verb == "query":

@@ -25,6 +25,7 @@ from .node import Node
 UUID = "a" * 32
 GROUP = "g"
 QUERY = "q"
+OF_ANOTHER_HOME = ("of", "homes", "branch")
 _BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True, "table": "txmq_marker"}
 Fate = Literal["committed", "rolled-back", "prepared", "stream"]
 """What the script makes of a transaction; a stream commits only if no restart came between its parts."""
@@ -40,6 +41,8 @@ class Ask:
         once: what it does cannot be asked twice with the same answer (``put tx=``, ``topic``, ``prepare``).
         adds: messages that a 200 promises, in order of the answer's lines.
         winners: counters of the transactions that a batch's decision names.
+
+    In ``extensions``, the values of OF_ANOTHER_HOME are counters of transactions there.
     """
 
     number: int
@@ -75,6 +78,7 @@ class Transaction:
     batches: list[bytes] = field(default_factory=list)
     fate: Fate = "committed"
     offset: int = 0  # that it saves for the group, of partition 0 of topic a; 0 for none
+    is_branch: bool = False  # of a transaction that another home decides
 
 
 class Script:
@@ -117,10 +121,17 @@ class Script:
         values, batch = self._batch(count, size, sequence)
         return self._ask("put", topic, partition, body=batch, topics=(topic,), adds=((place, values),))
 
-    def local(self, counter: int, *places: TopicPartition, count: int = 1) -> Script:
-        """A local transaction with one part for each place."""
-        body = self._parts(counter, places, count)
-        return self._commit(counter, body, places)
+    def local(
+        self, counter: int, *places: TopicPartition, count: int = 1, homes: bool = False, waits: bool = False
+    ) -> Script:
+        """A local transaction with one part for each place.
+
+        Args:
+            homes: it has a branch at another home.
+            waits: behind a branch here; the ``commit`` that follows tells its places.
+        """
+        body = self._parts(counter, places, count, keys="7" if waits else "")
+        return self._commit(counter, body, places, {"homes": counter} if homes else None, waits=waits)
 
     def consumes(self, counter: int, offset: int, fate: Fate = "committed") -> Script:
         """A transaction saves the group's offset of partition 0 of topic a, as its first owner."""
@@ -150,19 +161,35 @@ class Script:
         return self._ask("prepare", str(counter), "last-resource", extensions=extensions, body=body, counter=counter,
                          once=True, topics=tuple(topic for topic, _ in places))  # fmt: skip
 
+    def branch(self, counter: int, *places: TopicPartition, held: bool = False) -> Script:
+        """Prepare a part of a transaction that another home decides; ``commit`` says that it is committed."""
+        body = self._parts(counter, places, 1, keys="7")
+        self.transactions[counter].is_branch = True
+        given: dict[str, int | None] = {"of": counter, **({"held": None} if held else {}), **self._saving(counter)}
+        return self._ask("prepare", str(counter), "branch", extensions=given, body=self._saved(counter) + body,
+                         counter=counter, once=True, topics=tuple(topic for topic, _ in places))  # fmt: skip
+
+    def complete_home(self, counter: int) -> Script:
+        """The other home reports its branch."""
+        return self._ask("complete", str(counter), extensions={"branch": counter}, counter=counter)
+
     def commit(self, counter: int) -> Script:
-        """Commit what is prepared."""
+        """Commit what is prepared, or waits for its place."""
         return self._commit(counter, b"", ())
 
-    def decide(self, counter: int, *places: TopicPartition, branches: int = 1, streamed: bool = False) -> Script:
-        """Decide with branches, whose resources are numbered."""
+    def decide(
+        self, counter: int, *places: TopicPartition, branches: int = 1, streamed: bool = False, homes: bool = False,
+        waits: bool = False,
+    ) -> Script:  # fmt: skip
+        """Decide with branches, whose resources are numbered; ``homes`` and ``waits`` as of ``local``."""
         stated = self._stated(counter) if streamed else {}
         body = b"".join(encode_branch(f"db{number}", _uuid(number), _BRANCH) for number in range(branches))
-        body += self._saved(counter) + self._parts(counter, places, 1, fate="stream" if streamed else "committed")
+        fate: Fate = "stream" if streamed else "committed"
+        body += self._saved(counter) + self._parts(counter, places, 1, keys="7" if waits else "", fate=fate)
         adds = tuple(self.transactions[counter].parts)
-        given = {"branches": branches, **stated, **self._saving(counter)}
-        return self._ask("decide", str(counter), extensions=given, body=body, counter=counter, adds=adds,
-                         topics=tuple(topic for (topic, _), _ in adds))  # fmt: skip
+        given = {"branches": branches, **stated, **self._saving(counter), **({"homes": counter} if homes else {})}
+        return self._ask("decide", str(counter), extensions=given, body=body, counter=counter,
+                         adds=() if waits else adds, topics=tuple(topic for (topic, _), _ in adds))  # fmt: skip
 
     def complete(self, counter: int, number: int = 0) -> Script:
         """Report a branch."""
@@ -257,14 +284,15 @@ class Script:
         return self
 
     def _commit(
-        self, counter: int, body: bytes, places: tuple[TopicPartition, ...], stated: Mapping[str, int] | None = None
-    ) -> Script:
+        self, counter: int, body: bytes, places: tuple[TopicPartition, ...], stated: Mapping[str, int] | None = None,
+        *, waits: bool = False,
+    ) -> Script:  # fmt: skip
         adds = tuple(self.transactions[counter].parts)
         given = dict(stated or {})
         if body:  # what was prepared has brought its offset
             given, body = given | self._saving(counter), self._saved(counter) + body
-        return self._ask("commit", str(counter), extensions=given, body=body, counter=counter, adds=adds,
-                         topics=tuple(topic for (topic, _), _ in adds))  # fmt: skip
+        return self._ask("commit", str(counter), extensions=given, body=body, counter=counter,
+                         adds=() if waits else adds, topics=tuple(topic for (topic, _), _ in adds))  # fmt: skip
 
     def _saved(self, counter: int) -> bytes:
         offset = self._transaction(counter, "committed").offset

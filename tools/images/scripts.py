@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from txmq.broker.verbs.branches.complete import reported
+
 from .node import Node
 from .script import Script
 
@@ -225,6 +227,36 @@ def consumed_around_checkpoints(name: str) -> Script:
     return script.checkpoint().rollback(3).consumes(4, 4).local(4, B).checkpoint().restart().put("b")
 
 
+def _report(script: Script, counter: int) -> Script:
+    """The home that decided knows that a branch is placed."""
+
+    def told(node: Node) -> None:
+        node.disk.note(("reported", counter))
+        reported(node.context, (1, counter))
+        node.pump()
+
+    return script.do(told, f"report {counter}")
+
+
+def over_homes(name: str) -> Script:
+    """Branches of another home's transactions, decisions that wait for their place behind them, and some with homes."""
+    script = Script(name).topic("a", partitions=2).topic("b").branch(1, A, B).put("b").local(2, A, A1, waits=True)
+    script.put("a").commit(1).commit(2).put("a")
+    _report(script, 1).local(3, B, homes=True).put("a").complete_home(3).local(4, A, homes=True)
+    script.branch(5, A, held=True).put("b").commit(5).put("a").branch(6, B).decide(7, B, homes=True, waits=True)
+    script.put("b").together().commit(6).commit(7).put("b", 0).apart().complete(7).restart().put("a")
+    return _report(script, 5).put("a").complete_home(7).put("b")
+
+
+def over_homes_around_checkpoints(name: str) -> Script:
+    """The same in checkpoints and behind them; offsets are saved at both homes."""
+    script = Script(name).topic("a", partitions=2).topic("b").group("join").put("a", count=9).checkpoint()
+    script.branch(1, B).checkpoint().consumes(2, 2).local(2, B, A1, homes=True, waits=True)
+    script.checkpoint().restart().put("b").commit(1).commit(2).checkpoint().consumes(3, 3).branch(3, B, held=True)
+    script.commit(3).checkpoint().restart().put("b").complete_home(2).checkpoint()
+    return _report(script, 3).checkpoint().put("b").restart().put("b")
+
+
 def everything(name: str) -> Script:
     """A little of all."""
     script = Script(name).topic("a", partitions=2, segment_size_bytes=4096).topic("b").put("a", size=2000)
@@ -240,6 +272,6 @@ _WRITERS: tuple[Callable[[str], Script], ...] = (
     prepared_over_checkpoints, in_order, topics_come_and_go, journal_files, segments_roll, retention_deletes,
     retention_archives, retention_empties, synced_at_intervals, decided, decided_around_checkpoints, consumer_groups,
     batches_of_a_query, batches_around_checkpoints,
-    consumed_and_produced, consumed_around_checkpoints, everything,
+    consumed_and_produced, consumed_around_checkpoints, over_homes, over_homes_around_checkpoints, everything,
 )  # fmt: skip
 SCRIPTS: dict[str, Script] = {writer.__name__: writer(writer.__name__) for writer in _WRITERS}

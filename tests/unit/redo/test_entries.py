@@ -50,6 +50,8 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
     )
     prepared = entries.encode_prepared(1, U64, b"{}")
     assert entries.decode_prepared(_only(prepared, entries.PREPARED)) == Prepared(1, U64, b"{}")
+    awaited = entries.encode_place_awaited(1, U64, b"{}")
+    assert entries.decode_prepared(_only(awaited, entries.PLACE_AWAITED)) == Prepared(1, U64, b"{}")
     committed = entries.encode_committed(1, 2, 3, placements)
     assert entries.decode_committed(_only(committed, entries.COMMITTED)) == Committed(1, 2, 3, placements)
     decided = entries.encode_decided(1, 2, 3, placements, b"{}")
@@ -71,6 +73,8 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
 def test_the_layout_is_the_documented_one() -> None:
     assert entries.run_header(1, 2, 3, 4, 5, 6, 7, 8) == struct.pack("<BBHIIIQQQQq", 1, 0, 0, 56, 1, 2, 3, 4, 5, 6, 7)
     assert entries.encode_rolled_back(1, 2, 3) == struct.pack("<BBHIQQQ", 5, 0, 0, 24, 1, 2, 3)
+    assert entries.encode_place_awaited(1, 2, b"{}") == struct.pack("<BBHIQQ2s", 31, 0, 0, 18, 1, 2, b"{}")
+    assert entries.json_entry(entries.REPORTED, {}) == struct.pack("<BBHI2s", 32, 0, 0, 2, b"{}")
     assert entries.encode_committed(1, 2, 3, [Placement(4, 5, 6, 7, 8, 9, 10)]) == struct.pack(
         "<BBHIQQQIIIQQQII", 4, 0, 0, 68, 1, 2, 3, 1, 4, 5, 6, 7, 8, 9, 10
     )
