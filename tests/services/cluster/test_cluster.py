@@ -18,6 +18,7 @@ from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
 
 from .asking import asked, described, placed, put, session_state
+from .branches import Home, OverTwoHomes, values
 
 PARTITIONS = 6
 
@@ -152,3 +153,27 @@ def test_brokers_serve_what_they_have_while_zookeeper_is_away(cluster: Cluster, 
         eventually(partial(_is, broker, "connected"), "the session is back")
     assert asked(cluster.brokers[0], "topic", "create", "later", "partitions=3")[0] == 200
     eventually(lambda: _unavailable(cluster.brokers[0]) == [], "all leaders are announced again")
+
+
+def test_brokers_settle_branches_that_clients_left(cluster: Cluster) -> None:
+    here, there = cluster.brokers[:2]
+    [mine, *_], [theirs, *_] = _own(here), _own(there)
+    homes = Home(here, mine), Home(there, theirs)
+    decided = OverTwoHomes.prepared(*homes, b"decided there")
+    decided.decide(b"decided here")
+    OverTwoHomes.prepared(*homes, b"of a client that dies")
+    for home in homes:
+        home.close()
+    there.kill()
+    there.start()
+    eventually(lambda: b"decided there" in values(there, theirs), "the branch asked the home that decided")
+    here.kill()
+    here.start()
+    eventually(lambda: not _branches(here) and not _branches(there), "nothing is in doubt, nothing to be reported")
+    assert b"decided here" in values(here, mine)
+    assert b"of a client that dies" not in values(there, theirs)
+
+
+def _branches(broker: BrokerProcess) -> list[object]:
+    branches: list[object] = described(broker)["branches"]
+    return branches
