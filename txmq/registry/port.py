@@ -185,6 +185,9 @@ class Registry(Protocol):
     def topics(self, listener: Listener | None = None) -> TopicMap:
         """All topics. The listener is called once when that has changed, or may have."""
 
+    def show(self, leadership: Leadership, topics: TopicMap) -> bool:
+        """Show those who look into the registry what the home has; nothing depends on it. False: call it again soon."""
+
     def anchor(self, kind: str, name: str, home: int) -> int:
         """The one home that decides for a group or a query: the first ``home`` that was named, from then on."""
 

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from tests.services.broker.wire import Wire
+from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
@@ -99,6 +100,17 @@ def test_an_operator_sees_homes_leaders_and_topics(cluster: Cluster) -> None:
     for broker in cluster.brokers:
         assert f"{broker.host}:{broker.port}" in shown.stdout.decode()
     assert found["topics"] == [{"topic": "orders", "partitions": PARTITIONS, "unavailable": []}]
+
+
+def test_an_operator_of_metaq_finds_the_brokers_of_a_topic(cluster: Cluster, ensemble: Ensemble) -> None:
+    session = KazooSession(ensemble.hosts, session_timeout_ms=20_000, call_timeout_ms=60_000)
+    parent = "/three/txmq/brokers/topics-sub/orders"
+    try:
+        eventually(lambda: len(session.children(parent)) == 3, "each broker shows its partitions")
+        assert session.children(parent) == ["broker-0-m", "broker-1-m", "broker-2-m"]
+        assert json.loads(session.get(f"{parent}/broker-0-m").value) == {"numParts": 2, "broker": "broker-0-m"}
+    finally:
+        session.close()
 
 
 def test_partitions_added_later_move_nothing(cluster: Cluster) -> None:

@@ -184,6 +184,14 @@ class RegistryWorker:
         self._refresh_at = self._clock.monotonic() + REFRESH_S
         self._post(partial(self._core.registry_changed, topics, homes))
         self._tell(RegistryState.CONNECTED)
+        self._show(registry, leadership, topics)
+
+    def _show(self, registry: Registry, leadership: Leadership, topics: TopicMap) -> None:
+        try:
+            if not registry.show(leadership, topics):
+                self._is_stale = True
+        except RegistryError as error:
+            self._failed(error)
 
     def _read(self, registry: Registry) -> tuple[TopicMap, list[Home]]:
         """Map and homes. A listener that was not called since it was given is still there."""

@@ -12,7 +12,8 @@
 <chroot>/txmq/anchors/<kind>.<name>    <home>
 ```
 
-A home is 16 hexadecimal digits. The paths ``brokers/ids`` and ``topics`` stand where MetaQ had its own.
+A home is 16 hexadecimal digits. The path ``brokers/ids`` stands where MetaQ had its own; ``metaq_view`` has what else
+MetaQ's operators know.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Paths:
         self.cluster = f"{self.root}/cluster"
         self.homes = f"{self.root}/homes"
         self.names = f"{self.root}/brokers/ids"
+        self.publishing = f"{self.root}/brokers/topics-pub"
+        self.subscribing = f"{self.root}/brokers/topics-sub"
         self.last_id = f"{self.root}/ids/topics"
         self.topics = f"{self.root}/topics"
         self.deleted = f"{self.root}/deleted"
@@ -65,6 +68,10 @@ class Paths:
     def name(self, name: str) -> str:
         """A broker's name."""
         return f"{self.names}/{name}"
+
+    def master(self, name: str) -> str:
+        """Where the broker of that name is reached, as MetaQ had it."""
+        return f"{self.name(name)}/master"
 
     def topic(self, name: str) -> str:
         """A topic."""

@@ -1,13 +1,14 @@
-"""The registry of several brokers, in ZooKeeper: see ``port``, ``layout`` for the nodes, ``homes`` and ``topics``."""
+"""The registry of several brokers, in ZooKeeper: see ``port``, ``layout`` for the nodes, ``homes``, ``topics``."""
 
 from __future__ import annotations
 
 from txmq.registry.zookeeper.homes import HomeNodes
+from txmq.registry.zookeeper.metaq_view import MetaqView
 from txmq.registry.zookeeper.session import Session
 from txmq.registry.zookeeper.topics import TopicNodes
 
 
-class ZooKeeperRegistry(HomeNodes, TopicNodes):
+class ZooKeeperRegistry(HomeNodes, TopicNodes, MetaqView):
     """``port.Registry`` over a session with an ensemble.
 
     Args:
@@ -16,4 +17,4 @@ class ZooKeeperRegistry(HomeNodes, TopicNodes):
     """
 
     def __init__(self, session: Session, chroot: str = "") -> None:
-        super().__init__(session, chroot)  # of both: HomeNodes calls TopicNodes
+        super().__init__(session, chroot)  # of all three, one after another
