@@ -11,6 +11,8 @@ from txmq.broker.verbs.cluster import parking
 from txmq.errors import RegistryAwayError
 from txmq.model import TopicConfig
 from txmq.registry.topics import Topic
+from txmq.registry.zookeeper.registry import ZooKeeperRegistry
+from txmq.testing.simulated.zookeeper import SimSession
 
 from ...support import UUID, batch, part, values
 from .support import A, Broker, alone, pair
@@ -56,6 +58,17 @@ def test_topic_that_another_broker_made_is_found(
     opaque = two.client.send(*named, body=body, extensions=given)
     two.work()
     assert two.client.received[opaque].code == 200, two.client.received[opaque]
+
+
+def test_topic_is_found_behind_a_server_that_lags() -> None:
+    one, two = pair()
+    assert isinstance(two.registry, ZooKeeperRegistry)
+    session = two.registry._session
+    assert isinstance(session, SimSession)
+    session.lag()
+    one.ask("topic", "create", "a", partitions=2)
+    assert session.children("/prod/txmq/topics") == []
+    assert two.ask("put", "a", 1, body=batch(b"v"))[0] == 200
 
 
 def test_partition_that_another_broker_added_is_found() -> None:
