@@ -146,12 +146,15 @@ class Node:
 
     def __init__(
         self, disk: SimDisk, settings: BrokerSettings = SMALL, *, clock: SimClock | None = None,
-        incarnation: str | None = None, cluster: ClusterView | None = None, identity_seed: int = IDENTITY_SEED,
+        incarnation: str | None = None, cluster: ClusterView | None = None, cluster_id: int | None = None,
+        identity_seed: int = IDENTITY_SEED,
     ) -> None:  # fmt: skip
         self.disk, self.settings = disk, settings
         self.clock = clock if clock is not None else SimClock()
         chance = SimRandom(random.Random(identity_seed))
-        self.recovered: Recovered = open_store(disk, self.clock, chance, settings, incarnation=incarnation)
+        self.recovered: Recovered = open_store(
+            disk, self.clock, chance, settings, incarnation=incarnation, cluster_id=cluster_id
+        )
         self.store, self.state = self.recovered.store, self.recovered.state
         chance = SimRandom(random.Random(self.state.epoch))
         now_ms = self.clock.now_ms()

@@ -141,14 +141,22 @@ class Broker:
             self.disk.fail_at(rng.randint(1, 250), errno.EIO, forever=True)
         self.guard(self.open)
         if self.node is None:
-            world.meet("recovery crashed")
-            if self.healing:
-                raise AssertionError("recovery died without a fault")
+            self.not_opened()
+
+    def not_opened(self) -> None:
+        """``open`` ended without a node."""
+        self.world.meet("recovery crashed")
+        if self.healing:
+            raise AssertionError("recovery died without a fault")
 
     def open(self) -> None:
         """Recover what the disk has, and serve."""
-        self.node = Node(self.disk, self.settings, clock=cast(SimClock, SteadyClock(self.world.clock)))
-        recovered = self.node.recovered
+        self.opened(Node(self.disk, self.settings, clock=cast(SimClock, SteadyClock(self.world.clock))))
+
+    def opened(self, node: Node) -> None:
+        """It serves from now on."""
+        self.node = node
+        recovered = node.recovered
         if recovered.records:
             self.world.meet("redo of records")
         found = recovered.store.journal.found
@@ -157,7 +165,7 @@ class Broker:
         if self.settings.sync != "always":
             self.world.meet(f"sync={self.settings.sync} recovered")
         self.world.trace("started", recovered.records, recovered.notes, found.rule)
-        self._tick(self.node)
+        self._tick(node)
 
     def _reached(self, name: str) -> None:
         task = current_task()
@@ -263,9 +271,10 @@ class Broker:
     def wake(self) -> None:
         """There may be something to commit."""
         if self.node is not None:
-            self._later(0.0, self._pump)
+            self._later(0.0, self.pump)
 
-    def _pump(self, node: Node) -> None:
+    def pump(self, node: Node) -> None:
+        """Commit what is there."""
         node.context.now_ms = node.clock.now_ms()
         node.core.wake_memory()
         self._begin_steps(node)
@@ -279,9 +288,10 @@ class Broker:
             self._run(step, list(step.parts()))
             self.feed(node)
         if pipeline.wake_at() < inf:
-            self._later(max(0.001, pipeline.wake_at() - now), self._pump)
+            self._later(max(0.001, pipeline.wake_at() - now), self.pump)
 
-    def _delay(self) -> float:
+    def delay(self) -> float:
+        """How long a part of a step takes."""
         return 0.0 if self.world.chance(0.3) else self.world.rng.uniform(0.0001, 0.003)
 
     def _run(self, step: Step, parts: list[Part]) -> None:
@@ -291,11 +301,11 @@ class Broker:
                     self.world.meet("checkpoint written")
                 self._watch.done(step)
                 node.step_done(step)
-                self._pump(node)
+                self.pump(node)
             elif node.run_part(step, parts.pop(0)):
                 self._run(step, parts)
 
-        self._later(self._delay(), go_on)
+        self._later(self.delay(), go_on)
 
     # --- time ---
 
@@ -311,6 +321,6 @@ class Broker:
             retire(node.context, node.clock.now_ms())
             if len(node.context.group.unlinked) > before:
                 world.meet("segments expired")
-        self._pump(node)
+        self.pump(node)
         self._watch.look(node)
         self._later(0.05, self._tick)

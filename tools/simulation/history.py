@@ -58,7 +58,7 @@ class Shared:
     """What all clients of a world share.
 
     Attributes:
-        homes: all brokers, if there are several; ``broker`` is the first one.
+        brokers: all of them; ``broker`` is the first one.
         addresses: where real clients look for a broker.
     """
 
@@ -69,13 +69,8 @@ class Shared:
     rows: Rows | None = None  # the real clients' database
     bank: Bank | None = None  # their XA databases
     stopping: bool = False
-    homes: Sequence[Broker] = ()
+    brokers: Sequence[Broker] = ()
     addresses: Sequence[tuple[str, int]] = (("broker", 8123),)
-
-    @property
-    def brokers(self) -> Sequence[Broker]:
-        """One, or several."""
-        return self.homes or [self.broker]
 
     @property
     def may_forget(self) -> bool:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -152,24 +153,31 @@ def played(seed: int, world: Simulation, play: Callable[[Simulation], None]) -> 
 
 def _simulate(world: Simulation) -> None:
     threads, broker = Threads(world), Broker(world)
+    with inhabited(threads, [broker], Network(broker)) as (shared, told):
+        _live(shared, threads, told)
+        _check(shared, told)
+
+
+@contextmanager
+def inhabited(threads: Threads, brokers: Sequence[Broker], network: Network) -> Iterator[tuple[Shared, Told]]:
+    """Databases, files and doors of a world, in which real clients can live."""
+    world = threads.world
     with TemporaryDirectory(prefix="txmq", dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:  # noqa: PTH112
-        shared = Shared(world, broker, Database(world), History(), Rows(world, f"{folder}/orders.db"), Bank(world))
-        doors = {net.connect: Network(broker).connect, OSClock: lambda: required_task().host,
+        rows = Rows(world, f"{folder}/orders.db")
+        shared = Shared(world, brokers[0], Database(world), History(), rows, Bank(world), brokers=brokers)
+        doors = {net.connect: network.connect, OSClock: lambda: required_task().host,
                  OSRandom: lambda: SimRandom(world.rng), proof.prove: watched_prove(shared)}  # fmt: skip
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
-        logging.configure("info", _Log(world))  # type: ignore[arg-type]
+        logging.configure("info", TracedLog(world))  # type: ignore[arg-type]
         try:
             with installed(threads, doors):
-                told = Told(Consumption(), Written(), Dealt(folder, world.chance(0.3)))
-                _live(shared, threads, told)
-                _check(shared, told)
+                yield shared, Told(Consumption(), Written(), Dealt(folder, world.chance(0.3)))
         finally:
             block._STREAM_AT_BYTES = _STREAM_AT_BYTES
-            assert shared.rows is not None
-            shared.rows.close()
+            rows.close()
 
 
-class _Log:
+class TracedLog:
     """Log lines become lines of the trace, without their time."""
 
     def __init__(self, world: Simulation) -> None:
@@ -209,7 +217,8 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
     if members and world.rng.random() < 0.5:
         world.after(world.rng.uniform(0, SECONDS), members[0].die)
     world.run(SECONDS)
-    _heal(world, shared, operator)
+    heal(shared)
+    operator.is_over = True
     finite: list[Client | Program] = [*clients, *members, *drivers]
     finite += [program for program in programs if not isinstance(program, ResolverProgram)]
     world.run(END_S, until=lambda: all(one.is_over for one in finite))
@@ -278,12 +287,14 @@ def _set_clock(world: Simulation, by_ms: int) -> None:
     world.trace("clock set", by_ms)
 
 
-def _heal(world: Simulation, shared: Shared, operator: Operator) -> None:
-    world.trace("heal")
-    broker = shared.broker
-    broker.healing = shared.stopping = operator.is_over = True
-    broker.disk.clear_faults()
-    broker.disk.capacity_bytes = 1 << 40
+def heal(shared: Shared) -> None:
+    """From now on nothing fails, and programs come to their end."""
+    shared.world.trace("heal")
+    shared.stopping = True
+    for broker in shared.brokers:
+        broker.healing = True
+        broker.disk.clear_faults()
+        broker.disk.capacity_bytes = 1 << 40
     assert shared.rows is not None
     shared.rows.is_healed = True
     assert shared.bank is not None

@@ -27,7 +27,9 @@ from txmq.runtime.crashpoints import SimulatedCrash
 from .world import Simulation
 
 _RESUME_S_MAX = 60.0  # real time: a step that takes longer hangs, also on a busy machine
-_INSIDE = ("txmq.client", "txmq.xa", "txmq.runtime.net", "txmq.registry")  # modules that get simulated doors
+_INSIDE = (  # modules that get simulated doors
+    "txmq.client", "txmq.xa", "txmq.runtime.net", "txmq.registry", "txmq.broker.shell",
+)  # fmt: skip
 _PARK_S_MIN = 1e-6  # less is lost in the clock's rounding, and whoever waits for a deadline would wait for ever
 
 

@@ -1,0 +1,53 @@
+"""Several homes that share a registry: seeds in two processes, every situation met, the same seed the same history."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tools.simulation.__main__ import campaign, digest_elsewhere, report
+from tools.simulation.homes.run import HOMES, SITUATIONS_OF_HOMES, simulate_homes
+from tools.simulation.run import Result
+from txmq.registry.port import Leadership
+from txmq.registry.zookeeper.homes import HomeNodes
+
+SEEDS, MUTATED_SEEDS = 120, range(1, 21)
+
+
+@cache
+def _campaign() -> tuple[list[Result], frozenset[str]]:
+    return campaign(1, SEEDS, homes=HOMES)
+
+
+def test_promises_hold_over_the_seeds() -> None:
+    failures, _met = _campaign()
+    assert not failures, f"{len(failures)} failed, the first:\n{report(failures[0], HOMES)}"
+
+
+def test_every_situation_was_met_by_one_of_the_seeds() -> None:
+    _failures, met = _campaign()
+    assert not SITUATIONS_OF_HOMES - met, f"never met: {sorted(SITUATIONS_OF_HOMES - met)}"
+
+
+def test_histories_do_not_depend_on_the_hash_seed() -> None:
+    assert {digest_elsewhere(3, hash_seed, HOMES) for hash_seed in ("1", "2")} == {simulate_homes(3).digest}
+
+
+def test_leader_that_is_announced_only_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    announce, announced = HomeNodes.announce, set[HomeNodes]()
+
+    def once(registry: HomeNodes, leadership: Leadership) -> None:
+        if registry not in announced:
+            announce(registry, leadership)
+            announced.add(registry)
+
+    monkeypatch.setattr(HomeNodes, "announce", once)
+    errors = [simulate_homes(seed).error or "" for seed in MUTATED_SEEDS]
+    assert any(error.startswith("Violation: R6") for error in errors)
+
+
+def test_topic_map_that_is_not_taken_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.broker.verbs.cluster.events.take_over", lambda *_: None)
+    errors = [simulate_homes(seed).error or "" for seed in range(1, 4)]
+    assert any(error.startswith("Violation: R") for error in errors), errors

@@ -1,0 +1,1 @@
+"""Histories of several brokers that share a registry: see ``run``."""

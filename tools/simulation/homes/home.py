@@ -1,0 +1,217 @@
+"""One of several homes: the lives of its broker, each with a session of its own, and the network to its clients.
+
+Theory of operation. A life is a simulated process with one thread, in which the registry worker runs that ships, over
+the registry that ships, on the world's ZooKeeper; core and commit pipeline run in the world's events, as those of a
+broker that is alone. A directory without an identity joins first: until then there is no node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from tools.images.node import Node
+from tools.simulation.broker import Broker
+from tools.simulation.threads import Host, Threads
+from tools.simulation.world import Simulation, Violation
+from txmq.broker.cluster.view import ClusterView
+from txmq.broker.shell import joining
+from txmq.broker.shell.joining import Connected, Entered
+from txmq.broker.shell.registry_worker import RegistryWorker
+from txmq.errors import HomeInUseError, HomeSupersededError
+from txmq.redo import identity
+from txmq.registry.zookeeper.registry import ZooKeeperRegistry
+from txmq.runtime.steady_clock import SteadyClock
+from txmq.testing.simulated.clock import SimClock, SimRandom
+
+from .ensemble import SESSION_TIMEOUT_S, Ensemble
+from .network import HomeLink
+
+CHROOT = "/prod"
+PORT = 8123
+
+
+class Home(Broker):
+    """See the module's docstring.
+
+    Attributes:
+        name: of the broker, and of its host.
+        is_copied: another process has a copy of its directory.
+        stopped: why its last process stopped by itself; None if it did not.
+    """
+
+    def __init__(self, world: Simulation, threads: Threads, ensemble: Ensemble, number: int) -> None:
+        super().__init__(world)
+        self.name, self.number = f"home{number}", number
+        object.__setattr__(self.settings, "broker_name", self.name)
+        self.is_copied = False
+        self.stopped: Exception | None = None
+        self._threads, self._ensemble = threads, ensemble
+        self._lives = 0
+        self._host: Host | None = None
+        self._worker: RegistryWorker | None = None
+        self._cut_from: set[str] = set()
+
+    @property
+    def address(self) -> str:
+        """Where it is reached."""
+        return f"{self.name}:{PORT}"
+
+    @property
+    def lock(self) -> str:
+        """Names the lock of the data directory."""
+        return f"disk of {self.name}"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether its broker leads it and serves."""
+        return self.node is not None and self.node.context.is_serving
+
+    # --- lives -------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """See ``Broker``."""
+        self._lives += 1
+        self._host = host = Host(self._threads, f"{self.name}.{self._lives}")
+        host.on_death.append(lambda: self._host_died(host))
+        if not self.healing and self.world.chance(0.2):
+            host.countdown = self.world.rng.randint(1, 6)
+        self._worker = None
+        if identity.load(self.disk) is None:
+            self.world.meet("an empty directory joined")
+            host.start("join", self._join)
+        else:
+            self._open_node(None)
+
+    def not_opened(self) -> None:
+        """See ``Broker``: it joins, or recovery has died."""
+        if self._host is None or not self._host.is_alive:
+            super().not_opened()
+
+    def _join(self) -> None:
+        host = self._required_host()
+        random = SimRandom(self.world.rng)
+
+        def take() -> int | None:
+            return joining.take_cluster(self.disk, random, lambda: self._connect(host).registry)
+
+        cluster = joining.until_answered(take, host, host.sleep, SESSION_TIMEOUT_S)
+        self.post(host, lambda: self.guard(lambda: self._open_node(cluster)))
+
+    def _connect(self, host: Host) -> Connected:
+        session = self._ensemble.open(host)
+        return Connected(ZooKeeperRegistry(session, CHROOT), session)
+
+    def _open_node(self, cluster: int | None) -> None:
+        host, world = self._required_host(), self.world
+        incarnation = joining.draw_incarnation(SimRandom(world.rng))
+        node = Node(
+            self.disk, self.settings, clock=cast(SimClock, SteadyClock(world.clock)), incarnation=incarnation,
+            cluster=ClusterView("zk://simulated"), cluster_id=cluster, identity_seed=100 + self.number,
+        )  # fmt: skip
+        self.opened(node)
+        who = joining.member(node.recovered, incarnation, self.address, self.lock)
+        self._worker = RegistryWorker(
+            who, lambda: self._connect(host), node.core,
+            lambda call: self.post(host, lambda: self.reach(node, call)), lambda entered: self._led(node, entered),
+            self._refused, host, SESSION_TIMEOUT_S,
+        )  # fmt: skip
+        host.start("registry", self._worker.run)
+
+    def _led(self, node: Node, entered: Entered) -> None:
+        node.store.journal.raise_epoch(entered.leadership.epoch)
+        node.core.led(*entered)
+
+    def _required_host(self) -> Host:
+        assert self._host is not None
+        return self._host
+
+    def post(self, host: Host, call: Callable[[], None]) -> None:
+        """Have the loop of a process call something, if it lives then."""
+
+        def run() -> None:
+            if host.is_alive:
+                host.when_running(call)
+
+        self.world.after(0.0, run)
+
+    def _refused(self, error: Exception) -> None:
+        """The registry does not want this process: it stops."""
+        self.world.trace(self.name, "stops", type(error).__name__)
+        if not (self.is_copied and isinstance(error, HomeSupersededError | HomeInUseError)):
+            raise Violation(f"{self.name} was refused: {error!r}")
+        self.stopped = error
+        self.die()
+
+    def _host_died(self, host: Host) -> None:
+        if self._host is host and self.node is not None:
+            self.die()
+        elif self._host is host:
+            self.world.after(self.world.rng.uniform(0.01, 0.3), self._again)
+
+    def end(self) -> None:
+        """From outside; it may still be about to join."""
+        if self.node is not None:
+            self.die()
+        elif self._host is not None:
+            self._host.kill()
+
+    def die(self) -> None:
+        """See ``Broker``."""
+        host, self._host = self._host, None
+        super().die()
+        if host is not None:
+            host.kill()
+
+    def pause(self, seconds: float) -> None:
+        """See ``Broker``; its session is not heard of meanwhile."""
+        host = self._host
+        if self.node is None or self._is_paused or host is None:
+            return
+        super().pause(seconds)
+        host.pause()
+        for session in self._ensemble.sessions:
+            if session.host is host:
+                session.was_paused(seconds)
+        self.world.after(seconds, host.go_on)
+
+    # --- the path of a group -----------------------------------------------------------------------------------------
+
+    def pump(self, node: Node) -> None:
+        """See ``Broker``."""
+        super().pump(node)
+        asks = node.core.take_registry_asks()
+        if asks and self._worker is not None:
+            self._worker.ask(asks)
+
+    def delay(self) -> float:
+        """See ``Broker``; sometimes the disk is slow, and the registry faster."""
+        return self.world.rng.uniform(0.01, 0.08) if self.world.chance(0.05) else super().delay()
+
+    # --- the network -------------------------------------------------------------------------------------------------
+
+    def is_cut_from(self, client_name: str) -> bool:
+        """Whether nothing goes between the home and a client."""
+        return any(client_name.startswith(name) for name in self._cut_from)
+
+    def cut_from(self, name: str, seconds: float) -> None:
+        """Nothing goes between the home and the clients whose names begin so."""
+        if name not in self._cut_from:
+            self.world.meet("a client was cut off from a home")
+            self.world.trace(self.name, "cut from", name or "all", seconds)
+            self._cut_from.add(name)
+            self.world.after(seconds, lambda: self._whole_again(name))
+
+    def _whole_again(self, name: str) -> None:
+        self._cut_from.discard(name)
+        for link in self.links:
+            if isinstance(link, HomeLink) and not self.is_cut_from(link.client_name):
+                link.is_whole_again()
+
+    def connect(self, receive: Callable[[bytes], None], lost: Callable[[], None], _client: str = "") -> HomeLink | None:
+        """See ``Broker``."""
+        if self.node is None or self.is_cut_from(_client):
+            return None
+        link = HomeLink(self, receive, lost, _client)
+        self.links.append(link)
+        return link

@@ -1,0 +1,96 @@
+"""One seed of several homes: they join one cluster, live under faults, heal, and are checked together.
+
+The registry is the one that ships, on a simulated ZooKeeper; so are the worker that speaks to it, the broker's core and
+the commit pipeline. What befalls them: deaths and pauses of brokers, also between the steps of joining and leading;
+ZooKeeper away, a broker cut off from it, sessions that expire, answers that are lost, servers that lag behind; clients
+cut off from single homes.
+
+Beside the promises of a broker that is alone (``promises``), these hold, at the end and many of them at every event:
+
+    R1  every home has the topics of the registry's map, and the partitions that are its own there
+    R2  no partition is in two homes; none that was acknowledged is in none
+    R3  a topic is gone only if it was deleted: what the registry does not show deletes nothing
+    R4  a topic that was deleted is gone everywhere, and its tombstone with it
+    R5  one process leads a home: a copied directory, or a restored one, does not start beside it
+    R6  every home is announced, under the epoch that its journal has
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tools.simulation.history import Shared
+from tools.simulation.promises import Told
+from tools.simulation.run import Result, heal, inhabited, played
+from tools.simulation.stream import Network
+from tools.simulation.threads import Threads
+from tools.simulation.world import SITUATIONS, Simulation, Violation
+
+from .ensemble import Ensemble
+from .home import Home
+from .operator import Operator
+from .rules import check_homes, watch_owners
+
+HOMES = 3
+START_S = 60.0
+SECONDS = 2.0
+HEAL_S = 4.0
+SITUATIONS_OF_HOMES = frozenset(
+    {
+        "ZooKeeper was away", "a broker was cut off from ZooKeeper", "a session expired",
+        "a broker died behind a call of ZooKeeper",
+        "a server lagged behind", "an answer of ZooKeeper was lost", "an empty directory joined",
+        "a client was cut off from a home", "a topic was created", "a topic was altered", "a topic was deleted",
+        "not the owner", "acknowledged at its home", "broker killed", "power lost", "died at a crash point",
+        "recovery crashed", "broker paused", "link lost", "client died at a crash point",
+    }
+)  # fmt: skip
+
+
+def simulate_homes(seed: int, homes: int = HOMES) -> Result:
+    """Run one seed."""
+    world = Simulation(seed, situations=SITUATIONS | SITUATIONS_OF_HOMES)
+    return played(seed, world, partial(_simulate, count=homes))
+
+
+def _simulate(world: Simulation, count: int) -> None:
+    threads, ensemble = Threads(world), Ensemble(world)
+    homes = [Home(world, threads, ensemble, number) for number in range(count)]
+    network = Network(homes[0], {home.name: home for home in homes})
+    with inhabited(threads, homes, network) as (shared, told):
+        _live(shared, homes, ensemble, told)
+
+
+def _live(shared: Shared, homes: list[Home], ensemble: Ensemble, _told: Told) -> None:
+    world = shared.world
+    for home in homes:
+        world.after(world.rng.uniform(0.0, 0.1), home.start)
+    _plan_faults(world, homes, ensemble)
+    world.run(START_S, until=lambda: all(home.is_serving for home in homes))
+    if not all(home.is_serving for home in homes):
+        raise Violation(f"liveness: not every home is led after {START_S:.0f} s")
+    operators = [Operator(shared, f"op{n}", homes) for n in range(2)]
+    watch_owners(world, homes)
+    world.run(SECONDS)
+    heal(shared)
+    ensemble.heal()
+    world.run(HEAL_S)
+    check_homes(shared, ensemble, operators)
+
+
+def _plan_faults(world: Simulation, homes: list[Home], ensemble: Ensemble) -> None:
+    rng = world.rng
+
+    def later(call: object, most: int) -> None:
+        for _ in range(rng.randint(0, most)):
+            world.after(rng.uniform(0, SECONDS), call)  # type: ignore[arg-type]
+
+    def cut_session() -> None:
+        if ensemble.sessions:
+            rng.choice(ensemble.sessions).cut_off(rng.uniform(0.05, 1.0))
+
+    later(lambda: rng.choice(homes).end(), 6)
+    later(lambda: rng.choice(homes).pause(rng.uniform(0.05, 1.0)), 3)
+    later(cut_session, 4)
+    later(lambda: ensemble.go_away(rng.uniform(0.05, 1.0)), 2)
+    later(lambda: rng.choice(homes).cut_from(rng.choice(("op0", "op1", "")), rng.uniform(0.05, 0.6)), 3)
