@@ -8,7 +8,7 @@ announced gone, that makes the node anew; else it changes nothing. So no lost ev
 Invariants:
     * the core is called through ``post`` only, which hands calls to the core's thread in their order;
     * a broker whose session is lost goes on: no other process can lead its home. One that is superseded stops;
-    * every ask is answered, in their order;
+    * every ask is answered, in their order. None is carried out in a registry that is not this cluster's;
     * kazoo says that a session is lost only when it is connected again: the time from SUSPENDED on is measured here.
 """
 
@@ -24,7 +24,7 @@ from txmq.broker.cluster.view import RegistryState
 from txmq.broker.cluster.work import carry_out
 from txmq.broker.shell.joining import Connected, Entered, Member, enter, until_answered
 from txmq.errors import HomeSupersededError, RegistryAwayError, RegistryError, TxmqError
-from txmq.registry.port import Home, Leadership, Registry, TopicMap
+from txmq.registry.port import Home, Leadership, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.session import SessionState
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
@@ -84,6 +84,7 @@ class RegistryWorker:
         self._told: RegistryState | None = None
         self._refresh_at = -inf
         self._trouble = ""
+        self._refusal: RegistryError | None = None  # why what the registry has cannot be this cluster's
 
     def ask(self, asks: Sequence[Ask]) -> None:
         """Have the registry asked."""
@@ -154,10 +155,10 @@ class RegistryWorker:
         while not self._is_stopping:
             with self._lock:
                 asks, self._asks = self._asks, []
-            for ask in asks:
-                self._post(partial(self._core.registry_answered, ask.number, self._carried_out(ask, registry)))
             if (self._is_stale and self._is_connected) or self._clock.monotonic() >= self._refresh_at:
                 self._refresh(registry, leadership)
+            for ask in asks:
+                self._post(partial(self._core.registry_answered, ask.number, self._carried_out(ask, registry)))
             self._tell_state()
             if not (self._is_stale and self._is_connected):
                 self._signal.wait(self._idle_s())
@@ -165,6 +166,8 @@ class RegistryWorker:
     def _carried_out(self, ask: Ask, registry: Registry) -> Result:
         if self._away_s() > AWAY_S:
             return RegistryAwayError("ZooKeeper does not answer: nothing was asked; repeat when it is back")
+        if self._refusal is not None:
+            return self._refusal
         try:
             return carry_out(registry, self._who.candidate.home, ask)
         except TxmqError as error:
@@ -173,6 +176,7 @@ class RegistryWorker:
     def _refresh(self, registry: Registry, leadership: Leadership) -> None:
         self._is_stale = False
         try:
+            registry.join(self._who.cluster, Standing.MEMBER)  # an ensemble may have lost its data, or got another's
             registry.announce(leadership)
             topics, homes = self._read(registry)
         except HomeSupersededError:
@@ -180,7 +184,7 @@ class RegistryWorker:
         except RegistryError as error:
             self._failed(error)
             return
-        self._trouble = ""
+        self._trouble, self._refusal = "", None
         self._refresh_at = self._clock.monotonic() + REFRESH_S
         self._post(partial(self._core.registry_changed, topics, homes))
         self._tell(RegistryState.CONNECTED)
@@ -205,9 +209,10 @@ class RegistryWorker:
     def _failed(self, error: RegistryError) -> None:
         """The broker goes on with what it knows: nobody else can lead its home."""
         self._refresh_at = self._clock.monotonic() + (AWAY_S if error.retriable else REFRESH_S)
+        self._refusal = None if error.retriable else error
         if str(error) != self._trouble:
             self._trouble = str(error)
-            log.warning("the registry does not answer; the broker goes on with what it knows", reason=str(error))
+            log.warning("the broker goes on with what it knows of the registry", reason=str(error))
 
     # --- the session -------------------------------------------------------------------------------------------------
 

@@ -142,6 +142,18 @@ def test_a_suspended_session_expires_by_an_own_clock() -> None:
         assert not made.told.refusals
 
 
+def test_nothing_is_asked_of_an_ensemble_that_lost_its_data(there: WorkerFixture) -> None:
+    there.until(lambda: there.told.states)
+    there.ensemble.nodes = SimZooKeeper().nodes
+    for number, reason in enumerate(["restore the ensemble", f"to {CLUSTER + 1:016x}"]):
+        there.session.expire()
+        there.worker.ask([CreateTopic(number, TopicConfig("t"), 0, 100)])
+        there.until(partial(there.has_answers, number + 1))
+        assert reason in str(there.told.answers[number][1])
+        there.other().join(CLUSTER + 1, Standing.USED)  # another cluster is founded in its place
+    assert not there.told.refusals
+
+
 def test_a_broker_that_is_superseded_stops(there: WorkerFixture) -> None:
     newer = WHO.candidate._replace(incarnation=2, lock="lock")
     there.other().lead(newer)
