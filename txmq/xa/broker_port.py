@@ -90,11 +90,18 @@ class Client(SessionOwner, Protocol):
 class Homes(Protocol):
     """The choice among a client's homes."""
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether there is one broker, without a registry."""
+
     def link_of_home(self, home: int) -> Client:
         """The home in a transaction's id; a lone broker answers for every home."""
 
     def links(self) -> Sequence[Client]:
         """All that are known."""
+
+    def all_links(self) -> Sequence[Client]:
+        """All that there are; raises TxmqError if that cannot be known now."""
 
 
 class RoutedClient(Client, Protocol):
@@ -105,13 +112,13 @@ class RoutedClient(Client, Protocol):
         """Its homes."""
 
 
-def home_of(client: RoutedClient, txid: str) -> Client:
+def home_of(homes: Homes, txid: str) -> Client:
     """The home that answers for a transaction; any of them if that is no id of ours."""
     try:
         home = TxId.parse(txid).home
     except ValueError:
         home = 0
-    return client.routes.link_of_home(home)
+    return homes.link_of_home(home)
 
 
 def cluster_of(client: SessionOwner) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from txmq.errors import ClosedError, FencedError, TransactionConflictError, TxmqError, UnknownTransactionError
 from txmq.runtime.logging import get_logger
@@ -25,7 +24,6 @@ from txmq.xa.broker_port import (
     RoutedClient,
     Stop,
     home_of,
-    is_of_this_broker,
 )
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.last_resource.resource import LastResource
@@ -65,18 +63,9 @@ class Resolver:
 
     def _add_at(self, home: Client, resource: LastResource | XAResource) -> None:
         if isinstance(resource, LastResource):
-            owns = partial(self._is_at, home)
-            self._resource_resolvers.append(LastResourceResolver(home, resource, self._clock, owns))
+            self._resource_resolvers.append(LastResourceResolver(home, resource, self._clock, self.client.routes))
         else:
-            others = partial(self._is_at_another, home)
-            self._resource_resolvers.append(BranchResolver(home, resource, self._clock, others))
-
-    def _is_at(self, home: Client, txid: str) -> bool:
-        return home_of(self.client, txid) is home
-
-    def _is_at_another(self, home: Client, txid: str) -> bool:
-        found = home_of(self.client, txid)
-        return found is not home and is_of_this_broker(found.session, txid)
+            self._resource_resolvers.append(BranchResolver(home, resource, self._clock, self.client.routes))
 
     def _look_for_homes(self) -> None:
         for home in self.client.routes.links():
@@ -96,7 +85,7 @@ class Resolver:
             LookupError: it was not.
         """
         self._look_for_homes()
-        home = home_of(self.client, txid)
+        home = home_of(self.client.routes, txid)
         for resource_resolver in self._resource_resolvers:
             if (
                 isinstance(resource_resolver, BranchResolver)
@@ -139,7 +128,7 @@ class Resolver:
             hazard, on_reported = self._hazards[0]
             log = get_logger(resource=hazard.resource)
             try:
-                home_of(self.client, hazard.txid).control.submit(
+                home_of(self.client.routes, hazard.txid).control.submit(
                     "rollback", hazard.txid, extensions=hazard.extensions(), timeout=REPORT_TIMEOUT_S
                 ).result()
             except ClosedError:

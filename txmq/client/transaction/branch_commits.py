@@ -42,7 +42,9 @@ class Committed(Protocol):
     """A branch whose transaction is committed."""
 
     broker: BrokerTransaction
-    lines: list[PartResult] | None
+
+    def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
+        """The home has answered: where the parts went, or that it did not commit them."""
 
 
 class _Entry:
@@ -131,18 +133,18 @@ class BranchCommits:
         branch, answer = entry.branch, entry.answer
         assert answer is not None
         try:
-            branch.lines = parse_result_lines(answer.result(timeout_s))
+            lines, contrary = parse_result_lines(answer.result(timeout_s)), None
         except RequestTimeoutError:
             raise
         except _CONTRARY as error:
-            branch.lines = []
+            lines, contrary = [], error
             log = get_logger(txid=branch.broker.txid)
             log.error("heuristic: a home did not commit its part of a transaction", error=str(error))
         except TxmqError:
             entry.answer = None
             raise
-        branch.broker.finished()
         self._open.remove(entry)
+        branch.told(lines, contrary)
 
     def forked(self) -> None:
         """In a forked child: the parent tells its own."""

@@ -241,8 +241,13 @@ class BrokerTransaction:
             size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
         return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
 
-    def submit_prepare(self, parts: Sequence[EncodedPart], resource: str, uuid: str, table: str) -> Answer:
+    def submit_prepare(
+        self, parts: Sequence[EncodedPart], resource: str, uuid: str, table: str, of: str = ""
+    ) -> Answer:
         """Send ``prepare`` of a last resource; its answer is to be waited for.
+
+        Args:
+            of: the transaction of whose marker this is a part, if not its own.
 
         Raises:
             TxmqError: nothing was sent.
@@ -251,6 +256,8 @@ class BrokerTransaction:
             "resource": resource, "uuid": uuid, "table": table, "deadline": self.deadline_ms, **self._floor(),
             **self._fields(),
         }  # fmt: skip
+        if of:
+            fields["of"] = of
         head = f"prepare {self.txid} last-resource"
         return self._control.submit_transaction(head, fields, self._body(parts), self._until(0.0))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.errors import RolledBackError, TransactionError, TransactionStateError
 from txmq.model import Outcome
 from txmq.xa.broker_port import Answer
@@ -83,6 +84,9 @@ class BlockResolver(Protocol):
 
     def wake(self) -> None:
         """Look at once: a transaction was left in doubt."""
+
+    def tell(self, commits: BranchCommits) -> None:
+        """Tell a home of its part of decisions, until it has answered."""
 
     def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
         """Report a hazard until the broker keeps it, then call ``on_reported``."""

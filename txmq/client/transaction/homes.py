@@ -18,7 +18,7 @@ Invariants:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from txmq.client.transaction.branch_commits import branch_commits_of
@@ -50,6 +50,10 @@ Slot = tuple[str, int]
 _likely_homes: weakref.WeakKeyDictionary[RoutedBroker, int] = weakref.WeakKeyDictionary()
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class HomeBranch:
     """What a transaction wrote to a home that does not decide.
 
@@ -59,6 +63,7 @@ class HomeBranch:
         state: where it stands; COMMITTED once its commit was written.
         error: the refusal, or what kept the home from answering.
         lines: where its parts went; None before the home has said so.
+        on_told: called when it has.
     """
 
     def __init__(self, home: Broker, clock: Clock, decides: RoutedTransaction) -> None:
@@ -71,6 +76,7 @@ class HomeBranch:
         self._rollback: Answer | None = None
         self.state = BranchState.ACTIVE
         self.error: TransactionError | None = None
+        self.on_told: Callable[[], None] = _nothing
         self.lines: list[PartResult] | None = None
 
     def begin(self) -> None:
@@ -99,15 +105,14 @@ class HomeBranch:
         if self.broker.streamed.parts or not self.broker.fits_one_request(self._parts):
             self.stream()
 
-    def submit_prepare(self, *, waits_for_rows: bool) -> None:
+    def submit_prepare(self, submit: Callable[[BrokerTransaction, Sequence[EncodedPart]], Answer]) -> None:
         """Send ``prepare``; ``await_prepared`` says what came of it.
 
         Args:
-            waits_for_rows: readers of this home see its part when the databases' branches are done.
+            submit: sends it, with these parts.
         """
         self.state = BranchState.PREPARING
-        broker, of = self.broker, self._decides.txid
-        self._preparing = Preparing(broker, lambda: broker.submit_branch(of, self._parts, is_held=waits_for_rows))
+        self._preparing = Preparing(self.broker, lambda: submit(self.broker, self._parts))
         try:
             self._preparing.send()
         except TxmqError as error:
@@ -139,6 +144,20 @@ class HomeBranch:
         self.state = BranchState.COMMITTED
         self.commits.add(self)
 
+    def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
+        """See ``Committed``."""
+        self.lines = lines
+        if error is not None:
+            self.error = TransactionError(str(error), self._decides.txid)
+        self.broker.finished()
+        self.on_told()
+
+    def await_told(self, deadline: float) -> bool:
+        """Wait for the answer to ``commit``; whether it has come."""
+        with suppress(TxmqError):
+            self.commits.wait(deadline)
+        return self.lines is not None
+
     def submit_rollback(self) -> None:
         """Send ``rollback``, unless the home has nothing of it."""
         is_there = self.state in _MAY_BE_PREPARED or self.broker.streamed.parts
@@ -160,20 +179,29 @@ class HomeBranch:
     def pending(self) -> str | None:
         """The home, if its commit could not be written."""
         is_told = self.state is not BranchState.COMMITTED or self.commits.is_written(self)
-        return None if is_told else f"home {TxId.parse(self.broker.txid).home:016x}"
+        return None if is_told else self.name
+
+    @property
+    def name(self) -> str:
+        """The home, as it is shown to people."""
+        return f"home {TxId.parse(self.broker.txid).home:016x}"
 
     def gather(self) -> Sequence[PartResult]:
         """Where its parts went, waiting for the home's answer; nothing if it does not come."""
         if self.lines is None and self.state is BranchState.COMMITTED:
             home = self.broker.home
-            with suppress(TxmqError):
-                self.commits.wait(home.clock.monotonic() + home.timeout)
+            self.await_told(home.clock.monotonic() + home.timeout)
         return self.lines or ()
 
     def leave(self) -> None:
         """Leave it to the home, which asks the one that decides."""
         if self.state not in (BranchState.COMMITTED, BranchState.ROLLED_BACK):
             self.state = BranchState.LEFT
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is or may be prepared there."""
+        return self.state in (BranchState.ACTIVE, BranchState.REFUSED, BranchState.ROLLED_BACK)
 
     def close(self) -> None:
         """Let the home drop the outcome, or note that the end was not seen. To be called once, at the end."""
@@ -210,6 +238,11 @@ class RoutedTransaction(BrokerTransaction):
                     self._go_to(link)
                 except RolledBackError:
                     _likely_homes.pop(self._client, None)  # it is away
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the client has one broker, without a registry."""
+        return self._routes.is_lone
 
     def find_home(self, messages: MessageBuffer) -> None:
         """As ``find_homes``, for what one home has to have whole.
@@ -309,6 +342,10 @@ class RoutedTransaction(BrokerTransaction):
             with suppress(TxmqError):
                 lines = parse_result_lines(self.submit_commit(self.home.timeout).result())
         return [*lines, *(line for branch in self.branches for line in branch.gather())]
+
+    def finished_here(self) -> None:
+        """``finished``, at the home that decides."""
+        super().finished()
 
     def finished(self) -> None:
         """As of ``BrokerTransaction``, at every home."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
-from txmq.client.transaction.broker_side import LOST, RETRY_S, rolled_back
+from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, rolled_back
 from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
@@ -32,6 +33,7 @@ from txmq.xa.last_resource.coordinator import (
     LastResourceState,
 )
 from txmq.xa.last_resource.proof import Step, prove
+from txmq.xa.two_phase.coordinator import BranchState
 
 RESOLVE_S_MIN = 1.0  # after the decision, and for looking it up, even if the deadline is closer
 LOOK_UP_PAUSE_S = 0.05
@@ -41,20 +43,24 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     """One block's end, or its undoing.
 
     Attributes:
-        is_acknowledged: whether the broker has acknowledged the rollback; None if it was not asked for one.
+        homes: the parts at other homes; complete when the run begins.
+        is_acknowledged: whether the brokers have acknowledged the rollback; None if it was not asked for one.
+        is_told: whether the home of the id knows of the commit.
         hazard: for the broker to keep, if the body had ended the database's transaction by itself.
     """
 
     def __init__(self, broker: RoutedTransaction, branch: Branch, messages: MessageBuffer) -> None:
         super().__init__(broker, messages, LastResourceCoordinator(), LastResourceEvent.INTERRUPTED)
+        self.homes = broker.branches
         self._branch = branch
         self.is_acknowledged: bool | None = None
+        self.is_told = False
         self.hazard: Hazard | None = None
         self._parts: list[EncodedPart] = []
-        self._preparing = Preparing(broker, self._submit_prepare)
+        self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
 
     def _find_homes(self) -> None:
-        self._broker.find_home(self._messages)
+        self._broker.find_homes(self._messages)
 
     def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
         match effect:
@@ -87,15 +93,16 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
                 self._broker.stream(self._parts)
                 self._parts = []
             self._preparing.send()
+            for home in self.homes:
+                home.stream_if_large()
+                home.submit_prepare(self._submit_prepare)
         except TxmqError as error:
             return self._refused(error)
         return None
 
-    def _submit_prepare(self) -> Answer:
-        resource = self._branch.resource
-        reply = self._broker.submit_prepare(
-            self._parts, resource.name, resource.uuid or "", resource.installation.table
-        )
+    def _submit_prepare(self, home: BrokerTransaction, parts: Sequence[EncodedPart]) -> Answer:
+        resource, of = self._branch.resource, "" if home is self._broker else self._broker.txid
+        reply = home.submit_prepare(parts, resource.name, resource.uuid or "", resource.installation.table, of)
         crash_point("client.tx.prepare_sent")
         return reply
 
@@ -116,6 +123,12 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             return LastResourceEvent.PREPARE_UNKNOWN
         except TxmqError as error:
             return self._refused(error)
+        for home in self.homes:
+            home.await_prepared()
+            if home.error is not None:
+                self.error = home.error
+                is_refused = home.state is BranchState.REFUSED
+                return LastResourceEvent.PREPARE_REFUSED if is_refused else LastResourceEvent.PREPARE_UNKNOWN
         crash_point("client.tx.prepared")
         return LastResourceEvent.PREPARED
 
@@ -168,7 +181,20 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     # --- after it ----------------------------------------------------------------------------------------------------
 
     def _send_commit(self) -> LastResourceEvent:
+        """Tell every home at once: none of them waits for another one."""
         until_s = self._wait_ends_s()
+        for home in self.homes:
+            home.commit()
+        found = self._commit_here(until_s)
+        self.is_told = found is LastResourceEvent.BROKER_COMMITTED
+        for home in self.homes:
+            if not home.await_told(self._broker.deadline - until_s) and self.is_told:
+                found = LastResourceEvent.BROKER_UNKNOWN
+            elif home.error is not None:
+                self.error, found = home.error, LastResourceEvent.BROKER_CONTRADICTS
+        return found
+
+    def _commit_here(self, until_s: float) -> LastResourceEvent:
         while True:
             try:
                 reply = self._broker.submit_commit(max(self._broker.remaining_s - until_s, RETRY_S))
@@ -202,6 +228,16 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
 
     def _send_rollback(self, hazard: Hazard | None = None) -> LastResourceEvent:
         self.is_acknowledged = False
+        for home in self.homes:
+            home.submit_rollback()
+        found = self._roll_back_here(hazard)
+        for home in self.homes:
+            home.await_rolled_back()
+        has_ended = all(home.state is not BranchState.LEFT for home in self.homes)
+        self.is_acknowledged = found is LastResourceEvent.BROKER_ROLLED_BACK and has_ended
+        return found
+
+    def _roll_back_here(self, hazard: Hazard | None) -> LastResourceEvent:
         if isinstance(self.error, TransactionAwayError):
             return LastResourceEvent.BROKER_UNKNOWN
         try:
@@ -212,5 +248,4 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             return LastResourceEvent.BROKER_CONTRADICTS
         except TxmqError:
             return LastResourceEvent.BROKER_UNKNOWN
-        self.is_acknowledged = True
         return LastResourceEvent.BROKER_ROLLED_BACK

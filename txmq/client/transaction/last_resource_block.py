@@ -6,6 +6,7 @@ which to finish it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from txmq.client.transaction.ending import BlockResolver, Ending, no_part
@@ -28,13 +29,14 @@ from txmq.xa.last_resource.coordinator import LastResourceEvent, LastResourceSta
 from txmq.xa.last_resource.resolving import Unresolved
 from txmq.xa.last_resource.resource import UsedConnection
 
+_HERE = "broker"  # as ``pending`` names the home of the id
+
 
 class LastResourceBlock:
     """See the module's docstring.
 
     Attributes:
         run: carries out the end.
-        pending: ("broker",) while the decision has yet to reach the broker.
     """
 
     run: LastResourceRun
@@ -50,7 +52,12 @@ class LastResourceBlock:
             self._resource, self._lent = resource
         else:
             self._resource = resource
-        self.pending: tuple[str, ...] = ()
+        self._untold: tuple[str, ...] = ()
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """("broker",) while the decision has yet to reach the broker, and other homes that it has yet to reach."""
+        return self._untold
 
     @property
     def has_begun(self) -> bool:
@@ -77,11 +84,13 @@ class LastResourceBlock:
 
     def parts_streamed(self) -> None:
         """See ``BlockEnding``."""
-        self._broker.find_home(self._messages)
+        self._broker.find_homes(self._messages)
         self.run.coordinator.step(LastResourceEvent.PARTS_STREAMED)
 
     def gather_results(self) -> None:
-        """Do nothing: they are there when the block ends."""
+        """See ``BlockEnding``."""
+        if self.run.lines is not None:
+            self._messages.place(self._broker.gather(self.run.lines))
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """See ``BlockEnding``."""
@@ -130,14 +139,28 @@ class LastResourceBlock:
             broker.finished()
             self._resource.finished.append(broker.txid)
             return
-        self.pending = ("broker",)
-
-        def resolved() -> None:
-            self.pending = ()
-            broker.finished()
-
-        self._resource.unresolved.append(Unresolved(broker.txid, marker_table.COMMITTED, broker.deadline_ms, resolved))
+        self._untold = tuple(home.name for home in self.run.homes if home.lines is None)
+        for home in self.run.homes:
+            if home.lines is None:
+                home.on_told = partial(self._told, home.name)
+                self._resolver.tell(home.commits)
+        if self.run.is_told:
+            broker.finished_here()
+        else:
+            self._untold = (_HERE, *self._untold)
+            resolved = partial(self._told, _HERE)
+            self._resource.unresolved.append(
+                Unresolved(broker.txid, marker_table.COMMITTED, broker.deadline_ms, resolved)
+            )
         self._resolver.wake()
+
+    def _told(self, name: str) -> None:
+        """A home knows of the commit; when all do, the marker is not needed any more."""
+        if name == _HERE:
+            self._broker.finished_here()
+        self._untold = tuple(other for other in self._untold if other != name)
+        if not self._untold and not self._broker.is_alone:
+            self._resource.finished.append(self._broker.txid)
 
     def _hazarded(self) -> tuple[Outcome, TransactionError | None]:
         broker, run = self._broker, self.run
@@ -160,6 +183,12 @@ class LastResourceBlock:
 
     def _leave(self, outcome: str | None) -> None:
         """Let the resolver report this outcome, or (None) the one that the database proves."""
-        broker = self._broker
-        self._resource.unresolved.append(Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished))
+        broker, left = self._broker, self._resource.unresolved
+        left.append(Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished_here))
+        for home in self.run.homes:
+            if home.has_ended:
+                home.close()
+            else:
+                there = home.broker
+                left.append(Unresolved(there.txid, outcome, there.deadline_ms, there.finished, of=broker.txid))
         self._resolver.wake()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, rolled_back
+from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, BrokerTransaction, rolled_back
 from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
@@ -173,13 +173,16 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
 
     def _prepare_branches(self) -> XAEvent:
         for home in self.homes:
-            home.submit_prepare(waits_for_rows=bool(self.sides))
+            home.submit_prepare(self._submit_branch)
         self._on_all([partial(side.prepare, self._broker.txid) for side in self.sides])
         for home in self.homes:
             home.await_prepared()
         errors = (*(side.error for side in self.sides), *(home.error for home in self.homes))
         self.error = next((error for error in errors if error is not None), None)
         return vote(self._states)
+
+    def _submit_branch(self, home: BrokerTransaction, parts: Sequence[EncodedPart]) -> Answer:
+        return home.submit_branch(self._broker.txid, parts, is_held=bool(self.sides))
 
     def _send_decide(self) -> XAEvent:
         """The same request until it is answered: the broker executes it once."""

@@ -138,6 +138,9 @@ class Routing(Protocol[LinkT]):
     def links(self) -> Sequence[LinkT]:
         """The links of all homes that are known."""
 
+    def all_links(self) -> Sequence[LinkT]:
+        """As ``links``, and none is missing; raises BrokerAwayError if that cannot be known now."""
+
 
 class RoutedBroker(Broker, Protocol):
     """A client: any of its brokers, and the routes to all of them."""

@@ -347,7 +347,8 @@ class SimulatedBroker:
 
     def branches(self) -> dict[str, tuple[str, str]]:
         """State and deciding transaction of each branch of a transaction that another home decides."""
-        return {txid: (held.state, held.meta["of"]) for txid, held in self._held.items() if "of" in held.meta}
+        found = ((txid, held) for txid, held in self._held.items() if held.meta.get("kind") == "branch")
+        return {txid: (held.state, held.meta["of"]) for txid, held in found}
 
     def homes_left(self) -> set[str]:
         """Branches at other homes that decisions here wait for."""
@@ -441,9 +442,11 @@ class SimulatedRoutes:
         return next((broker for broker in self._homes if broker.session.home == home), self._homes[0])
 
     def any_link(self) -> SimulatedBroker:
-        """The first that is not away."""
+        """The first that is there."""
         return next((broker for broker in self._homes if not broker.is_away), self._homes[0])
 
     def links(self) -> Sequence[SimulatedBroker]:
         """All of them."""
         return self._homes
+
+    all_links = links

@@ -4,16 +4,16 @@ Theory of operation. A marker is needed as long as the outcome may be asked for.
 transactions leave in bulk, at most once a second if there are hundreds, every ten seconds if there are few, and the
 last ones at the end. Those of others are looked at when they are ten minutes old, a page of keys at a time, each page
 behind the one before: markers that must stay keep none from leaving. Their broker is asked for the outcomes, and then
-for all that it lists of this database.
+every home for all that it lists of this database.
 
 A marker of another leaves if its broker says committed, or 410 (the outcome is no longer kept, or the session has
-ended: later requests are refused), and lists nothing of the transaction: not prepared, no branch incomplete, no
-heuristic decision that an operator has yet to forget. Rolled back means rows without messages: the marker stays, as the
-proof.
+ended: later requests are refused), and no home lists anything of the transaction: not prepared, no branch incomplete,
+no heuristic decision that an operator has yet to forget. Rolled back means rows without messages: the marker stays, as
+the proof.
 
 Invariants:
     * the broker lists after it was asked for the outcome: a branch that was incomplete then is listed, or complete;
-    * a transaction of another broker is never touched.
+    * a transaction of another broker is never touched, nor any while a home cannot be asked.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from txmq.xa.broker_port import (
     SWEEP_AGE_MS,
     SWEEP_EVERY_S,
     Client,
+    Homes,
     is_of_this_broker,
     list_transactions,
 )
@@ -62,14 +63,18 @@ class MarkerSweep:
     """One resource's share. See the module's docstring.
 
     Args:
+        client: the home whose transactions' markers it looks at.
+        homes: all of them: a transaction has parts at other homes, too, which its marker proves.
         finished: txids whose markers may go, appended by any thread; one that stays in it is still there.
 
     Thread safety: one thread, but for ``finished``.
     """
 
-    def __init__(self, client: Client, clock: Clock, finished: deque[str] | None = None, name: str = "") -> None:
+    def __init__(
+        self, client: Client, clock: Clock, homes: Homes, finished: deque[str] | None = None, name: str = ""
+    ) -> None:
         self.finished: deque[str] = deque(maxlen=FINISHED_MAX) if finished is None else finished
-        self._client, self._clock = client, clock
+        self._client, self._clock, self._homes = client, clock, homes
         self._deleted_at, self._sweep_at = float("-inf"), 0.0
         self._after = ""
         self._said: set[str] = set()
@@ -115,9 +120,9 @@ class MarkerSweep:
         is_full = len(page) == DELETE_SIZE
         over = set(self._over([txid for txid in page if is_of_this_broker(self._client.session, txid)]))
         if over:
-            over.difference_update(
-                row["txid"] for row in list_transactions(self._client, database.uuid, "all", PAGE_SIZE)
-            )
+            for home in self._homes.all_links():
+                listed = list_transactions(home, database.uuid, "all", PAGE_SIZE)
+                over.difference_update(row.get("of") or row["txid"] for row in listed)
         if over:
             database.delete_committed(sorted(over))
         self._after = page[-1] if is_full else ""

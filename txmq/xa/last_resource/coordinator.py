@@ -1,7 +1,8 @@
 """The last-resource coordinator: a state machine without I/O. One per transaction block.
 
 Theory of operation. The messages are prepared in the broker; the database's own COMMIT, with a marker row in it, is the
-decision; then it is reported to the broker. ``LastResourceCoordinator.step(event)`` answers the effects that the shell
+decision; then it is reported to the broker. Over several homes "the broker" is all of them: it has prepared, committed
+or rolled back when every home has. ``LastResourceCoordinator.step(event)`` answers the effects that the shell
 (or the simulator) carries out in order; the result of each is the next event.
 
 ```

@@ -21,6 +21,12 @@ class Unresolved(NamedTuple):
     outcome: str | None  # marker.COMMITTED, marker.ROLLED_BACK, or None: the marker table is to be asked
     deadline_ms: int
     on_resolved: Callable[[], None] = _nothing
+    of: str | None = None  # the transaction of whose marker it is a part at another home
+
+    @property
+    def marker(self) -> str:
+        """The transaction whose marker proves the outcome."""
+        return self.of or self.txid
 
 
 class ResolvingConnection(NamedTuple):

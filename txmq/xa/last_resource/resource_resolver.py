@@ -12,7 +12,7 @@ Committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after th
 Invariants:
     * only transactions of this cluster, this broker and this database's uuid are touched, and only of the kind that the
       marker table can prove;
-    * a committed marker leaves only after the broker has said that the commit is durable.
+    * a committed marker leaves only after every home has said that the commit is durable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from txmq.xa.broker_port import (
     REPORT_TIMEOUT_S,
     Answer,
     Client,
+    Homes,
     cluster_of,
+    home_of,
     is_of_this_broker,
     is_owner_gone,
     list_transactions,
@@ -74,16 +76,16 @@ class LastResourceResolver:
 
     Args:
         client: one home.
-        owns: whether that home answers for a transaction of this process.
+        homes: all of them.
     """
 
-    def __init__(self, client: Client, resource: LastResource, clock: Clock, owns: Callable[[str], bool]) -> None:
+    def __init__(self, client: Client, resource: LastResource, clock: Clock, homes: Homes) -> None:
         self.resource, self.has_failed = resource, False
-        self._owns = owns
+        self._homes = homes
         self.problem: Exception | None = None  # kept the last round from the database or the broker
         self._client, self._clock = client, clock
         self._database: ResolvingConnection | None = None
-        self._sweep = MarkerSweep(client, clock, resource.finished, resource.name)
+        self._sweep = MarkerSweep(client, clock, homes, resource.finished, resource.name)
         self._reporter = Reporter(client, resource, TransactionKind.LAST_RESOURCE, clock)
         self._is_reached = False  # in this round
         self._is_strange = False  # the database may be a copy, and that was logged
@@ -132,13 +134,13 @@ class LastResourceResolver:
         with suppress(IndexError):
             for _ in range(len(unresolved)):
                 item = unresolved.popleft()
-                (found if self._owns(item.txid) else unresolved).append(item)
+                (found if home_of(self._homes, item.txid) is self._client else unresolved).append(item)
         return found
 
     def _due(self) -> list[Unresolved]:
         uuid = self.resource.uuid or self._open().uuid
         return [
-            Unresolved(listed["txid"], None, int(listed["deadline_ms"]))
+            Unresolved(listed["txid"], None, int(listed["deadline_ms"]), of=listed.get("of"))
             for listed in list_transactions(self._client, uuid, "prepared", PAGE_SIZE)
             if self._is_ours(listed, uuid) and is_due(listed)
         ]
@@ -177,7 +179,7 @@ class LastResourceResolver:
     def _prove(self, item: Unresolved) -> Step:
         if item.outcome is not None:
             return Step.REPORT_COMMIT if item.outcome == marker_table.COMMITTED else Step.REPORT_ROLLBACK
-        step, error = prove(self._open(), item.txid, item.deadline_ms)
+        step, error = prove(self._open(), item.marker, item.deadline_ms)
         if isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
             self._failed("rollback not proved", error, is_new=not self._is_strange)
             self._is_strange, self._is_reached = True, False
@@ -209,7 +211,7 @@ class LastResourceResolver:
             crash_point("resolver.told_broker")
             is_committed = reported.step is Step.REPORT_COMMIT
             self._log.info("transaction resolved", txid=txid, outcome="committed" if is_committed else "rolled-back")
-            if is_committed:
+            if is_committed and self._homes.is_lone:  # otherwise other homes may have to ask the marker
                 self.resource.finished.append(txid)
         reported.item.on_resolved()
         del left[txid]

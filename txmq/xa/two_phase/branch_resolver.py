@@ -52,6 +52,8 @@ from txmq.xa.broker_port import (
     REQUEST_TIMEOUT_S,
     Answer,
     Client,
+    Homes,
+    home_of,
     is_of_this_broker,
     list_transactions,
 )
@@ -76,7 +78,7 @@ class BranchResolver:
 
     Args:
         client: one home.
-        others: whether another home of the same client answers for a transaction.
+        homes: all of them.
 
     Attributes:
         client: as given.
@@ -87,16 +89,16 @@ class BranchResolver:
     Thread safety: ``completed`` and ``watch`` from any thread; the rest from one.
     """
 
-    def __init__(self, client: Client, resource: XAResource, clock: Clock, others: Callable[[str], bool]) -> None:
+    def __init__(self, client: Client, resource: XAResource, clock: Clock, homes: Homes) -> None:
         self.resource, self.has_failed = resource, False
         self.problem: Exception | None = None
-        self.client, self._clock, self._others = client, clock, others
+        self.client, self._clock, self._homes = client, clock, homes
         self._recovery: Recovery | None = None
         # To ``complete``, appended by owners. The marker of one that falls off is removed later, by age.
         self._answers: deque[tuple[str, Answer]] = deque(maxlen=REMEMBERED_MAX)
         self._left: deque[Watched] = deque()
         self._watched: dict[str, Watched] = {}
-        self._sweep = MarkerSweep(client, clock, name=resource.name)
+        self._sweep = MarkerSweep(client, clock, homes, name=resource.name)
         self._suspects: set[str] = set()  # looked lost in the round before
         self._committed_before: set[str] = set()  # orphans that the broker called committed in the round before
         self._said: dict[str, str] = {}
@@ -169,7 +171,7 @@ class BranchResolver:
             self._watched[left.txid] = left
         database = self._database()
         rows = {row["txid"]: row for row in list_transactions(self.client, database.uuid, "decided", PAGE_SIZE)}
-        listed = [entry for entry in database.prepared() if not self._others(str(entry.txid))]
+        listed = [entry for entry in database.prepared() if not self._is_of_another(str(entry.txid))]
         now_ms = database.now_ms() if listed else 0
         self._is_reached = True
         self._report(listed, rows, now_ms)
@@ -196,6 +198,11 @@ class BranchResolver:
             why = self._said.get(txid, why)
             found.append(Hanging(txid, entry.xid.bqual.decode("ascii"), now_ms - entry.deadline_ms, why))
         self._reporter.saw(found)
+
+    def _is_of_another(self, txid: str) -> bool:
+        """Whether another home of the same client answers for it: that one's resolver has it."""
+        home = home_of(self._homes, txid)
+        return home is not self.client and is_of_this_broker(home.session, txid)
 
     def _is_ours(self, txid: str) -> bool:
         if is_of_this_broker(self.client.session, txid):

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.crash_points import crash_at
-from tests.unit.xa.support import NAME, Connection, quiet_resolver
+from tests.unit.client.transaction.shop import Shop
+from tests.unit.xa.support import quiet_resolver
 from tests.unit.xa.xa_support import Database, FakeResource, Notes
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.checker import CheckBacks
@@ -26,7 +26,6 @@ from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.cluster import SimulatedCluster
 from txmq.testing.simulated.faults import Fault, lost
-from txmq.xa import LastResource
 from txmq.xa.resolver import Resolver
 from txmq.xa.xopen import XACode, XAFlag
 from txmq.xid import TxId, Xid
@@ -103,37 +102,6 @@ def test_full_session_is_left_at_its_home_only(cluster: SimulatedCluster) -> Non
 # --- last resource ---------------------------------------------------------------------------------------------------
 
 
-class Shop:
-    """A database file, and a client of several homes."""
-
-    def __init__(self, path: Path, cluster: SimulatedCluster) -> None:
-        self.path, self.cluster = path, cluster
-        self.opened: list[Connection] = []
-        self.resource = self.new_resource()
-        self.resource.install(cluster)
-        with self.connect() as connection:
-            connection.execute("CREATE TABLE orders (value BLOB)")
-
-    def new_resource(self) -> LastResource:
-        return LastResource(NAME, connect=self.connect)
-
-    def connect(self) -> Connection:
-        connection = sqlite3.connect(self.path, factory=Connection, timeout=0.05)
-        self.opened.append(connection)
-        return connection
-
-    def order(self, value: bytes, *keys: bytes) -> Transaction:
-        with block(self.cluster, self.resource) as tx:
-            tx.connection(self.resource).execute("INSERT INTO orders (value) VALUES (?)", (value,))
-            for key in keys:
-                tx.send("orders", value, key=key)
-        return tx
-
-    def rows(self) -> list[bytes]:
-        with self.connect() as connection:
-            return [value for (value,) in connection.execute("SELECT value FROM orders ORDER BY rowid")]
-
-
 @pytest.fixture
 def shop(tmp_path: Path, cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     quiet_resolver(monkeypatch)
@@ -149,12 +117,6 @@ def test_last_resource_prepares_at_the_home_of_its_messages(shop: Shop, cluster:
     tx = shop.order(b"1", bytes([number]))
     assert (home_of(tx.txid), cluster.homes[number].requests) == (number, ["prepare", "commit"])
     assert (shop.rows(), cluster.homes[number].values("orders")) == ([b"1"], [b"1"])
-
-
-def test_last_resource_over_homes_leaves_neither_row_nor_message(shop: Shop, cluster: SimulatedCluster) -> None:
-    with pytest.raises(RolledBackError, match="several"):
-        shop.order(b"1", A, B)
-    assert (shop.rows(), requests(cluster)) == ([], [[], [], []])
 
 
 def test_last_resource_whose_home_is_away_leaves_nothing(shop: Shop, cluster: SimulatedCluster) -> None:
@@ -220,8 +182,6 @@ def test_xa_takes_its_id_where_the_last_one_wrote(cluster: SimulatedCluster, mon
 def test_branches_of_every_home_are_finished_by_one_resolver(
     cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.crash_points import crash_at
-
     notes = Notes(cluster)
     monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _: notes)
     database = Database("a", 1, cluster.clock)

@@ -46,7 +46,7 @@ def _age(world: LastResourceFixture, milliseconds: int = broker_port.SWEEP_AGE_M
 def _swept(world: LastResourceFixture, table: Table, words: dict[str, Any], minutes: int) -> list[str]:
     """What is left when the broker says these words, and every other one is committed."""
     world.home._outcome = lambda txid, *_: _answer(words.get(txid, b"committed\n"))  # type: ignore[method-assign]
-    sweep = MarkerSweep(world.home, world.home.clock)
+    sweep = MarkerSweep(world.home, world.home.clock, world.home.routes)
     for _ in range(minutes):
         sweep.keep(lambda: table)
         world.home.clock.advance(broker_port.SWEEP_EVERY_S)
@@ -87,7 +87,7 @@ def test_a_pass_begins_anew_where_it_ended(world: LastResourceFixture) -> None:
 
 def test_full_table_is_swept_at_once_not_page_minute(world: LastResourceFixture) -> None:
     table = Table(world, 4 * broker_port.DELETE_SIZE)
-    sweep = MarkerSweep(world.home, world.home.clock)
+    sweep = MarkerSweep(world.home, world.home.clock, world.home.routes)
     world.home._outcome = lambda *_: b"committed\n"  # type: ignore[method-assign]
     for _ in range(5):
         sweep.keep(lambda: table)
@@ -105,7 +105,7 @@ def test_what_the_broker_still_lists_keeps_its_marker(world: LastResourceFixture
     _age(world)
     assert set(world.markers()) == {resolved, listed}
     with closing(world.new_resource().open_for_resolver(cluster_of(world.home))) as database:
-        MarkerSweep(world.home, world.home.clock).keep(lambda: database)
+        MarkerSweep(world.home, world.home.clock, world.home.routes).keep(lambda: database)
     assert set(world.markers()) == {listed}
 
 
