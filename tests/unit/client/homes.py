@@ -18,11 +18,12 @@ from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.reading import Fetcher
 from txmq.client.topics import Topics
+from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.peer import Address
 from txmq.client.transport.ports import Asking, Link
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
-from txmq.errors import NotOwnerError
+from txmq.errors import BrokerAwayError, NotOwnerError
 from txmq.log import records
 from txmq.protocol import answers
 from txmq.protocol.json_text import Fields, json_object
@@ -173,6 +174,27 @@ class SilentLink(HomeLink):
 
     def was_silent(self) -> None:
         self.is_silent = True
+
+
+class OpenCommits(BranchCommits):
+    """Commits of transactions over homes that a home has not answered yet.
+
+    Attributes:
+        waited: how often they were waited for.
+    """
+
+    def __init__(self, clock: TurnedClock) -> None:
+        super().__init__(clock)
+        self.is_open = True
+        self.waited = 0
+
+    def __bool__(self) -> bool:
+        return self.is_open
+
+    def wait(self, deadline: float) -> None:
+        self.waited += 1
+        if self.is_open:
+            raise BrokerAwayError("the home does not answer")
 
 
 class ClusterClient:

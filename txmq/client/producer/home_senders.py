@@ -12,6 +12,9 @@ fail, and nothing of them was stored.
 *A home that is away.* Messages that choose their partition in turn leave it: new ones pass it over, and those that were
 never written to a socket are given to partitions of other homes. All others wait for their home.
 
+*Transactions over homes.* The commit of a branch may be on its way when its block has ended. A message with a key waits
+until its home has answered those, so that it does not pass one of the same key.
+
 Invariants:
     * A batch that was ever given to a connection keeps its partition.
     * ``_lock`` is held while batches change senders, so that nothing waits for half of a change. It is taken before a
@@ -30,6 +33,7 @@ from txmq.client.producer.completion import Completion
 from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender import LEFTOVERS_POLL_S
 from txmq.client.producer.sender_pool import SenderPool
+from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.ports import Link, Routing, TopicDirectory
 from txmq.errors import ClosedError, NotOwnerError, RequestTimeoutError, TxmqError, UnknownTopicError
 from txmq.model import SendResult, TopicPartition
@@ -44,6 +48,10 @@ class SendingLink(Link, Protocol):
     @property
     def senders(self) -> SenderPool:
         """The senders of producers."""
+
+    @property
+    def branch_commits(self) -> BranchCommits:
+        """What the home has yet to answer of transactions over homes."""
 
     @property
     def home(self) -> int:
@@ -89,6 +97,7 @@ class _Place(NamedTuple):
 
     sender: HomeSender
     topic: Topic
+    commits: BranchCommits
 
 
 class _Turns(NamedTuple):
@@ -144,12 +153,19 @@ class HomeSenders:
                     sender.router = self
         return sender
 
-    def _sender_for(self, topic: str, partition: int) -> HomeSender:
+    def _place_of(self, topic: str, partition: int) -> _Place:
         place = self._places.get((topic, partition))
         if place is None:
-            known = self._client.topics.known(topic)
-            sender = self._sender_of(self._client.routes.link_for(topic, partition))
-            place = self._places.setdefault((topic, partition), _Place(sender, known))
+            known, link = self._client.topics.known(topic), self._client.routes.link_for(topic, partition)
+            found = _Place(self._sender_of(link), known, link.branch_commits)
+            place = self._places.setdefault((topic, partition), found)
+        return place
+
+    def _sender_for(self, topic: str, partition: int, key: bytes | None, deadline: float) -> HomeSender:
+        """The sender of a partition, once no message of the key is on its way there in a transaction."""
+        place = self._place_of(topic, partition)
+        if key is not None and place.commits:
+            place.commits.wait(deadline)
         return place.sender
 
     @property
@@ -163,21 +179,24 @@ class HomeSenders:
     def send(self, topic: str, partition: int, record: Record, deadline: float, *, is_movable: bool) -> SendResult:
         """Send one message and wait for its acknowledgement."""
         self._wait_for_room(len(record[1]), deadline)
-        return self._sender_for(topic, partition).send(topic, partition, record, deadline, is_movable)
+        sender = self._sender_for(topic, partition, record[0], deadline)
+        return sender.send(topic, partition, record, deadline, is_movable)
 
     def send_async(
         self, topic: str, partition: int, record: Record, deadline: float, *, is_movable: bool
     ) -> Future[SendResult]:
         """Send one message; the future is done when it is acknowledged or failed."""
         self._wait_for_room(len(record[1]), deadline)
-        return self._sender_for(topic, partition).send_async(topic, partition, record, deadline, is_movable)
+        sender = self._sender_for(topic, partition, record[0], deadline)
+        return sender.send_async(topic, partition, record, deadline, is_movable)
 
     def add(
         self, topic: str, partition: int, content: bytearray, size: int, deadline: float, *, is_movable: bool
     ) -> Completion:
-        """Send an encoded batch in the background; its one future tells its end."""
+        """Send an encoded batch in the background; its one future tells its end. It has keys unless it is movable."""
         self._wait_for_room(len(content), deadline)
-        return self._sender_for(topic, partition).add_async(topic, partition, content, size, deadline, is_movable)
+        sender = self._sender_for(topic, partition, None if is_movable else b"", deadline)
+        return sender.add_async(topic, partition, content, size, deadline, is_movable)
 
     def _wait_for_room(self, size: int, deadline: float) -> None:
         """Wait until the buffers of all senders together have room."""
@@ -236,7 +255,7 @@ class HomeSenders:
         if not there:
             return
         partition, _ = there[next(self._numbers) % len(there)]
-        target = self._sender_for(name, partition)
+        target = self._place_of(name, partition).sender
         if target is sender:
             return
         with self._lock:
@@ -264,13 +283,14 @@ class HomeSenders:
                 f"topic {name!r} was created anew with {found.config.partitions} partitions: nothing was stored, "
                 "send it again"
             )
-        target = self._sender_of(self._client.routes.link_for(name, partition))
+        link = self._client.routes.link_for(name, partition)
+        target = self._sender_of(link)
         if target is sender:
             sender.keep_returned(queue, None)
             return
         with self._lock:
             target.adopt(name, partition, sender.take_returned(queue))
-            self._places[name, partition] = _Place(target, found)
+            self._places[name, partition] = _Place(target, found, link.branch_commits)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,8 @@ class PartitionQueue:
         self, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> Ticket | tuple[Completion, int]:  # fmt: skip
         """Put the message in its order: behind those sent directly, or in the spool."""
+        if self.home.commits and record[0] is not None:
+            self._await_commits(deadline)
         begun = self.home.sender.start(
             self.partition, record, deadline, future
         )  # without the lock while nothing has failed
@@ -159,11 +161,19 @@ class PartitionQueue:
             self.home.sender.await_taken_over()
         return begun
 
+    def _await_commits(self, deadline: float) -> None:
+        """Let no message pass a transaction that its home has not answered: if that takes too long, it is spooled."""
+        with suppress(TxmqError):
+            self.home.commits.wait(deadline)
+        if self.home.commits:
+            self.home.sender.give_up(self.partition)
+
     def _direct(
         self, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> tuple[Completion, int] | None:  # fmt: skip
         try:
             self._find_home()
+            self.home.commits.wait(deadline)
             identity = self.home.sender.follow(deadline)
             ours = self._sequence if identity == self._identity else 0
             self._look_at_end(ours)
@@ -275,6 +285,7 @@ class PartitionQueue:
     def _drain(self, deadline: float) -> None:
         with self._lock:
             self._find_home()
+        self.home.commits.wait(deadline)  # without the lock: messages are spooled meanwhile
         self._spool.sync_all()
         entries = self._spool.head(self.partition, DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX)
         if not entries:

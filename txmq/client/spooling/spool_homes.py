@@ -20,6 +20,7 @@ from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import SpoolIdentity
+from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.ports import Link, Routing, TopicDirectory
 from txmq.errors import RequestTimeoutError
 from txmq.model import TopicPartition
@@ -31,6 +32,10 @@ ROOM_LOOK_S = 0.02  # a thread that waits for room in all buffers looks again th
 
 class SpoolLink(Link, Protocol):
     """The client's side of one home, as ordered producers use it."""
+
+    @property
+    def branch_commits(self) -> BranchCommits:
+        """What the home has yet to answer of transactions over homes."""
 
     @property
     def home(self) -> int:
@@ -75,12 +80,14 @@ class SpoolHome:
     """One home.
 
     Attributes:
+        commits: of transactions over homes, which it has yet to answer; messages with keys wait for them.
         wake: wakes its drain thread.
         stopped: set when that thread has ended.
     """
 
     def __init__(self, link: SpoolLink, sessions: Sessions, sender: OrderedSender) -> None:
         self._link, self.sessions, self.sender = link, sessions, sender
+        self.commits = link.branch_commits
         self.wake, self.stopped = Signal(), Signal()
 
     def stats(self) -> str:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.unit.client.homes import Cluster
+from tests.unit.client.homes import Cluster, OpenCommits
 from txmq.client.partitioner import FixedSelector, RoundRobinSelector
 from txmq.errors import BrokerAwayError, DeliveryUnknownError, NotOwnerError, RequestTimeoutError
 from txmq.testing.eventually import eventually
@@ -192,6 +192,24 @@ def test_a_home_that_denies_its_partition_is_asked_again(cluster: Cluster) -> No
         with pytest.raises(NotOwnerError):
             waiting.result()
     assert cluster.values(0) == [b"v"]
+
+
+# --- transactions over homes -----------------------------------------------------------------------------------------
+
+
+def test_a_key_waits_for_commits_that_its_home_owes(cluster: Cluster) -> None:
+    commits = cluster.links[0].branch_commits = OpenCommits(cluster.clock)
+    producer = cluster.client.producer()
+    with pytest.raises(BrokerAwayError):
+        producer.send("t", b"v", key=b"k", partition=0)
+    with pytest.raises(BrokerAwayError):
+        producer.send_many("t", [(b"%d" % number, b"v") for number in range(50)])
+    assert not cluster.homes[0].ends
+    assert producer.send("t", b"v", partition=0).offset == 0  # no key, no order
+    assert producer.send("t", b"v", key=b"k", partition=1).offset is not None
+    commits.is_open = False
+    assert producer.send("t", b"v", key=b"k", partition=0).offset == 1
+    assert commits.waited == 2
 
 
 # --- many, and limits over all homes ---------------------------------------------------------------------------------

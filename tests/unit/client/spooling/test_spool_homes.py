@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.client.homes import Cluster
+from tests.unit.client.homes import Cluster, OpenCommits
 from txmq.client.partitioner import KeyHashSelector
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.spool import Spool
@@ -146,3 +146,17 @@ def test_a_retrying_producer_keeps_what_one_home_does_not_take(cluster: Cluster,
         cluster.back(1)
         cluster.pass_time_until(lambda: not producer.spooled)
     assert sorted(cluster.all_values(), key=repr) == sorted((b"%d" % number for number in range(60)), key=repr)
+
+
+def test_an_ordered_message_passes_no_commit_of_its_home(cluster: Cluster, tmp_path: Path) -> None:
+    commits = cluster.links[1].branch_commits = OpenCommits(cluster.clock)
+    with ordered(cluster, tmp_path) as producer:
+        assert send(producer, 0, b"0") is SendStatus.ACKNOWLEDGED
+        commits.is_open = False
+        assert send(producer, 1, b"0") is SendStatus.ACKNOWLEDGED
+        commits.is_open = True
+        assert [send(producer, 1, b"%d" % number) for number in (1, 2)] == [SendStatus.SPOOLED] * 2
+        assert cluster.values(1) == [b"0"]
+        commits.is_open = False
+        cluster.pass_time_until(lambda: not producer.spooled)
+    assert cluster.values(1) == [b"0", b"1", b"2"]
