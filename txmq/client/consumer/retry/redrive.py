@@ -163,9 +163,8 @@ class Redrive:
     def _begin(self, txid: str, origins: Sequence[Origin | None]) -> int:
         # Without a producer, which would join the open block. A repeat after a lost answer does no harm.
         record = (None, _json(txid, origins), [(KIND, b"begun")], self._client.clock.now_ms())
-        body = self._client.control.repeat(
-            "put", self._account, 0, body=[records.encode([record])], timeout=self._client.timeout
-        )
+        control = self._client.routes.link_for(self._account, 0).control
+        body = control.repeat("put", self._account, 0, body=[records.encode([record])], timeout=self._client.timeout)
         return int(body)
 
     def _settled(self, txid: str, begun: int, origins: Sequence[Origin | None]) -> set[Origin]:
