@@ -65,4 +65,5 @@ def reported(context: Context, name: Name) -> None:
     context.group.add_entry(entries.json_entry(entries.REPORTED, fields))
     part = context.state.report_part(name)
     if part is not None and part.barrier is not None:
+        context.group.needs_sync = True  # readers wait for it
         context.group.ended_barriers.append(part.barrier)

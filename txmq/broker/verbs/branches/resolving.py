@@ -43,9 +43,16 @@ def began(context: Context) -> None:
 
 
 def placed_durably(context: Context, part: BranchPart) -> None:
-    """The record that placed a part is forced: the home that decided is told."""
+    """The record that placed a part is forced: the home that decided is told.
+
+    If readers do not wait for that, it is told with the next tick: many reports then share a sync at either home.
+    """
     part.is_durable = True
-    context.branch_asks.now(Look(part.name, part.of))
+    look = Look(part.name, part.of)
+    if part.is_held:
+        context.branch_asks.now(look)
+    else:
+        context.branch_asks.at(context.now_ms, look)
 
 
 def take_asks(context: Context) -> list[BranchAsk]:
