@@ -36,7 +36,7 @@ def list_(
         str | None, typer.Option("--older-than", metavar="30s", help="Only what hangs longer: ms, s, m, h or d.")
     ] = None,
     state: Annotated[
-        str | None, typer.Option(metavar="prepared|decided|heuristic|all", help="Only those in that state.")
+        str | None, typer.Option(metavar="prepared|placing|decided|heuristic|all", help="Only those in that state.")
     ] = None,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,

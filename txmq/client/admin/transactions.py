@@ -27,8 +27,8 @@ from txmq.xid import TxId
 
 RECOVER_LIMIT = 1000  # transactions per request
 REASON_LENGTH_MAX = 3000  # percent-encoded: it must fit a line
-# The broker's words, and "in-doubt" for prepared or decided.
-STATES = ("in-doubt", "prepared", "decided", "heuristic", "all")
+# The broker's words, and "in-doubt" for the first three.
+STATES = ("in-doubt", "prepared", "placing", "decided", "heuristic", "all")
 HEURISTICS = ("commit", "rollback", "mixed", "hazard")
 
 FieldsList = list[Fields]
@@ -48,8 +48,8 @@ class Transactions:
         """The transactions in doubt, or in another state, oldest first.
 
         Args:
-            state: ``in-doubt`` (prepared or decided), ``prepared``, ``decided`` (a branch has not completed),
-                ``heuristic`` (decided without proof) or ``all``.
+            state: ``in-doubt`` (prepared, placing or decided), ``prepared``, ``placing`` (decided, waits for its
+                place), ``decided`` (a branch has not completed), ``heuristic`` (decided without proof) or ``all``.
 
         Returns:
             Fields as ``recover`` in docs/protocol.md.
