@@ -14,6 +14,7 @@ from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
     LocalProtocolError,
+    PartialResultError,
     RemoteProtocolError,
     RequestTimeoutError,
     TopicExistsError,
@@ -86,19 +87,26 @@ class Topics:
             UnknownTopicError: there is no topic of that name.
             PartialResultError: homes of a cluster are away; it has the partitions of the others.
         """
-        owners = self._routes.owners(_checked(name))
-        found = self._routes.ask_each(owners, lambda link, timeout: self._watermarks(link, name, timeout))
-        return sorted(found, key=lambda row: row["partition"])
+        try:
+            return _ranges(self.owned(name))
+        except PartialResultError as error:
+            raise PartialResultError(str(error), _ranges(error.found), error.away) from None
 
-    def _watermarks(self, link: Link, topic: str, timeout: float) -> FieldsList:
-        held: FieldsList = json_object(link.control.repeat("topic", "describe", topic, timeout=timeout))["watermarks"]
+    def owned(self, name: str) -> FieldsList:
+        """What each home that owns partitions of a topic tells of it (``topic describe``). Raises as ``watermarks``."""
+        owners = self._routes.owners(_checked(name))
+        return self._routes.ask_each(owners, lambda link, timeout: [self._owned(link, name, timeout)])
+
+    def _owned(self, link: Link, topic: str, timeout: float) -> Fields:
+        told = json_object(link.control.repeat("topic", "describe", topic, timeout=timeout))
         homes = self._routes.homes_of(topic)
-        if homes is None:
-            return held
-        missing = homes.count(link.home) - len(held)
-        if missing > 0:
-            raise UnavailableError(f"{missing} new partitions of topic {topic} are not there yet")
-        return [{**row, "home": f"{link.home:016x}"} for row in held]
+        if homes is not None:
+            missing = homes.count(link.home) - len(told["watermarks"])
+            if missing > 0:
+                raise UnavailableError(f"{missing} new partitions of topic {topic} are not there yet")
+            for row in told["watermarks"]:
+                row["home"] = f"{link.home:016x}"
+        return told
 
     def list(self) -> list[TopicConfig]:
         """All topics."""
@@ -148,6 +156,10 @@ class Topics:
         self._known.pop(name, None)
         body = self._routes.call_any("topic", action, _checked(name), extensions=fields, timeout=self._timeout)
         return _topic(json_object(body)).config
+
+
+def _ranges(answers: FieldsList) -> FieldsList:
+    return sorted((row for told in answers for row in told["watermarks"]), key=lambda row: row["partition"])
 
 
 def _checked(name: str) -> str:

@@ -81,7 +81,10 @@ class ScriptedHome(ScriptedBroker):
             del self.cluster.topics[name]
         owned = [number for number, home in enumerate(self.cluster.topics.get(name, ())) if home == self.number]
         config = TopicConfig(name, partitions=len(self.cluster.topics.get(name, "?")))
-        rows = [{"partition": number, "start": 0, "end": number} for number in owned[: self.taken_over]]
+        rows = [
+            {"partition": number, "start": 0, "end": self.ends.get(number, 0), "bytes": 0}
+            for number in owned[: self.taken_over]
+        ]
         told = {**Topic(TOPIC_ID, config).to_json(), "watermarks": rows}
         return answers.result(200, request[4], json.dumps(told).encode())
 

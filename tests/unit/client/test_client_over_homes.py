@@ -56,7 +56,7 @@ def test_transaction_is_asked_for_at_the_home_in_its_id(cluster: ScriptedCluster
 
 def test_watermarks_are_those_of_the_owners(routed: Client) -> None:
     assert [(row["partition"], row["end"], int(row["home"], 16)) for row in routed.topics.watermarks("t")] == [
-        (0, 0, 1), (1, 1, 2), (2, 2, 3),
+        (0, 0, 1), (1, 0, 2), (2, 0, 3),
     ]  # fmt: skip
 
 

@@ -139,10 +139,30 @@ class _Planner:
             size_bytes = sum(segment.size_bytes for segment in chain)
             held = topics.setdefault(name, Held(name, partition_id[0], {}))
             held.partitions[partition_id[1]] = Range(name, partition_id[0], partition_id[1], start, end, size_bytes)
+        for held in topics.values():
+            self._refuse_part(held)
         for name in self._options.topics or ():
             if name not in topics:
                 raise ConfigError(f"no topic {name!r} below {self._root}; there are {', '.join(names) or 'none'}")
         return list(topics.values())
+
+    def _refuse_part(self, held: Held) -> None:
+        """A directory has the partitions of one home; those of others are not there to be read."""
+        placed = None if self._state is None else self._state.placed.get(held.topic_id)
+        if self._state is None or placed is None:
+            return
+        elsewhere = [number for number, home in enumerate(placed.homes) if home != self._state.home]
+        if not elsewhere:
+            return
+        text = (
+            f"{self._root} has the partitions of home {self._state.home:016x} only: {held.name} has partitions "
+            f"{', '.join(map(str, elsewhere))} at other homes"
+        )
+        if self._options.fails_on_loss:
+            raise DataLossError(
+                f"{text}. Read through a broker (option bootstrap); failOnDataLoss=false reads this home's partitions"
+            )
+        get_logger().warning("the partitions of one home are read", text=text)
 
     def _known_partition_ids(self) -> Iterator[PartitionId]:
         if self._state is not None:

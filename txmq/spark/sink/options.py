@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from txmq.addresses import parse_bootstrap
+from txmq.client.bootstrap import bootstrap_of
 from txmq.errors import ConfigError
 from txmq.log.compression import CODECS
 from txmq.model import is_valid_name
@@ -63,7 +63,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOpti
     bootstrap = given.get("bootstrap", "")
     if not bootstrap:
         raise ConfigError('option bootstrap is missing: .option("bootstrap", "txmq://HOST:PORT")')
-    parse_bootstrap(bootstrap)
+    bootstrap_of(bootstrap)
     query, batch = given.get("queryid"), given.get("batchid")
     if is_streaming and (query or batch):
         raise ConfigError("options queryId and batchId are for df.write: a streaming query has its own")

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from txmq.addresses import parse_bootstrap
+from txmq.client.bootstrap import bootstrap_of
 from txmq.client.client import Client
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import EncodedPart
@@ -65,7 +65,7 @@ def client_of(options: SinkOptions) -> Client:
     key = options.bootstrap, options.timeout_s
     client = _clients.get(key)
     if client is None:
-        client = Client(parse_bootstrap(options.bootstrap), timeout=options.timeout_s, name="spark-sink")
+        client = Client(bootstrap_of(options.bootstrap), timeout=options.timeout_s, name="spark-sink")
         _clients[key] = client
     try:
         client.control.repeat("ping", timeout=options.timeout_s)

@@ -1,7 +1,8 @@
 """The topics of a query and their offsets at the broker; asked by the driver when a query is planned.
 
 Theory of operation. One question per topic answers its id and the ends of all its partitions at once, so that what is
-planned belongs together; the id is what readers hold every batch against, however the topic's name is used later.
+planned belongs together; in a cluster each of its homes is asked for its own partitions. The id is what readers hold
+every batch against, however the topic's name is used later.
 
 A broker that cannot be reached is asked again until ``timeout`` is over.
 """
@@ -25,7 +26,7 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.log import records
-from txmq.protocol.json_text import json_object
+from txmq.protocol.json_text import Fields
 from txmq.spark.source.options import EARLIEST, LATEST, At, SourceOptions, Where
 from txmq.spark.source.ranges import Range
 
@@ -98,15 +99,15 @@ class Catalog:
         """
         client = self._client
         try:
-            body = self._ask(lambda: client.control.repeat("topic", "describe", topic, timeout=client.timeout))
+            told = self._ask(lambda: _of_one_topic(client.topics.owned(topic)))
         except UnknownTopicError:
             near = difflib.get_close_matches(topic, self._names(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UnknownTopicError(f"no topic {topic!r} at {self._options.bootstrap}{hint}") from None
-        fields = json_object(body)
-        topic_id = int(fields["topic_id"])
+        topic_id = int(told[0]["topic_id"])
         partitions = {
             int(each["partition"]): Range(topic, topic_id, each["partition"], each["start"], each["end"], each["bytes"])
+            for fields in told
             for each in fields["watermarks"]
         }
         return Held(topic, topic_id, partitions)
@@ -122,6 +123,13 @@ class Catalog:
         found = (message.offset for message in messages if message.timestamp_ms >= timestamp_ms)
         behind = messages[-1].offset + 1  # of a batch whose header names a later time than its messages have
         return max(next(found, behind), held.start)
+
+
+def _of_one_topic(told: list[Fields]) -> list[Fields]:
+    """What homes tell of a topic, if they mean the same one: it may be made anew meanwhile."""
+    if len({fields["topic_id"] for fields in told}) != 1:
+        raise UnavailableError(f"homes tell of different topics {told[0]['name']!r}: one is made anew")
+    return told
 
 
 def placed(held: Range, where: Where, offset_at: Callable[[Range, int], int], *, is_end: bool) -> int:

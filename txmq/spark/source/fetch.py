@@ -25,6 +25,7 @@ from txmq.errors import (
     CorruptRecordError,
     DataLossError,
     InvalidBatchError,
+    NotOwnerError,
     OffsetOutOfRangeError,
     TxmqError,
     UnknownTopicError,
@@ -124,10 +125,8 @@ class _RangeReader:
 
     def _ask_ahead(self, offset: int) -> None:
         try:
-            self._ahead = (
-                offset,
-                self._client.control.submit("get", *self._question(offset), timeout=self._client.timeout),
-            )
+            link = self._client.routes.link_for(self._task.topic, self._task.partition)
+            self._ahead = offset, link.control.submit("get", *self._question(offset), timeout=self._client.timeout)
         except PASSING:
             self._ahead = None
 
@@ -136,12 +135,15 @@ class _RangeReader:
         if ahead is not None and ahead[0] == offset:
             try:
                 return _filled(ahead[1].result(), offset)
-            except PASSING:
+            except (*PASSING, NotOwnerError):
                 pass  # asked anew, with patience
         return _filled(self._patiently(lambda: self._get(offset)), offset)
 
     def _get(self, offset: int) -> bytes:
-        return self._client.control.call("get", *self._question(offset), timeout=self._client.timeout)
+        asked, timeout = self._question(offset), self._client.timeout
+        return self._client.routes.ask_owner(
+            self._task.topic, self._task.partition, lambda link: link.control.call("get", *asked, timeout=timeout)
+        )
 
     def _question(self, offset: int) -> tuple[str, int, int, int]:
         return self._task.topic, self._task.partition, offset, ANSWER_SIZE_BYTES
