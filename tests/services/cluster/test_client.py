@@ -1,0 +1,80 @@
+"""One client over three real brokers, found by their addresses or through ZooKeeper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import txmq
+from txmq.errors import BrokerAwayError, DataLossError, PartialResultError, RegistryError
+from txmq.spark.segment_files.plan import plan
+from txmq.spark.source.options import parse
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.cluster import Cluster
+from txmq.testing.processes.zookeeper import Ensemble
+
+PARTITIONS = 6
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, ensemble: Ensemble) -> Iterator[Cluster]:
+    """Three brokers that know each other."""
+    settings = {"registry_session_timeout_ms": 3000}
+    with Cluster(tmp_path_factory.mktemp("cluster"), ensemble, chroot="/client", settings=settings) as made:
+        with txmq.connect(made.brokers[0].address) as client:
+            eventually(lambda: len(client.routes.all_links()) == 3, "the first broker knows all homes")
+        yield made
+
+
+@pytest.mark.parametrize("way", ["registry", "addresses", "one address"])
+def test_every_call_works_over_homes(cluster: Cluster, way: str) -> None:
+    address = {"registry": cluster.registry, "addresses": cluster.address}.get(way, cluster.brokers[1].address)
+    topic = f"orders-{len(way)}"
+    with txmq.connect(address) as client, client.producer() as producer:
+        client.topics.create(topic, partitions=PARTITIONS)
+        sent = [producer.send(topic, b"%d" % number, partition=number) for number in range(PARTITIONS)]
+        assert [result.offset for result in sent] == [0] * PARTITIONS
+        assert [message.value for message in client.browse(topic)] == [b"%d" % number for number in range(PARTITIONS)]
+        assert [client.fetch(topic, number, 0)[0].value for number in (5, 0)] == [b"5", b"0"]
+        assert client.offset_for(topic, 3, 0) == 0
+        assert {row["home"] for row in client.topics.watermarks(topic)} == {
+            f"{link.home:016x}" for link in client.routes.links()
+        }
+        assert client.transactions.list() == []
+        assert client.transactions.resources() == []
+        assert client.stats("json").count('"version"') == 3
+        client.ping()
+        client.topics.delete(topic)
+
+
+def test_homes_go_on_beside_one_that_is_killed(cluster: Cluster) -> None:
+    killed = cluster.brokers[2]
+    with txmq.connect(cluster.registry, timeout=1.0) as client, client.producer(timeout=2.0) as producer:
+        client.topics.create("parts", partitions=PARTITIONS)
+        for number in range(PARTITIONS):
+            producer.send("parts", b"v", partition=number)
+        home = next(link.home for link in client.routes.all_links() if "broker broker-2" in link.stats())
+        killed.kill()
+        homes = client.routes.homes_of("parts")
+        assert homes is not None
+        for number, owner in enumerate(homes):
+            if owner == home:
+                with pytest.raises(BrokerAwayError):
+                    client.offsets("parts", number)
+            else:
+                assert producer.send("parts", b"w", partition=number).offset == 1
+        with pytest.raises(PartialResultError) as told:
+            client.topics.watermarks("parts")
+        assert {row["partition"] for row in told.value.found} == {n for n, owner in enumerate(homes) if owner != home}
+        options = parse({"path": str(killed.data_dir), "topic": "parts"}, is_stream=False)
+        with pytest.raises(DataLossError, match=r"parts has partitions .* at other homes"):
+            plan(options, str(killed.data_dir), 1)
+        killed.start()
+        eventually(lambda: not client.routes.link_of_home(home).is_away, "the home is heard again")
+        assert [client.offsets("parts", n).end for n, owner in enumerate(homes) if owner == home] == [1, 1]
+
+
+def test_place_without_a_cluster_is_told(ensemble: Ensemble) -> None:
+    with pytest.raises(RegistryError, match="/nothing/txmq/cluster is not in ZooKeeper"):
+        txmq.connect(f"zk://{ensemble.hosts}/nothing")
