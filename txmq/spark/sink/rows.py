@@ -153,7 +153,7 @@ class Gatherer:
         self, topic: str, pairs: list[bulk.Pair], rows: list[Row], wanted: list[int | None] | None
     ) -> dict[int, Sequence[Row]]:
         count = self._partitions_of(topic)
-        assigned = bulk.assign_by_key(pairs, count, self._next)
+        assigned = bulk.assign_by_key(pairs, count, self._next % count)
         for number, partition in enumerate(wanted or ()):
             if partition is not None:
                 assigned[number] = checked(partition, topic, count)
