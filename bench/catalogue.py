@@ -7,6 +7,7 @@ from bench.rows import (
     backlog,
     brokers,
     client,
+    cluster,
     groups,
     last_resource,
     ordered,
@@ -20,5 +21,5 @@ from bench.rows import (
 
 ROWS: tuple[Row, ...] = (
     *put.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *last_resource.ROWS, *xa.ROWS,
-    *process.ROWS, *backlog.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
+    *process.ROWS, *backlog.ROWS, *cluster.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip

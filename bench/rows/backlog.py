@@ -22,7 +22,7 @@ PUTS, SIDE_TOPIC = 3000, "side"
 
 def _state(broker: BrokerProcess, when: str) -> dict[str, float]:
     """Put latency of another topic, then a clean restart, and memory after it."""
-    (request, _), *_ = put_requests(SIDE_TOPIC, message_of(200), 1, 1, 1)
+    (request, _), *_ = put_requests(SIDE_TOPIC, message_of(200), 1, (0,), 1)
     with RawConnection(broker.host, broker.port) as connection:
         taken = connection.one_by_one(request, PUTS)
     broker.stop()

@@ -30,7 +30,7 @@ def _restart(surroundings: Surroundings) -> Iterator[Measure]:
     """Killed with a tail that no checkpoint covers; a checkpoint is off until then, so every measure redoes it all."""
     settings = {"checkpoint_interval_bytes": 1 << 34, "checkpoint_interval_ms": 86_400_000}
     batch = message_of(200)
-    chunks = put_requests(TOPIC, batch, surroundings.count(TAIL_SIZE_BYTES // 200), PARTITIONS, PER_CHUNK)
+    chunks = put_requests(TOPIC, batch, surroundings.count(TAIL_SIZE_BYTES // 200), range(PARTITIONS), PER_CHUNK)
     with BrokerProcess(surroundings.directory / "data", settings=settings) as broker:
         with RawConnection(broker.host, broker.port) as connection:
             connection.create_topic(TOPIC, PARTITIONS)

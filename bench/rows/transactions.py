@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -63,11 +63,8 @@ def _raw(surroundings: Surroundings, requests_of: Callable[[TxId, int, bytes], I
                 if not measured:
                     connection.create_topic(TOPIC, PARTITIONS)
                 measured.append(True)
-                answer = connection.ask(b"hello 1 bench session=new 1\r\n")
-                answered = json.loads(answer.partition(b"\r\n")[2])
-                who = (int(answered["cluster"], 16), int(answered["home"], 16), int(answered["session"], 16))
                 # An eighth a write: the generator never waits for a full window.
-                chunks = chunked(requests_of(TxId(*who, 0), count, batch), IN_FLIGHT // 8)
+                chunks = chunked(requests_of(open_session(connection), count, batch), IN_FLIGHT // 8)
                 used_s = cpu_seconds(broker.pid)
                 took_s = connection.pipeline(chunks, IN_FLIGHT)
                 return {"rate": count / took_s, "broker CPU": (cpu_seconds(broker.pid) - used_s) / count * 1e6}
@@ -76,9 +73,16 @@ def _raw(surroundings: Surroundings, requests_of: Callable[[TxId, int, bytes], I
         yield measure
 
 
-def _commits(session: TxId, count: int, batch: bytes) -> Iterator[bytes]:
+def open_session(connection: RawConnection) -> TxId:
+    """Open a session; the transaction id in front of its first one."""
+    answered = json.loads(connection.ask(b"hello 1 bench session=new 1\r\n").partition(b"\r\n")[2])
+    return TxId(int(answered["cluster"], 16), int(answered["home"], 16), int(answered["session"], 16), 0)
+
+
+def commits(session: TxId, count: int, batch: bytes, partitions: Sequence[int] = range(PARTITIONS)) -> Iterator[bytes]:
+    """Local transactions of one message, over the partitions in turn."""
     for number in range(1, count + 1):
-        part, floor = _part(number, batch), max(0, number - IN_FLIGHT - 1)
+        part, floor = _part(number, batch, partitions), max(0, number - IN_FLIGHT - 1)
         words = str(session._replace(counter=number)).encode(), floor, len(part), number, part
         yield b"commit %b floor=%d %d %x\r\n%b" % words
 
@@ -87,7 +91,7 @@ def _decides(session: TxId, count: int, batch: bytes) -> Iterator[bytes]:
     """Decisions of XA transactions with one branch, each followed by ``complete`` of one whose decision is answered."""
     for number in range(1, count + IN_FLIGHT + 1):
         if number <= count:
-            body, floor = _BRANCH + _part(number, batch), max(0, number - 2 * IN_FLIGHT)
+            body, floor = _BRANCH + _part(number, batch, range(PARTITIONS)), max(0, number - 2 * IN_FLIGHT)
             words = str(session._replace(counter=number)).encode(), floor, len(body), number, body
             yield b"decide %b branches=1 floor=%d %d %x\r\n%b" % words
         decided = number - IN_FLIGHT
@@ -95,8 +99,8 @@ def _decides(session: TxId, count: int, batch: bytes) -> Iterator[bytes]:
             yield b"complete %b uuid=%b c%x\r\n" % (str(session._replace(counter=decided)).encode(), _UUID, decided)
 
 
-def _part(number: int, batch: bytes) -> bytes:
-    return b"%b %d %d\r\n%b" % (TOPIC.encode(), number % PARTITIONS, len(batch), batch)
+def _part(number: int, batch: bytes, partitions: Sequence[int]) -> bytes:
+    return b"%b %d %d\r\n%b" % (TOPIC.encode(), partitions[number % len(partitions)], len(batch), batch)
 
 
 ROWS = (
@@ -111,7 +115,7 @@ ROWS = (
     ),
     Row(
         "tx-raw", f"local transactions, {IN_FLIGHT} in flight, raw generator",
-        partial(_raw, requests_of=_commits), {"rate": "tx/s", "broker CPU": "us/tx"},
+        partial(_raw, requests_of=commits), {"rate": "tx/s", "broker CPU": "us/tx"},
         (Bound("rate", 60_000, "tx/s"),), (SYNC,),
     ),
     Row(

@@ -47,7 +47,7 @@ def put_pipelined(target: Target) -> Iterator[Run]:
         def run(count: int) -> dict[str, float]:
             if count not in kept:
                 kept.clear()  # the requests of one count only: they are as large as what they send
-                kept[count] = put_requests(target.topic, batch, count, target.partitions, per_chunk)
+                kept[count] = put_requests(target.topic, batch, count, range(target.partitions), per_chunk)
             return {"rate": count / connection.pipeline(kept[count], outstanding)}
 
         yield run
@@ -56,7 +56,7 @@ def put_pipelined(target: Target) -> Iterator[Run]:
 @contextmanager
 def put_single(target: Target) -> Iterator[Run]:
     """One put, its answer, the next."""
-    [(request, _)] = put_requests(target.topic, batch_of(target.size_bytes), 1, 1, 1)
+    [(request, _)] = put_requests(target.topic, batch_of(target.size_bytes), 1, (0,), 1)
     with client_with_topic(target), RawConnection.to(target.address) as connection:
 
         def run(count: int) -> dict[str, float]:

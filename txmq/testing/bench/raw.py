@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import cycle, islice
 from typing import Self
 
 from txmq.addresses import parse_bootstrap
@@ -37,11 +37,13 @@ def message_of(size_bytes: int) -> bytes:
     return batch
 
 
-def put_requests(topic: str, batch: bytes, count: int, partitions: int, per_chunk: int) -> list[tuple[bytes, int]]:
+def put_requests(
+    topic: str, batch: bytes, count: int, partitions: Sequence[int], per_chunk: int
+) -> list[tuple[bytes, int]]:
     """``count`` puts over the partitions in turn, in chunks of whole requests: (bytes, how many)."""
-    name = topic.encode()
+    name, turn = topic.encode(), cycle(partitions)
     return chunked(
-        (b"put %b %d %d %x\r\n%b" % (name, n % partitions, len(batch), n, batch) for n in range(count)), per_chunk
+        (b"put %b %d %d %x\r\n%b" % (name, next(turn), len(batch), n, batch) for n in range(count)), per_chunk
     )
 
 
