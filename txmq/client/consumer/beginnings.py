@@ -40,7 +40,7 @@ class Beginnings:
             except UnknownTopicError:
                 self._found[topic] = 0
             except TxmqError:
-                continue  # the homes are asked
+                return  # the homes are asked
 
     def is_later(self, slot: TopicPartition) -> bool:
         """Whether a partition of which nothing is saved was added after the group began with its topic.

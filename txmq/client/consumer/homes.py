@@ -75,10 +75,13 @@ class ConsumerHomes:
     def start(self, acks: Acks) -> None:
         """Join the group: at the first home now, at the others one after another."""
         self._acks, self._beginnings = acks, Beginnings(self._client, self._membership)
+        if self._settings.start != "earliest":
+            self._beginnings.look()
         self.look()
 
     def look(self) -> None:
         """Join at one more home if there is one, or end everywhere; called by a member's thread after each try."""
+        links = self._client.routes.links()  # without the lock: brokers may be asked
         with self._lock:
             if self._is_closing or self._acks is None:
                 return
@@ -86,10 +89,8 @@ class ConsumerHomes:
                 for member in self._members:
                     member.end()
                 return
-            if not self._homes and self._beginnings is not None:
-                self._beginnings.look()
             joined = [home.link for home in self._homes]
-            link = next((link for link in self._client.routes.links() if link not in joined), None)
+            link = next((link for link in links if link not in joined), None)
             if link is not None:
                 self._join(link, self._acks)
 

@@ -69,6 +69,7 @@ class OffsetSaver:
         """
         if isinstance(self._store, BrokerOffsetStore):
             self._store.handed_over(slot, generation, in_broker)
+            return self._store.load(self._group, slot, generation)
         with self._saving:
             return asked(lambda: self._store.load(self._group, slot, generation))
 
