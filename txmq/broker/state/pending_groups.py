@@ -5,9 +5,13 @@ Invariant: a tick in which nothing happened touches no group, member, topic or h
 
 from __future__ import annotations
 
+from typing import Final
+
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.membership import Membership
+
+ANCHORS_MAX: Final = 100_000
 
 
 class Beat:
@@ -30,6 +34,7 @@ class PendingGroups:
     Attributes:
         unsettled: groups that are settled with the next tick: something could not be handed over, or one has no member.
         changed: groups whose members may have a new view.
+        anchors: homes that the registry has fixed for groups: joining needs no registry then.
         left_in_order: groups whose holder left (``verbs/group/anchored``), and that have none since.
         topics_seen: how many changes of topics the groups have seen.
         silences: groups by the time at which a member may have been silent for too long (``silence_clock``).
@@ -39,6 +44,7 @@ class PendingGroups:
     def __init__(self) -> None:
         self.unsettled: dict[str, None] = {}
         self.changed: dict[str, None] = {}
+        self.anchors: dict[str, int] = {}
         self.left_in_order: set[str] = set()
         self.topics_seen = -1
         self.silences: Deadlines[tuple[str, Membership]] = Deadlines(lambda look: not look[1].members)
@@ -50,6 +56,11 @@ class PendingGroups:
         if not 0 < membership.look_ms <= at_ms:
             membership.look_ms = at_ms
             self.silences.add(at_ms, (name, membership))
+
+    def note_anchor(self, group: str, home: int) -> None:
+        """The registry has told of a group's anchor; it stays the one."""
+        if len(self.anchors) < ANCHORS_MAX:
+            self.anchors[group] = home
 
     def wait(self, heartbeat: Beat) -> None:
         """A heartbeat waits."""

@@ -48,6 +48,7 @@ class Connection:
         self._home.node.pump()
         for ask in core.take_registry_asks():
             assert isinstance(ask, FindAnchor)
+            self._home.asked += 1
             anchor = self._home.anchors.setdefault((ask.kind, ask.name), self._home.home)
             core.registry_answered(ask.number, Answer(value=anchor))
             self._home.node.pump()
@@ -76,7 +77,7 @@ class Home:
     """A broker, and the client's link to it."""
 
     def __init__(self, number: int, clock: SimClock, anchors: dict[tuple[str, str], int]) -> None:
-        self.home, self.is_away, self.anchors = number, False, anchors
+        self.home, self.is_away, self.anchors, self.asked = number, False, anchors, 0
         self.node = Node(SimDisk(), clock=clock)
         self.node.state.home, self.node.context.cluster = number, ClusterView()
 

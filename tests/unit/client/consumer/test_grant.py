@@ -65,6 +65,15 @@ def test_one_has_everything_and_the_other_stands_by() -> None:
     ]
 
 
+def test_the_registry_is_asked_once_for_an_anchor() -> None:
+    cluster = Cluster(1, 2)
+    one, two = alone(cluster).rounds(4), alone(cluster, "two").rounds(4)
+    one.homes.stop(0)
+    together(cluster, two)
+    alone(cluster, "three").rounds(4)
+    assert [home.asked for home in cluster.homes] == [1, 1]
+
+
 def test_who_stands_by_takes_over_from_one_that_left() -> None:
     """Also if a home is away: the one that left consumes nothing there."""
     cluster = Cluster(1, 2, 3, 1)

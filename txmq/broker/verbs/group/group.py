@@ -93,7 +93,11 @@ def _join(request: GroupRequest) -> None:
         _admit(request, strategy, member)
         return
     refuse_over_groups(context, request.group)
-    find_anchor(context, "group", request.group, lambda anchor: _join_anchored(request, strategy, member, anchor))
+    known = context.pending_groups.anchors.get(request.group)
+    if known is not None:
+        _join_anchored(request, strategy, member, known)
+    else:
+        find_anchor(context, "group", request.group, lambda anchor: _join_anchored(request, strategy, member, anchor))
 
 
 def _join_anchored(request: GroupRequest, strategy: str, member: Member, anchor: int | BrokerError) -> None:
@@ -103,6 +107,7 @@ def _join_anchored(request: GroupRequest, strategy: str, member: Member, anchor:
     try:
         if isinstance(anchor, BrokerError):
             raise anchor
+        request.context.pending_groups.note_anchor(request.group, anchor)
         if anchor != request.context.state.home and grant_of(request) == 0:
             nothing: dict[str, Any] = {"view": 0, "members": 0, "assigned": [], "revoked": []}
             request.answer({**nothing, "anchor": f"{anchor:016x}"})
