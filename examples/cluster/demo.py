@@ -38,7 +38,7 @@ class Sender:
         self.client = txmq.connect(address)
         self.acknowledged: list[bytes] = []
         self.failed: list[BaseException] = []
-        self.pause_s = 0.0
+        self._pauses_s = [0.0]
         self._acknowledged_at = time.monotonic()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -60,10 +60,18 @@ class Sender:
         if error is not None:
             self.failed.append(error)
             return
-        now = time.monotonic()
-        self.pause_s = max(self.pause_s, now - self._acknowledged_at)
-        self._acknowledged_at = now
+        self._look(time.monotonic())
+        self._acknowledged_at = time.monotonic()
         self.acknowledged.append(value)
+
+    def _look(self, now: float) -> None:
+        self._pauses_s[-1] = max(self._pauses_s[-1], now - self._acknowledged_at)
+
+    def longest_pause_s(self) -> float:
+        """The longest time without an acknowledgement since it was last asked for."""
+        self._look(time.monotonic())
+        self._pauses_s.append(0.0)
+        return self._pauses_s[-2]
 
     def stop(self) -> None:
         """Send no more, and wait for the last acknowledgements."""
@@ -104,6 +112,7 @@ class Play:
 
     def __init__(self, cluster: Cluster, ensemble: Ensemble, sender: Sender, seconds: float) -> None:
         self.cluster, self.ensemble, self.sender, self.seconds = cluster, ensemble, sender, seconds
+        self.pauses_s: list[float] = []
 
     def run(self) -> None:
         """All of it."""
@@ -119,6 +128,7 @@ class Play:
         self._watch("all ZooKeeper servers are killed: the brokers go on with what they know")
         self.ensemble.start()
         self._watch("ZooKeeper is back")
+        print(f"longest pause of all: {max(self.pauses_s):.2f} s", flush=True)
 
     def _kill(self, broker: BrokerProcess) -> None:
         broker.kill()
@@ -135,10 +145,11 @@ class Play:
 
     def _watch(self, what: str) -> None:
         """Let time pass, and say what was acknowledged meanwhile."""
-        before, self.sender.pause_s = len(self.sender.acknowledged), 0.0
+        before = len(self.sender.acknowledged)
         time.sleep(self.seconds)
-        count = len(self.sender.acknowledged) - before
-        print(f"  {what}: {count} messages acknowledged, longest pause {self.sender.pause_s:.2f} s", flush=True)
+        count, pause_s = len(self.sender.acknowledged) - before, self.sender.longest_pause_s()
+        self.pauses_s.append(pause_s)
+        print(f"  {what}: {count} messages acknowledged, longest pause {pause_s:.2f} s", flush=True)
 
 
 def compare(address: str, sender: Sender, reader: Reader) -> bool:

@@ -171,7 +171,7 @@ def _resources(context: Context) -> str:
 
 
 def _config(context: Context) -> str:
-    return _lines(dataclasses.asdict(context.settings))
+    return _lines(context.settings.shown())
 
 
 def _json(context: Context) -> str:
@@ -186,7 +186,7 @@ def _json(context: Context) -> str:
         "resources": context.resources.rows(context.now_ms),
         "topics": topics,
         "offsets": offsets,
-        "config": dataclasses.asdict(context.settings),
+        "config": context.settings.shown(),
     }
     if context.cluster is not None:
         everything["registry"] = registry_figures(context)
