@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from txmq.cli import output
-from txmq.cli.connecting import connected
+from txmq.cli.connecting import connected, partly, raise_missing
+from txmq.errors import UnknownQueryError
+
+if TYPE_CHECKING:
+    from txmq.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,8 +33,10 @@ def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: outpu
     from txmq.spark.sink.queries import Queries
 
     with connected(bootstrap) as client:
-        queries = Queries(client).list()
+        routes = client.routes
+        queries, missing = partly(lambda: routes.ask_each(routes.all_links(), lambda link, _: Queries(link).list()))
     output.show_rows("queries", _COLUMNS, queries, as_json=as_json)
+    raise_missing(missing)
 
 
 @app.command()
@@ -48,13 +54,27 @@ def delete(
 
       txmq query delete write-17
     """
-    from txmq.spark.sink.queries import Queries
-
     if not yes:
         typer.confirm(
             f"Delete {query}? If it runs again from its checkpoint, its newest batch may be written twice.",
             abort=True, err=True,
         )  # fmt: skip
     with connected(bootstrap, query=query) as client:
-        Queries(client).delete(query)
+        _delete(client, query)
     output.report({"query": query, "deleted": True}, f"query {query} is forgotten", as_json=as_json)
+
+
+def _delete(client: Client, query: str) -> None:
+    """Delete it at every home that has it: it wrote at another one if its topic was made anew."""
+    from txmq.spark.sink.queries import Queries
+
+    unknown: UnknownQueryError | None = None
+    is_deleted = False
+    for link in client.routes.all_links():
+        try:
+            Queries(link).delete(query)
+            is_deleted = True
+        except UnknownQueryError as error:
+            unknown = error
+    if unknown is not None and not is_deleted:
+        raise unknown

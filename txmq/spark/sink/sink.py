@@ -29,7 +29,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from txmq.errors import ConfigError, ConnectionLostError, RequestTimeoutError, TxmqError
 from txmq.spark.sink.options import SinkOptions, check_columns, parse_options
 from txmq.spark.sink.queries import Attempt, Queries
-from txmq.spark.sink.task import Written, client_of, write
+from txmq.spark.sink.task import Written, client_of, home_of, write
 
 _AGAIN = "a stream finds out when it goes on from its checkpoint"
 _AGAIN_AS_NAMED = "write it again with the same queryId and batchId, and it is there once"
@@ -54,9 +54,10 @@ def make_writer(options: dict[str, str], schema: Any, *, overwrite: bool) -> Dat
     client = client_of(parsed)
     if parsed.topic is not None:
         client.topics.refresh(parsed.topic)  # a missing topic is told before the first row is computed
-    epoch = Queries(client).new_epoch()
+    queries = Queries(home_of(client, parsed))
+    epoch = queries.new_epoch()
     query = parsed.query or f"write-{epoch}"
-    committed = Queries(client).open(query, epoch)
+    committed = queries.open(query, epoch)
     batch = parsed.batch or 0
     return BatchWriter(parsed, Attempt(query, epoch, batch, 0, 0), is_over=committed is not None and committed >= batch)
 
@@ -69,7 +70,7 @@ def make_stream_writer(options: dict[str, str], schema: Any, *, overwrite: bool)
     client = client_of(parsed)
     if parsed.topic is not None:
         client.topics.refresh(parsed.topic)
-    return StreamWriter(parsed, Queries(client).new_epoch())
+    return StreamWriter(parsed, Queries(home_of(client, parsed)).new_epoch())
 
 
 def _refuse_overwrite(overwrite: bool) -> None:
@@ -99,7 +100,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         Durability: the rows are visible and in the broker's journal when this returns.
         """
         query, epoch, batch = self._planned[:3]
-        queries = Queries(client_of(self._options))
+        queries = _queries(self._options)
         if not self._is_over:
             with _with_advice(_AGAIN_NAMELESS if self._options.query is None else _AGAIN_AS_NAMED):
                 queries.commit(query, epoch, batch, _winners(messages))
@@ -111,7 +112,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         """On the driver: roll back what the tasks have prepared, as far as the broker can be reached."""
         query, epoch, batch = self._planned[:3]
         with suppress(TxmqError):
-            queries = Queries(client_of(self._options))
+            queries = _queries(self._options)
             if self._options.query is None:
                 queries.delete(query, epoch=epoch)
             else:
@@ -129,7 +130,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         context = TaskContext.get()
         query, batch = context.getLocalProperty(_QUERY_ID), int(context.getLocalProperty(_BATCH_ID))
         attempt = Attempt(query, self._epoch, batch, context.partitionId(), context.taskAttemptId())
-        committed = Queries(client_of(self._options)).open(query, self._epoch)
+        committed = _queries(self._options).open(query, self._epoch)
         is_over = committed is not None and committed >= batch
         return TaskMessage(_written(self._options, attempt, iterator, is_over=is_over))
 
@@ -139,7 +140,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if not written or any(one.is_over for one in written):
             return  # a batch without tasks has no rows; one that was over before a task began is committed
         attempt = written[0].attempt
-        queries = Queries(client_of(self._options))
+        queries = _queries(self._options)
         with _with_advice(_AGAIN):
             queries.commit(attempt.query, attempt.epoch, batchId, _winners(messages))
 
@@ -149,7 +150,11 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if written:
             attempt = written[0].attempt
             with suppress(TxmqError):
-                Queries(client_of(self._options)).abort(attempt.query, epoch=attempt.epoch, batch=batchId)
+                _queries(self._options).abort(attempt.query, epoch=attempt.epoch, batch=batchId)
+
+
+def _queries(options: SinkOptions) -> Queries:
+    return Queries(home_of(client_of(options), options))
 
 
 @contextmanager

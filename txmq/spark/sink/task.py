@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 
 from txmq.client.bootstrap import bootstrap_of
 from txmq.client.client import Client
+from txmq.client.home_link import HomeLink
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import EncodedPart
 from txmq.errors import (
+    ConfigError,
     ConnectionLostError,
     OverloadedError,
     TooLargeError,
@@ -68,10 +70,30 @@ def client_of(options: SinkOptions) -> Client:
         client = Client(bootstrap_of(options.bootstrap), timeout=options.timeout_s, name="spark-sink")
         _clients[key] = client
     try:
-        client.control.repeat("ping", timeout=options.timeout_s)
+        client.routes.ask_any("ping", timeout=options.timeout_s)
     except ConnectionLostError as error:
         raise ConnectionLostError(f"{error}; tried for {options.timeout_s:g} s (option timeout)") from error
     return client
+
+
+def home_of(client: Client, options: SinkOptions) -> HomeLink:
+    """The home that keeps the query and decides its batches.
+
+    Raises:
+        ConfigError: rows may go to partitions of several homes, which no batch can be on yet.
+        UnknownTopicError: there is no such topic.
+    """
+    routes = client.routes
+    if routes.is_lone:
+        return routes.any_link()
+    homes = routes.all_links() if options.topic is None else routes.owners(options.topic)
+    if len(homes) == 1:
+        return homes[0]
+    where = "of topics that rows name" if options.topic is None else f"of topic {options.topic!r}"
+    raise ConfigError(
+        f"option topic: partitions {where} are at {len(homes)} homes of the cluster ({', '.join(map(repr, homes))}). "
+        "The sink writes to topics of one home: create one with a single partition, or write with a producer"
+    )
 
 
 def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Iterator[Any]) -> Written:
@@ -89,7 +111,8 @@ def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Itera
 
     Durability: every row is in the broker's journal when this returns, invisible until the driver commits.
     """
-    limit = client.session.request_size_bytes_max
+    home = home_of(client, options)
+    limit = home.session.request_size_bytes_max
 
     @cache  # asked anew by each attempt: a topic may have got more partitions
     def partitions_of(topic: str) -> int:
@@ -100,13 +123,13 @@ def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Itera
     rows = 0
     try:
         for chunk in gatherer.chunks(batches):
-            transaction = BrokerTransaction(client, client.clock, options.timeout_s)
+            transaction = BrokerTransaction(home, client.clock, options.timeout_s)
             transaction.begin()
             transactions.append(transaction)
             parts = chunk.parts(
                 transaction.txid, client.clock.now_ms(), options.compression, limit - _REQUEST_ROOM_BYTES
             )
-            _prepare(client, options, attempt, transaction, parts)
+            _prepare(home, options, attempt, transaction, parts)
             rows += chunk.count
     except BaseException:
         with suppress(TxmqError):  # a broker that is away costs one timeout, not one for each
@@ -120,12 +143,12 @@ def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Itera
 
 
 def _prepare(
-    client: Client, options: SinkOptions, attempt: Attempt, transaction: BrokerTransaction, parts: list[EncodedPart]
+    home: HomeLink, options: SinkOptions, attempt: Attempt, transaction: BrokerTransaction, parts: list[EncodedPart]
 ) -> None:
     if not transaction.fits_one_request(parts):
         raise TooLargeError(f"{len(parts)} record batches at once do not fit a request: raise request_size_bytes_max")
     try:
-        Queries(client).prepare_part(attempt, transaction, parts)
+        Queries(home).prepare_part(attempt, transaction, parts)
     except TransactionTimeoutError as error:
         reason = error.__cause__ or error
         raise UnavailableError(
