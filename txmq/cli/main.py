@@ -18,8 +18,6 @@ from txmq.cli import (
     consume,
     dead_letter,
     group,
-    journal,
-    log,
     output,
     produce,
     query,
@@ -32,6 +30,7 @@ from txmq.cli import (
 )
 from txmq.cli.audit import audit
 from txmq.cli.bench import bench
+from txmq.cli.data import journal, log
 from txmq.cli.demo import audit as demo_audit
 from txmq.cli.demo import demo
 from txmq.errors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from txmq.cli import output
-from txmq.cli.data_directory import DEFAULT_DATA, Data, say_findings, stopped
+from txmq.cli.data.directory import DEFAULT_DATA, Data, say_findings, stopped
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Look at the messages' files of a stopped broker."

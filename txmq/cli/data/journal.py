@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from txmq.cli import output
-from txmq.cli.data_directory import DEFAULT_DATA, Data, say_findings, stopped
+from txmq.cli.data.directory import DEFAULT_DATA, Data, say_findings, stopped
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at the redo journal of a stopped broker.")
 

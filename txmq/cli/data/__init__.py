@@ -1,0 +1,1 @@
+"""Commands that look into the data directory of a stopped broker."""
