@@ -202,6 +202,9 @@ class Routes:
             self._refresh_homes(deadline)
         while True:
             links = [link for link in self._known_links() if link.home not in tried]
+            if not links:  # the one that was not tried is led by nobody now
+                tried.clear()
+                links = self._known_links()
             link = next((one for one in links if not one.is_away), links[0])
             left_s = deadline - self._clock.monotonic()
             patience_s = max(left_s / (len(links) + 1), min(LOOK_S, left_s)) if is_repeatable else left_s
@@ -350,13 +353,11 @@ class Routes:
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
-    # --- ends --------------------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Close the links."""
         with self._lock:
             self._closed = True
-            links = {self._first, *self._links.values()}
+            links = dict.fromkeys([self._first, *self._links.values()])  # in the same order each time
         for link in links:
             link.close()
 

@@ -162,3 +162,14 @@ def test_lists_of_all_homes_fail_if_no_broker_answers(cluster: ScriptedCluster, 
         cluster.kill(home)
     with pytest.raises(BrokerAwayError, match="no broker of the cluster"):
         routed.routes.all_links()
+
+
+def test_request_goes_on_when_the_last_home_loses_its_leader(
+    cluster: ScriptedCluster, routed: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routed.topics.refresh("t")
+    cluster.homes[1].waits_for_registry = True
+    links = routed.routes._known_links()
+    known = iter([links[:2], links[:1]])  # home 1 was asked, and home 2 is not led any more
+    monkeypatch.setattr(routed.routes, "_known_links", lambda: next(known, links))
+    assert routed.topics.refresh("t").config.partitions == 3
