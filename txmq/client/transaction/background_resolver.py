@@ -126,8 +126,9 @@ def resolver_of(client: RoutedBroker) -> BackgroundResolver:
     """The client's resolver, made when first asked for."""
     found = _resolvers.get(client)
     if found is None:
+        made = BackgroundResolver(client)  # asks for the homes: other clients do not wait for that
         with _lock:
-            found = _resolvers.setdefault(client, BackgroundResolver(client))
+            found = _resolvers.setdefault(client, made)
     return found
 
 

@@ -76,3 +76,17 @@ def test_child_that_closes_does_not_wait_for_its_parents_answers(processes: Proc
     background.stop()
     processes.current = 1
     background.stop()
+
+
+def test_no_client_waits_while_another_asks_for_homes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, was_held = XAFixture("a"), list[bool]()
+
+    class Asking(Resolver):
+        def __init__(self, *arguments: object) -> None:
+            was_held.append(module._lock.locked())
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "Resolver", Asking)
+    module.resolver_of(world.home)
+    module.stop_resolver(world.home)
+    assert was_held == [False]
