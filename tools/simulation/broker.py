@@ -165,7 +165,7 @@ class Broker:
         if self.settings.sync != "always":
             self.world.meet(f"sync={self.settings.sync} recovered")
         self.world.trace("started", recovered.records, recovered.notes, found.rule)
-        self._tick(node)
+        self.tick(node)
 
     def _reached(self, name: str) -> None:
         task = current_task()
@@ -309,7 +309,8 @@ class Broker:
 
     # --- time ---
 
-    def _tick(self, node: Node) -> None:
+    def tick(self, node: Node) -> None:
+        """What the server does now and then."""
         world = self.world
         node.core.tick(node.clock.now_ms())
         full = self.disk.free_bytes() < node.store.unapplied_bytes
@@ -323,4 +324,4 @@ class Broker:
                 world.meet("segments expired")
         self.pump(node)
         self._watch.look(node)
-        self._later(0.05, self._tick)
+        self._later(0.05, self.tick)

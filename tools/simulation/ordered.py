@@ -14,7 +14,14 @@ from typing import Any
 
 from txmq.client.partitioner import FixedSelector
 from txmq.client.spooling.ordered_producer import OrderedOptions
-from txmq.errors import ConnectionLostError, RequestTimeoutError, SpoolFullError, StorageError, TxmqError
+from txmq.errors import (
+    ConnectionLostError,
+    RequestTimeoutError,
+    SpoolFullError,
+    StorageError,
+    TxmqError,
+    UnavailableError,
+)
 from txmq.model import SendStatus
 
 from .application import Program
@@ -86,7 +93,7 @@ class OrderedProgram(Program):
     def _told(self, put: Put) -> Iterator[None]:
         try:
             yield
-        except (SpoolFullError, ConnectionLostError, RequestTimeoutError):
+        except (SpoolFullError, ConnectionLostError, RequestTimeoutError, UnavailableError):
             put.told = "not stored"
             self.world.meet("a spool was full or a topic not known")
         except StorageError:  # not known

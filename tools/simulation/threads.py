@@ -392,6 +392,15 @@ def _start_daemon(name: str, run: Callable[[], None]) -> None:
     required_task().host.start(name, run)
 
 
+def _start_threads(name: str, count: int, run: Callable[[], None]) -> None:
+    if count == 1:
+        run()
+        return
+    tasks = [required_task().host.start(f"{name}-{number}", run) for number in range(count)]
+    while not all(task.is_over for task in tasks):
+        pause(0.001)
+
+
 def _current_owner() -> tuple[int, int]:
     task = required_task()
     return task.host.tasks[0].number, task.number
@@ -403,7 +412,8 @@ def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
     global _threads
     doors = {
         threads.Lock: SimLock, threads.Signal: SimSignal, threads.Condition: SimCondition,
-        threads.Future: SimFuture, threads.start_daemon: _start_daemon, owner.current_owner: _current_owner,
+        threads.Future: SimFuture, threads.start_daemon: _start_daemon,
+        threads.start_threads: _start_threads, owner.current_owner: _current_owner,
     } | replaced  # fmt: skip
     undo: list[tuple[Any, str, Any]] = []
     for module_name, module in sorted(sys.modules.items()):

@@ -18,7 +18,7 @@ from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
 SESSION_TIMEOUT_S = 0.4
 RECONNECT_S = 0.03
 WAY_S = (0.0001, 0.003)
-DEATHS = 0.01  # chance of a process behind a call
+DEATHS = 0.002  # chance of a process behind a call
 
 
 class Ensemble:
@@ -80,7 +80,7 @@ class HostSession(SimSession):
         if rng.random() < 0.01:
             self._world.meet("a server lagged behind")
             self.lag()
-        if rng.random() < 0.02:
+        if rng.random() < 0.01:
             self._world.meet("an answer of ZooKeeper was lost")
             self.lose_next(is_carried_out=rng.random() < 0.5, after=rng.choice((0, 0, 1, 2)))
 

@@ -24,6 +24,7 @@ from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime.steady_clock import SteadyClock
 from txmq.testing.simulated.clock import SimClock, SimRandom
 
+from .conversations import Conversations
 from .ensemble import SESSION_TIMEOUT_S, Ensemble
 from .network import HomeLink
 
@@ -40,13 +41,17 @@ class Home(Broker):
         stopped: why its last process stopped by itself; None if it did not.
     """
 
-    def __init__(self, world: Simulation, threads: Threads, ensemble: Ensemble, number: int) -> None:
+    def __init__(
+        self, world: Simulation, threads: Threads, ensemble: Ensemble, number: int, homes: dict[str, Home]
+    ) -> None:
         super().__init__(world)
         self.name, self.number = f"home{number}", number
         object.__setattr__(self.settings, "broker_name", self.name)
         self.is_copied = False
         self.stopped: Exception | None = None
-        self._threads, self._ensemble = threads, ensemble
+        self._threads, self._ensemble, self._homes = threads, ensemble, homes
+        homes[self.name] = self
+        self._conversations: Conversations | None = None
         self._lives = 0
         self._host: Host | None = None
         self._worker: RegistryWorker | None = None
@@ -109,6 +114,7 @@ class Home(Broker):
             self.disk, self.settings, clock=cast(SimClock, SteadyClock(world.clock)), incarnation=incarnation,
             cluster=ClusterView("zk://simulated"), cluster_id=cluster, identity_seed=100 + self.number,
         )  # fmt: skip
+        self._conversations = Conversations(self, node, self._homes)
         self.opened(node)
         who = joining.member(node.recovered, incarnation, self.address, self.lock)
         self._worker = RegistryWorker(
@@ -159,6 +165,9 @@ class Home(Broker):
     def die(self) -> None:
         """See ``Broker``."""
         host, self._host = self._host, None
+        conversations, self._conversations = self._conversations, None
+        if conversations is not None:
+            conversations.close()
         super().die()
         if host is not None:
             host.kill()
@@ -183,10 +192,18 @@ class Home(Broker):
         asks = node.core.take_registry_asks()
         if asks and self._worker is not None:
             self._worker.ask(asks)
+        if self._conversations is not None:
+            self._conversations.ask(node.core.take_branch_asks())
+
+    def tick(self, node: Node) -> None:
+        """See ``Broker``."""
+        super().tick(node)
+        if self._conversations is not None:
+            self._conversations.tick()
 
     def delay(self) -> float:
         """See ``Broker``; sometimes the disk is slow, and the registry faster."""
-        return self.world.rng.uniform(0.01, 0.08) if self.world.chance(0.05) else super().delay()
+        return self.world.rng.uniform(0.005, 0.02) if self.world.chance(0.05) else super().delay()
 
     # --- the network -------------------------------------------------------------------------------------------------
 

@@ -19,27 +19,30 @@ from __future__ import annotations
 
 from functools import partial
 
+from tools.simulation.application import Program, ResolverProgram
 from tools.simulation.history import Shared
-from tools.simulation.promises import Told
-from tools.simulation.run import Result, heal, inhabited, played
+from tools.simulation.promises import Told, check_promises
+from tools.simulation.run import END_S, Result, heal, inhabited, played
 from tools.simulation.stream import Network
 from tools.simulation.threads import Threads
 from tools.simulation.world import SITUATIONS, Simulation, Violation
 
 from .ensemble import Ensemble
-from .home import Home
+from .home import PORT, Home
 from .operator import Operator
+from .population import Founder, programs
 from .rules import check_homes, watch_owners
 
 HOMES = 3
 START_S = 60.0
-SECONDS = 2.0
-HEAL_S = 4.0
+SECONDS = 3.0
+HEAL_S = 5.0
 SITUATIONS_OF_HOMES = frozenset(
     {
         "ZooKeeper was away", "a broker was cut off from ZooKeeper", "a session expired",
         "a broker died behind a call of ZooKeeper",
         "a server lagged behind", "an answer of ZooKeeper was lost", "an empty directory joined",
+        "a home asked another one",
         "a client was cut off from a home", "a topic was created", "a topic was altered", "a topic was deleted",
         "not the owner", "acknowledged at its home", "broker killed", "power lost", "died at a crash point",
         "recovery crashed", "broker paused", "link lost", "client died at a crash point",
@@ -55,13 +58,15 @@ def simulate_homes(seed: int, homes: int = HOMES) -> Result:
 
 def _simulate(world: Simulation, count: int) -> None:
     threads, ensemble = Threads(world), Ensemble(world)
-    homes = [Home(world, threads, ensemble, number) for number in range(count)]
-    network = Network(homes[0], {home.name: home for home in homes})
+    by_name: dict[str, Home] = {}
+    homes = [Home(world, threads, ensemble, number, by_name) for number in range(count)]
+    network = Network(homes[0], by_name)
     with inhabited(threads, homes, network) as (shared, told):
-        _live(shared, homes, ensemble, told)
+        shared.addresses = [(home.name, PORT) for home in homes]
+        _live(shared, threads, homes, ensemble, told)
 
 
-def _live(shared: Shared, homes: list[Home], ensemble: Ensemble, _told: Told) -> None:
+def _live(shared: Shared, threads: Threads, homes: list[Home], ensemble: Ensemble, told: Told) -> None:
     world = shared.world
     for home in homes:
         world.after(world.rng.uniform(0.0, 0.1), home.start)
@@ -69,13 +74,29 @@ def _live(shared: Shared, homes: list[Home], ensemble: Ensemble, _told: Told) ->
     world.run(START_S, until=lambda: all(home.is_serving for home in homes))
     if not all(home.is_serving for home in homes):
         raise Violation(f"liveness: not every home is led after {START_S:.0f} s")
-    operators = [Operator(shared, f"op{n}", homes) for n in range(2)]
+    Founder(shared, homes)
+    world.run(START_S, until=lambda: bool(shared.history.topics))
+    _plan_faults(world, homes, ensemble)
+    operators = [Operator(shared, f"op{n}", homes) for n in range(4)]
+    running = programs(shared, threads, told)
     watch_owners(world, homes)
+    _plan_deaths(world, running)
     world.run(SECONDS)
     heal(shared)
     ensemble.heal()
+    finite = [program for program in running if not isinstance(program, ResolverProgram)]
+    world.run(END_S, until=lambda: all(program.is_over for program in finite))
+    for program in finite:
+        if not program.is_over:
+            raise Violation(f"{program.name} has not come to its end {END_S:.0f} s after healing")
     world.run(HEAL_S)
+    check_promises(shared, told)
     check_homes(shared, ensemble, operators)
+
+
+def _plan_deaths(world: Simulation, running: list[Program]) -> None:
+    for _ in range(world.rng.randint(0, 3)):
+        world.after(world.rng.uniform(0, SECONDS), world.rng.choice(running).die)
 
 
 def _plan_faults(world: Simulation, homes: list[Home], ensemble: Ensemble) -> None:
@@ -89,8 +110,8 @@ def _plan_faults(world: Simulation, homes: list[Home], ensemble: Ensemble) -> No
         if ensemble.sessions:
             rng.choice(ensemble.sessions).cut_off(rng.uniform(0.05, 1.0))
 
-    later(lambda: rng.choice(homes).end(), 6)
-    later(lambda: rng.choice(homes).pause(rng.uniform(0.05, 1.0)), 3)
-    later(cut_session, 4)
-    later(lambda: ensemble.go_away(rng.uniform(0.05, 1.0)), 2)
-    later(lambda: rng.choice(homes).cut_from(rng.choice(("op0", "op1", "")), rng.uniform(0.05, 0.6)), 3)
+    later(lambda: rng.choice(homes).end(), 2)
+    later(lambda: rng.choice(homes).pause(rng.uniform(0.05, 0.7)), 2)
+    later(cut_session, 2)
+    later(lambda: ensemble.go_away(rng.uniform(0.05, 0.6)), 1)
+    later(lambda: rng.choice(homes).cut_from(rng.choice(("op0", "op1", "a", "home", "")), rng.uniform(0.05, 0.6)), 3)
