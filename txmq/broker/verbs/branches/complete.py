@@ -30,7 +30,8 @@ def complete_home(
     if decided.barrier.is_ended:
         context.answer_from_state(client, opaque, b"")
     else:
-        decided.waiting.append((client, opaque))
+        still_there = [request for request in decided.waiting if not request[0].gone]
+        decided.waiting = [*still_there, (client, opaque)]
 
 
 def may_show(context: Context, decided: XADecision) -> None:
