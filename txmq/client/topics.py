@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from enum import Enum
 
-from txmq.client.transport.ports import Asking, Link
+from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
@@ -97,7 +97,7 @@ class Topics:
         owners = self._routes.owners(_checked(name))
         return self._routes.ask_each(owners, lambda link, timeout: [self._owned(link, name, timeout)])
 
-    def _owned(self, link: Link, topic: str, timeout: float) -> Fields:
+    def _owned(self, link: HomeBroker, topic: str, timeout: float) -> Fields:
         told = json_object(link.control.repeat("topic", "describe", topic, timeout=timeout))
         homes = self._routes.homes_of(topic)
         if homes is not None:

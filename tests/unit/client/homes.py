@@ -20,7 +20,7 @@ from txmq.client.reading import Fetcher
 from txmq.client.topics import Topics
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.peer import Address
-from txmq.client.transport.ports import Asking, Link
+from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, NotOwnerError
@@ -145,7 +145,7 @@ class HomeRoutes:
     ) -> bytes:
         return self.any_link().control.call(verb, *arguments, timeout=timeout, extensions=extensions)
 
-    def ask_owner(self, topic: str, partition: int, ask: Callable[[Link], T]) -> T:
+    def ask_owner(self, topic: str, partition: int, ask: Callable[[HomeBroker], T]) -> T:
         return ask(self.link_for(topic, partition))
 
     def close(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.client.transport.ports import Link, Routing
+from txmq.client.transport.ports import HomeBroker, Routing
 from txmq.errors import TxmqError
 from txmq.protocol.json_text import Fields, json_object
 
 _HOME_TIMEOUT_S = 2.0  # a leader that does not answer is told as such, and holds up the others' answers no longer
 
 
-def describe_cluster(routes: Routing[Link], timeout: float) -> Fields:
+def describe_cluster(routes: Routing[HomeBroker], timeout: float) -> Fields:
     """Homes, leaders, topics and what is unavailable, as any broker knows them.
 
     Each home gets ``registry``, the state of its leader's session; None if the leader does not answer.
@@ -26,7 +26,7 @@ def describe_cluster(routes: Routing[Link], timeout: float) -> Fields:
     return {**seen, "branches": branches}
 
 
-def _asked(routes: Routing[Link], row: dict[str, Any]) -> Fields | None:
+def _asked(routes: Routing[HomeBroker], row: dict[str, Any]) -> Fields | None:
     """The answer of a home's own leader; None if it gives none."""
     if row["leader"] is None:
         return None

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from txmq.client.transport.ports import Link, Routing
+from txmq.client.transport.ports import HomeBroker, Routing
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
@@ -27,10 +27,10 @@ FieldsList = list[Fields]
 _AWAY = (ConnectionLostError, RequestTimeoutError)
 
 
-class HomeDirectory(Routing[Link], Protocol):
+class HomeDirectory(Routing[HomeBroker], Protocol):
     """``Routes``."""
 
-    def all_links(self) -> Sequence[Link]:
+    def all_links(self) -> Sequence[HomeBroker]:
         """The links of all homes."""
 
     def name_of(self, link: Any) -> str:
@@ -120,13 +120,13 @@ class Groups:
 
     # --- homes -------------------------------------------------------------------------------------------------------
 
-    def _by_home(self, rows: Iterable[Sequence[Any]]) -> dict[Link, Sequence[Any]]:
-        found: dict[Link, Any] = {}
+    def _by_home(self, rows: Iterable[Sequence[Any]]) -> dict[HomeBroker, Sequence[Any]]:
+        found: dict[HomeBroker, Any] = {}
         for row in rows:
             found.setdefault(self._routes.link_for(row[0], row[1]), []).append(row)
         return found
 
-    def _refuse_active(self, group: str, links: Sequence[Link], *, create: bool = False) -> Sequence[Link]:
+    def _refuse_active(self, group: str, links: Sequence[HomeBroker], *, create: bool = False) -> Sequence[HomeBroker]:
         """Refuse a change that a home would refuse; the homes that know the group."""
         answers, away = self._ask_all(links, "describe", group, is_absent_allowed=create)
         if away:
@@ -142,17 +142,17 @@ class Groups:
         return tuple(answers)
 
     def _ask_all(
-        self, links: Sequence[Link], action: str, group: str, words: Mapping[str, str] | None = None, *,
+        self, links: Sequence[HomeBroker], action: str, group: str, words: Mapping[str, str] | None = None, *,
         is_absent_allowed: bool = False,
-    ) -> tuple[dict[Link, Fields], tuple[str, ...]]:  # fmt: skip
+    ) -> tuple[dict[HomeBroker, Fields], tuple[str, ...]]:  # fmt: skip
         """The answers of the homes that know the group, and the names of those that are away.
 
         Raises:
             UnknownGroupError: none knows it.
             ConnectionLostError, RequestTimeoutError: none that answers knows it, and others do not answer.
         """
-        answers: dict[Link, Fields] = {}
-        away: dict[Link, TxmqError] = {}
+        answers: dict[HomeBroker, Fields] = {}
+        away: dict[HomeBroker, TxmqError] = {}
         unknown: UnknownGroupError | None = None
         for link in links:
             try:
@@ -167,7 +167,7 @@ class Groups:
             raise unknown
         return answers, tuple(self._routes.name_of(link) for link in away)
 
-    def _apply(self, action: str, group: str, rows: Mapping[Link, Sequence[Any]], **words: None) -> FieldsList:
+    def _apply(self, action: str, group: str, rows: Mapping[HomeBroker, Sequence[Any]], **words: None) -> FieldsList:
         done: list[str] = []
         answers: FieldsList = []
         for link, of_home in rows.items():
@@ -181,7 +181,7 @@ class Groups:
         return answers
 
     def _ask(
-        self, link: Link, action: str, group: str, rows: Sequence[Any], words: Mapping[str, str | None]
+        self, link: HomeBroker, action: str, group: str, rows: Sequence[Any], words: Mapping[str, str | None]
     ) -> Fields:  # fmt: skip
         body = [json.dumps(rows).encode()]
         return json_object(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import quote
 
-from txmq.client.transport.ports import Asking, Link
+from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
 from txmq.log.records import decode
 from txmq.model import Message, Outcome
@@ -240,7 +240,7 @@ class Transactions:
         row = self._row(txid, "heuristic")
         return row is not None and any(fact["what"] == "heuristic-hazard" for fact in row["heuristics"])
 
-    def _link_of(self, txid: str) -> Link:
+    def _link_of(self, txid: str) -> HomeBroker:
         return self._routes.link_of_home(TxId.parse(txid).home)
 
     def _ask(self, txid: str) -> tuple[str, Parts]:
@@ -249,14 +249,14 @@ class Transactions:
     def _row(self, txid: str, state: str) -> Fields | None:
         return next(self._rows(self._link_of(txid), state, self._timeout, txid=txid), None)
 
-    def _rows(self, link: Link, state: str, timeout: float, **words: str) -> Iterator[Fields]:
+    def _rows(self, link: HomeBroker, state: str, timeout: float, **words: str) -> Iterator[Fields]:
         wanted: dict[str, str | int | bytes | None] = {**words, "limit": RECOVER_LIMIT}
         if state != "in-doubt":
             wanted["state"] = state
         return recover_rows(lambda stated: link.control.repeat("recover", extensions=stated, timeout=timeout), wanted)
 
 
-def _resources(link: Link, timeout: float) -> FieldsList:
+def _resources(link: HomeBroker, timeout: float) -> FieldsList:
     found: FieldsList = json_object(link.control.repeat("resource", "list", "*", body=(), timeout=timeout))["resources"]
     return found
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from txmq.client.consumer.group_requests import GroupRequests
 from txmq.client.consumer.options import MemberSettings
-from txmq.client.transport.ports import Link, Messaging
+from txmq.client.transport.ports import HomeBroker, Messaging
 from txmq.errors import StorageError, TxmqError, UnknownGroupError, UnknownTopicError
 from txmq.model import TopicPartition
 from txmq.protocol.group_rows import partitions_at_first
@@ -54,14 +54,14 @@ class Beginnings:
             return False  # a broker that is alone says itself where the partition begins
         if number >= self._found.get(topic, number + 1):
             return True
-        links: list[Link] = []
+        links: list[HomeBroker] = []
         for other in range(number):
             link = routes.link_for(topic, other)
             if link not in links and link is not routes.link_for(topic, number):
                 links.append(link)
         return self._is_later(slot, links)
 
-    def _is_later(self, slot: TopicPartition, links: Sequence[Link]) -> bool:
+    def _is_later(self, slot: TopicPartition, links: Sequence[HomeBroker]) -> bool:
         topic, number = slot
         silent: TxmqError | None = None
         for link in links:

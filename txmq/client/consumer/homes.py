@@ -31,7 +31,7 @@ from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition
 from txmq.client.consumer.options import ConsumerSettings, MemberSettings
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.deferred import DeferredMessages
-from txmq.client.transport.ports import Link, Messaging
+from txmq.client.transport.ports import HomeBroker, Messaging
 from txmq.model import TopicPartition
 from txmq.runtime.logging import Logger
 from txmq.runtime.threads import Lock, start_threads
@@ -40,7 +40,7 @@ from txmq.runtime.threads import Lock, start_threads
 class ConsumerHome(NamedTuple):
     """A consumer at one home."""
 
-    link: Link
+    link: HomeBroker
     requests: GroupRequests
     fetcher: ConsumerFetcher
     offsets: OffsetSaver
@@ -94,7 +94,7 @@ class ConsumerHomes:
             if link is not None:
                 self._join(link, self._acks)
 
-    def _join(self, link: Link, acks: Acks) -> None:
+    def _join(self, link: HomeBroker, acks: Acks) -> None:
         home, number = self._open(link), len(self._members)
         others = OtherHomes(number, lambda: self._held_elsewhere(number), self.look, self._grant)
         member = GroupMember(
@@ -130,7 +130,7 @@ class ConsumerHomes:
             home.fetcher.close()
             home.requests.close()
 
-    def _open(self, link: Link) -> ConsumerHome:
+    def _open(self, link: HomeBroker) -> ConsumerHome:
         assignment, settings, log, number = self._assignment, self._settings, self._log, len(self._homes)
         requests = GroupRequests(link.new_connection(), self._membership)
         fetcher = ConsumerFetcher(

@@ -34,7 +34,7 @@ from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender import LEFTOVERS_POLL_S
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.transaction.branch_commits import BranchCommits
-from txmq.client.transport.ports import Link, Routing, TopicDirectory
+from txmq.client.transport.ports import HomeBroker, Routing, TopicDirectory
 from txmq.errors import ClosedError, NotOwnerError, RequestTimeoutError, TxmqError, UnknownTopicError
 from txmq.model import SendResult, TopicPartition
 from txmq.registry.topics import Topic
@@ -42,7 +42,7 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, watch_forks
 
 
-class SendingLink(Link, Protocol):
+class SendingLink(HomeBroker, Protocol):
     """The client's side of one home, as producers use it."""
 
     @property

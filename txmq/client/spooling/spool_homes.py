@@ -21,7 +21,7 @@ from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import SpoolIdentity
 from txmq.client.transaction.branch_commits import BranchCommits
-from txmq.client.transport.ports import Link, Routing, TopicDirectory
+from txmq.client.transport.ports import HomeBroker, Routing, TopicDirectory
 from txmq.errors import RequestTimeoutError
 from txmq.model import TopicPartition
 from txmq.runtime.ports import Clock
@@ -30,7 +30,7 @@ from txmq.runtime.threads import Lock, Signal, watch_forks
 ROOM_LOOK_S = 0.02  # a thread that waits for room in all buffers looks again this often
 
 
-class SpoolLink(Link, Protocol):
+class SpoolLink(HomeBroker, Protocol):
     """The client's side of one home, as ordered producers use it."""
 
     @property

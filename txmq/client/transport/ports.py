@@ -5,7 +5,7 @@ need it. A class takes the narrowest of these:
 
 * ``BrokerControl``: the connection for everything but reads;
 * ``Broker``: that connection, its session and a clock; for transactions and branches;
-* ``Link``: one home with its connections, and ``Routing``: the choice among them;
+* ``HomeBroker``: one home with its connections, and ``Routing``: the choice among them;
 * ``Asking``: the routes, for requests of any broker or of a partition's owner;
 * ``RoutedBroker``: any broker, and the routes to all of them;
 * ``TopicDirectory``: the topics' ids and numbers of partitions;
@@ -93,7 +93,7 @@ class Broker(Protocol):
         """One more connection to it; the caller closes it."""
 
 
-class Link(Broker, Protocol):
+class HomeBroker(Broker, Protocol):
     """``HomeLink``: the client's side of one home."""
 
     @property
@@ -150,7 +150,7 @@ class RoutedBroker(Broker, Protocol):
         """The choice among the homes."""
 
 
-class Asking(Routing[Link], Protocol):
+class Asking(Routing[HomeBroker], Protocol):
     """``Routes``, as requests use it that are for any broker, or for the owner of a partition."""
 
     def ask_any(self, verb: str, *arguments: str | int, timeout: float) -> bytes:
@@ -161,16 +161,16 @@ class Asking(Routing[Link], Protocol):
     ) -> bytes:
         """As ``ask_any`` for what is not to be done twice."""
 
-    def ask_owner(self, topic: str, partition: int, ask: Callable[[Link], T]) -> T:
+    def ask_owner(self, topic: str, partition: int, ask: Callable[[HomeBroker], T]) -> T:
         """Ask the home that owns a partition."""
 
-    def all_links(self) -> Sequence[Link]:
+    def all_links(self) -> Sequence[HomeBroker]:
         """The links of all homes, and none is missing."""
 
     def homes_of(self, topic: str) -> Sequence[int] | None:
         """The home of each partition, if there are several homes and it is known."""
 
-    def owners(self, topic: str) -> Sequence[Link]:
+    def owners(self, topic: str) -> Sequence[HomeBroker]:
         """The links of the homes that own the topic's partitions, asked for anew."""
 
     def ask_each(self, links: Sequence[Any], ask: Callable[[Any, float], Sequence[T]]) -> list[T]:
@@ -308,7 +308,7 @@ class Messaging(RoutedBroker, Log, Protocol):
     """A client: its broker, its log, and producers."""
 
     @property
-    def routes(self) -> Routing[Link]:
+    def routes(self) -> Routing[HomeBroker]:
         """The links to its homes."""
 
     @property
