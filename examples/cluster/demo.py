@@ -5,7 +5,7 @@
 Every message that was acknowledged is in the log once at the end, and the partitions of brokers that live went on. The
 program prints how long no message at all was acknowledged, and how long each broker took to serve again.
 
-Needs Java 17 and PySpark, whose jars have ZooKeeper: pip install 'txmq[spark]'
+Needs Java 17 and PySpark, whose jars have ZooKeeper; ``make demo-cluster`` installs PySpark.
 """
 
 from __future__ import annotations
