@@ -40,7 +40,7 @@ def connected(
         except UnknownTopicError as error:
             raise _with_nearest(error, topic, lambda: [one.name for one in client.topics.list()]) from None
         except UnknownGroupError as error:
-            raise _with_nearest(error, group, lambda: [row["group"] for row in client.groups.list()]) from None
+            raise _with_nearest(error, group, lambda: [row["group"] for row in partly(client.groups.list)[0]]) from None
         except UnknownQueryError as error:
             raise _with_nearest(error, query, lambda: [row["query"] for row in Queries(client).list()]) from None
 

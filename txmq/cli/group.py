@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txmq.cli import output
-from txmq.cli.connecting import connected
+from txmq.cli.connecting import connected, partly, raise_missing
 from txmq.cli.consume import timestamp_ms
 from txmq.errors import ConfigError
 
@@ -36,8 +36,9 @@ def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: outpu
       txmq group list --json | jq -r '.[].group'
     """
     with connected(bootstrap) as client:
-        groups = client.groups.list()
+        groups, missing = partly(client.groups.list)
     output.show_rows("groups", ("group", "members"), groups, as_json=as_json)
+    raise_missing(missing)
 
 
 @app.command()

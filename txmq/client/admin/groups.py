@@ -15,16 +15,17 @@ from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
     GroupActiveError,
+    PartialResultError,
     RequestTimeoutError,
     TxmqError,
+    UnavailableError,
     UnknownGroupError,
 )
 from txmq.protocol.group_rows import in_pieces
 from txmq.protocol.json_text import Fields, json_object
-from txmq.runtime.logging import get_logger
 
 FieldsList = list[Fields]
-_AWAY = (ConnectionLostError, RequestTimeoutError)
+_AWAY = (ConnectionLostError, RequestTimeoutError, UnavailableError)
 
 
 class HomeDirectory(Routing[HomeBroker], Protocol):
@@ -44,15 +45,20 @@ class Groups:
         self._routes, self._timeout = routes, timeout
 
     def list(self) -> FieldsList:
-        """Groups with members or saved offsets: ``group`` and number of ``members``."""
+        """Groups with members or saved offsets: ``group`` and number of ``members``.
+
+        Raises:
+            PartialResultError: homes of a cluster are away; it has the groups of the others.
+        """
         answers, away = self._ask_all(self._routes.all_links(), "list", "*")
-        for home in away:
-            get_logger().warning("a home does not answer: groups that it alone knows are not listed", home=home)
         members: dict[str, int] = {}
         for answer in answers.values():
             for row in answer["groups"]:
                 members[row["group"]] = max(members.get(row["group"], 0), row["members"])
-        return [{"group": group, "members": members[group]} for group in sorted(members)]
+        found = [{"group": group, "members": members[group]} for group in sorted(members)]
+        if away:
+            raise PartialResultError(f"{', '.join(away)} did not answer: not all groups are listed", found, away)
+        return found
 
     def describe(self, group: str) -> Fields:
         """Members, and owner, generation, offset, start, end and lag of each partition.
@@ -149,7 +155,8 @@ class Groups:
 
         Raises:
             UnknownGroupError: none knows it.
-            ConnectionLostError, RequestTimeoutError: none that answers knows it, and others do not answer.
+            ConnectionLostError, RequestTimeoutError, UnavailableError: none that answers knows it, and others do not
+                answer.
         """
         answers: dict[HomeBroker, Fields] = {}
         away: dict[HomeBroker, TxmqError] = {}
