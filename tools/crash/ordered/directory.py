@@ -10,7 +10,7 @@ from typing import Any, Final
 import txmq
 from txmq.testing.checkers.events import merge
 
-TOPIC: Final = "orders"
+TOPIC: Final = "ordered"
 PARTITIONS: Final = {TOPIC: 6}
 KEYS: Final = tuple(f"k{number}" for number in range(8))
 THREADS: Final = 2
