@@ -25,6 +25,7 @@ from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, NotOwnerError
 from txmq.log import records
+from txmq.model import TopicPartition
 from txmq.protocol import answers
 from txmq.protocol.json_text import Fields, json_object
 from txmq.protocol.requests import Request
@@ -191,7 +192,10 @@ class OpenCommits(BranchCommits):
     def __bool__(self) -> bool:
         return self.is_open
 
-    def wait(self, deadline: float) -> None:
+    def holds(self, slot: TopicPartition) -> bool:
+        return self.is_open
+
+    def wait(self, slot: TopicPartition, deadline: float) -> None:
         self.waited += 1
         if self.is_open:
             raise BrokerAwayError("the home does not answer")

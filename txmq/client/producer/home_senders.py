@@ -165,7 +165,7 @@ class HomeSenders:
         """The sender of a partition, once no message of the key is on its way there in a transaction."""
         place = self._place_of(topic, partition)
         if key is not None and place.commits:
-            place.commits.wait(deadline)
+            place.commits.wait((topic, partition), deadline)
         return place.sender
 
     @property

@@ -164,8 +164,8 @@ class PartitionQueue:
     def _await_commits(self, deadline: float) -> None:
         """Let no message pass a transaction that its home has not answered: if that takes too long, it is spooled."""
         with suppress(TxmqError):
-            self.home.commits.wait(deadline)
-        if self.home.commits:
+            self.home.commits.wait(self.partition, deadline)
+        if self.home.commits.holds(self.partition):
             self.home.sender.give_up(self.partition)
 
     def _direct(
@@ -173,7 +173,7 @@ class PartitionQueue:
     ) -> tuple[Completion, int] | None:  # fmt: skip
         try:
             self._find_home()
-            self.home.commits.wait(deadline)
+            self.home.commits.wait(self.partition, deadline)
             identity = self.home.sender.follow(deadline)
             ours = self._sequence if identity == self._identity else 0
             self._look_at_end(ours)
@@ -285,7 +285,7 @@ class PartitionQueue:
     def _drain(self, deadline: float) -> None:
         with self._lock:
             self._find_home()
-        self.home.commits.wait(deadline)  # without the lock: messages are spooled meanwhile
+        self.home.commits.wait(self.partition, deadline)  # without the lock: messages are spooled meanwhile
         self._spool.sync_all()
         entries = self._spool.head(self.partition, DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX)
         if not entries:

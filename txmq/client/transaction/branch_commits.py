@@ -4,7 +4,8 @@ Theory of operation. The decision of a transaction over homes is its deciding ho
 (``commit`` of their branch) and the block returns. Whoever reads the answers takes them: the next transaction at that
 home in passing (``look``), ``tx.results``, and everything that must not come before them (``wait``): the broker places
 keyed parts of transactions in their order by itself, but a plain message of the same key would pass a branch that is
-not placed. So a producer waits here before it writes to that home.
+not placed. So a producer waits here before it writes to a partition of such a branch. The same holds for messages that
+the deciding home has not placed yet (``homes``).
 
 Invariants:
     * a commit that was lost is sent again before anything else that waits;
@@ -28,6 +29,7 @@ from txmq.errors import (
     TxmqError,
     UnknownTransactionError,
 )
+from txmq.model import TopicPartition
 from txmq.protocol.parts import PartResult, parse_result_lines
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
@@ -39,21 +41,30 @@ _CONTRARY = (TransactionConflictError, UnknownTransactionError, FencedError, Not
 
 
 class Committed(Protocol):
-    """A branch whose transaction is committed."""
+    """A part of a transaction that is committed.
+
+    Attributes:
+        broker: the conversation with its home.
+        slots: the topics and partitions that it writes to.
+    """
 
     broker: BrokerTransaction
+    slots: set[TopicPartition]
 
     def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
         """The home has answered: where the parts went, or that it did not commit them."""
 
 
 class _Entry:
-    """A commit, and its answer to come; None if it was not written, or lost."""
+    """A commit, and its answer to come; None if it was not written, or lost.
 
-    __slots__ = ("answer", "branch")
+    ``turn`` belongs to the thread that takes the answer: an answer has one waiter.
+    """
+
+    __slots__ = ("answer", "branch", "is_open", "turn")
 
     def __init__(self, branch: Committed) -> None:
-        self.branch = branch
+        self.branch, self.is_open, self.turn = branch, True, Lock()
         self.answer: Answer | None = None
 
     def submit(self) -> None:
@@ -67,7 +78,6 @@ class BranchCommits:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._open: deque[_Entry] = deque()
-        self._turn = Lock()  # of the thread that takes answers: an answer has one waiter
         watch_forks(self)
 
     def __bool__(self) -> bool:
@@ -84,49 +94,63 @@ class BranchCommits:
         """Whether the commit of a branch is on its way, or was answered."""
         return all(entry.branch is not branch or entry.answer is not None for entry in list(self._open))
 
+    def holds(self, slot: TopicPartition) -> bool:
+        """Whether a commit that is not answered writes to a partition."""
+        return any(slot in entry.branch.slots for entry in list(self._open))
+
     def look(self) -> None:
         """Take the answers that are in, and write again what was lost. Without a wait for answers."""
-        if not self._open or not self._turn.acquire(blocking=False):
-            return
-        try:
-            for entry in list(self._open):
+        for entry in list(self._open):
+            if not entry.turn.acquire(blocking=False):
+                continue
+            try:
                 with suppress(TxmqError):
                     if entry.answer is not None and entry.answer.done:
                         self._take(entry, 0.0)
                 with suppress(TxmqError):
-                    if entry.answer is None:
+                    if entry.is_open and entry.answer is None:
                         entry.submit()
-        finally:
-            self._turn.release()
+            finally:
+                entry.turn.release()
 
-    def wait(self, deadline: float) -> None:
-        """Wait until all are answered, and write again what was lost, until a monotonic time.
+    def wait(self, slot: TopicPartition, deadline: float) -> None:
+        """Wait until those that write to a partition are answered, and write again what was lost.
+
+        Args:
+            deadline: monotonic time.
 
         Raises:
-            ConnectionLostError: the home is away.
+            ConnectionLostError: the home is away until then.
             RequestTimeoutError: it did not answer in time.
         """
-        if not self._turn.acquire(timeout=max(deadline - self._clock.monotonic(), 0.0)):
-            raise RequestTimeoutError("another thread waits for commits of this home")
-        try:
-            for entry in list(self._open):
+        for entry in list(self._open):
+            if slot in entry.branch.slots:
                 self._finish(entry, deadline)
-        finally:
-            self._turn.release()
+
+    def wait_for(self, branch: Committed, deadline: float) -> None:
+        """Wait until the commit of one branch is answered. Raises as ``wait``."""
+        for entry in list(self._open):
+            if entry.branch is branch:
+                self._finish(entry, deadline)
 
     def _finish(self, entry: _Entry, deadline: float) -> None:
-        while True:
-            remaining = max(deadline - self._clock.monotonic(), 0.0)
-            try:
-                if entry.answer is None:
-                    entry.submit()
-                self._take(entry, remaining)
-            except LOST:
-                if self._clock.monotonic() >= deadline or not entry.branch.broker.is_back():
-                    raise
-                entry.branch.broker.pause()
-            else:
-                return
+        if not entry.turn.acquire(timeout=max(deadline - self._clock.monotonic(), 0.0)):
+            raise RequestTimeoutError("a commit of this partition is not answered, and another thread waits for it")
+        try:
+            while entry.is_open:
+                self._try(entry, deadline)
+        finally:
+            entry.turn.release()
+
+    def _try(self, entry: _Entry, deadline: float) -> None:
+        try:
+            if entry.answer is None:
+                entry.submit()
+            self._take(entry, max(deadline - self._clock.monotonic(), 0.0))
+        except LOST:
+            if self._clock.monotonic() >= deadline:
+                raise
+            entry.branch.broker.pause()
 
     def _take(self, entry: _Entry, timeout_s: float) -> None:
         """Take one answer, and forget the commit."""
@@ -143,12 +167,13 @@ class BranchCommits:
         except TxmqError:
             entry.answer = None
             raise
+        entry.is_open = False
         self._open.remove(entry)
         branch.told(lines, contrary)
 
     def forked(self) -> None:
         """In a forked child: the parent tells its own."""
-        self._open, self._turn = deque(), Lock()
+        self._open = deque()
 
 
 _commits: weakref.WeakKeyDictionary[Broker, BranchCommits] = weakref.WeakKeyDictionary()

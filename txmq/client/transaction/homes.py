@@ -36,15 +36,16 @@ from txmq.errors import (
     TransactionError,
     TxmqError,
 )
-from txmq.protocol.parts import PartResult, parse_result_lines
+from txmq.model import TopicPartition
+from txmq.protocol.parts import PartResult
 from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Lock
 from txmq.xa.broker_port import Answer
 from txmq.xa.two_phase.coordinator import BranchState
 from txmq.xid import TxId
 
 HOMES_MAX = 32  # that a decision lists
 _MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
-Slot = tuple[str, int]
 
 
 _likely_homes: weakref.WeakKeyDictionary[RoutedBroker, int] = weakref.WeakKeyDictionary()
@@ -60,6 +61,7 @@ class HomeBranch:
     Attributes:
         broker: its conversation with that home, under an id of its own.
         commits: those of the home that are not answered yet.
+        slots: see ``Committed``.
         state: where it stands; COMMITTED once its commit was written.
         error: the refusal, or what kept the home from answering.
         lines: where its parts went; None before the home has said so.
@@ -71,6 +73,7 @@ class HomeBranch:
         self.commits = branch_commits_of(home)
         self.broker.deadline = decides.deadline
         self._decides = decides
+        self.slots: set[TopicPartition] = set()
         self._parts: list[EncodedPart] = []
         self._preparing: Preparing | None = None
         self._rollback: Answer | None = None
@@ -93,6 +96,7 @@ class HomeBranch:
 
     def add(self, part: EncodedPart) -> None:
         """Take a part for this home."""
+        self.slots.add((part.topic, part.partition))
         self._parts.append(part)
 
     def stream(self) -> None:
@@ -155,7 +159,7 @@ class HomeBranch:
     def await_told(self, deadline: float) -> bool:
         """Wait for the answer to ``commit``; whether it has come."""
         with suppress(TxmqError):
-            self.commits.wait(deadline)
+            self.commits.wait_for(self, deadline)
         return self.lines is not None
 
     def submit_rollback(self) -> None:
@@ -211,6 +215,35 @@ class HomeBranch:
             self.broker.finished()
 
 
+class WaitingPlace:
+    """What the deciding home has decided, and places behind earlier transactions of the same keys.
+
+    Attributes:
+        broker, slots: see ``Committed``.
+        lines: where its parts went; None before the home has said so.
+    """
+
+    def __init__(self, broker: BrokerTransaction, slots: set[TopicPartition], on_end: Callable[[], None]) -> None:
+        self.broker, self.slots, self._on_end = broker, slots, on_end
+        self.lines: Sequence[PartResult] | None = None
+        self._lock = Lock()
+        self._is_over = False
+
+    def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
+        """See ``Committed``."""
+        with self._lock:
+            self.lines, is_end = lines, self._is_over
+        if is_end:
+            self._on_end()
+
+    def over(self) -> None:
+        """The block has ended: the home may drop the outcome once it has told the place."""
+        with self._lock:
+            is_end, self._is_over = self.lines is not None, True
+        if is_end:
+            self._on_end()
+
+
 class RoutedTransaction(BrokerTransaction):
     """A transaction of a client that may have several homes.
 
@@ -223,6 +256,7 @@ class RoutedTransaction(BrokerTransaction):
         self._client, self._routes = client, client.routes
         self._has_homes = False
         self._own_acks: SavedOffsets | None = None
+        self._waiting: WaitingPlace | None = None
         self.branches: list[HomeBranch] = []
 
     def go_to_likely_home(self) -> None:
@@ -280,8 +314,8 @@ class RoutedTransaction(BrokerTransaction):
         if self.acks is not None and self.acks is not self._own_acks:
             self._share(self.acks)
 
-    def _owners(self, messages: MessageBuffer) -> dict[Broker, list[Slot]]:
-        owners: dict[Broker, list[Slot]] = {}
+    def _owners(self, messages: MessageBuffer) -> dict[Broker, list[TopicPartition]]:
+        owners: dict[Broker, list[TopicPartition]] = {}
         for slot in [*messages.slots(), *(() if self.acks is None else self.acks.slots())]:
             owners.setdefault(self._routes.link_for(*slot), []).append(slot)
         return owners
@@ -332,24 +366,37 @@ class RoutedTransaction(BrokerTransaction):
         """Homes that could not be told of the decision yet."""
         return tuple(name for branch in self.branches if (name := branch.pending) is not None)
 
+    def decided(self, lines: Sequence[PartResult]) -> None:
+        """Take the answer to the decision: nothing of the same keys must pass what waits for its place."""
+        slots = {(line.topic, line.partition) for line in lines if line.base_offset is None}
+        if slots:
+            self._waiting = WaitingPlace(self, slots, super().finished)
+            branch_commits_of(self.home).add(self._waiting)
+
     def gather(self, lines: Sequence[PartResult]) -> list[PartResult]:
         """The places of all parts: waits for those that have none yet, and for the homes that were told.
 
         Args:
             lines: as the decision was answered.
         """
-        if any(line.base_offset is None for line in lines):
+        waiting = self._waiting
+        if waiting is not None:
             with suppress(TxmqError):
-                lines = parse_result_lines(self.submit_commit(self.home.timeout).result())
+                commits = branch_commits_of(self.home)
+                commits.wait_for(waiting, self._clock.monotonic() + self.home.timeout)
+            lines = waiting.lines or lines
         return [*lines, *(line for branch in self.branches for line in branch.gather())]
 
     def finished_here(self) -> None:
         """``finished``, at the home that decides."""
-        super().finished()
+        if self._waiting is None:
+            super().finished()
+        else:
+            self._waiting.over()
 
     def finished(self) -> None:
         """As of ``BrokerTransaction``, at every home."""
-        super().finished()
+        self.finished_here()
         for branch in self.branches:
             branch.close()
 
@@ -367,7 +414,7 @@ class RoutedTransaction(BrokerTransaction):
             branch.broker.find_lost()
 
 
-def _several(owners: dict[Broker, list[Slot]]) -> str:
+def _several(owners: dict[Broker, list[TopicPartition]]) -> str:
     """The partitions, home by home."""
     found = []
     for home, slots in owners.items():

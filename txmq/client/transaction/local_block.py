@@ -95,6 +95,7 @@ class LocalBlock:
                     return self._end_over_homes()
                 self._lines = commit(broker, self._messages)
                 self._messages.place(self._lines)
+                broker.decided(self._lines)
             broker.finished()
         except RolledBackError as error:
             broker.finished()

@@ -223,6 +223,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
             return self._refused(error, is_doubtful=is_doubtful)
         except TxmqError:
             return None  # lost, late, or garbled: whether it was executed is not known
+        self._broker.decided(self.lines)
         crash_point("client.xa.decided")
         return XAEvent.DECIDED
 
@@ -278,6 +279,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         if word != Outcome.COMMITTED.value:
             return XAEvent.FENCE_UNKNOWN
         self.lines = lines
+        self._broker.decided(lines)
         return XAEvent.DECIDED
 
     def _roll_back_branches(self) -> XAEvent:

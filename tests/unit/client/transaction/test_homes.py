@@ -270,11 +270,45 @@ def test_wait_tells_the_home_again_and_gives_up_in_time(cluster: SimulatedCluste
     assert commits
     cluster.homes[1].is_away = True
     with pytest.raises(ConnectionLostError):
-        commits.wait(cluster.clock.monotonic() + 2.0)
+        commits.wait(("orders", 1), cluster.clock.monotonic() + 2.0)
+    commits.wait(("orders", 4), cluster.clock.monotonic())  # of the same home: the branch does not write to it
     cluster.homes[1].is_away = False
-    commits.wait(cluster.clock.monotonic() + 30.0)
+    commits.wait(("orders", 1), cluster.clock.monotonic() + 30.0)
     assert not commits
     assert cluster.homes[1].values("orders") == [b"1"]
+
+
+def test_wait_goes_on_while_the_home_is_away(cluster: SimulatedCluster) -> None:
+    cluster.homes[1].faults["commit"].extend([lost(is_executed=False)] * 10)
+    transfer(cluster)
+    began = cluster.clock.monotonic()
+    with pytest.raises(ConnectionLostError):
+        branch_commits_of(cluster.homes[1]).wait(("orders", 1), began + 5.0)
+    assert cluster.clock.monotonic() >= began + 5.0
+
+
+@pytest.mark.parametrize("keys", [[A], [A, B]])
+def test_partition_is_held_until_its_messages_are_placed(
+    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, keys: list[bytes]
+) -> None:
+    """The home has decided, and places behind an earlier transaction of the same key."""
+    home, commit = cluster.homes[0], cluster.homes[0]._commit
+
+    def places_late(txid: str, fields: Any, body: bytes) -> bytes:
+        lines = commit(txid, fields, body)
+        return b"orders 0 - 1\n" if body else lines
+
+    monkeypatch.setattr(home, "_commit", places_late)
+    with block(cluster) as tx:
+        for key in keys:
+            tx.send("orders", b"1", key=key)
+    commits = branch_commits_of(home)
+    assert (tx.outcome, commits.holds(("orders", 0))) == (Outcome.COMMITTED, True)
+    assert home.session.finished_through == 0  # else the home may drop the outcome, and with it the place
+    commits.wait(("orders", 0), cluster.clock.monotonic() + 30.0)
+    assert not commits
+    assert home.session.finished_through == 1
+    assert tx.results[0].offset == 0
 
 
 def test_next_transaction_at_home_tells_it_first(cluster: SimulatedCluster) -> None:
