@@ -127,7 +127,7 @@ RETRIABLE = {
     errors.ConnectionLostError, errors.RequestTimeoutError, errors.SpoolFullError, errors.NotOwnerError,
     errors.OverloadedError, errors.UnavailableError, errors.DiskFullError, errors.RolledBackError,
     errors.TransactionTimeoutError, errors.SessionFullError, errors.BrokerAwayError, errors.TransactionAwayError,
-    errors.RegistryAwayError, errors.HomeInUseError,
+    errors.RegistryAwayError, errors.HomeInUseError, errors.PartialResultError,
 }  # fmt: skip
 
 
