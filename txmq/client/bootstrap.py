@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from txmq.addresses import ZOOKEEPER_SCHEME, Ensemble, parse_bootstrap, parse_ensemble, split_address
-from txmq.client.transport.peer import Address
+from txmq.client.transport.destination import Address
 from txmq.errors import BrokerAwayError, RegistryAwayError
 from txmq.registry.port import Home
 from txmq.registry.zookeeper.session import Session

@@ -38,7 +38,7 @@ from txmq.client.topics import Topics
 from txmq.client.transaction.background_resolver import resolver_of, stop_resolver
 from txmq.client.transaction.checker import CheckBacks, Checker
 from txmq.client.transaction.xa_resource import BrokerXAResource
-from txmq.client.transport.peer import Address
+from txmq.client.transport.destination import Address
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError, PartialResultError

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.transaction.branch_commits import branch_commits_of
-from txmq.client.transport.peer import Address
+from txmq.client.transport.destination import Address
 from txmq.client.transport.presence import Presence
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
@@ -83,25 +83,25 @@ class HomeLink:
     def __repr__(self) -> str:
         return f"home {self.home:016x}" if self.address is None else f"home {self.home:016x} at {self.address}"
 
-    # --- the peer of its connections ---------------------------------------------------------------------------------
+    # --- the destination of its connections --------------------------------------------------------------------------
 
     @property
     def home_wish(self) -> str | None:
-        """See ``Peer``."""
+        """See ``Destination``."""
         return f"{self.home:016x}" if self.is_bound else None
 
     def addresses(self, deadline: float) -> Sequence[Address]:
-        """See ``Peer``."""
+        """See ``Destination``."""
         return self._directory.addresses_of(self, deadline)
 
     def greeted(self, introduction: Fields, address: Address) -> None:
-        """See ``Peer``."""
+        """See ``Destination``."""
         self._directory.greeted(self, introduction, address)
         self.address = address
         self._presence.heard()
 
     def failed(self) -> None:
-        """See ``Peer``."""
+        """See ``Destination``."""
         self._presence.lost()
 
     # --- is it there? ------------------------------------------------------------------------------------------------

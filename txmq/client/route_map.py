@@ -8,7 +8,7 @@ found out by ``hello``.
 from __future__ import annotations
 
 from txmq.addresses import split_address
-from txmq.client.transport.peer import Address
+from txmq.client.transport.destination import Address
 from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.protocol.json_text import Fields
 

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 from txmq.client.bootstrap import Bootstrap
 from txmq.client.home_link import LOOK_S, HomeLink
 from txmq.client.route_map import RouteMap
-from txmq.client.transport.peer import Address, AnyBroker
+from txmq.client.transport.destination import Address, AnyBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
@@ -207,9 +207,9 @@ class Routes:
                 links = self._known_links()
             link = next((one for one in links if not one.is_away), links[0])
             left_s = deadline - self._clock.monotonic()
-            patience_s = max(left_s / (len(links) + 1), min(LOOK_S, left_s)) if is_repeatable else left_s
+            wait_s = max(left_s / (len(links) + 1), min(LOOK_S, left_s)) if is_repeatable else left_s
             try:
-                return link.control.call(verb, *arguments, timeout=patience_s, extensions=extensions)
+                return link.control.call(verb, *arguments, timeout=wait_s, extensions=extensions)
             except (ConnectionLostError, RequestTimeoutError, UnavailableError) as error:
                 may_be_done = not is_repeatable and not isinstance(error, BrokerAwayError)
                 if may_be_done or self._closed or self._clock.monotonic() >= deadline:
@@ -374,6 +374,6 @@ class _Scout(AnyBroker):
         self._cluster = cluster
 
     def greeted(self, introduction: Fields, address: Address) -> None:
-        """See ``Peer``."""
+        """See ``Destination``."""
         if introduction.get("cluster") != self._cluster:
             raise ConnectionLostError(f"a broker of cluster {introduction.get('cluster')} answers there")

@@ -19,7 +19,7 @@ from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.reading import Fetcher
 from txmq.client.topics import Topics
 from txmq.client.transaction.branch_commits import BranchCommits
-from txmq.client.transport.peer import Address
+from txmq.client.transport.destination import Address
 from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession

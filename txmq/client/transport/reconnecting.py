@@ -11,8 +11,8 @@ request of the last ``JUST_HEARD_S`` spares one such look: the next look notices
 is frozen or cut off is found out once, by a request that is not answered in time. From then on, until it answers, no
 block waits for it longer than ``AWAY_S_MAX``.
 
-*Which broker.* The ``Peer`` names the addresses anew for each attempt, and the home that has to answer there: ``hello``
-asks for it, so that a session is never resumed at a stranger that has the address now.
+*Which broker.* The ``Destination`` names the addresses anew for each attempt, and the home that has to answer there:
+``hello`` asks for it, so that a session is never resumed at a stranger that has the address now.
 
 Invariants:
     * A ``Connection`` that is returned has been greeted, and the session, if there is one, is bound to it.
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from txmq.client.transport.connection import Connection
-from txmq.client.transport.peer import Address, Peer
+from txmq.client.transport.destination import Address, Destination
 from txmq.client.transport.reply import Reply
 from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello
 from txmq.errors import (
@@ -62,7 +62,7 @@ class ReconnectingConnection:
     """A connection that comes back; see the module's docstring.
 
     Args:
-        peer: where it leads.
+        destination: where it leads.
         name: this client's name, for the broker's lists and logs.
         clock: for deadlines.
         connect_timeout: seconds for one attempt.
@@ -70,8 +70,8 @@ class ReconnectingConnection:
     Thread safety: any thread.
     """
 
-    def __init__(self, peer: Peer, name: str, clock: Clock, connect_timeout: float = 5.0) -> None:
-        self._peer, self._name, self._clock = peer, name, clock
+    def __init__(self, destination: Destination, name: str, clock: Clock, connect_timeout: float = 5.0) -> None:
+        self._destination, self._name, self._clock = destination, name, clock
         self._connect_timeout = connect_timeout
         self._connection: Connection | None = None
         self._session: ClientSession | None = None
@@ -273,7 +273,7 @@ class ReconnectingConnection:
             self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
             self._retry_at = self._clock.monotonic() + self._backoff_s
             if isinstance(error, ConnectionLostError):
-                self._peer.failed()
+                self._destination.failed()
             raise
         self._backoff_s = 0.0
         self._refuse_closed(connection)  # ``close`` may have come meanwhile, when there was no connection to close
@@ -315,7 +315,7 @@ class ReconnectingConnection:
 
     def _connected(self, deadline: float) -> Connection:
         failures = []
-        for host, port in self._peer.addresses(deadline):
+        for host, port in self._destination.addresses(deadline):
             remaining = min(deadline - self._clock.monotonic(), self._connect_timeout)
             if remaining <= 0:
                 break
@@ -336,7 +336,7 @@ class ReconnectingConnection:
                 failures.append(str(error))
                 continue
             return connection
-        home = self._peer.home_wish
+        home = self._destination.home_wish
         where = "" if home is None else f"home {home}: "
         raise BrokerAwayError(f"cannot connect to {where}{'; '.join(failures) or 'the broker in time'}")
 
@@ -362,7 +362,7 @@ class ReconnectingConnection:
 
     def _introduce(self, connection: Connection, address: Address, deadline: float, wish: str) -> ClientSession | None:
         fields = self._hello(connection, deadline, wish)
-        self._peer.greeted(fields, address)
+        self._destination.greeted(fields, address)
         return self._bind(connection, fields)
 
     def _open_session(self, connection: Connection, deadline: float) -> ClientSession | None:
@@ -371,7 +371,7 @@ class ReconnectingConnection:
     def _hello(self, connection: Connection, deadline: float, wish: str) -> Fields:
         attempt = min(deadline, self._clock.monotonic() + self._connect_timeout)
         extensions = {"session": wish}
-        home = self._peer.home_wish
+        home = self._destination.home_wish
         if home is not None:
             extensions["home"] = home
         return parse_hello(connection.request(attempt, "hello", PROTOCOL, self._name, extensions=extensions).result())

@@ -16,7 +16,7 @@ from txmq.client.transport import connection as link_module
 from txmq.client.transport import reconnecting as connection_module
 from txmq.client.transport import reply
 from txmq.client.transport.connection import Connection
-from txmq.client.transport.peer import AnyBroker
+from txmq.client.transport.destination import AnyBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.reply import Waiter
 from txmq.errors import ConnectionLostError, TxmqError

@@ -10,7 +10,7 @@ from txmq.protocol.json_text import Fields
 Address = tuple[str, int]
 
 
-class Peer(Protocol):
+class Destination(Protocol):
     """The other end of a connection, through all its lives."""
 
     @property
@@ -32,7 +32,7 @@ class Peer(Protocol):
 
 
 class AnyBroker:
-    """A peer: any broker that answers at these addresses."""
+    """Any broker that answers at these addresses."""
 
     home_wish = None
 
@@ -40,11 +40,11 @@ class AnyBroker:
         self._addresses = list(addresses)
 
     def addresses(self, deadline: float) -> Sequence[Address]:
-        """See ``Peer``."""
+        """See ``Destination``."""
         return self._addresses
 
     def greeted(self, introduction: Fields, address: Address) -> None:
-        """See ``Peer``."""
+        """See ``Destination``."""
 
     def failed(self) -> None:
-        """See ``Peer``."""
+        """See ``Destination``."""
