@@ -121,6 +121,12 @@ def home_of(homes: Homes, txid: str) -> Client:
     return homes.link_of_home(home)
 
 
+def is_of_another(client: Client, homes: Homes, txid: str) -> bool:
+    """Whether another home of the same client answers for a transaction: that one's resolver has it."""
+    home = home_of(homes, txid)
+    return home is not client and is_of_this_broker(home.session, txid)
+
+
 def cluster_of(client: SessionOwner) -> str:
     """The cluster id of a client's broker, 16 hex digits."""
     return f"{client.session.cluster:016x}"

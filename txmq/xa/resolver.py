@@ -48,7 +48,8 @@ class Resolver:
     ) -> None:
         self.client, self._clock = client, clock or OSClock()
         self._resources: list[LastResource | XAResource] = []
-        self._homes: tuple[Client, ...] = tuple(client.routes.links())
+        # A cluster's are found by the rounds: to look may take time.
+        self._homes: tuple[Client, ...] = tuple(client.routes.links()) if client.routes.is_lone else ()
         self._resource_resolvers: list[LastResourceResolver | BranchResolver] = []
         self._hazards: deque[tuple[Hazard, Callable[[], None]]] = deque()
         for resource in resources:

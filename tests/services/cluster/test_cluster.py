@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+import txmq
 from tests.services.broker.wire import Wire
+from txmq.client.producer.producer import Producer
 from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
+from txmq.xa import LastResource
 
 from .asking import asked, described, placed, put, session_state
 from .branches import Home, OverTwoHomes, values
@@ -193,3 +199,44 @@ def test_brokers_settle_branches_that_clients_left(cluster: Cluster) -> None:
 def _branches(broker: BrokerProcess) -> list[object]:
     branches: list[object] = described(broker)["branches"]
     return branches
+
+
+def _send_both(producer: Producer, value: bytes, *partitions: int) -> list[int | None]:
+    with producer.transaction() as tx:
+        for number in partitions:
+            tx.send("orders", value, partition=number)
+    return [result.offset for result in tx.results]
+
+
+def test_blocks_over_homes_are_all_or_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    database = LastResource("orders-db", connect=lambda: sqlite3.connect(tmp_path / "orders.db"))
+    first, second, third = (_own(broker)[0] for broker in cluster.brokers)
+    addresses = ",".join(f"{broker.host}:{broker.port}" for broker in cluster.brokers)
+    with txmq.connect(f"txmq://{addresses}") as client, client.producer() as producer:
+        ends = [client.offsets("orders", number).end for number in (first, second, third)]
+        with producer.transaction() as tx:
+            for number in (first, second, third):
+                tx.send("orders", b"local", partition=number)
+        assert [(tx.outcome, tx.pending)] == [(txmq.Outcome.COMMITTED, ())]
+        assert [result.offset for result in tx.results] == ends
+        database.install(client)
+        with producer.transaction(database) as tx:
+            tx.connection(database).execute("CREATE TABLE orders (id INTEGER)")
+            for number in (first, second, third):
+                tx.send("orders", b"with a row", partition=number)
+        assert [result.offset for result in tx.results] == [end + 1 for end in ends]
+        cluster.brokers[2].kill()
+        with pytest.raises(txmq.errors.RolledBackError):
+            _send_both(producer, b"never", first, third)
+        cluster.brokers[2].start()
+        eventually(lambda: _unavailable(cluster.brokers[0]) == [], "the others see it")
+        sent: list[int | None] = []
+
+        def sends() -> bool:
+            with suppress(txmq.errors.TransactionAwayError):  # nothing happened: run it again
+                sent.extend(_send_both(producer, b"again", first, third))
+            return bool(sent)
+
+        eventually(sends, "the client has found it, too")
+        assert sent == [ends[0] + 2, ends[2] + 2]
+        eventually(lambda: not client.transactions.list(), "no home waits for another one")

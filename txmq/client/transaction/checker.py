@@ -85,7 +85,7 @@ class CheckBacks:
     def __init__(self, client: RoutedBroker, group: str, checker: Checker) -> None:
         self.group, self.checker = group, checker
         self._client = client
-        self._desks: dict[Broker, _HomeDesk] = {}
+        self._checks: dict[Broker, _HomeChecks] = {}
         self._log = get_logger(group=group)
         self._lock = Lock()
         self._started: tuple[int, int] | None = None  # process, and how many homes have a thread
@@ -105,7 +105,7 @@ class CheckBacks:
     def leave(self, half: HalfMessage, resolution: Resolution) -> None:
         """See ``ProducerGroup``."""
         self.start()
-        self._desk(half.home).leave(half, resolution)
+        self._checks_at(half.home).leave(half, resolution)
 
     # --- the threads -------------------------------------------------------------------------------------------------
 
@@ -119,22 +119,22 @@ class CheckBacks:
             if self._is_stopping:
                 return
             self._started = started
-            idle = [desk for desk in map(self._made, homes) if not desk.is_started]
-            for desk in idle:
-                desk.is_started = True
-        for desk in idle:
-            start_daemon(_THREAD_NAME, partial(desk.serve, self.start))
+            idle = [checks for checks in map(self._made, homes) if not checks.is_started]
+            for checks in idle:
+                checks.is_started = True
+        for checks in idle:
+            start_daemon(_THREAD_NAME, partial(checks.serve, self.start))
 
     def stop(self) -> None:
         """End the threads soon; the broker asks another member about halves that are undecided."""
         with self._lock:
             self._is_stopping = True
-        for desk in list(self._desks.values()):
-            desk.stop()
+        for checks in list(self._checks.values()):
+            checks.stop()
 
     def forked(self) -> None:
         """In a forked child no thread runs, and the parent reports its own decisions."""
-        self._lock, self._desks = Lock(), {}
+        self._lock, self._checks = Lock(), {}
 
     def poll(self, wait_ms: int = WAIT_MS) -> int:
         """Ask every home for halves that are due, and the checker about each. Returns how many there were.
@@ -142,7 +142,7 @@ class CheckBacks:
         Raises:
             TxmqError: a home could not be asked.
         """
-        return sum(self._desk(home).poll(wait_ms) for home in self._client.routes.links())
+        return sum(self._checks_at(home).poll(wait_ms) for home in self._client.routes.links())
 
     def report_decisions(self) -> None:
         """Report decisions of this process that have not reached their home.
@@ -150,18 +150,18 @@ class CheckBacks:
         Raises:
             TxmqError: a home cannot be reached now.
         """
-        for desk in list(self._desks.values()):
-            desk.report_decisions()
+        for checks in list(self._checks.values()):
+            checks.report_decisions()
 
-    def _desk(self, home: Broker) -> _HomeDesk:
+    def _checks_at(self, home: Broker) -> _HomeChecks:
         with self._lock:
             return self._made(home)
 
-    def _made(self, home: Broker) -> _HomeDesk:
-        desk = self._desks.get(home)
-        if desk is None:
-            desk = self._desks[home] = _HomeDesk(home, self, self._log)
-        return desk
+    def _made(self, home: Broker) -> _HomeChecks:
+        checks = self._checks.get(home)
+        if checks is None:
+            checks = self._checks[home] = _HomeChecks(home, self, self._log)
+        return checks
 
     def answer(self, half: CheckRequest) -> Resolution:
         """The checker's answer; one that is none is UNKNOWN."""
@@ -178,7 +178,7 @@ class CheckBacks:
         return answer
 
 
-class _HomeDesk:
+class _HomeChecks:
     """The halves of the group at one home.
 
     Attributes:

@@ -402,7 +402,7 @@ class SimulatedBroker:
         expected = tuple(fields.get(name, 0) for name in ("parts", "bytes", "crc"))
         if expected != (held.streamed.parts, held.streamed.size_bytes, held.streamed.checksum):
             raise TransactionConflictError("streamed otherwise")
-        for part in parse_parts(body):
+        for part in parse_parts(body[fields.get("offsets", 0) :]):
             self._add(held, part.topic, part.partition, part.batch)
 
     def _add(self, held: _Held, topic: str, partition: int, batch: bytearray) -> None:

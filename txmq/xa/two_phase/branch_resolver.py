@@ -9,8 +9,8 @@ database's answer. If the branch is done, or ended in another way, ``complete`` 
 *Prepared without a decision*. The broker is asked for the outcome. Committed: it was decided a moment ago, and the next
 round has it in the first list; one that is not there even then is committed all the same. Rolled back: XA ROLLBACK.
 Unknown: when the owner has gone for a second or the deadline has passed by a second, the broker is made to roll it back
-(which refuses a ``decide`` that comes later), and then the branch is. Waiting is courtesy; the broker's word makes it
-safe. 410, or a state in which another party decides: left to the operator, logged once.
+(which refuses a late ``decide``), and then the branch is. Waiting is courtesy; the broker's word makes it safe. 410, or
+a state in which another party decides: left to the operator, logged once.
 
 *Not known, and listed* means that the owner's session still holds the branch. If the owner may be given up, the session
 is ended (KILL), and the branch tried again.
@@ -53,7 +53,7 @@ from txmq.xa.broker_port import (
     Answer,
     Client,
     Homes,
-    home_of,
+    is_of_another,
     is_of_this_broker,
     list_transactions,
 )
@@ -77,8 +77,7 @@ class BranchResolver:
     """The resolver of one XA resource.
 
     Args:
-        client: one home.
-        homes: all of them.
+        client: one home; of ``homes``.
 
     Attributes:
         client: as given.
@@ -94,8 +93,7 @@ class BranchResolver:
         self.problem: Exception | None = None
         self.client, self._clock, self._homes = client, clock, homes
         self._recovery: Recovery | None = None
-        # To ``complete``, appended by owners. The marker of one that falls off is removed later, by age.
-        self._answers: deque[tuple[str, Answer]] = deque(maxlen=REMEMBERED_MAX)
+        self._answers: deque[tuple[str, Answer]] = deque(maxlen=REMEMBERED_MAX)  # to ``complete``; others are swept
         self._left: deque[Watched] = deque()
         self._watched: dict[str, Watched] = {}
         self._sweep = MarkerSweep(client, clock, homes, name=resource.name)
@@ -171,7 +169,8 @@ class BranchResolver:
             self._watched[left.txid] = left
         database = self._database()
         rows = {row["txid"]: row for row in list_transactions(self.client, database.uuid, "decided", PAGE_SIZE)}
-        listed = [entry for entry in database.prepared() if not self._is_of_another(str(entry.txid))]
+        all_of_it, homes = database.prepared(), self._homes
+        listed = [entry for entry in all_of_it if not is_of_another(self.client, homes, str(entry.txid))]
         now_ms = database.now_ms() if listed else 0
         self._is_reached = True
         self._report(listed, rows, now_ms)
@@ -198,11 +197,6 @@ class BranchResolver:
             why = self._said.get(txid, why)
             found.append(Hanging(txid, entry.xid.bqual.decode("ascii"), now_ms - entry.deadline_ms, why))
         self._reporter.saw(found)
-
-    def _is_of_another(self, txid: str) -> bool:
-        """Whether another home of the same client answers for it: that one's resolver has it."""
-        home = home_of(self._homes, txid)
-        return home is not self.client and is_of_this_broker(home.session, txid)
 
     def _is_ours(self, txid: str) -> bool:
         if is_of_this_broker(self.client.session, txid):

@@ -1,0 +1,69 @@
+"""Offsets that a transaction over homes saves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from txmq.client.transaction.block import Transaction
+from txmq.model import Outcome
+from txmq.protocol.offsets import OffsetRow
+from txmq.testing.simulated.broker import SimulatedBroker
+from txmq.testing.simulated.cluster import SimulatedCluster
+
+
+def test_each_home_saves_the_offsets_of_its_own_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SimulatedCluster()
+    saved: list[tuple[SimulatedBroker, str, list[Any]]] = []
+    submit = SimulatedBroker.submit
+
+    def noting(self: SimulatedBroker, verb: str, *words: str | int, **named: Any) -> Any:
+        count = (named.get("extensions") or {}).get("offsets", 0)
+        if count:
+            saved.append((self, verb, json.loads(b"".join(bytes(part) for part in named["body"])[:count])))
+        return submit(self, verb, *words, **named)
+
+    monkeypatch.setattr(SimulatedBroker, "submit", noting)
+    consumer = Consumer(cluster)
+    with Transaction(cluster, cluster) as tx:
+        for partition in (2, 0):
+            tx.ack(consumer.delivered(partition))
+        tx.send("orders", b"1", key=b"\x01")
+    first, _, third = cluster.homes
+    assert sorted((home.session.home, verb, offsets) for home, verb, offsets in saved) == [
+        (first.session.home, "commit", [["g", 7, [["orders", 0, 1, 11, None]]]]),
+        (third.session.home, "prepare", [["g", 7, [["orders", 2, 1, 11, None]]]]),
+    ]
+    assert consumer.ended == [Outcome.COMMITTED]
+    cluster.talk()
+    cluster.check()
+
+
+class Consumer:
+    """A consumer's pending acknowledgements, as a block sees them."""
+
+    def __init__(self, client: SimulatedCluster) -> None:
+        self.client, self.group, self.pending_acks = client, "g", self
+        self.ended: list[Outcome] = []
+
+    def delivered(self, partition: int) -> Any:
+        return SimpleNamespace(consumer=self, topic="orders", partition=partition)
+
+    def pending_ack(self, message: Any, _owner: object) -> Any:
+        return Consumed((message.topic, message.partition))
+
+    def look(self, partitions: Iterable[Any], _owner: object) -> tuple[int, list[OffsetRow]]:
+        return 7, [OffsetRow(consumed.slot[0], consumed.slot[1], 1, 11, None) for consumed in partitions]
+
+    def end(self, _partitions: Iterable[Any], _owner: object, outcome: Outcome, _rows: Iterable[OffsetRow]) -> None:
+        self.ended.append(outcome)
+
+
+class Consumed(NamedTuple):
+    """A partition of the consumer."""
+
+    slot: tuple[str, int]
