@@ -92,7 +92,7 @@ class SendingClient(Protocol):
         """For deadlines."""
 
 
-class _Place(NamedTuple):
+class _Destination(NamedTuple):
     """Where a partition's messages go, and the topic that the partition was chosen for."""
 
     sender: HomeSender
@@ -100,7 +100,7 @@ class _Place(NamedTuple):
     commits: BranchCommits
 
 
-class _Turns(NamedTuple):
+class _Rotation(NamedTuple):
     """The partitions of a topic in the order of their turns: by home, then by number."""
 
     topic: Topic
@@ -115,8 +115,8 @@ class HomeSenders:
         self._client, self._limits = client, limits
         self.lone: HomeSender | None = None  # the sender to a lone broker, once there is one
         self._of_links: dict[SendingLink, HomeSender] = {}
-        self._places: dict[TopicPartition, _Place] = {}
-        self._turns: dict[str, _Turns] = {}
+        self._destinations: dict[TopicPartition, _Destination] = {}
+        self._rotations: dict[str, _Rotation] = {}
         self._numbers = count()
         self._closed = False
         self._lock = Lock()
@@ -153,20 +153,20 @@ class HomeSenders:
                     sender.router = self
         return sender
 
-    def _place_of(self, topic: str, partition: int) -> _Place:
-        place = self._places.get((topic, partition))
-        if place is None:
+    def _destination_of(self, topic: str, partition: int) -> _Destination:
+        destination = self._destinations.get((topic, partition))
+        if destination is None:
             known, link = self._client.topics.known(topic), self._client.routes.link_for(topic, partition)
-            found = _Place(self._sender_of(link), known, link.branch_commits)
-            place = self._places.setdefault((topic, partition), found)
-        return place
+            found = _Destination(self._sender_of(link), known, link.branch_commits)
+            destination = self._destinations.setdefault((topic, partition), found)
+        return destination
 
     def _sender_for(self, topic: str, partition: int, key: bytes | None, deadline: float) -> HomeSender:
         """The sender of a partition, once no message of the key is on its way there in a transaction."""
-        place = self._place_of(topic, partition)
-        if key is not None and place.commits:
-            place.commits.wait((topic, partition), deadline)
-        return place.sender
+        destination = self._destination_of(topic, partition)
+        if key is not None and destination.commits:
+            destination.commits.wait((topic, partition), deadline)
+        return destination.sender
 
     @property
     def request_size_bytes_max(self) -> int | None:
@@ -219,19 +219,19 @@ class HomeSenders:
         return writable[next(self._numbers) % len(writable)][0]
 
     def _writable(self, topic: Topic) -> Sequence[tuple[int, SendingLink]]:
-        turns = self._turns.get(topic.config.name)
-        if turns is None or turns.topic != topic:
-            turns = self._turns[topic.config.name] = self._turns_of(topic)
-        away = {link for link in turns.links if link.is_away}
+        rotation = self._rotations.get(topic.config.name)
+        if rotation is None or rotation.topic != topic:
+            rotation = self._rotations[topic.config.name] = self._rotation_of(topic)
+        away = {link for link in rotation.links if link.is_away}
         if not away:
-            return turns.partitions
-        return [place for place in turns.partitions if place[1] not in away] or turns.partitions
+            return rotation.partitions
+        return [place for place in rotation.partitions if place[1] not in away] or rotation.partitions
 
-    def _turns_of(self, topic: Topic) -> _Turns:
+    def _rotation_of(self, topic: Topic) -> _Rotation:
         name = topic.config.name
         places = [(number, self._client.routes.link_for(name, number)) for number in range(topic.config.partitions)]
         places.sort(key=lambda place: (place[1].home, place[0]))
-        return _Turns(topic, tuple(places), tuple({link: None for _, link in places}))
+        return _Rotation(topic, tuple(places), tuple({link: None for _, link in places}))
 
     # --- for the senders, on threads that wait -----------------------------------------------------------------------
 
@@ -248,14 +248,14 @@ class HomeSenders:
 
     def _move(self, sender: HomeSender, batch: Batch) -> None:
         name = batch.queue.topic
-        turns = self._turns.get(name)
-        if turns is None:
+        rotation = self._rotations.get(name)
+        if rotation is None:
             return
-        there = [place for place in turns.partitions if not place[1].is_away]
+        there = [place for place in rotation.partitions if not place[1].is_away]
         if not there:
             return
         partition, _ = there[next(self._numbers) % len(there)]
-        target = self._place_of(name, partition).sender
+        target = self._destination_of(name, partition).sender
         if target is sender:
             return
         with self._lock:
@@ -276,9 +276,9 @@ class HomeSenders:
     def _rehome(self, sender: HomeSender, queue: BatchQueue) -> None:
         name, partition = queue.topic, queue.partition
         self._client.routes.corrected(name)
-        found, place = self._client.topics.known(name), self._places.get((name, partition))
-        if place is not None and _is_another(found, place.topic):
-            self._places.pop((name, partition), None)
+        found, destination = self._client.topics.known(name), self._destinations.get((name, partition))
+        if destination is not None and _is_another(found, destination.topic):
+            self._destinations.pop((name, partition), None)
             raise NotOwnerError(
                 f"topic {name!r} was created anew with {found.config.partitions} partitions: nothing was stored, "
                 "send it again"
@@ -290,7 +290,7 @@ class HomeSenders:
             return
         with self._lock:
             target.adopt(name, partition, sender.take_returned(queue))
-            self._places[name, partition] = _Place(target, found, link.branch_commits)
+            self._destinations[name, partition] = _Destination(target, found, link.branch_commits)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
