@@ -35,7 +35,15 @@ from txmq.client.producer.sender import LEFTOVERS_POLL_S
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.ports import HomeBroker, Routing, TopicDirectory
-from txmq.errors import ClosedError, NotOwnerError, RequestTimeoutError, TxmqError, UnknownTopicError
+from txmq.errors import (
+    BrokerAwayError,
+    ClosedError,
+    ConnectionLostError,
+    NotOwnerError,
+    RequestTimeoutError,
+    TxmqError,
+    UnknownTopicError,
+)
 from txmq.model import SendResult, TopicPartition
 from txmq.registry.topics import Topic
 from txmq.runtime.ports import Clock
@@ -165,7 +173,12 @@ class HomeSenders:
         """The sender of a partition, once no message of the key is on its way there in a transaction."""
         destination = self._destination_of(topic, partition)
         if key is not None and destination.commits:
-            destination.commits.wait((topic, partition), deadline)
+            try:
+                destination.commits.wait((topic, partition), deadline)
+            except (ConnectionLostError, RequestTimeoutError) as error:
+                raise BrokerAwayError(
+                    f"not sent, nothing was stored: messages of a transaction have to arrive before it: {error}"
+                ) from error
         return destination.sender
 
     @property
