@@ -381,7 +381,9 @@ class Client:
         if self.routes.is_lone or item == "help":
             return self.routes.any_link().stats(item)
         try:
-            return _stats_text(self.routes.ask_each(links, lambda link, _: [(link.home, link.stats(item))]), item)
+            return _stats_text(
+                self.routes.ask_each(links, lambda link, timeout: [(link.home, link.stats(item, timeout))]), item
+            )
         except PartialResultError as error:
             raise PartialResultError(str(error), [_stats_text(error.found, item)], error.away) from None
 

@@ -126,9 +126,9 @@ class HomeLink:
             return False
         return True
 
-    def stats(self, item: str | None = None) -> str:
+    def stats(self, item: str | None = None, timeout: float | None = None) -> str:
         """The broker's statistics, as ``Client.stats``."""
-        return self.control.repeat("stats", item or "*", timeout=self.timeout).decode("utf-8", "replace")
+        return self.control.repeat("stats", item or "*", timeout=timeout or self.timeout).decode("utf-8", "replace")
 
     # --- connections -------------------------------------------------------------------------------------------------
 

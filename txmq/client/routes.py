@@ -17,7 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -158,6 +158,7 @@ class Routes:
             self._first.control.connect(deadline)
         if self.sole is None and not self._refresh_homes(deadline):
             raise BrokerAwayError("no broker of the cluster tells which homes it has")
+        self._note_unled(self._map.leaders)
         return self.links()
 
     def owners(self, topic: str) -> tuple[HomeLink, ...]:
@@ -255,10 +256,15 @@ class Routes:
         """The answer to ``meta``; the homes in it are known from now on. Raises as ``ask_any``."""
         answer = json_object(self.ask_any("meta", topic, timeout=timeout))
         self._map.learn_topics(answer)
-        for home in set(self._map.homes_of(topic) or ()):
-            if self._map.leaders.get(home) is None and self._bound_link(home).control.live is None:
-                self._bound_link(home).was_silent()
+        self._note_unled(self._map.homes_of(topic) or ())
         return answer
+
+    def _note_unled(self, homes: Iterable[int]) -> None:
+        """Homes that nobody leads are away, and not waited for long."""
+        if self.sole is None:
+            for home in set(homes):
+                if self._map.leaders.get(home) is None and self._bound_link(home).control.live is None:
+                    self._bound_link(home).was_silent()
 
     def corrected(self, topic: str) -> None:
         """A broker has refused a partition of the topic as not its own: ask for the topic again."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
 from txmq.client.client import Client
+from txmq.client.home_link import LOOK_S
 from txmq.errors import PartialResultError, TopicExistsError
 from txmq.model import Outcome
 from txmq.xid import TxId
@@ -44,6 +45,18 @@ def test_list_without_a_home_that_is_away_says_so(cluster: ScriptedCluster, rout
         routed.transactions.list()
     assert {row["txid"] for row in told.value.found} == {txid(1), txid(3)}
     assert len(told.value.away) == 1
+
+
+@pytest.mark.parametrize("ask", [lambda client: client.transactions.list(), lambda client: client.stats()])
+def test_home_that_nobody_leads_is_not_waited_for_long(
+    cluster: ScriptedCluster, routed: Client, ask: Callable[[Client], object]
+) -> None:
+    routed.ping()
+    cluster.kill(2)
+    begun = cluster.clock.now
+    with pytest.raises(PartialResultError):
+        ask(routed)
+    assert cluster.clock.now - begun < 2 * LOOK_S
 
 
 def test_transaction_is_asked_for_at_the_home_in_its_id(cluster: ScriptedCluster, routed: Client) -> None:
