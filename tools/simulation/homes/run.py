@@ -26,6 +26,7 @@ from tools.simulation.run import END_S, Result, heal, inhabited, played
 from tools.simulation.stream import Network
 from tools.simulation.threads import Threads
 from tools.simulation.world import SITUATIONS, Simulation, Violation
+from txmq.broker.shell.registry_worker import REFRESH_S
 
 from .ensemble import Ensemble
 from .home import PORT, Home
@@ -36,7 +37,7 @@ from .rules import check_homes, watch_owners
 HOMES = 3
 START_S = 60.0
 SECONDS = 3.0
-HEAL_S = 5.0
+HEAL_S = REFRESH_S + 5.0  # an event of the registry that is lost costs a home so long
 SITUATIONS_OF_HOMES = frozenset(
     {
         "ZooKeeper was away", "a broker was cut off from ZooKeeper", "a session expired",
