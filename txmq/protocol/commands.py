@@ -54,8 +54,13 @@ def request(
     return [line + b"\r\n", *(body or ())]
 
 
-def put_line(topic: bytes, partition: int, length: int, opaque: bytes) -> bytes:
-    """The line of a plain ``put``. Unchecked: topic (``is_valid_name``) and token are known to be sound."""
+def put_line(topic: bytes, partition: int, length: int, opaque: bytes, topic_id: int = 0) -> bytes:
+    """The line of a plain ``put``, with a topic's id unless it is 0.
+
+    Unchecked: topic (``is_valid_name``) and token are known to be sound.
+    """
+    if topic_id:
+        return b"put %b %d id=%d %d %b\r\n" % (topic, partition, topic_id, length, opaque)
     return b"put %b %d %d %b\r\n" % (topic, partition, length, opaque)
 
 

@@ -100,6 +100,10 @@ class Limits:
 _PLAIN_PUT = re.compile(
     rb"put ([!-<>-~]{1,200}+) (0|[1-9][0-9]{0,9}+) (0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
+# The same as clients of a cluster send it.
+_MEANT_PUT = re.compile(
+    rb"put ([!-<>-~]{1,200}+) (0|[1-9][0-9]{0,9}+) id=([1-9][0-9]{0,9}+) (0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
+).match  # fmt: skip
 # The same for the commit of a local transaction, the other request that comes by the thousand.
 _PLAIN_COMMIT = re.compile(
     rb"commit ([!-<>-~]{1,200}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
@@ -202,7 +206,7 @@ class RequestReader:
 
     def _next(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
         """Take the request, or the beginning of one, at ``position``; returns where to go on."""
-        behind = self._plain_xa(chunk, position, found)
+        behind = self._plain_xa(chunk, position, found) or self._meant_put(chunk, position, found)
         if behind:
             return behind
         line_end = chunk.find(b"\n", position, position + LINE_SIZE_BYTES_MAX)
@@ -241,6 +245,19 @@ class RequestReader:
             return 0
         given = {b"branches": branches} if floor is None else {b"branches": branches, b"floor": floor}
         found.append((b"decide", [txid], given, bytearray(chunk[start:end]), opaque))
+        return end
+
+    def _meant_put(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
+        """Take a plain ``put`` with ``id=`` that is whole; returns its end, 0 if there is none."""
+        match = _MEANT_PUT(chunk, position)
+        if match is None:
+            return 0
+        topic, partition, topic_id, length, opaque = match.groups()
+        start = match.end()
+        end = start + int(length)
+        if end > len(chunk) or end - start > self._put_limit:
+            return 0
+        found.append((b"put", [topic, partition], {b"id": topic_id}, bytearray(chunk[start:end]), opaque))
         return end
 
     def _keep_line(self, rest: bytes, found: list[Request | Violation]) -> None:

@@ -23,7 +23,7 @@ from txmq.client.transport.destination import Address
 from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
-from txmq.errors import BrokerAwayError, NotOwnerError
+from txmq.errors import BrokerAwayError, NotOwnerError, StaleTopicError
 from txmq.log import records
 from txmq.model import TopicPartition
 from txmq.protocol import answers
@@ -67,6 +67,7 @@ class Home(ScriptedBroker):
         is_down: whether connections are refused.
         after_put: called when a batch is stored.
         tries: how often a connection was tried.
+        meant: the topic's id in each batch for a partition of its own; 0 if there was none.
     """
 
     def __init__(self, clock: TurnedClock, owned: Sequence[int], partitions: int) -> None:
@@ -74,6 +75,7 @@ class Home(ScriptedBroker):
         self.clock, self.owned = clock, set(owned)
         self.is_down = False
         self.tries = 0
+        self.meant: list[int] = []
         self.told["home"] = f"{min(self.owned) + 1:016x}"
         self.after_put: Callable[[], None] = lambda: None
 
@@ -93,6 +95,9 @@ class Home(ScriptedBroker):
     def _put(self, stream: ScriptedStream, request: Request) -> bytes:
         if int(request[1][1]) not in self.owned:
             raise NotOwnerError(f"leader=host:9 home={9:016x} owns partition {int(request[1][1])} of topic 't'")
+        self.meant.append(int((request[2] or {}).get(b"id", 0)))
+        if self.meant[-1] not in (0, self.topic_id):
+            raise StaleTopicError(f"topic 't' has id {self.topic_id} now, not {self.meant[-1]}")
         answer = super()._put(stream, request)
         self.after_put()
         return answer
@@ -254,6 +259,15 @@ class Cluster:
         for home in self.homes:
             home.owned.discard(partition)
         self.homes[to].owned.add(partition)
+
+    def create_anew(self, *, partitions: int = 6) -> None:
+        """Delete the topic, and create another one of that name."""
+        for home in self.homes:
+            home.partitions, home.topic_id = partitions, home.topic_id + 1
+            home.logs.clear()
+            home.ends.clear()
+            home.following.clear()
+            home.sequences.clear()
 
     def pass_time_until(self, condition: Callable[[], bool]) -> None:
         """Move the clock on, little by little."""

@@ -148,6 +148,8 @@ def _text(word: Word) -> bytes:
 
 def test_line_of_put_is_one_of_request() -> None:
     assert [put_line(b"orders", 3, 5, b"A1"), b"hello"] == request("put", "orders", 3, body=[b"hello"], opaque=b"A1")
+    meant = request("put", "orders", 3, body=[b"hello"], opaque=b"A1", extensions={"id": 7})
+    assert [put_line(b"orders", 3, 5, b"A1", 7), b"hello"] == meant
 
 
 @given(

@@ -273,6 +273,14 @@ def test_long_name_takes_the_table_and_gives_an_equal_request() -> None:
         assert _read([b"put %b 3 2 A1\r\nhi" % name])[0] == [(b"put", [name, b"3"], None, bytearray(b"hi"), b"A1")]
 
 
+def test_put_with_an_id_is_read_as_any() -> None:
+    request = (b"put", [b"orders", b"3"], {b"id": b"7"}, bytearray(b"hello"), b"A1")
+    stream = b"put orders 3 id=7 5 A1\r\nhello" * 2
+    assert _read([stream]) == _read(_one_by_one(stream)) == ([request] * 2, True)
+    (violation,) = _read([b"put t 0 id=7 101 A\r\n" + bytes(101)], _reader(limit=100))[0]
+    assert violation[0] == 413
+
+
 PLAIN_PREPARE = (
     b"prepare 0123456789abcdef-fedcba9876543210-1-1 last-resource resource=orders-db "
     b"uuid=00112233445566778899aabbccddeeff table=txmq_marker deadline=1700000000000 %b4 A1\r\nbody"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from txmq.errors import DeliveryUnknownError, RequestTimeoutError, TxmqError
 from txmq.log.records import Headers
+from txmq.registry.topics import Topic
 
 SEQUENCE_MASK = 0x7FFFFFFF
 RECORD_OVERHEAD_BYTES = 32  # of a record and of each header, at most: lengths, deltas, attributes
@@ -80,6 +81,7 @@ class BatchQueue:
     """The unfinished batches of one partition, in order.
 
     Attributes:
+        meant: the topic that the batches' partition was chosen for; None for a lone broker.
         base_sequence: the sequence of the queue's first message.
         open: the last batch of the queue while messages may still join it.
         stalled: a batch was refused; nothing is sent until the rest in flight is answered.
@@ -89,8 +91,8 @@ class BatchQueue:
     """
 
     __slots__ = (
-        "backoff_s", "base_sequence", "batches", "in_flight", "in_flight_max", "not_before", "open", "partition",
-        "stalled", "topic", "topic_bytes",
+        "backoff_s", "base_sequence", "batches", "in_flight", "in_flight_max", "meant", "not_before", "open",
+        "partition", "stalled", "topic", "topic_bytes",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int) -> None:
@@ -101,6 +103,21 @@ class BatchQueue:
         self.stalled = False
         self.in_flight_max = 0
         self.not_before = self.backoff_s = 0.0
+        self.meant: Topic | None = None
+
+    @property
+    def topic_id(self) -> int:
+        """The id of the topic that is meant; 0 for a lone broker."""
+        return 0 if self.meant is None else self.meant.topic_id
+
+    def aim(self, topic: Topic) -> bool:
+        """Mean this topic from now on; False if unfinished batches mean another one of that name."""
+        if self.meant is not None and self.meant.topic_id != topic.topic_id:
+            if self.batches:
+                return False
+            self.base_sequence = self.in_flight_max = 0  # the other topic knows no producer yet
+        self.meant = topic
+        return True
 
 
 def unknown(batch: Batch, why: str) -> DeliveryUnknownError:

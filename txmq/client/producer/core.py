@@ -19,9 +19,9 @@ batch is *uncertain* from the moment it is given out until the broker answers:
   unknown for the caller, and is still sent until its outcome is known, because all batches behind it are numbered after
   it.
 * Another session: its numbers begin at 0, so what is uncertain stays unknown. It is reported, and never sent again.
-* ``not-owner``, the partition is another home's: nothing was stored, and nothing more of it is sent here. Once the rest
-  in flight is answered, the shell takes its batches to that home (``take_returned``, ``adopt``). One that may have been
-  stored before stays unknown.
+* ``not-owner``, the partition is another home's, or ``stale-topic``, another topic has the name: nothing was stored,
+  and nothing more of it is sent here. Once the rest in flight is answered, the shell takes its batches elsewhere
+  (``take_returned``, ``adopt``). One that may have been stored before stays unknown.
 * Away: a batch that was never given out and is movable may go to any other partition (``movable``, ``withdraw``).
 * ``sequence`` without a refusal before it: the topic was created anew under its name (numbers begin at 0), or the
   broker contradicts the core; then another session is requested.
@@ -56,6 +56,7 @@ from txmq.errors import (
     NotOwnerError,
     RequestTimeoutError,
     SequenceError,
+    StaleTopicError,
     TxmqError,
     UnavailableError,
     UnknownTopicError,
@@ -64,6 +65,7 @@ from txmq.log import records
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 1.0
 NEVER = float("inf")
+MOVED = "its partition is another home's, or another topic has the name"
 DEADLINE_SPREAD_S = 1.0  # messages share a batch, and so its outcome, only if their deadlines are this close
 
 
@@ -82,14 +84,14 @@ class ProducerCore:
         self._queues: dict[tuple[str, int], BatchQueue] = {}
         self._active: dict[BatchQueue, None] = {}  # those with batches
         self._finished: list[Batch] = []
-        self.returned: dict[BatchQueue, NotOwnerError] = {}  # those whose partition is another home's
+        self.returned: dict[BatchQueue, BrokerError] = {}  # those whose batches belong elsewhere
         self.expires_at = float("inf")  # no deadline of an unfinished batch is earlier
 
     # --- what the application sends ----------------------------------------------------------------------------------
 
     def append(self, topic: str, partition: int, record: Record, now: float, deadline: float) -> tuple[Batch, int]:
         """Add one message; returns its batch and its number in the batch."""
-        queue = self._queue(topic, partition)
+        queue = self.queue_of(topic, partition)
         key, value, headers, _ = record
         size = len(value) + RECORD_OVERHEAD_BYTES + (len(key) if key is not None else 0)
         for name, content in headers:
@@ -110,7 +112,7 @@ class ProducerCore:
 
     def add(self, topic: str, partition: int, content: bytearray, count: int, now: float, deadline: float) -> Batch:
         """Add an encoded batch."""
-        queue = self._queue(topic, partition)
+        queue = self.queue_of(topic, partition)
         queue.open = None
         batch = self._new_batch(queue, now, deadline)
         batch.content, batch.count = content, count
@@ -127,7 +129,8 @@ class ProducerCore:
         """All batches whose callers wait."""
         return [batch for queue in self._active for batch in queue.batches if not batch.is_finished]
 
-    def _queue(self, topic: str, partition: int) -> BatchQueue:
+    def queue_of(self, topic: str, partition: int) -> BatchQueue:
+        """The queue of a partition."""
         queue = self._queues.get((topic, partition))
         if queue is None:
             queue = self._queues[topic, partition] = BatchQueue(topic, partition)
@@ -184,8 +187,7 @@ class ProducerCore:
         if not batch.is_uncertain:
             records.set_sequence(batch.content, *self._producer, sequence)
         batch.was_uncertain = batch.is_uncertain
-        batch.sequence, batch.is_uncertain = sequence, True
-        batch.state = BatchState.IN_FLIGHT
+        batch.sequence, batch.is_uncertain, batch.state = sequence, True, BatchState.IN_FLIGHT
         batch.transmission += 1
 
     def next_wakeup(self) -> float:
@@ -194,8 +196,7 @@ class ProducerCore:
         if not self._is_connected:
             return wakeup
         for queue in self._active:
-            head_waits = not queue.in_flight and queue.batches
-            if head_waits:
+            if queue.batches and not queue.in_flight:
                 lingers = queue.batches[0] is queue.open
                 due = queue.batches[0].created_at + self.limits.linger_s if lingers else 0.0
                 wakeup = min(wakeup, max(due, queue.not_before))
@@ -239,7 +240,7 @@ class ProducerCore:
             self._refused_sequence(batch)
         elif isinstance(error, UnknownTopicError):
             self._refused_with_topic(batch, error)
-        elif isinstance(error, NotOwnerError):
+        elif isinstance(error, NotOwnerError | StaleTopicError):
             self._refused_by_stranger(batch, error)
         elif batch.was_uncertain or isinstance(error, UnavailableError) or type(error) is BrokerError:
             self._try_again(batch, error, now)
@@ -269,7 +270,7 @@ class ProducerCore:
         self._remove(batch)
         self._finish(batch, None, unknown(batch, "its topic is gone") if was_uncertain else error)
 
-    def _refused_by_stranger(self, batch: Batch, error: NotOwnerError) -> None:
+    def _refused_by_stranger(self, batch: Batch, error: BrokerError) -> None:
         # Those behind it left a gap. One before it may have been accepted by a home that was the owner until then.
         for other in _from(batch):
             if other.state is BatchState.IN_FLIGHT or other is batch:
@@ -278,7 +279,7 @@ class ProducerCore:
         batch.queue.stalled, batch.queue.not_before = True, NEVER
         if batch.was_uncertain:
             self._remove(batch)
-            self._finish(batch, None, unknown(batch, "its partition is another home's"))
+            self._finish(batch, None, unknown(batch, MOVED))
 
     def _refused_for_certain(self, batch: Batch, error: BrokerError, now: float) -> None:
         self._not_stored_from(batch)
@@ -330,7 +331,7 @@ class ProducerCore:
 
     def separate(self, topic: str, partition: int, *, is_movable: bool) -> None:
         """Let the next message join no batch of the other kind."""
-        queue = self._queue(topic, partition)
+        queue = self.queue_of(topic, partition)
         if queue.open is not None and queue.open.is_movable != is_movable:
             queue.open = None
 
@@ -346,7 +347,7 @@ class ProducerCore:
 
     def adopt(self, topic: str, partition: int, batches: Iterable[Batch]) -> None:
         """Add batches that another core let go, behind those that are there; none of them was stored."""
-        queue = self._queue(topic, partition)
+        queue = self.queue_of(topic, partition)
         queue.open = None
         for batch in batches:
             batch.queue, batch.state = queue, BatchState.WAITING
@@ -366,7 +367,7 @@ class ProducerCore:
         for batch in list(queue.batches):
             if batch.is_uncertain:
                 self._remove(batch)
-                self._finish(batch, None, unknown(batch, "its partition is another home's"))
+                self._finish(batch, None, unknown(batch, MOVED))
         taken = [batch for batch in queue.batches if not batch.is_finished]
         self.withdraw(taken)
         for batch in list(queue.batches):
@@ -401,8 +402,7 @@ class ProducerCore:
                 else:
                     self._remove(batch)
                     self._finish(batch, None, batch.refusal or not_sent(batch, reason))
-        deadlines = [batch.deadline for batch in self.unfinished_batches()]
-        self.expires_at = min(deadlines, default=float("inf"))
+        self.expires_at = min((batch.deadline for batch in self.unfinished_batches()), default=NEVER)
 
     def abort(self, reason: str) -> None:
         """Finish all batches: the producer is closed. Uncertain ones are not sent again."""

@@ -16,6 +16,7 @@ from txmq.client.producer.sender import Sender
 from txmq.client.transport.reconnecting import AWAY_S_MAX
 from txmq.client.transport.reply import Waiter
 from txmq.errors import ConnectionLostError, DeliveryUnknownError, TxmqError
+from txmq.registry.topics import Topic
 
 SILENT_S_MAX = 1.0  # a home that has answered nothing for so long counts as away
 
@@ -28,7 +29,7 @@ class Router(Protocol):
         """Whether there is more than one home to send to."""
 
     def rehome(self, sender: HomeSender, queues: Iterable[BatchQueue]) -> None:
-        """Take the batches of these queues to the homes that own their partitions."""
+        """Take the batches of these queues to the homes that own their partitions now."""
 
     def leave(self, sender: HomeSender) -> None:
         """The sender's home is away: take elsewhere what may go there."""
@@ -107,6 +108,11 @@ class HomeSender(Sender):
                 self.core.fail_returned(queue, error)
             finished = self.core.take_finished()
         self._notify(finished)
+
+    def aim(self, topic: Topic, partition: int) -> bool:
+        """See ``BatchQueue.aim``."""
+        with self._lock:
+            return self.core.queue_of(topic.config.name, partition).aim(topic)
 
     def adopt(self, topic: str, partition: int, batches: list[Batch]) -> None:
         """Send batches that another sender let go; the threads that wait for them go on here."""

@@ -4,10 +4,11 @@ Theory of operation. A session belongs to one home, so batches are numbered per 
 connection and a session of its own. A partition's messages go to one sender. A lone broker has one home, so its
 producers have one sender (``lone``) and pass by everything else here.
 
-*Another home's partition* (not-owner). A partition never moves, so either the routes were wrong, or the topic was
-created anew under its name. The routes are corrected, and the batches go to the new sender, in order, before any later
-message does. If the topic was created anew with another number of partitions, their keys may belong elsewhere: they
-fail, and nothing of them was stored.
+*Another home's partition* (not-owner), *another topic of that name* (stale-topic). Batches carry the id of the topic
+that their partition was chosen for. A partition never moves, so either the routes were wrong, or the topic was created
+anew under its name. The routes are corrected, and the batches go to the new sender, in order, before any later message
+does. If the topic was created anew with another number of partitions, their keys may belong elsewhere: they fail, and
+nothing of them was stored. A queue without batches follows the new topic as soon as the client knows it.
 
 *A home that is away.* Messages that choose their partition in turn leave it: new ones pass it over, and those that were
 never written to a socket are given to partitions of other homes. All others wait for their home.
@@ -162,12 +163,23 @@ class HomeSenders:
         return sender
 
     def _destination_of(self, topic: str, partition: int) -> _Destination:
-        destination = self._destinations.get((topic, partition))
-        if destination is None:
-            known, link = self._client.topics.known(topic), self._client.routes.link_for(topic, partition)
+        slot = (topic, partition)
+        destination, held = self._destinations.get(slot), self._client.topics.held(topic)
+        if destination is not None and (
+            held is None or held is destination.topic or not destination.sender.aim(held, partition)
+        ):
+            return destination  # of batches for a topic that is gone the broker tells, and of this one with them
+        known = held or self._client.topics.known(topic)
+        if destination is not None and known.topic_id == destination.topic.topic_id:
+            found = destination._replace(topic=known)  # its settings may be others
+        else:
+            link = self._client.routes.link_for(topic, partition)
             found = _Destination(self._sender_of(link), known, link.branch_commits)
-            destination = self._destinations.setdefault((topic, partition), found)
-        return destination
+            found.sender.aim(known, partition)
+        with self._lock:
+            if self._destinations.get(slot) is destination:  # no other thread has changed it meanwhile
+                self._destinations[slot] = found
+            return self._destinations[slot]
 
     def _sender_for(self, topic: str, partition: int, key: bytes | None, deadline: float) -> HomeSender:
         """The sender of a partition, once no message of the key is on its way there in a transaction."""
@@ -289,20 +301,22 @@ class HomeSenders:
     def _rehome(self, sender: HomeSender, queue: BatchQueue) -> None:
         name, partition = queue.topic, queue.partition
         self._client.routes.corrected(name)
-        found, destination = self._client.topics.known(name), self._destinations.get((name, partition))
-        if destination is not None and _is_another(found, destination.topic):
-            self._destinations.pop((name, partition), None)
+        found, meant = self._client.topics.known(name), queue.meant
+        is_stale = meant is not None and found.topic_id != meant.topic_id
+        if meant is not None and is_stale and found.config.partitions != meant.config.partitions:
             raise NotOwnerError(
                 f"topic {name!r} was created anew with {found.config.partitions} partitions: nothing was stored, "
                 "send it again"
             )
         link = self._client.routes.link_for(name, partition)
         target = self._sender_of(link)
-        if target is sender:
+        if target is sender and not is_stale:
             sender.keep_returned(queue, None)
             return
         with self._lock:
-            target.adopt(name, partition, sender.take_returned(queue))
+            taken = sender.take_returned(queue)
+            target.aim(found, partition)
+            target.adopt(name, partition, taken)
             self._destinations[name, partition] = _Destination(target, found, link.branch_commits)
 
     # --- ends --------------------------------------------------------------------------------------------------------
@@ -329,8 +343,3 @@ class HomeSenders:
     def forked(self) -> None:
         """In a forked child: replace the lock, which a thread of the parent may hold."""
         self._lock = Lock()
-
-
-def _is_another(found: Topic, chosen: Topic) -> bool:
-    """Whether keys belong to other partitions than before: another topic has the name, of another size."""
-    return found.topic_id != chosen.topic_id and found.config.partitions != chosen.config.partitions

@@ -281,10 +281,9 @@ class Sender:
             return
         for batch in self.core.poll(now):
             assert batch.content is not None
+            reply, queue = _PutReply(self, connection, batch), batch.queue
             try:
-                connection.put(
-                    _PutReply(self, connection, batch), batch.queue.topic_bytes, batch.queue.partition, batch.content
-                )
+                connection.put(reply, queue.topic_bytes, queue.partition, batch.content, queue.topic_id)
             except (
                 TxmqError
             ):  # the connection failed meanwhile: nothing of this batch was sent, and the others are lost

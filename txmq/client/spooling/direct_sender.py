@@ -113,7 +113,7 @@ class OrderedCore(ProducerCore):
     def give_up(self, partition: TopicPartition) -> bool:
         """Send no more of a partition until its queue has taken over. Returns whether batches of it are unfinished."""
         self.direct.discard(partition)
-        queue = self._queue(*partition)
+        queue = self.queue_of(*partition)
         self._give_up(queue)
         return bool(queue.batches)
 
@@ -177,12 +177,12 @@ class OrderedCore(ProducerCore):
     def begin(self, partition: TopicPartition, sequence: int | None) -> None:
         """Let a partition be sent to; ``sequence`` is the next one if nothing of it is unfinished."""
         if sequence is not None:
-            self._queue(*partition).base_sequence = sequence
+            self.queue_of(*partition).base_sequence = sequence
         self.direct.add(partition)
 
     def hand_over(self, partition: TopicPartition) -> TakenOver:
         """Hand over all batches of a partition that are not acknowledged; none of them is sent again here."""
-        queue = self._queue(*partition)
+        queue = self.queue_of(*partition)
         self.direct.discard(partition)
         identity = self.given_up.pop(queue, self.identity)
         sequence, is_refused, unsent = queue.base_sequence, False, []

@@ -119,10 +119,10 @@ class Connection:
             self.push(deadline)
         return reply
 
-    def put(self, pending: Pending, topic: bytes, partition: int, batch: bytearray) -> None:
-        """Send one batch. Raises as ``request``."""
+    def put(self, pending: Pending, topic: bytes, partition: int, batch: bytearray, topic_id: int = 0) -> None:
+        """Send one batch, for the topic of this id alone unless that is 0. Raises as ``request``."""
         opaque = b"%x" % next(self._numbers)
-        self._start(pending, opaque, (commands.put_line(topic, partition, len(batch), opaque), batch))
+        self._start(pending, opaque, (commands.put_line(topic, partition, len(batch), opaque, topic_id), batch))
 
     def _start(self, pending: Pending, opaque: bytes, buffers: Sequence[Buffer]) -> None:
         self._pending[opaque] = pending, self.used_at

@@ -145,7 +145,7 @@ class FakeLink:
         self.interrupts = self.is_silent = False
         self._answers: list[tuple[Pending, Outcome]] = []
 
-    def put(self, pending: Pending, _topic: bytes, _partition: int, batch: bytearray) -> None:
+    def put(self, pending: Pending, _topic: bytes, _partition: int, batch: bytearray, _topic_id: int) -> None:
         """As ``Connection``."""
         if self.failure is not None:
             raise self.failure

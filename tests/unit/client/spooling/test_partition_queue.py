@@ -411,8 +411,8 @@ def test_topic_made_anew_is_looked_at_from_its_own_beginning(world: QueueFixture
         world.drain()
         world.send(b"old 6")
     elif state == "given up":
-        world.sender.core._give_up(world.sender.core._queue(*PARTITION))
-        world.sender.core.given_up[world.sender.core._queue(*PARTITION)] = world.sender.core.identity
+        world.sender.core._give_up(world.sender.core.queue_of(*PARTITION))
+        world.sender.core.given_up[world.sender.core.queue_of(*PARTITION)] = world.sender.core.identity
     if state != "refused":
         another_session(world)
     world.queue.take_over(world.clock.monotonic() + 1.0)
