@@ -153,6 +153,12 @@ class RegistryConflictError(RegistryError):
     """Others changed the registry first, or behind a lost connection; the text says which. Read again, then decide."""
 
 
+class DeletionPendingError(RegistryError):
+    """A deleted topic had the name, and homes have yet to drop its messages: repeat when their brokers have done so."""
+
+    retriable: bool = True
+
+
 class ForeignClusterError(RegistryError):
     """The data directory is another cluster's: correct the registry's address, or start with an empty directory."""
 

@@ -128,6 +128,7 @@ RETRIABLE = {
     errors.OverloadedError, errors.UnavailableError, errors.DiskFullError, errors.RolledBackError,
     errors.TransactionTimeoutError, errors.SessionFullError, errors.BrokerAwayError, errors.TransactionAwayError,
     errors.RegistryAwayError, errors.HomeInUseError, errors.PartialResultError,
+    errors.DeletionPendingError,
 }  # fmt: skip
 
 

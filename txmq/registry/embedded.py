@@ -28,6 +28,7 @@ from txmq.registry.port import (
     check_alteration,
     check_anchor,
     check_count,
+    check_name_is_free,
     check_placement,
     is_altered,
 )
@@ -114,6 +115,7 @@ class EmbeddedRegistry:
                 return stored
             if stored is not None:
                 raise TopicExistsError(f"topic {topic.config.name!r} exists")
+            check_name_is_free(topic.config.name, self._deleted.values())
             if len(self._topics) >= TOPICS_MAX:
                 raise RegistryError(f"there are {TOPICS_MAX} topics: delete some")
             self._last_id = max(self._last_id, topic.topic_id)

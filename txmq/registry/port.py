@@ -13,6 +13,8 @@ Invariants:
     * a topic's id is given out once, and a name's next topic has another id. So it can be told whether a change whose
       answer was lost was made: every call may be repeated, and none has effect twice;
     * a partition never moves to another home, and partitions are only added;
+    * a deleted topic's name is free when each of its homes has dropped the messages: no home takes a message that is
+      meant for the next topic of that name into the deleted one, and loses it;
     * of two processes that lead one home, one has the newest epoch. The other one learns of it from ``announce`` and
       stops;
     * a call ends within a bounded number of tries. It reports an error of ``txmq.errors`` that says what to do.
@@ -23,10 +25,10 @@ Calls wait for a network: the broker makes them in a thread of its own, never on
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from txmq.errors import InvalidNameError, RegistryError
+from txmq.errors import DeletionPendingError, InvalidNameError, RegistryError
 from txmq.model import is_valid_name
 from txmq.registry.topics import Topic
 
@@ -159,6 +161,7 @@ class Registry(Protocol):
 
         Raises:
             TopicExistsError: the name is another topic's.
+            DeletionPendingError: it was a deleted topic's, and a home that lags may still take messages into that one.
             RegistryConflictError: the connection was lost, and others changed topics since: look whether it was made.
             RegistryError: ``homes`` does not fit, or one of them is not in the registry.
         """
@@ -207,6 +210,21 @@ def parse_home(text: object) -> int:
     if not (isinstance(text, str) and len(text) == 16):
         raise ValueError(repr(text)[:40])
     return int(text, 16)
+
+
+def check_name_is_free(name: str, deleted: Iterable[DeletedTopic]) -> None:
+    """Refuse a name that homes still use.
+
+    Raises:
+        DeletionPendingError: names these homes.
+    """
+    homes = sorted({home for topic in deleted if topic.name == name for home in topic.homes})
+    if homes:
+        named = ", ".join(f"{home:016x}" for home in homes)
+        raise DeletionPendingError(
+            f"topic {name!r} was deleted, and home {named} has yet to drop its messages: repeat when it has done so, "
+            "or take another name"
+        )
 
 
 def check_placement(topic: Topic, homes: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from txmq.broker.cluster.asks import (
     ReleaseAnchor,
 )
 from txmq.errors import OverloadedError, RegistryConflictError, TopicExistsError, UnknownTopicError
-from txmq.registry.port import Home, PlacedTopic, Registry, TopicMap
+from txmq.registry.port import Home, PlacedTopic, Registry, TopicMap, check_name_is_free
 from txmq.registry.topics import Topic, altered
 
 TRIES_MAX: Final = 5
@@ -34,6 +34,7 @@ def carry_out(registry: Registry, home: int, ask: Ask) -> Answer:
 
     Raises:
         RegistryError: the registry refused it, or does not answer.
+        DeletionPendingError: the topic's name is not free yet.
         BrokerError: the topic exists, or does not; a setting is wrong; the homes have no room for the partitions.
     """
     if isinstance(ask, FindAnchor):
@@ -60,8 +61,10 @@ def _with_topics(registry: Registry, home: int, ask: CreateTopic | AlterTopic | 
 
 
 def _create(registry: Registry, home: int, ask: CreateTopic) -> int:
-    if any(placed.topic.config.name == ask.config.name for placed in registry.topics().topics):
+    topic_map = registry.topics()
+    if any(placed.topic.config.name == ask.config.name for placed in topic_map.topics):
         raise TopicExistsError(f"topic {ask.config.name!r} exists")
+    check_name_is_free(ask.config.name, topic_map.deleted)  # before an id is drawn
     topic = Topic(registry.reserve_topic_ids(1, ask.above)[0], ask.config)
 
     def attempt() -> None:

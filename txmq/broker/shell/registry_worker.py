@@ -8,7 +8,8 @@ announced gone, that makes the node anew; else it changes nothing. So no lost ev
 Invariants:
     * the core is called through ``post`` only, which hands calls to the core's thread in their order;
     * a broker whose session is lost goes on: no other process can lead its home. One that is superseded stops;
-    * every ask is answered, in their order. None is carried out in a registry that is not this cluster's;
+    * every ask is answered, in their order, but for a topic that waits until its name is free. None is carried out in a
+      registry that is not this cluster's;
     * kazoo says that a session is lost only when it is connected again: the time from SUSPENDED on is measured here.
 """
 
@@ -23,7 +24,7 @@ from txmq.broker.cluster.asks import Ask, Result
 from txmq.broker.cluster.view import RegistryState
 from txmq.broker.cluster.work import carry_out
 from txmq.broker.shell.joining import Connected, Entered, Member, enter, until_answered
-from txmq.errors import HomeSupersededError, RegistryAwayError, RegistryError, TxmqError
+from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError, TxmqError
 from txmq.registry.port import Home, Leadership, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.session import SessionState
 from txmq.runtime.crashpoints import crash_point
@@ -33,6 +34,8 @@ from txmq.runtime.threads import Lock, Signal
 
 log = get_logger()
 REFRESH_S: Final = 30.0
+DELETION_WAIT_S: Final = 2.0  # a topic that is created waits so long until the deleted one of its name is dropped
+DELETION_POLL_S: Final = 0.02
 AWAY_S: Final = 5.0  # without a connection for so long, asks are answered at once
 IN_USE_SESSIONS: Final = 3  # session timeouts for which the process before this one is waited for
 
@@ -78,6 +81,7 @@ class RegistryWorker:
         self._clock, self._session_timeout_s = clock, session_timeout_s
         self._lock, self._signal = Lock(), Signal()
         self._asks: list[Ask] = []
+        self._later: dict[int, tuple[Ask, float]] = {}  # by number: asks that wait for a free name, and until when
         self._is_stopping = self._is_stale = False
         self._listens_to_topics = self._listens_to_homes = False  # what was read last is what the registry has
         self._state, self._state_at = SessionState.CONNECTED, 0.0
@@ -154,14 +158,27 @@ class RegistryWorker:
     def _serve(self, registry: Registry, leadership: Leadership) -> None:
         while not self._is_stopping:
             with self._lock:
-                asks, self._asks = self._asks, []
+                asks, self._asks = [*(ask for ask, _until in self._later.values()), *self._asks], []
             if (self._is_stale and self._is_connected) or self._clock.monotonic() >= self._refresh_at:
                 self._refresh(registry, leadership)
             for ask in asks:
-                self._post(partial(self._core.registry_answered, ask.number, self._carried_out(ask, registry)))
+                result = self._carried_out(ask, registry)
+                if not self._waits(ask, result):
+                    self._post(partial(self._core.registry_answered, ask.number, result))
             self._tell_state()
             if not (self._is_stale and self._is_connected):
                 self._signal.wait(self._idle_s())
+
+    def _waits(self, ask: Ask, result: Result) -> bool:
+        """Whether to try it again: other homes drop a deleted topic within milliseconds, if they have brokers."""
+        if isinstance(result, DeletionPendingError):
+            now = self._clock.monotonic()
+            self._is_stale |= ask.number not in self._later  # it may be this home that has not heard of the deletion
+            _ask, until = self._later.setdefault(ask.number, (ask, now + DELETION_WAIT_S))
+            if now < until:
+                return True
+        self._later.pop(ask.number, None)
+        return False
 
     def _carried_out(self, ask: Ask, registry: Registry) -> Result:
         if self._away_s() > AWAY_S:
@@ -240,4 +257,6 @@ class RegistryWorker:
         waits = [self._refresh_at - self._clock.monotonic()]
         if self._told is RegistryState.SUSPENDED:
             waits.append(self._session_timeout_s - self._away_s())
+        if self._later:
+            waits.append(DELETION_POLL_S)
         return min(waits)

@@ -21,6 +21,7 @@ from txmq.registry.port import (
     check_alteration,
     check_anchor,
     check_count,
+    check_name_is_free,
     check_placement,
     is_altered,
 )
@@ -75,6 +76,7 @@ class TopicNodes(Nodes):
             return stored
 
         def plan(version: int) -> tuple[list[Operation], PlacedTopic]:
+            check_name_is_free(topic.config.name, self._read_all(self._paths.deleted, layout.decode_deleted))
             self._require_room()
             self._require_homes(homes)
             placed = PlacedTopic(topic, tuple(homes), version)

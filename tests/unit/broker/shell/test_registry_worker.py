@@ -12,9 +12,10 @@ import pytest
 
 from txmq.broker.cluster.asks import Answer, CreateTopic, Refresh, Result
 from txmq.broker.cluster.view import RegistryState
+from txmq.broker.shell import registry_worker
 from txmq.broker.shell.joining import Connected, Entered, Member
 from txmq.broker.shell.registry_worker import RegistryWorker
-from txmq.errors import HomeSupersededError, RegistryAwayError, RegistryError
+from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError
 from txmq.model import TopicConfig
 from txmq.registry.port import Candidate, Home, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
@@ -108,6 +109,33 @@ def test_asks_are_answered_in_their_order(there: WorkerFixture) -> None:
     assert isinstance(read, Answer)
     assert read.topic_map == made.topic_map
     assert isinstance(again, Exception)
+
+
+def test_a_topic_waits_until_its_name_is_free(there: WorkerFixture) -> None:
+    """The home takes messages into the deleted topic of that name until it has dropped it."""
+    there.worker.ask([CreateTopic(1, TopicConfig("t"), 0, 100)])
+    there.until(partial(there.has_answers, 1))
+    other = there.other()
+    other.delete_topic(other.topics().topics[0].topic)
+    there.worker.ask([CreateTopic(2, TopicConfig("t"), 0, 100), Refresh(3)])
+    there.until(partial(there.has_answers, 2))
+    assert there.told.answers[1][0] == 3  # others are answered meanwhile
+    other.drop_topic(1, HOME)
+    there.until(partial(there.has_answers, 3))
+    number, made = there.told.answers[2]
+    assert number == 2
+    assert isinstance(made, Answer)
+
+
+def test_a_name_that_does_not_get_free_is_refused(there: WorkerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_worker, "DELETION_WAIT_S", 0.0)
+    there.worker.ask([CreateTopic(1, TopicConfig("t"), 0, 100)])
+    there.until(partial(there.has_answers, 1))
+    other = there.other()
+    other.delete_topic(other.topics().topics[0].topic)
+    there.worker.ask([CreateTopic(2, TopicConfig("t"), 0, 100)])
+    there.until(partial(there.has_answers, 2))
+    assert isinstance(there.told.answers[1][1], DeletionPendingError)
 
 
 def test_a_change_of_another_broker_is_told(there: WorkerFixture) -> None:

@@ -218,9 +218,9 @@ def test_a_lost_alteration_that_others_came_behind_is_a_conflict(pair: tuple[Reg
 def test_a_lost_delete_is_known_by_its_tombstone(pair: tuple[Registry, Registry]) -> None:
     registry, other = pair
     registry.create_topic(topic(1), [A, B])
-    _loses_create(registry, lambda: other.create_topic(topic(2), [A, B]), is_carried_out=True)
+    _loses_create(registry, lambda: other.create_topic(topic(2, "other"), [A, B]), is_carried_out=True)
     registry.delete_topic(topic(1))
-    assert registry.topics().topics == (PlacedTopic(topic(2), (A, B), 3),)
+    assert registry.topics().topics == (PlacedTopic(topic(2, "other"), (A, B), 3),)
     assert registry.topics().deleted == (DeletedTopic(1, "orders", (A, B)),)
 
 

@@ -9,8 +9,6 @@ from txmq.broker.cluster.view import ASKS_MAX, RegistryState
 from txmq.broker.cluster.work import carry_out
 from txmq.broker.verbs.cluster import parking
 from txmq.errors import RegistryAwayError
-from txmq.model import TopicConfig
-from txmq.registry.topics import Topic
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.testing.simulated.zookeeper import SimSession
 
@@ -213,8 +211,9 @@ def test_put_that_means_a_newer_topic_waits_for_it() -> None:
     one, two = knowing_one()
     two.refresh()
     one.ask("topic", "delete", "a")
+    two.refresh()
     one.ask("topic", "create", "a", partitions=2)
-    assert two.node.state.topics.named("a").topic_id == 1
+    assert [topic.config.name for topic in two.node.state.topics] == []
     assert two.ask("put", "a", 1, body=batch(b"new"), id=2)[0] == 200
     assert values(two.node, "a", 1) == [b"new"]
 
@@ -240,13 +239,3 @@ def test_poll_of_a_topic_deleted_elsewhere_is_refused() -> None:
     assert one.client.client.out == []  # the deletion is not durable yet
     one.work()
     assert one.client.received[opaques[0]].error == "unknown-topic"
-
-
-def test_poll_of_a_topic_made_anew_names_its_owner() -> None:
-    one, two = knowing_one()
-    opaque = one.client.send("get", "a", 0, 0, 100, extensions={"wait": 30_000})
-    two.ask("topic", "delete", "a")
-    one.registry.create_topic(Topic(9, TopicConfig("a", partitions=1)), [two.home])
-    one.refresh()
-    refused = one.client.received[opaque]
-    assert refused.text.startswith(f"not-owner leader=10.0.0.{two.home}:8123 home={two.home:016x} owns partition 0")

@@ -115,13 +115,16 @@ def test_name_that_is_taken_draws_no_id() -> None:
     assert one.registry.reserve_topic_ids(1) == range(2, 3)
 
 
-def test_name_of_a_deleted_topic_is_free_at_once() -> None:
+def test_name_is_free_when_all_homes_have_dropped_the_topic() -> None:
     one, two = pair()
     one.ask("topic", "create", "a")
     one.ask("put", "a", 0, body=batch(b"old"))
     two.refresh()
     assert two.ask("topic", "delete", "a") == (200, "{}\n")
-    assert one.read("topic", "create", "a")["topic_id"] == 2  # this home has heard of the deletion only now
+    code, text = one.ask("topic", "create", "a")  # this home has not heard of the deletion, and would take messages
+    assert (code, "has yet to drop its messages" in text) == (503, True)
+    one.refresh()
+    assert one.read("topic", "create", "a")["topic_id"] == 2
     assert values(one.node) == []
     assert one.registry.topics().deleted == ()
 
