@@ -154,6 +154,9 @@ class HomeRoutes:
     def ask_owner(self, topic: str, partition: int, ask: Callable[[HomeBroker], T]) -> T:
         return ask(self.link_for(topic, partition))
 
+    def ask_each(self, links: Sequence[Any], ask: Callable[[Any, float], Sequence[T]]) -> list[T]:
+        return [found for link in links for found in ask(link, 5.0)]
+
     def close(self) -> None:
         for link in self._links:
             link.close()

@@ -157,7 +157,8 @@ def _heuristic(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[
         found = iter([(at, wanted.name)] if at > number else [])
     for at, name in found:
         facts = decisions.heuristics[name]
-        is_listed = _DECIDED in wanted.states and name in decisions.incomplete
+        # By its xid a transaction is not listed as decided.
+        is_listed = wanted.xid is None and _DECIDED in wanted.states and name in decisions.incomplete
         if not is_listed and _concerns(facts, "uuid", wanted.uuid) and _concerns(facts, "xid", wanted.xid):
             yield at, _heuristic_row(context, name)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -53,6 +54,35 @@ class Committed(Protocol):
 
     def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
         """The home has answered: where the parts went, or that it did not commit them."""
+
+
+class WaitingPlace:
+    """What the deciding home has decided, and places behind earlier transactions of the same keys.
+
+    Attributes:
+        broker, slots: see ``Committed``.
+        lines: where its parts went; None before the home has said so.
+    """
+
+    def __init__(self, broker: BrokerTransaction, slots: set[TopicPartition], on_end: Callable[[], None]) -> None:
+        self.broker, self.slots, self._on_end = broker, slots, on_end
+        self.lines: Sequence[PartResult] | None = None
+        self._lock = Lock()
+        self._is_over = False
+
+    def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
+        """See ``Committed``."""
+        with self._lock:
+            self.lines, is_end = lines, self._is_over
+        if is_end:
+            self._on_end()
+
+    def over(self) -> None:
+        """The block has ended: the home may drop the outcome once it has told the place."""
+        with self._lock:
+            is_end, self._is_over = self.lines is not None, True
+        if is_end:
+            self._on_end()
 
 
 class _Entry:

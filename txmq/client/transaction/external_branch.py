@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import Any
 
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.homes import RoutedTransaction
@@ -33,6 +34,7 @@ from txmq.state_machine import next_step
 from txmq.xa.xopen import XACode
 from txmq.xid import Xid
 
+Row = dict[str, Any]
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead
 
 
@@ -139,14 +141,32 @@ class ExternalBranch:
 
     def renew_deadline(self) -> None:
         """Each call of the transaction manager has the whole timeout."""
-        self.broker.deadline = self.client.clock.monotonic() + self.broker.timeout_s
+        deadline = self.client.clock.monotonic() + self.broker.timeout_s
+        for broker in (self.broker, *(part.broker for part in self.broker.branches)):
+            broker.deadline = deadline
 
     def _stream(self) -> None:
         self.renew_deadline()
         try:
-            self.broker.find_home(self.messages)
+            self.broker.find_homes(self.messages)
             self.broker.begin()
             self.broker.stream(self.broker.take_parts(self.messages, keyed=False))
         except TxmqError as error:
             self.state = BranchState.ROLLBACK_ONLY
             raise_rolled_back(error, self.broker.txid_or_none)
+
+
+def xid_text(xid: Xid) -> str:
+    """The xid as the broker has it."""
+    return f"{xid.format_id}.{xid.gtrid.hex()}.{xid.bqual.hex()}"
+
+
+def listed_xid(row: Row) -> Xid | None:
+    """The xid of a transaction that ``recover`` lists; None if it has none."""
+    # If an operator has decided alone it is that of the note, until other homes have reported.
+    notes = (row, *row.get("heuristics", ()))
+    text = next((note["xid"] for note in notes if "xid" in note), None)
+    if text is None:
+        return None
+    format_id, gtrid, bqual = text.split(".")
+    return Xid(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))

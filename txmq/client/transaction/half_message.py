@@ -115,7 +115,7 @@ class HalfMessage:
         self._record = (topic, partition, record)
         self._messages.add(topic, partition, record)
         try:
-            self._broker.find_home(self._messages)
+            self._broker.find_homes(self._messages)  # one: it is one message
             self._broker.begin()
             fields: Extensions = {"group": self._group.group, "deadline": self._broker.deadline_ms}
             prepare(self._broker, "half", fields, self._messages)

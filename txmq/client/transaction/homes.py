@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from txmq.client.transaction.branch_commits import branch_commits_of
+from txmq.client.transaction.branch_commits import WaitingPlace, branch_commits_of
 from txmq.client.transaction.broker_side import (
     ROLLBACK_TIMEOUT_S,
     BrokerTransaction,
@@ -39,7 +39,6 @@ from txmq.errors import (
 from txmq.model import TopicPartition
 from txmq.protocol.parts import PartResult
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Lock
 from txmq.xa.broker_port import Answer
 from txmq.xa.two_phase.coordinator import BranchState
 from txmq.xid import TxId
@@ -215,35 +214,6 @@ class HomeBranch:
             self.broker.finished()
 
 
-class WaitingPlace:
-    """What the deciding home has decided, and places behind earlier transactions of the same keys.
-
-    Attributes:
-        broker, slots: see ``Committed``.
-        lines: where its parts went; None before the home has said so.
-    """
-
-    def __init__(self, broker: BrokerTransaction, slots: set[TopicPartition], on_end: Callable[[], None]) -> None:
-        self.broker, self.slots, self._on_end = broker, slots, on_end
-        self.lines: Sequence[PartResult] | None = None
-        self._lock = Lock()
-        self._is_over = False
-
-    def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
-        """See ``Committed``."""
-        with self._lock:
-            self.lines, is_end = lines, self._is_over
-        if is_end:
-            self._on_end()
-
-    def over(self) -> None:
-        """The block has ended: the home may drop the outcome once it has told the place."""
-        with self._lock:
-            is_end, self._is_over = self.lines is not None, True
-        if is_end:
-            self._on_end()
-
-
 class RoutedTransaction(BrokerTransaction):
     """A transaction of a client that may have several homes.
 
@@ -277,18 +247,6 @@ class RoutedTransaction(BrokerTransaction):
     def is_alone(self) -> bool:
         """Whether the client has one broker, without a registry."""
         return self._routes.is_lone
-
-    def find_home(self, messages: MessageBuffer) -> None:
-        """As ``find_homes``, for what one home has to have whole.
-
-        Raises:
-            RolledBackError: several homes own the partitions, or the id was taken from another home.
-        """
-        if not self._routes.is_lone:
-            owners = self._owners(messages)
-            if owners and (len(owners) > 1 or (self.txid and self.home not in owners)):
-                raise RolledBackError(_several(owners), self.txid_or_none, retriable=False)
-            self.find_homes(messages)
 
     def find_homes(self, messages: MessageBuffer) -> None:
         """Find the homes that own the partitions of the messages and of the offsets; before ``reach`` and ``begin``.
@@ -360,6 +318,49 @@ class RoutedTransaction(BrokerTransaction):
         super().stream(parts)
         for branch in self.branches:
             branch.stream()
+
+    def prepare_branches(self) -> list[str]:
+        """Prepare what goes to other homes, for a transaction that is decided later.
+
+        Returns:
+            The ids of these parts, for the deciding home to list.
+
+        Raises:
+            TxmqError: one of the homes refuses, or does not answer; the deciding home was not asked.
+        """
+        for branch in self.branches:
+            branch.stream_if_large()
+        for branch in self.branches:
+            branch.submit_prepare(self._submit_branch)
+        for branch in self.branches:
+            branch.await_prepared()
+        for branch in self.branches:
+            if branch.error is not None:
+                raise branch.error
+        return [branch.broker.txid for branch in self.branches]
+
+    def _submit_branch(self, home: BrokerTransaction, parts: Sequence[EncodedPart]) -> Answer:
+        return home.submit_branch(self.txid, parts, is_held=False)
+
+    def commit_branches(self) -> None:
+        """Tell the other homes that the transaction is committed, for certain; their answers are not awaited."""
+        for branch in self.branches:
+            if branch.state is not BranchState.COMMITTED:
+                branch.commit()
+
+    def roll_back_branches(self) -> None:
+        """Tell them that it is rolled back, for certain; what was left to a home stays so."""
+        told = [branch for branch in self.branches if branch.state is not BranchState.LEFT]
+        for branch in told:
+            branch.submit_rollback()
+        for branch in told:
+            branch.await_rolled_back()
+
+    def leave_branches(self) -> None:
+        """Leave to the other homes what may be prepared there: they ask the one that decides."""
+        for branch in self.branches:
+            if not branch.has_ended:
+                branch.leave()
 
     @property
     def pending_homes(self) -> tuple[str, ...]:

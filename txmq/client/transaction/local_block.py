@@ -34,6 +34,7 @@ from txmq.errors import (
     RequestTimeoutError,
     RolledBackError,
     TransactionConflictError,
+    TransactionError,
     TxmqError,
     UnavailableError,
     anew,
@@ -42,6 +43,7 @@ from txmq.model import Outcome
 from txmq.protocol.parts import PartResult
 from txmq.xa.two_phase.coordinator import XAEvent, XAState
 
+_COMMITTED_STATES = (XAState.COMMITTED, XAState.COMMITTED_PENDING)
 _COMMITTED = Ending(Outcome.COMMITTED, Outcome.COMMITTED)
 
 
@@ -107,21 +109,16 @@ class LocalBlock:
 
     def _end_over_homes(self) -> Ending:
         broker = self._broker
-        broker.check_deadline()
-        broker.reach()
-        begin_for_caller(broker)
-        run = self._run = XARun(broker, (), self._messages)
+        run = self._run = _run_over_homes(broker, self._messages)
         state = run.run(XAEvent.BODY_DONE)
         if state is XAState.UNKNOWN:
             broker.lost()
-            text = f"no answer to commit: {run.error or run.interrupt}; ask client.outcome(txid)"
-            return Ending(Outcome.UNKNOWN, Outcome.UNKNOWN, OutcomeUnknownError(text, broker.txid), run.interrupt)
+            return Ending(Outcome.UNKNOWN, Outcome.UNKNOWN, _unanswered(run, broker), run.interrupt)
         broker.finished()
-        if state in (XAState.COMMITTED, XAState.COMMITTED_PENDING):
+        if state in _COMMITTED_STATES:
             ended = self._committed()
             return ended if run.interrupt is None else ended._replace(interrupt=run.interrupt)
-        error = run.error or RolledBackError("the transaction was rolled back", broker.txid)
-        return Ending(Outcome.ROLLED_BACK, Outcome.ROLLED_BACK, error, run.interrupt)
+        return Ending(Outcome.ROLLED_BACK, Outcome.ROLLED_BACK, _run_rolled_back(run, broker), run.interrupt)
 
     def _committed(self) -> Ending:
         if self._broker.txid:
@@ -165,13 +162,39 @@ def commit(broker: RoutedTransaction, messages: MessageBuffer) -> list[PartResul
         return _refused(broker, error)
 
 
+def commit_over_homes(broker: RoutedTransaction, messages: MessageBuffer) -> None:
+    """As ``commit``, of messages for several homes. Raises as ``commit``, and what interrupted it."""
+    run = _run_over_homes(broker, messages)
+    state = run.run(XAEvent.BODY_DONE)
+    if run.interrupt is not None:
+        raise run.interrupt
+    if state is XAState.UNKNOWN:
+        raise _unanswered(run, broker)
+    if state not in _COMMITTED_STATES:
+        raise _run_rolled_back(run, broker)
+
+
+def _run_over_homes(broker: RoutedTransaction, messages: MessageBuffer) -> XARun:
+    broker.check_deadline()
+    broker.reach()
+    begin_for_caller(broker)
+    return XARun(broker, (), messages)
+
+
+def _unanswered(run: XARun, broker: RoutedTransaction) -> OutcomeUnknownError:
+    text = f"no answer to commit: {run.error or run.interrupt}; ask client.outcome(txid)"
+    return OutcomeUnknownError(text, broker.txid)
+
+
+def _run_rolled_back(run: XARun, broker: RoutedTransaction) -> TransactionError:
+    return run.error or RolledBackError("the transaction was rolled back", broker.txid)
+
+
 def withdraw(broker: RoutedTransaction) -> None:
     """Let the broker forget what was streamed. It does so by itself when the connection is lost."""
     if broker.streamed.parts:
         broker.try_rollback()
-    for branch in broker.branches:
-        branch.submit_rollback()
-        branch.await_rolled_back()
+    broker.roll_back_branches()
 
 
 def _refused(broker: RoutedTransaction, error: TxmqError) -> list[PartResult]:

@@ -1,7 +1,8 @@
 """Transactions that are decided outside of txmq: prepares one, and reports its decision to the broker.
 
 Used by half messages and by the XA resource. Both requests are repeated under the same id until they are answered:
-the broker executes them once and gives the same answer.
+the broker executes them once and gives the same answer. Messages for other homes are prepared there before, and the one
+request lists them: the decision at the one home is that of all.
 """
 
 from __future__ import annotations
@@ -33,16 +34,19 @@ def prepare(broker: RoutedTransaction, kind: str, fields: Extensions, messages: 
     Raises:
         TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared. ConnectionLostError,
         UnavailableError: the broker is away; ``broker.may_have_arrived`` says if it may be prepared. TxmqError:
-        refused, not prepared. RolledBackError: the messages are on several homes.
+        refused, not prepared; parts at other homes may be.
 
     Durability: the messages are in the broker's journal when this returns, and stay until they are decided.
     """
-    broker.find_home(messages)
+    broker.find_homes(messages)
     broker.begin()
     parts = broker.take_parts(messages, keyed=False)
     if broker.streamed.parts or not broker.fits_one_request(parts):
         broker.stream(parts)
         parts = []
+    homes = broker.prepare_branches()
+    if homes:
+        fields = {**fields, "homes": ",".join(homes)}
     repeat_prepare(broker, kind, fields, parts)
 
 

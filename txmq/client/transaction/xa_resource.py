@@ -6,6 +6,9 @@ external xid; from then on any client's ``commit``, ``rollback``, ``recover`` an
 ``commit`` and ``rollback`` look the xid up in the broker first, so that they are the same for the process that prepared
 and for one that recovers.
 
+If the messages are on several homes, one of them has the branch and its xid. What goes to the others is prepared there
+first (``homes``); the resolution at the one home is that of all, and the others are told, or ask.
+
 Calls answer an ``XACode`` or raise ``XAError`` with one, as the specification lists them. XAER_RMFAIL: the broker
 cannot be reached; nothing is known, call again.
 
@@ -20,14 +23,13 @@ Source: X/Open CAE Specification, The XA Specification, chapters 5 and 6.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from txmq.client.transaction import local_block
 from txmq.client.transaction.broker_side import LOST
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
-from txmq.client.transaction.external_branch import BranchState, Call, ExternalBranch
+from txmq.client.transaction.external_branch import BranchState, Call, ExternalBranch, Row, listed_xid, xid_text
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.client.transport.ports import Broker, RoutedBroker
 from txmq.errors import (
@@ -36,6 +38,7 @@ from txmq.errors import (
     FencedError,
     ForbiddenError,
     OutcomeUnknownError,
+    PartialResultError,
     RequestTimeoutError,
     RolledBackError,
     TransactionConflictError,
@@ -46,6 +49,7 @@ from txmq.errors import (
     XAError,
 )
 from txmq.model import Resolution, TransactionKind
+from txmq.protocol.parts import PartResult
 from txmq.runtime.threads import Lock
 from txmq.xa.broker_port import Wanted, recover_rows
 from txmq.xa.xopen import XACode, XAFlag
@@ -57,8 +61,6 @@ _RECOVER_LIMIT = 1000
 _HEURISTICS = {"committed": XACode.XA_HEURCOM, "rolled-back": XACode.XA_HEURRB}
 _START = {XAFlag.TMNOFLAGS: None, XAFlag.TMJOIN: Call.JOIN, XAFlag.TMRESUME: Call.RESUME}
 _END = {XAFlag.TMSUCCESS: Call.END, XAFlag.TMFAIL: Call.END_FAILED, XAFlag.TMSUSPEND: Call.SUSPEND}
-
-Row = dict[str, Any]
 
 
 class BrokerXAResource:
@@ -148,7 +150,7 @@ class BrokerXAResource:
             return XACode.XA_RDONLY
         branch.renew_deadline()
         try:
-            prepare(branch.broker, TransactionKind.FOREIGN.value, {"xid": _text(branch.xid)}, branch.messages)
+            prepare(branch.broker, TransactionKind.FOREIGN.value, {"xid": xid_text(branch.xid)}, branch.messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
             branch.state = BranchState.IN_DOUBT
             raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
@@ -156,7 +158,7 @@ class BrokerXAResource:
             if branch.broker.may_have_arrived and isinstance(error, LOST):
                 branch.state = BranchState.IN_DOUBT
                 raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
-            self._drop(branch)
+            self._refused(branch)
             raise XAError(_rolled_back_code(error), f"the branch is rolled back: {error}") from error
         except BaseException:
             branch.state = BranchState.IN_DOUBT
@@ -171,7 +173,7 @@ class BrokerXAResource:
             XAError: XA_HEURRB, XA_HEURCOM (until ``forget``), XA_RB* (one phase: it is rolled back), XAER_NOTA,
                 XAER_PROTO, XAER_INVAL, XAER_RMFAIL (unknown: call again).
 
-        Durability: readers see the messages when this returns.
+        Durability: readers see the messages when this returns; those of other homes when these have heard.
         """
         xid = _checked(xid)
         if _flag(flags, (XAFlag.TMNOFLAGS, XAFlag.TMONEPHASE)) is XAFlag.TMONEPHASE:
@@ -180,7 +182,12 @@ class BrokerXAResource:
         if branch is not None:
             branch.next_state(Call.COMMIT)
         row = self._required_row(xid)
-        self._resolve(row["txid"], Resolution.COMMIT, XACode.XA_HEURRB)
+        lines = self._resolve(row["txid"], Resolution.COMMIT, XACode.XA_HEURRB)
+        if branch is None:
+            self._tell(row, Resolution.COMMIT)
+        else:
+            branch.broker.decided(lines)
+            branch.broker.commit_branches()
         self._forget(branch)
         return XACode.XA_OK
 
@@ -201,10 +208,14 @@ class BrokerXAResource:
             # A prepare that was not answered may still arrive: it is fenced by its id.
             with _as_xa():
                 branch.broker.begin()
-            txid = branch.broker.txid
+            row: Row = {"txid": branch.broker.txid}
         else:
-            txid = self._required_row(xid)["txid"]
-        self._resolve(txid, Resolution.ROLLBACK, XACode.XA_HEURCOM)
+            row = self._required_row(xid)
+        self._resolve(row["txid"], Resolution.ROLLBACK, XACode.XA_HEURCOM)
+        if branch is None:
+            self._tell(row, Resolution.ROLLBACK)
+        else:
+            branch.broker.roll_back_branches()
         self._forget(branch)
         return XACode.XA_OK
 
@@ -215,13 +226,15 @@ class BrokerXAResource:
             flags: TMSTARTRSCAN begins a scan and answers all; without it the scan has nothing more; TMENDRSCAN ends it.
 
         Raises:
-            XAError: XAER_INVAL (no scan was begun), XAER_RMFAIL.
+            XAError: XAER_INVAL (no scan was begun), XAER_RMFAIL (its text names the homes that do not answer).
         """
         known = XAFlag.TMSTARTRSCAN | XAFlag.TMENDRSCAN
         if int(flags) & ~int(known):
             raise XAError(XACode.XAER_INVAL, f"recover takes TMSTARTRSCAN and TMENDRSCAN, not {int(flags):#x}")
         if flags & XAFlag.TMSTARTRSCAN:
-            self._scan = [_parsed(row["xid"]) for row in self._rows() if row["kind"] == "foreign" and "xid" in row]
+            with _as_xa():
+                rows = self._rows()
+            self._scan = [xid for row in rows if (xid := listed_xid(row)) is not None]
         elif self._scan is None:
             raise XAError(XACode.XAER_INVAL, "no scan was begun: TMSTARTRSCAN")
         found, self._scan = self._scan, None if flags & XAFlag.TMENDRSCAN else []
@@ -254,11 +267,14 @@ class BrokerXAResource:
         branch.renew_deadline()
         try:
             if branch.messages:
-                branch.broker.find_home(branch.messages)
-                local_block.commit(branch.broker, branch.messages)
+                branch.broker.find_homes(branch.messages)
+                if branch.broker.branches:
+                    local_block.commit_over_homes(branch.broker, branch.messages)
+                else:
+                    local_block.commit(branch.broker, branch.messages)
         except RolledBackError as error:
             self._forget(branch)
-            raise XAError(_rolled_back_code(error.__cause__ or error), f"rolled back: {error}") from error
+            raise XAError(_rolled_back_code(error), f"rolled back: {error}") from error
         except OutcomeUnknownError as error:
             branch.state = BranchState.IN_DOUBT
             raise XAError(XACode.XAER_RMFAIL, f"commit was not answered: {error}") from error
@@ -276,19 +292,28 @@ class BrokerXAResource:
             try:
                 branch.broker.rollback()
             except TransactionConflictError:
+                branch.broker.commit_branches()
                 self._forget(branch)
                 return XACode.XA_OK
+        branch.broker.roll_back_branches()
         self._forget(branch)
         raise XAError(XACode.XA_RBCOMMFAIL, "the commit never arrived: the branch is rolled back")
 
-    def _resolve(self, txid: str, resolution: Resolution, contrary: XACode) -> None:
+    def _resolve(self, txid: str, resolution: Resolution, contrary: XACode) -> list[PartResult]:
         with _as_xa():
             try:
-                resolve(self._home_of(txid), txid, resolution, self._timeout)
+                return resolve(self._home_of(txid), txid, resolution, self._timeout)
             except TransactionConflictError as error:
                 raise XAError(contrary, f"the branch ended otherwise: {error}") from error
             except (FencedError, UnknownTransactionError) as error:
                 raise XAError(XACode.XAER_NOTA, str(error)) from error
+
+    def _tell(self, row: Row, resolution: Resolution) -> None:
+        """Tell other homes of the resolution of what another process prepared; no outcome depends on it."""
+        for txid in row.get("homes", ()):
+            with suppress(TxmqError):
+                body = () if resolution is Resolution.COMMIT else None
+                self._home_of(txid).control.submit(resolution.value, txid, body=body, timeout=self._timeout)
 
     def _required_row(self, xid: Xid) -> Row:
         """The prepared branch.
@@ -317,25 +342,48 @@ class BrokerXAResource:
         local_block.withdraw(branch.broker)
         self._forget(branch)
 
+    def _refused(self, branch: ExternalBranch) -> None:
+        """End a branch whose prepare was refused; parts at other homes may be prepared."""
+        broker = branch.broker
+        if broker.branches and broker.may_have_arrived:
+            try:
+                broker.rollback()  # an attempt may have been executed, and committed since by another process
+            except TxmqError:
+                broker.leave_branches()
+        self._drop(branch)
+
     def _forget(self, branch: ExternalBranch | None) -> None:
         if branch is not None:
             branch.state = BranchState.ENDED
             self._branches.pop(branch.xid, None)
+            branch.broker.leave_branches()
             branch.broker.finished()
 
     def _row(self, xid: Xid) -> Row | None:
-        return next(self._rows({"xid": _text(xid)}), None)
-
-    def _rows(self, words: dict[str, str] | None = None) -> Iterator[Row]:
-        """What every home lists; one that cannot be reached may have the branch, so nothing is known then."""
-        wanted: Wanted = {"state": "all", "limit": _RECOVER_LIMIT, **(words or {})}
-        for home in self._client.routes.links():
-            yield from recover_rows(partial(self._recover, home), wanted)
-
-    def _recover(self, home: Broker, wanted: Wanted) -> bytes:
+        """The branch, which one home has; any that does not answer may be that one."""
         with _as_xa():
-            body = home.control.repeat("recover", extensions=wanted, timeout=self._timeout)
-            return body
+            try:
+                rows = self._rows({"xid": xid_text(xid)})
+            except PartialResultError as error:
+                rows = error.found
+                if not rows:
+                    raise
+        return next(iter(rows), None)
+
+    def _rows(self, words: dict[str, str] | None = None) -> list[Row]:
+        """What every home lists.
+
+        Raises:
+            PartialResultError: some do not answer; it has what the others list.
+            TxmqError: as of a request.
+        """
+        wanted: Wanted = {"state": "all", "limit": _RECOVER_LIMIT, **(words or {})}
+        routes = self._client.routes
+        return routes.ask_each(routes.all_links(), lambda home, wait_s: [*self._rows_of(home, wanted, wait_s)])
+
+    def _rows_of(self, home: Broker, wanted: Wanted, wait_s: float) -> Iterator[Row]:
+        timeout_s = self._timeout if self._client.routes.is_lone else min(wait_s, self._timeout)
+        return recover_rows(lambda page: home.control.repeat("recover", extensions=page, timeout=timeout_s), wanted)
 
     def _home_of(self, txid: str) -> Broker:
         return self._client.routes.link_of_home(TxId.parse(txid).home)
@@ -362,6 +410,8 @@ def _absent_is_over() -> Iterator[None]:
 
 
 def _rolled_back_code(error: BaseException) -> XACode:
+    if isinstance(error, RolledBackError) and error.__cause__ is not None:
+        error = error.__cause__
     if isinstance(error, TransactionTimeoutError | RequestTimeoutError):
         return XACode.XA_RBTIMEOUT
     if isinstance(error, (*_LOST_SESSION, ConnectionLostError)):
@@ -392,12 +442,3 @@ def _flag(flags: int, allowed: Sequence[XAFlag] | dict[XAFlag, Any]) -> XAFlag:
             return flag
     names = ", ".join(str(flag.name) for flag in allowed)
     raise XAError(XACode.XAER_INVAL, f"flags {int(flags):#x}: expected one of {names}")
-
-
-def _text(xid: Xid) -> str:
-    return f"{xid.format_id}.{xid.gtrid.hex()}.{xid.bqual.hex()}"
-
-
-def _parsed(text: str) -> Xid:
-    format_id, gtrid, bqual = text.split(".")
-    return Xid(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))

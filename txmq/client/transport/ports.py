@@ -141,6 +141,9 @@ class Routing(Protocol[LinkT]):
     def all_links(self) -> Sequence[LinkT]:
         """As ``links``, and none is missing; raises BrokerAwayError if that cannot be known now."""
 
+    def ask_each(self, links: Sequence[Any], ask: Callable[[Any, float], Sequence[T]]) -> list[T]:
+        """Ask several homes, within so many seconds each, and put together what they tell."""
+
 
 class RoutedBroker(Broker, Protocol):
     """A client: any of its brokers, and the routes to all of them."""
@@ -172,9 +175,6 @@ class Asking(Routing[HomeBroker], Protocol):
 
     def owners(self, topic: str) -> Sequence[HomeBroker]:
         """The links of the homes that own the topic's partitions, asked for anew."""
-
-    def ask_each(self, links: Sequence[Any], ask: Callable[[Any, float], Sequence[T]]) -> list[T]:
-        """Ask several homes, within so many seconds each, and put together what they tell."""
 
     def describe(self, topic: str, timeout: float) -> dict[str, Any]:
         """The answer to ``meta``."""

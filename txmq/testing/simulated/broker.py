@@ -34,6 +34,7 @@ from txmq.protocol.parts import encode_result_line, parse_parts
 from txmq.runtime.ports import Buffer
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.faults import LOST_AFTER_S, FakeReply, Fault, lost
+from txmq.testing.simulated.routes import SimulatedRoutes
 from txmq.xid import TxId
 
 _DECIDED = ("decided", "committed")
@@ -79,7 +80,7 @@ class SimulatedBroker:
     ) -> None:  # fmt: skip
         self.clock = clock or SimClock()
         self.control: SimulatedBroker = self
-        self.routes = SimulatedRoutes(self)
+        self.routes: SimulatedRoutes[SimulatedBroker] = SimulatedRoutes(self)
         self._home, self._slots, self._request_size_bytes_max = home, slots, request_size_bytes_max
         self.session = self._new_session(7)
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
@@ -230,6 +231,7 @@ class SimulatedBroker:
             "deadline_ms": fields.get("deadline", 0), "prepared_ms": self.clock.now_ms(),
             **{name: fields[name] for name in ("table", "group", "xid", "of") if name in fields},
         }  # fmt: skip
+        self._list_homes(held, fields)
         return b""
 
     def _checks(self, group: str, fields: Extensions, _body: bytes) -> bytes:
@@ -387,10 +389,12 @@ class SimulatedBroker:
         return TxId.parse(txid).home == self._home
 
     def _list_homes(self, held: _Held, fields: Extensions) -> None:
-        listed = [txid for txid in str(fields.get("homes", "")).split(",") if txid]
+        if "homes" not in fields:
+            return
+        listed = fields["homes"].split(",")
         if any(self._is_own(txid) for txid in listed):
             raise BadRequestError("a branch of its own home")
-        held.homes = dict.fromkeys(listed, False)
+        held.homes, held.meta["homes"] = dict.fromkeys(listed, False), listed
 
     def _require(self, held: _Held, state: str) -> None:
         if held.state != state:
@@ -422,29 +426,3 @@ class SimulatedBroker:
         base = len(place)
         place.extend(decode(batch, topic, partition))
         return encode_result_line(topic, partition, base, len(place) - base)
-
-
-class SimulatedRoutes:
-    """As ``Routes``."""
-
-    def __init__(self, *homes: SimulatedBroker) -> None:
-        self._homes = homes
-        self.is_lone = len(homes) == 1
-
-    def link_for(self, topic: str, partition: int) -> SimulatedBroker:
-        """The partition's home."""
-        return self._homes[partition % len(self._homes)]
-
-    def link_of_home(self, home: int) -> SimulatedBroker:
-        """The home of that id."""
-        return next((broker for broker in self._homes if broker.session.home == home), self._homes[0])
-
-    def any_link(self) -> SimulatedBroker:
-        """The first that is there."""
-        return next((broker for broker in self._homes if not broker.is_away), self._homes[0])
-
-    def links(self) -> Sequence[SimulatedBroker]:
-        """All of them."""
-        return self._homes
-
-    all_links = links

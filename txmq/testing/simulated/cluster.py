@@ -10,8 +10,9 @@ from typing import Any
 
 from txmq.client.transport.session import ClientSession
 from txmq.log.records import Record
-from txmq.testing.simulated.broker import SimulatedBroker, SimulatedRoutes
+from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.clock import SimClock
+from txmq.testing.simulated.routes import SimulatedRoutes
 from txmq.xid import TxId
 
 

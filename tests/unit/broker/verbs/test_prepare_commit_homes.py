@@ -218,6 +218,28 @@ def test_half_message_with_branches_is_decided_by_its_commit(with_checkpoint: bo
 
 
 @both
+def test_foreign_transaction_with_branches_is_found_by_its_xid(with_checkpoint: bool) -> None:
+    here, there = two_homes()
+    client, of, txid = here.session(), here.txid(1, 1), there.txid(1, 1)
+    words = {"xid": "7.0a.0b", "homes": txid}
+    assert client.ask("prepare", of, "foreign", extensions=words, body=part("a", 0, batch(b"h"))).code == 200
+    here = here.again(checkpoint=with_checkpoint)
+    assert here.connect().ask("outcome", of, extensions={"branch": txid}).text == "prepared\n"
+    assert [row["homes"] for row in listed(here.connect(), xid="7.0a.0b")] == [[txid]]
+    decided = here.connect().ask("commit", of, extensions={"heuristic": "operator"}, body=b"")
+    assert decided.text == "a 0 0 1\n"
+    here = here.again(checkpoint=with_checkpoint)
+    asker = here.connect()
+    assert asker.ask("outcome", of, extensions={"branch": txid}).text == "committed\n"
+    for _ in range(2):  # before and behind the report
+        found = listed(asker, state="all", xid="7.0a.0b")
+        assert [(row["txid"], row["state"], row["outcome"]) for row in found] == [(of, "heuristic", "committed")]
+        (row,) = listed(asker, state="all")
+        assert "7.0a.0b" in (row.get("xid"), *(fact["xid"] for fact in row.get("heuristics", ())))
+        asker.ask("complete", of, extensions={"branch": txid})
+
+
+@both
 def test_batch_decides_for_the_branches_of_its_winners(with_checkpoint: bool) -> None:
     here, there = two_homes()
     client = here.session()

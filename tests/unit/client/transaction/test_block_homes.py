@@ -277,18 +277,6 @@ def test_foreign_branch_is_prepared_and_found_at_its_home(cluster: SimulatedClus
     assert cluster.homes[number].values("orders") == [b"1"]
 
 
-def test_foreign_branch_over_homes_is_rolled_back(cluster: SimulatedCluster) -> None:
-    resource, xid = BrokerXAResource(cluster, 30.0), Xid(7, b"global", b"branch")
-    resource.start(xid)
-    _join(cluster, A)
-    _join(cluster, B)
-    resource.end(xid)
-    with pytest.raises(XAError, match="several") as caught:
-        resource.prepare(xid)
-    assert caught.value.xa_code is XACode.XA_RBOTHER
-    assert cluster.homes[0].states() == cluster.homes[1].states() == {}
-
-
 def test_no_branch_is_called_absent_while_a_home_is_away(cluster: SimulatedCluster) -> None:
     cluster.homes[2].is_away = True
     with pytest.raises(XAError) as caught:

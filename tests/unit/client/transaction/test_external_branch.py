@@ -9,7 +9,7 @@ import pytest
 
 from txmq.client.transaction import current, external_branch
 from txmq.client.transaction.current import associated_branch
-from txmq.client.transaction.external_branch import TRANSITIONS, BranchState, Call, ExternalBranch
+from txmq.client.transaction.external_branch import TRANSITIONS, BranchState, Call, ExternalBranch, listed_xid
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import ConnectionLostError, RolledBackError, TopicClosedError, TransactionStateError, XAError
 from txmq.testing.simulated.broker import SimulatedBroker
@@ -74,6 +74,7 @@ def test_two_phases_commit_what_was_sent_between_start_and_end(
     idle(resource, home)
     assert (resource.prepare(XID), home.values("orders"), resource.recover()) == (XACode.XA_OK, [], [XID])
     assert (resource.commit(XID), home.values("orders"), resource.recover()) == (XACode.XA_OK, [b"v"], [])
+    assert home.requests == ["recover", "prepare", "recover", "recover", "commit", "recover"]
 
 
 def test_a_branch_without_messages_is_read_only_and_over(home: SimulatedBroker, resource: BrokerXAResource) -> None:
@@ -253,3 +254,10 @@ def test_a_scan_begins_with_its_flag_and_answers_once(home: SimulatedBroker, res
     assert resource.recover(XAFlag.TMENDRSCAN) == []
     with pytest.raises(XAError):
         resource.recover(XAFlag.TMENDRSCAN)
+
+
+def test_xid_is_found_in_every_row_that_tells_it() -> None:
+    text = "7.67.62"
+    assert listed_xid({"kind": "foreign", "xid": text}) == XID
+    assert listed_xid({"kind": "local", "heuristics": [{"uuid": "u"}, {"xid": text}]}) == XID
+    assert listed_xid({"kind": "local", "heuristics": []}) is None

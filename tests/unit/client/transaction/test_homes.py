@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.client.transaction.moments import Moments
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.branch_commits import branch_commits_of
@@ -331,22 +332,6 @@ def test_home_that_decided_alone_is_logged_and_forgotten(
 
 
 # --- the client dies, homes die --------------------------------------------------------------------------------------
-
-
-class Moments:
-    """Counts the moments before and behind each execution at any home, and does something at some of them."""
-
-    def __init__(self, cluster: SimulatedCluster) -> None:
-        self.passed = 0
-        self.at: dict[int, object] = {}
-        for home in cluster.homes:
-            home.witness = self.moment
-
-    def moment(self, home: SimulatedBroker, verb: str) -> None:
-        self.passed += 1
-        happens = self.at.pop(self.passed, None)
-        if callable(happens):
-            happens()
 
 
 def moments_of(make: type[SimulatedCluster] = SimulatedCluster) -> int:
