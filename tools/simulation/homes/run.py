@@ -37,7 +37,7 @@ from .rules import check_homes, watch_owners
 HOMES = 3
 START_S = 60.0
 SECONDS = 3.0
-HEAL_S = REFRESH_S + 5.0  # an event of the registry that is lost costs a home so long
+HEAL_S = REFRESH_S + 5.0  # asks of clients that have gone are carried out; brokers read the registry once more
 SITUATIONS_OF_HOMES = frozenset(
     {
         "ZooKeeper was away", "a broker was cut off from ZooKeeper", "a session expired",
