@@ -93,10 +93,7 @@ class ClosedError(TxmqError):
 
 
 class DataLossError(TxmqError):
-    """Messages that were to be read are gone: retention passed them, or their topic was deleted; the text names it.
-
-    Spark's option ``failOnDataLoss=false`` reads on without them.
-    """
+    """Messages that were to be read are gone; the text says why. Spark's ``failOnDataLoss=false`` reads on."""
 
 
 class InvariantError(TxmqError):
