@@ -20,7 +20,7 @@ import pytest
 from tests.services.registry.scripts import RealWorld
 from tests.unit.registry.contract import CLUSTER, A, B, candidate, topic
 from txmq.addresses import Credentials
-from txmq.errors import HomeSupersededError, RegistryError, UnknownTopicError
+from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryError, UnknownTopicError
 from txmq.registry.port import Home, Registry, Standing
 from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
@@ -115,11 +115,13 @@ def test_a_topic_made_anew_is_another_one(registry: Registry) -> None:
     registry.announce(registry.lead(candidate()))
     former = registry.create_topic(topic(1), [A, A])
     registry.delete_topic(topic(1))
+    with pytest.raises(DeletionPendingError):
+        registry.create_topic(topic(2), [A, A])
+    registry.delete_topic(topic(1))  # it is deleted already
+    registry.drop_topic(1, A)
     again = registry.create_topic(topic(2), [A, A])
     with pytest.raises(UnknownTopicError):
         registry.alter_topic(former._replace(topic=topic(1, retention_ms=5)))
-    registry.delete_topic(topic(1))  # it is deleted already
-    registry.drop_topic(1, A)
     with pytest.raises(UnknownTopicError):
         registry.delete_topic(topic(1))
     assert registry.topics().topics == (again,)
