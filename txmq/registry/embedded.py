@@ -172,11 +172,12 @@ class EmbeddedRegistry:
         with self._lock:
             return self._anchors.setdefault((kind, name), home)
 
-    def release_anchor(self, kind: str, name: str) -> None:
+    def release_anchor(self, kind: str, name: str, home: int) -> None:
         """See ``Registry``."""
         check_anchor(kind, name)
         with self._lock:
-            self._anchors.pop((kind, name), None)
+            if self._anchors.get((kind, name)) == home:
+                del self._anchors[kind, name]
 
     def close(self) -> None:
         """See ``Registry``."""

@@ -194,8 +194,8 @@ class Registry(Protocol):
     def anchor(self, kind: str, name: str, home: int) -> int:
         """The one home that decides for a group or a query: the first ``home`` that was named, from then on."""
 
-    def release_anchor(self, kind: str, name: str) -> None:
-        """The group or query is deleted; the next one of that name chooses its home anew."""
+    def release_anchor(self, kind: str, name: str, home: int) -> None:
+        """The group or query is deleted; the next one of that name chooses anew. The anchor of another home stays."""
 
     def close(self) -> None:
         """End the conversation: homes that are announced here are led from nowhere."""

@@ -192,7 +192,7 @@ def test_nodes_are_as_many_as_topics_and_homes(zookeeper: ZooKeeper, chroot: str
         for home in (A, B, A):
             registry.drop_topic(passing.topic_id, home)
         registry.anchor("group", "billing", A)
-        registry.release_anchor("group", "unused")
+        registry.release_anchor("group", "unused", A)
     assert _paths(session, chroot) == once
     registry.close()
 

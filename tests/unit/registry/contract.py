@@ -245,8 +245,8 @@ class RegistryContract:
 
     def test_a_released_name_chooses_anew(self, registry: Registry) -> None:
         registry.anchor("group", "billing", A)
-        registry.release_anchor("group", "billing")
-        registry.release_anchor("group", "billing")
+        registry.release_anchor("group", "billing", A)
+        registry.release_anchor("group", "billing", A)
         assert registry.anchor("group", "billing", A) == A
 
 
@@ -303,7 +303,9 @@ class ClusterContract(RegistryContract):
 
     def test_two_processes_anchor_one_home(self, registry: Registry, other: Registry) -> None:
         assert registry.anchor("group", "billing", B) == other.anchor("group", "billing", A) == B
-        registry.release_anchor("group", "billing")
+        registry.release_anchor("group", "billing", A)
+        assert other.anchor("group", "billing", A) == B  # another home's anchor stays
+        registry.release_anchor("group", "billing", B)
         assert other.anchor("group", "billing", A) == A
 
     def test_two_homes_have_two_names(self, registry: Registry, other: Registry) -> None:

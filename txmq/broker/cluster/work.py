@@ -40,7 +40,7 @@ def carry_out(registry: Registry, home: int, ask: Ask) -> Answer:
     if isinstance(ask, FindAnchor):
         return Answer(value=registry.anchor(ask.kind, ask.name, home))
     if isinstance(ask, ReleaseAnchor):
-        registry.release_anchor(ask.kind, ask.name)
+        registry.release_anchor(ask.kind, ask.name, home)
         return Answer()
     if isinstance(ask, DropTopic):
         registry.drop_topic(ask.topic_id, home)

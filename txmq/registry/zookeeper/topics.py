@@ -34,7 +34,6 @@ from txmq.registry.zookeeper.session import (
     ConnectionLossError,
     Create,
     Delete,
-    NoNodeError,
     Operation,
     Session,
     SetValue,
@@ -244,13 +243,13 @@ class TopicNodes(Nodes):
         self._session.create(path, layout.encode_home(home))
         return home
 
-    def release_anchor(self, kind: str, name: str) -> None:
+    def release_anchor(self, kind: str, name: str, home: int) -> None:
         """See ``Registry``."""
         check_anchor(kind, name)
-        self._attempts.run(lambda: self._release(self._paths.anchor(kind, name)))
+        self._attempts.run(lambda: self._release(self._paths.anchor(kind, name), home))
 
-    def _release(self, path: str) -> None:
-        try:
-            self._session.delete(path, ANY_VERSION)
-        except NoNodeError:
-            return
+    def _release(self, path: str, home: int) -> None:
+        """Delete it only as it was read: behind an answer that was lost, the name may be another home's."""
+        found = self._find(path)
+        if found is not None and layout.decode_home(path, found.value) == home:
+            self._session.delete(path, found.stat.version)

@@ -90,7 +90,7 @@ CALLS: dict[str, tuple[Call, Call]] = {  # what was done before, and the call du
     "drop": (_with_deleted, lambda registry: registry.drop_topic(1, A)),
     "drop the last": (_dropped_at_b, lambda registry: registry.drop_topic(1, A)),
     "anchor": (_led, lambda registry: registry.anchor("group", "billing", B)),
-    "release": (_anchored, lambda registry: registry.release_anchor("group", "billing")),
+    "release": (_anchored, lambda registry: registry.release_anchor("group", "billing", B)),
 }  # fmt: skip
 
 

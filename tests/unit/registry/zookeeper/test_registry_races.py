@@ -45,7 +45,7 @@ CALLS: dict[str, Call] = {
     "topics": lambda registry: registry.topics(),
     "anchor at A": lambda registry: registry.anchor("group", "new", A),
     "anchor at B": lambda registry: registry.anchor("group", "new", B),
-    "release": lambda registry: registry.release_anchor("group", "billing"),
+    "release": lambda registry: registry.release_anchor("group", "billing", B),
     "anchor the released": lambda registry: registry.anchor("group", "billing", A),
 }
 

@@ -340,10 +340,11 @@ def test_group_has_one_anchor_for_all_brokers() -> None:
         find_anchor(broker.node.context, "group", "billing", found.append)
         broker.work()
     assert found == [B, B]
-    for kind in (FindAnchor, ReleaseAnchor):
-        ask: Ask = kind(1, "group", "billing")
-        carry_out(one.registry, A, ask)
-    assert one.registry.anchor("group", "billing", A) == A
+    for home, anchor in ((A, B), (B, A)):  # the anchor alone releases it
+        for kind in (FindAnchor, ReleaseAnchor):
+            ask: Ask = kind(1, "group", "billing")
+            carry_out(one.registry, home, ask)
+        assert one.registry.anchor("group", "billing", A) == anchor
 
 
 def test_anchor_is_unknown_while_the_registry_is_away() -> None:
