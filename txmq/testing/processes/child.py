@@ -12,6 +12,7 @@ import atexit
 import os
 import signal
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -148,6 +149,28 @@ class ChildProcess:
 
     def _failure(self, text: str) -> TxmqError:
         return self.failure(f"{text}\n{self.log_tail()}")
+
+
+class ServerGroup(ABC):
+    """Several servers, usable as a block: started at its beginning, killed at its end."""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start the servers that do not run, and wait until each serves."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL to all of them."""
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:  # no block will end that could kill them
+            self.kill()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 def _stands_still(pid: int) -> bool:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Self
 
 from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.child import ServerGroup
 from txmq.testing.processes.zookeeper import SESSION_TIMEOUT_MS_MIN, Ensemble
 
 SESSION_TIMEOUT_MS = 10 * SESSION_TIMEOUT_MS_MIN
 
 
-class Cluster:
+class Cluster(ServerGroup):
     """Brokers with one registry. Usable as a block: killed at its end; the ensemble goes on.
 
     Args:
@@ -34,16 +35,6 @@ class Cluster:
         self.directory, self.ensemble, self._chroot = Path(directory), ensemble, chroot
         self._settings = {"registry_session_timeout_ms": SESSION_TIMEOUT_MS, **(settings or {})}
         self.brokers = [self.broker(f"broker-{number}") for number in range(size)]
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:  # no block will end that could kill them
-            self.kill()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
     def broker(self, name: str, *, settings: Mapping[str, object] | None = None) -> BrokerProcess:
         """One more broker of the cluster, not started; the caller stops it."""
@@ -72,6 +63,5 @@ class Cluster:
         return self
 
     def kill(self) -> None:
-        """SIGKILL to all brokers."""
         for broker in self.brokers:
             broker.kill()

@@ -25,7 +25,7 @@ from txmq.errors import TxmqError
 from txmq.runtime.build import how_to_install
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import free_port
-from txmq.testing.processes.child import ChildProcess
+from txmq.testing.processes.child import ChildProcess, ServerGroup
 from txmq.testing.processes.java import find_java
 
 START_TIMEOUT_S = 60.0
@@ -165,7 +165,7 @@ class ZooKeeper(ChildProcess):
         )
 
 
-class Ensemble:
+class Ensemble(ServerGroup):
     """One server, or an ensemble of three. Usable as a block: killed at its end.
 
     Args:
@@ -176,16 +176,6 @@ class Ensemble:
     def __init__(self, directory: Path | str, size: int = 1) -> None:
         ports = [Ports(free_port(), free_port()) for _ in range(size)] if size > 1 else []
         self.servers = [ZooKeeper(Path(directory) / f"zookeeper-{number}", number, ports) for number in range(size)]
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:  # no block will end that could kill them
-            self.kill()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
     @property
     def hosts(self) -> str:
@@ -206,7 +196,6 @@ class Ensemble:
         return self
 
     def kill(self) -> None:
-        """SIGKILL to all of them."""
         for server in self.servers:
             server.kill()
 
