@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import txmq
@@ -103,6 +104,15 @@ def connect(address: str, name: str) -> txmq.Client:
             if time.monotonic() > deadline:
                 raise
             pause(CONNECT_AGAIN_S)
+
+
+def run_in_threads(runs: Iterable[Callable[[], None]]) -> None:
+    """Run each in a thread of its own, and wait for their ends."""
+    threads = [threading.Thread(target=run) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def pause(seconds: float) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import txmq
 from tools.crash.cluster.directory import PARTITIONS, PULSE, ClusterCampaignDirectory
 from tools.crash.directory import HistoryFile
-from tools.crash.processes import connect
+from tools.crash.processes import connect, run_in_threads
 from txmq.runtime.threads import until_terminated
 
 TIMEOUT_S = 60.0
@@ -76,11 +76,7 @@ def main(directory: str, address: str, name: str) -> None:
             Pulse(producer, HistoryFile(world.histories, f"{name}.p{partition}"), partition, stop)
             for partition in range(PARTITIONS[PULSE])
         ]
-        threads = [threading.Thread(target=pulse.run) for pulse in pulses]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(pulse.run for pulse in pulses)
 
 
 if __name__ == "__main__":

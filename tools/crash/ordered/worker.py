@@ -15,6 +15,7 @@ from pathlib import Path
 import txmq
 from tools.crash.directory import HistoryFile
 from tools.crash.ordered.directory import KEYS, PARTITIONS, THREADS, TOPIC, OrderedCampaignDirectory, options
+from tools.crash.processes import run_in_threads
 from txmq.runtime.threads import until_terminated
 
 REST_S = 0.006
@@ -65,11 +66,7 @@ def main(directory: str, address: str, name: str) -> None:
             Sender(producer, HistoryFile(world.histories, f"{name}.t{number}"), list(keys[number]), stop)
             for number in range(THREADS)
         ]
-        threads = [threading.Thread(target=sender.run) for sender in senders]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(sender.run for sender in senders)
 
 
 if __name__ == "__main__":
