@@ -13,19 +13,18 @@ from typing import Any
 from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, Extensions
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
+from txmq.client.transaction.preparing import Preparing
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
     OverloadedError,
     SessionFullError,
     TransactionConflictError,
-    TransactionTimeoutError,
-    TxmqError,
 )
 from txmq.model import Resolution
 from txmq.protocol.parts import PartResult, parse_result_lines
+from txmq.xa.broker_port import Answer
 
 _PASSING = (*LOST, OverloadedError)
-OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
 
 
 def prepare(broker: RoutedTransaction, kind: str, fields: Extensions, messages: MessageBuffer) -> None:
@@ -65,32 +64,17 @@ def repeat_prepare(
 
     Raises as ``prepare``; the cause of a timeout is what kept the broker from answering.
     """
-    last: TxmqError | None = None
-    while True:
-        try:
-            broker.check_deadline()
-        except TransactionTimeoutError as error:
-            raise error from last
-        try:
-            reply = broker.submit_prepare_as(kind, fields, parts)
-            broker.may_have_arrived = True
-            reply.result()
-        except SessionFullError as error:
-            broker.leave_full_session(error)
-            raise
-        except OverloadedError as error:
-            last = error
-            broker.pause(OVERLOADED_PAUSE_S)
-        except LOST as error:
-            if not waits_for_broker and not broker.is_back():
-                raise
-            last = error
-            broker.pause()
-        except TransactionConflictError as error:
-            broker.was_refused(error)
-            raise
-        else:
-            return
+
+    def submit() -> Answer:
+        reply = broker.submit_prepare_as(kind, fields, parts)
+        broker.may_have_arrived = True
+        return reply
+
+    try:
+        Preparing(broker, submit, waits_for_room=True, waits_for_broker=waits_for_broker).wait()
+    except (SessionFullError, TransactionConflictError) as error:
+        broker.was_refused(error)
+        raise
 
 
 def resolve(home: Broker, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:

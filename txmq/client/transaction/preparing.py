@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from txmq.client.transaction.broker_side import LOST, BrokerTransaction
-from txmq.errors import ConnectionLostError, RequestTimeoutError, TransactionTimeoutError
+from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction
+from txmq.errors import (
+    ConnectionLostError,
+    OverloadedError,
+    RequestTimeoutError,
+    SessionFullError,
+    TransactionTimeoutError,
+    TxmqError,
+)
 from txmq.xa.broker_port import Answer
 
 NOT_KNOWN = (*LOST, RequestTimeoutError, TransactionTimeoutError)  # as ``Preparing.wait`` raises them
+OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
 
 
 class Preparing:
@@ -16,15 +24,25 @@ class Preparing:
 
     Args:
         submit: sends the request.
+        waits_for_room: a broker that has no room now is asked again until the deadline.
+        waits_for_broker: so is one that is away: no row is locked meanwhile.
 
     Attributes:
         is_doubtful: a request was sent and not answered: it may be prepared, whatever comes next.
     """
 
-    __slots__ = ("_broker", "_reply", "_submit", "is_doubtful")
+    __slots__ = ("_broker", "_reply", "_submit", "_waits_for_broker", "_waits_for_room", "is_doubtful")
 
-    def __init__(self, broker: BrokerTransaction, submit: Callable[[], Answer]) -> None:
+    def __init__(
+        self,
+        broker: BrokerTransaction,
+        submit: Callable[[], Answer],
+        *,
+        waits_for_room: bool = False,
+        waits_for_broker: bool = False,
+    ) -> None:
         self._broker, self._submit = broker, submit
+        self._waits_for_room, self._waits_for_broker = waits_for_room, waits_for_broker
         self._reply: Answer | None = None
         self.is_doubtful = False
 
@@ -44,24 +62,36 @@ class Preparing:
         """Wait until it is prepared.
 
         Raises:
-            TxmqError: one of NOT_KNOWN, or it is refused.
+            TxmqError: one of NOT_KNOWN, or it is refused. The cause of a timeout says what kept the broker from
+            answering.
         """
-        broker = self._broker
+        last: TxmqError | None = None
         while True:
-            broker.check_deadline()
             try:
-                reply = self._reply
-                if reply is None:
-                    reply = self._submit()
-                try:
-                    reply.result()
-                except LOST:
-                    self.is_doubtful = True
+                self._broker.check_deadline()
+            except TransactionTimeoutError as error:
+                raise error from last
+            try:
+                self._ask()
+            except OverloadedError as error:
+                if not self._waits_for_room or isinstance(error, SessionFullError):
                     raise
-            except LOST:
-                if not broker.is_back():  # the rows of the body are locked meanwhile
+                last, pause_s = error, OVERLOADED_PAUSE_S
+            except LOST as error:
+                if not self._waits_for_broker and not self._broker.is_back():  # the rows of the body are locked
                     raise
-                self._reply = None  # the same id: it is prepared once
-                broker.pause()
+                last, pause_s = error, RETRY_S
             else:
                 return
+            self._reply = None  # the same id: it is prepared once
+            self._broker.pause(pause_s)
+
+    def _ask(self) -> None:
+        reply = self._reply
+        if reply is None:
+            reply = self._submit()
+        try:
+            reply.result()
+        except LOST:
+            self.is_doubtful = True
+            raise
