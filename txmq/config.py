@@ -1,7 +1,6 @@
 """The broker's settings: one table that drives TOML keys, environment variables, flags and docs/configuration.md.
 
-The fields of ``BrokerSettings`` are the table: name, type, default, and in the field's metadata the allowed range, the
-help line and the section of the documentation. ``config_sources`` reads their values.
+The fields of ``BrokerSettings`` are the table (``setting``). ``config_sources`` reads their values.
 
 Invariants:
 * A setting that was accepted is inside its range, and the settings fit each other; nothing is clamped silently.
@@ -17,6 +16,7 @@ from typing import Any
 from txmq.addresses import is_loopback, is_wildcard, parse_ensemble, split_address, without_secret
 from txmq.errors import ConfigError
 from txmq.model import PARTITIONS_PER_TOPIC_MAX, RetentionPolicy, Storage, TopicConfig, is_valid_name
+from txmq.setting import Setting, check, decimal, flag, number, settings_of, word
 
 NAME_LENGTH_MAX = 200
 KIB = 1 << 10
@@ -27,210 +27,193 @@ _DAY_MS = 24 * 3600 * 1000
 _TIME_MS_MAX = 10**12  # 31 years: far above any real setting, and sums stay far from 2^63
 
 
-def _number(default: int | None, low: int, high: int, text: str, *, section: str, none: str | None = None) -> Any:
-    return dataclasses.field(
-        default=default, metadata={"low": low, "high": high, "help": text, "section": section, "none": none}
-    )
-
-
-def _decimal(default: float, low: float, high: float, text: str, *, section: str) -> Any:
-    return dataclasses.field(default=default, metadata={"low": low, "high": high, "help": text, "section": section})
-
-
-def _word(default: str, text: str, *, section: str, choices: tuple[str, ...] = ()) -> Any:
-    return dataclasses.field(default=default, metadata={"choices": choices, "help": text, "section": section})
-
-
-def _flag(default: bool, text: str, *, section: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text, "section": section})
-
-
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """Every setting of a broker. ``config_sources.load_settings`` builds it, or a test directly: both are checked."""
 
-    data: str = _word("var/txmq", "Data directory; created if absent.", section="Broker")
-    listen: str = _word(
+    data: str = word("var/txmq", "Data directory; created if absent.", section="Broker")
+    listen: str = word(
         "127.0.0.1:8123",
         "Address to serve on, HOST:PORT; port 0 takes a free one (see --ready-file).",
         section="Broker",
+        form="HOST:PORT",
     )
-    insecure: bool = _flag(
+    insecure: bool = flag(
         False, "Allow an address other than loopback: there is no authentication or encryption.", section="Broker"
     )
-    broker_name: str = _word("", "Name shown in stats and logs; empty: the node id.", section="Broker")
-    advertised_address: str = _word(
+    broker_name: str = word("", "Name shown in stats and logs; empty: the node id.", section="Broker")
+    advertised_address: str = word(
         "", "HOST:PORT at which clients and other brokers reach this one; empty: the address of listen.",
-        section="Broker",
+        section="Broker", form="HOST:PORT, or empty",
     )  # fmt: skip
-    registry: str = _word(
+    registry: str = word(
         "", "ZooKeeper ensemble of several brokers, zk://[NAME:PASSWORD@]HOST[:PORT],.../PATH; empty: this broker is "
-        "alone.", section="Broker",
+        "alone.", section="Broker", form="zk://..., or empty",
     )  # fmt: skip
-    registry_session_timeout_ms: int = _number(
+    registry_session_timeout_ms: int = number(
         10_000, 400, 600_000, "Time after which the registry takes a silent broker for dead. The ensemble may grant "
         "another one.", section="Broker",
     )  # fmt: skip
-    log_level: str = _word(
+    log_level: str = word(
         "info", "Least severe log line that is written.", section="Broker",
         choices=("debug", "info", "warning", "error"),
     )  # fmt: skip
 
-    sync: str = _word(
+    sync: str = word(
         "always", "When a plain put or local transaction is answered: after the sync of the journal (always), or "
         "before it. With interval a sync follows after sync_interval_messages or sync_interval_ms, with never once a "
         "second, so that readers see what was put. Both may lose acknowledged messages when the machine fails. "
         "Prepares, decisions and everything else are always forced.",
         section="Durability", choices=("always", "interval", "never"),
     )  # fmt: skip
-    sync_interval_messages: int = _number(
+    sync_interval_messages: int = number(
         1000, 1, 10**9, "With sync=interval: sync after this many messages.", section="Durability"
     )
-    sync_interval_ms: int = _number(
+    sync_interval_ms: int = number(
         100, 1, 60_000, "With sync=interval: sync at the latest after this time.", section="Durability"
     )
-    mark_idle_ms: int = _number(
+    mark_idle_ms: int = number(
         50, 1, 60_000, "After this idle time a durable mark is written, so that damage to the last acknowledged "
         "messages is told from a torn tail.", section="Durability",
     )  # fmt: skip
 
-    journal_file_size_bytes: int = _number(
+    journal_file_size_bytes: int = number(
         64 * MIB, MIB, 4 * GIB, "Size of one redo journal file; a group commit never spans two.", section="Journal"
     )
-    checkpoint_interval_bytes: int = _number(
+    checkpoint_interval_bytes: int = number(
         64 * MIB, 64 * KIB, 64 * GIB, "A checkpoint is taken after this much journal; bounds the restart time.",
         section="Journal",
     )  # fmt: skip
-    checkpoint_interval_ms: int = _number(
+    checkpoint_interval_ms: int = number(
         300_000, 100, _DAY_MS, "A checkpoint is taken at the latest after this time, if anything changed.",
         section="Journal",
     )  # fmt: skip
-    group_size_bytes_max: int = _number(
+    group_size_bytes_max: int = number(
         8 * MIB, 64 * KIB, 256 * MIB, "A group commit is closed when it reaches this size.", section="Journal"
     )
-    inline_sync_size_bytes: int = _number(
+    inline_sync_size_bytes: int = number(
         64 * KIB, 0, 16 * MIB, "A group up to this size, with one waiter, may be synced by the event loop itself.",
         section="Journal",
     )  # fmt: skip
-    inline_sync_ms: float = _decimal(
+    inline_sync_ms: float = decimal(
         1.0, 0.0, 100.0, "The event loop syncs by itself only while recent syncs took less than this.",
         section="Journal",
     )  # fmt: skip
 
-    request_size_bytes_max: int = _number(
+    request_size_bytes_max: int = number(
         16 * MIB, 64 * KIB, 256 * MIB, "Largest body of one request.", section="Limits"
     )
-    batch_size_bytes_max: int = _number(
+    batch_size_bytes_max: int = number(
         16 * MIB, KIB, 256 * MIB, "Largest record batch, and so the largest message.", section="Limits"
     )
-    memory_request_bytes_max: int = _number(
+    memory_request_bytes_max: int = number(
         256 * MIB, MIB, 64 * GIB, "Bodies of all requests in work, over all connections.", section="Limits"
     )
-    memory_answer_bytes_max: int = _number(
+    memory_answer_bytes_max: int = number(
         64 * MIB, MIB, 64 * GIB, "Answers that clients have not taken yet, over all connections. Beyond half of it "
         "only clients that took theirs get another long one; beyond all of it long ones wait. If others wait, a client "
         "that has taken nothing for a second is closed.", section="Limits",
     )  # fmt: skip
-    connections_max: int = _number(10_000, 1, 1_000_000, "Open connections; more are closed at once.", section="Limits")
-    pipeline_requests_max: int = _number(
+    connections_max: int = number(10_000, 1, 1_000_000, "Open connections; more are closed at once.", section="Limits")
+    pipeline_requests_max: int = number(
         10_000, 1, 1_000_000, "Unanswered requests of one connection; beyond it reading pauses.", section="Limits"
     )
-    in_flight_max: int = _number(
+    in_flight_max: int = number(
         8, 1, 64, "Unanswered batches per producer and partition that are told apart from duplicates.", section="Limits"
     )
-    partitions_max: int = _number(10_000, 1, 1_000_000, "Partitions of all topics together.", section="Limits")
-    groups_max: int = _number(
+    partitions_max: int = number(10_000, 1, 1_000_000, "Partitions of all topics together.", section="Limits")
+    groups_max: int = number(
         10_000, 1, 1_000_000, "Consumer groups that have members or saved offsets. The broker keeps a group "
         "until it is deleted.", section="Limits",
     )  # fmt: skip
-    groups_bytes_max: int = _number(
+    groups_bytes_max: int = number(
         256 * MIB, 1000, 1 << 40, "Memory for all consumer groups together: 500 bytes for each partition that a group "
         "was ever given, and the lists of deferred messages.", section="Limits",
     )  # fmt: skip
-    open_files_max: int = _number(
+    open_files_max: int = number(
         1024, 8, 1_000_000, "Segment files held open at a time. A written file is synced before it is closed: if more "
         "partitions than this are written in turn, most writes cost a sync.", section="Limits",
     )  # fmt: skip
-    disk_free_bytes_min: int = _number(
+    disk_free_bytes_min: int = number(
         64 * MIB, 0, 1 << 50, "Puts and prepares are refused while less than this, plus what the journal still has to "
         "apply, is free.", section="Limits",
     )  # fmt: skip
-    handshake_timeout_ms: int = _number(
+    handshake_timeout_ms: int = number(
         5_000, 100, 600_000, "A connection that sent no whole request by then is closed; so is one whose request, once "
         "begun, stands still for so long, or comes at less than 64 KiB a second over it.", section="Limits",
     )  # fmt: skip
-    write_timeout_ms: int = _number(
+    write_timeout_ms: int = number(
         30_000, 100, 3_600_000, "A connection that does not take its answers for this long is closed.", section="Limits"
     )
 
-    outcomes_kept: int = _number(
+    outcomes_kept: int = number(
         1024, 1, 1_000_000, "Newest outcomes kept per session below the client's floor.", section="Transactions"
     )
-    sessions_max: int = _number(10_000, 1, 1_000_000, "Sessions of producers that are kept.", section="Transactions")
-    session_idle_ms_max: int = _number(
+    sessions_max: int = number(10_000, 1, 1_000_000, "Sessions of producers that are kept.", section="Transactions")
+    session_idle_ms_max: int = number(
         _DAY_MS, 60_000, 365 * _DAY_MS, "A session whose client has been away for this long, and that owes nothing, "
         "ends. The time counts from the broker's start if that was later.", section="Transactions",
     )  # fmt: skip
-    transactions_open_max: int = _number(
+    transactions_open_max: int = number(
         100_000, 1, 10_000_000, "Transactions open or prepared at a time.", section="Transactions"
     )
-    transaction_size_bytes_max: int = _number(
+    transaction_size_bytes_max: int = number(
         64 * MIB, 64 * KIB, 16 * GIB, "Messages of one transaction.", section="Transactions"
     )
-    prepared_bytes_max: int = _number(
+    prepared_bytes_max: int = number(
         256 * MIB, 64 * KIB, 1 << 40, "Messages of all open and prepared transactions together.",
         section="Transactions",
     )  # fmt: skip
-    transaction_timeout_ms_max: int = _number(
+    transaction_timeout_ms_max: int = number(
         900_000, 100, _DAY_MS, "Longest time a client may ask for before its transaction is decided.",
         section="Transactions",
     )  # fmt: skip
-    queries_max: int = _number(
+    queries_max: int = number(
         1000, 1, 1_000_000, "Queries of parallel writers (Spark) whose newest batch is kept.", section="Transactions"
     )
-    visibility_hold_ms_max: int = _number(
+    visibility_hold_ms_max: int = number(
         30_000, 0, _DAY_MS,
         "Messages of a decided XA transaction are shown after this time, from the broker's start at the earliest, even "
         "if a database has not committed yet.",
         section="Transactions",
     )  # fmt: skip
 
-    validate_records: bool = _flag(
+    validate_records: bool = flag(
         False, "Look inside every record batch at the door; otherwise its header and CRC are checked.",
         section="Topics",
     )  # fmt: skip
-    retention_check_interval_ms: int = _number(
+    retention_check_interval_ms: int = number(
         60_000, 10, _DAY_MS, "How often old segments are looked for.", section="Topics"
     )
-    default_partitions: int = _number(
+    default_partitions: int = number(
         1, 1, PARTITIONS_PER_TOPIC_MAX, "Partitions of a topic that is created without a number.", section="Topics"
     )
-    default_storage: str = _word(
+    default_storage: str = word(
         "disk", "Where a new topic's messages live; memory is not journaled and is lost with the process.",
         section="Topics", choices=tuple(item.value for item in Storage),
     )  # fmt: skip
-    default_retention_ms: int | None = _number(
+    default_retention_ms: int | None = number(
         None, 1, 10**15, "Age at which a new topic's segments go.", section="Topics", none="kept for ever"
     )
-    default_retention_size_bytes: int | None = _number(
+    default_retention_size_bytes: int | None = number(
         None, 1, 1 << 50, "Size per partition beyond which a new topic's oldest segments go.", section="Topics",
         none="without limit",
     )  # fmt: skip
-    default_retention_policy: str = _word(
+    default_retention_policy: str = word(
         "delete", "What happens to a segment that goes: it is deleted, or moved to archive/ in the data directory "
         "and kept there.", section="Topics",
         choices=tuple(item.value for item in RetentionPolicy),
     )  # fmt: skip
-    default_segment_size_bytes: int = _number(
+    default_segment_size_bytes: int = number(
         128 * MIB, 4096, 4 * GIB, "Size at which a segment is closed and a new one begun.", section="Topics"
     )
-    default_segment_age_ms: int | None = _number(
+    default_segment_age_ms: int | None = number(
         7 * _DAY_MS, 1, 10**15, "Age at which a segment is closed.", section="Topics", none="never by age"
     )
 
     def __post_init__(self) -> None:
         for setting in SETTINGS.values():
-            _check(setting, getattr(self, setting.name))
+            check(setting, getattr(self, setting.name))
         _check_together(self)
 
     def shown(self) -> dict[str, Any]:
@@ -261,86 +244,7 @@ class BrokerSettings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row of the table."""
-
-    name: str
-    kind: type[bool] | type[int] | type[float] | type[str]
-    default: Any
-    help: str
-    section: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    none: str | None = None  # what "none" means, if it is allowed
-
-    @property
-    def variable(self) -> str:
-        """Name of the environment variable."""
-        return ENVIRONMENT_PREFIX + self.name.upper()
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values, for people."""
-        if self.kind is bool:
-            return "true or false"
-        if self.choices:
-            return ", ".join(self.choices[:-1]) + " or " + self.choices[-1]
-        if self.kind is str:
-            return _TEXTS.get(self.name, "text")
-        span = f"{self.low:,} to {self.high:,}".replace(",", "_")
-        return span if self.none is None else f"{span}, or none ({self.none})"
-
-
-_TEXTS = {
-    "listen": "HOST:PORT",
-    "advertised_address": "HOST:PORT, or empty",
-    "registry": "zk://..., or empty",
-}
-_KINDS: dict[str, tuple[type[bool] | type[int] | type[float] | type[str], bool]] = {
-    "bool": (bool, False), "int": (int, False), "float": (float, False), "str": (str, False), "int | None": (int, True),
-}  # fmt: skip
-
-
-def _table() -> dict[str, Setting]:
-    return {
-        field.name: Setting(field.name, _KINDS[str(field.type)][0], field.default, **field.metadata)
-        for field in dataclasses.fields(BrokerSettings)
-    }
-
-
-SETTINGS: dict[str, Setting] = _table()
-
-
-def parse_value(setting: Setting, text: str) -> object:
-    """Read a value given as text. Text that cannot be read is returned, and refused with the settings."""
-    text = text.strip()
-    if setting.none is not None and text == "none":
-        return None
-    if setting.kind is bool:
-        return {"true": True, "false": False, "1": True, "0": False}.get(text.lower(), text)
-    if setting.kind is str:
-        return text
-    try:
-        return setting.kind(text) if text.isascii() and len(text) <= 40 else text
-    except ValueError:
-        return text
-
-
-def _check(setting: Setting, value: object) -> None:
-    if value is None and setting.none is not None:
-        return
-    if setting.kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    right_type = type(value) is setting.kind
-    in_range = right_type and (not setting.choices or value in setting.choices)
-    if in_range and setting.low is not None and setting.high is not None:
-        in_range = setting.low <= value <= setting.high  # type: ignore[operator]
-    if not in_range:
-        is_quoted = isinstance(value, str) and type(parse_value(setting, value)) is setting.kind is not str
-        hint = ", without quotes" if is_quoted else ""
-        raise ConfigError(f"{setting.name} = {str(value)[:80]!r}: expected {setting.allowed}{hint}")
+SETTINGS: dict[str, Setting] = settings_of(BrokerSettings)
 
 
 def _check_together(settings: BrokerSettings) -> None:

@@ -14,8 +14,9 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 
-from txmq.config import ENVIRONMENT_PREFIX, SETTINGS, BrokerSettings, Setting, parse_value
+from txmq.config import ENVIRONMENT_PREFIX, SETTINGS, BrokerSettings
 from txmq.errors import ConfigError
+from txmq.setting import Setting, parse_value
 
 # Variables with our prefix that are not settings of the broker: client address, crash points, tests and benchmarks.
 OTHER_VARIABLES = ("TXMQ_BOOTSTRAP", "TXMQ_CRASH")
@@ -88,8 +89,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         setting = _known(name, f"environment variable {variable}")
-        if variable != setting.variable:  # two spellings of one key would be the same key twice
-            raise ConfigError(f"unknown environment variable {variable[:80]!r}; did you mean {setting.variable!r}?")
+        meant = ENVIRONMENT_PREFIX + setting.name.upper()
+        if variable != meant:  # two spellings of one key would be the same key twice
+            raise ConfigError(f"unknown environment variable {variable[:80]!r}; did you mean {meant!r}?")
         values[name] = parse_value(setting, text)
     return values
 

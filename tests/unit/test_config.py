@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from txmq.addresses import is_loopback, join_address, split_address
-from txmq.config import SETTINGS, BrokerSettings
+from txmq.config import ENVIRONMENT_PREFIX, SETTINGS, BrokerSettings
 from txmq.config_sources import load_settings, parse_assignments
 from txmq.errors import ConfigError
 from txmq.model import TopicConfig
@@ -36,7 +36,7 @@ def test_every_setting_is_read_from_each_source_as_its_default(setting: object) 
     in_toml = f'"{text}"' if value is None or isinstance(value, str) else text
     for settings in (
         load_settings(f"{setting.name} = {in_toml}", {}, {}),
-        load_settings(None, {setting.variable: text}, {}),
+        load_settings(None, {ENVIRONMENT_PREFIX + setting.name.upper(): text}, {}),
         load_settings(None, {}, parse_assignments([f"{setting.name}={text}"])),
     ):
         assert getattr(settings, setting.name) == value

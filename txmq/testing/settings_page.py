@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from txmq.config import SETTINGS, Setting
+from txmq.config import SETTINGS
+from txmq.setting import Setting
 
 BEGIN = "<!-- settings: begin -->"
 END = "<!-- settings: end -->"
