@@ -19,7 +19,7 @@ ROWS_OF_THE_MATRIX = 43
 TABLES: dict[str, dict[str, dict[str, object]]] = tomllib.loads(
     (Path(__file__).parent / "points.toml").read_text("utf-8")
 )
-ROWS, BESIDE = TABLES["row"], TABLES["beside"]
+ROWS, BESIDE, HOMES = TABLES["row"], TABLES["beside"], TABLES["homes"]
 
 
 def _used() -> Counter[str]:
@@ -40,9 +40,8 @@ def test_the_matrix_is_mapped_row_by_row() -> None:
     assert sorted(ROWS, key=int) == [str(number) for number in range(ROWS_OF_THE_MATRIX)]
 
 
-@pytest.mark.parametrize("number", ROWS)
-def test_a_row_has_points_or_a_reason(number: str) -> None:
-    row = ROWS[number]
+@pytest.mark.parametrize("row", [*ROWS.values(), *HOMES.values()], ids=[*ROWS, *HOMES])
+def test_a_row_has_points_or_a_reason(row: dict[str, object]) -> None:
     if "points" in row:
         assert row.keys() == {"points", "how"}
         assert set(row["points"]) <= POINTS.keys()  # type: ignore[call-overload]
@@ -51,7 +50,7 @@ def test_a_row_has_points_or_a_reason(number: str) -> None:
 
 
 def test_every_crash_point_stands_for_a_row_or_beside_them() -> None:
-    rows = (*ROWS.values(), *BESIDE.values())
+    rows = (*ROWS.values(), *BESIDE.values(), *HOMES.values())
     mapped = {point for row in rows for point in row.get("points", ())}  # type: ignore[attr-defined]
     assert mapped == POINTS.keys()
 

@@ -2,8 +2,9 @@
 
 ``crash_point(name)`` does nothing unless the environment variable ``TXMQ_CRASH`` was set when this module was
 imported, or a hook is installed. ``TXMQ_CRASH=<point>:<nth>[:<mode>]`` acts when the point is reached the nth time
-(from 1); modes are ``kill`` (SIGKILL to itself, the default), ``exit`` (exit status 86, no clean-up) and
-``sleep:<seconds>`` (a window for the test to do something).
+(from 1); modes are ``kill`` (SIGKILL to itself, the default), ``exit`` (exit status 86, no clean-up), ``stop`` (SIGSTOP
+to itself) and ``sleep:<seconds>`` (a window for the test to do something). ``<point>><next>:<nth>`` acts at the first
+visit of ``next`` behind the nth of ``point``: so what has many visits is met on one path.
 
 Invariants:
 
@@ -18,7 +19,8 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from txmq.errors import ConfigError
@@ -46,6 +48,33 @@ POINTS: Final[Mapping[str, str]] = {
     "registry.led": "registry: the home's epoch, drawn by this incarnation; journal: the incarnation, forced",
     "registry.topic_published": "registry: the epoch, this topic of the journal, others perhaps",
     "registry.entered": "registry: the journal's topics; journal: the epoch, forced or not; no leader is announced",
+    "registry.topic_id_drawn": "registry: an id is drawn, no topic has it; journal: nothing",
+    "registry.carried_out": "registry: what the broker asked for (topic, anchor, ...) is done; journal: nothing of it",
+    "broker.branch.prepared": "branch home: nothing of this part; it is in the journal buffer only",
+    "broker.branch.asks": "branch home: prepared, forced; deciding home: anything, its client said nothing here",
+    "broker.branch.fences": "branch home: prepared, forced; deciding home: undecided a moment ago, its owner gone",
+    "broker.branch.told_committed": "branch home: prepared, forced; deciding home: decided, forced, and has said so",
+    "broker.branch.told_rolled_back": "branch home: prepared, forced; deciding home: rolled back, and has said so",
+    "broker.branch.placed": "branch home: prepared, forced; its place is in the journal buffer only; decided elsewhere",
+    "broker.branch.reports": "branch home: placed, forced; deciding home: decided, the branch incomplete",
+    "broker.branch.ask_sent": "branch home: prepared or placed, forced; deciding home: was asked, or told, or not yet",
+    "broker.branch.reported": "branch home: placed, forced, not noted as reported; deciding home: the branch complete",
+    "broker.decision.prepared": "other homes: prepared; deciding home: nothing of this prepare but the journal buffer",
+    "broker.decision.decided": "other homes: prepared; deciding home: the decision is in the journal buffer only",
+    "broker.decision.awaits_place": "deciding home: a decision whose place waits is in the journal buffer only",
+    "broker.decision.asked": "deciding home: anything; a branch home has asked and has no answer",
+    "broker.decision.fenced": "deciding home: undecided, the rollback is in the journal buffer only; branch: prepared",
+    "broker.decision.reported": "deciding home: decided, the report is in the journal buffer only; branch home: placed",
+    "broker.decision.shows": "databases: every branch committed; deciding home: nobody of the other homes was told so",
+    "client.homes.prepare_sent": "deciding home: nothing; this other home: prepared or nothing",
+    "client.homes.prepared": "deciding home: nothing decided; this other home: prepared, forced, others perhaps",
+    "client.homes.commit_sent": "decided, forced; this other home: prepared or placed, others perhaps",
+    "client.homes.told": "decided, forced; this other home: placed, forced, and reported or not",
+    "client.homes.rollback_sent": "deciding home: rolled back, or nothing; this other home: prepared, or nothing of it",
+    "client.homes.rolled_back": "deciding home: rolled back, or nothing; this other home: rolled back, forced",
+    "client.prepare.sent": "other homes: prepared, forced; deciding home: prepared (half, external branch) or nothing",
+    "client.foreign.prepared": "every home: prepared, forced; the transaction manager was not told",
+    "client.foreign.resolved": "deciding home: resolved, forced; other homes: prepared; the manager was not told",
     "client.tx.body_done": "database: uncommitted rows; broker: nothing",
     "client.tx.prepare_sent": "database: uncommitted rows; broker: prepared or nothing",
     "client.tx.prepared": "database: uncommitted rows; broker: prepared, forced",
@@ -100,13 +129,13 @@ class SimulatedCrash(BaseException):
 class _Plan(NamedTuple):
     point: str
     nth: int
-    action: Callable[[], None]
+    visits: Iterator[int]  # ``next`` is atomic: points are reached from the loop and from the writer thread
+    act: Callable[[], None]
 
 
 _armed = False
 _plan: _Plan | None = None
 _hook: Callable[[str], None] | None = None
-_reached_count = itertools.count(1)  # next() is atomic: points are reached from the loop and from the writer thread
 
 
 def crash_point(name: str) -> None:
@@ -127,8 +156,9 @@ def _reached(name: str) -> None:
         raise LookupError(f"crash point {name!r} is not declared in txmq/runtime/crashpoints.py")
     if _hook is not None:
         _hook(name)
-    if _plan is not None and _plan.point == name and next(_reached_count) == _plan.nth:
-        _plan.action()
+    plan = _plan
+    if plan is not None and plan.point == name and next(plan.visits) == plan.nth:
+        plan.act()
 
 
 def _kill() -> None:
@@ -157,14 +187,24 @@ def _action(mode: str) -> Callable[[], None]:
 
 
 def _parse(text: str) -> _Plan:
-    point, _, rest = text.partition(":")
+    path, _, rest = text.partition(":")
     nth, _, mode = rest.partition(":")
-    if point not in POINTS:
-        nearest = difflib.get_close_matches(point, POINTS, n=1, cutoff=0)
-        raise ConfigError(f"{VARIABLE}: no crash point {point!r}; the nearest is {nearest[0]!r}")
+    first, *others = path.split(">")
+    for point in (first, *others):
+        if point not in POINTS:
+            nearest = difflib.get_close_matches(point, POINTS, n=1, cutoff=0)
+            raise ConfigError(f"{VARIABLE}: no crash point {point!r}; the nearest is {nearest[0]!r}")
     if not (nth.isdecimal() and nth.isascii() and int(nth) >= 1):
         raise ConfigError(f"{VARIABLE}: {nth!r} is not the number, from 1, of a visit: use <point>:<nth>[:<mode>]")
-    return _Plan(point, int(nth), _action(mode))
+    act = _action(mode)
+    for point in reversed(others):
+        act = partial(_go_on, _Plan(point, 1, itertools.count(1), act))
+    return _Plan(first, int(nth), itertools.count(1), act)
+
+
+def _go_on(plan: _Plan) -> None:
+    global _plan
+    _plan = plan
 
 
 def arm(text: str | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import os
 import subprocess
 import sys
@@ -55,22 +54,29 @@ def test_exit_mode_ends_with_its_own_status() -> None:
     assert run(f"{POINT}:1:exit")[:2] == (EXIT_STATUS, "1\n")
 
 
+def test_a_path_acts_at_the_next_point_behind_the_visit() -> None:
+    assert run(f"{POINT}:1")[:2] == (-9, "1\n")
+    assert run(f"{POINT}>journal.append.before:1")[:2] == (-9, "1\n")
+    assert run(f"journal.append.before>{POINT}:3")[:2] == (-9, "1\n2\n3\n")
+    assert run(f"{POINT}>journal.append.before>{POINT}:2")[:2] == (-9, "1\n2\n3\n")
+    assert run(f"{POINT}>journal.append.before:3")[:2] == (0, "1\n2\n3\n")
+
+
 def test_unknown_point_stops_process_at_import_and_names_nearest() -> None:
     status, output, errors = run("journal.synced.done:1")
     assert (status, output) == (1, "")
     assert "the nearest is 'journal.sync.done'" in errors
 
 
-@pytest.mark.parametrize("setting", [POINT, f"{POINT}:0", f"{POINT}:x", f"{POINT}:1:burn", f"{POINT}:1:sleep:soon"])
-def test_a_setting_that_cannot_be_read_is_an_error(setting: str) -> None:
+@pytest.mark.parametrize("rest", ["", ":0", ">:1", ">nowhere:1", ":x", ":1:burn", ":1:sleep:soon"])
+def test_a_setting_that_cannot_be_read_is_an_error(rest: str) -> None:
     with pytest.raises(ConfigError, match="TXMQ_CRASH"):
-        crashpoints.arm(setting)
+        crashpoints.arm(POINT + rest)
 
 
 def test_sleep_mode_opens_a_window_once(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(crashpoints, "_reached_count", itertools.count(1))
     crashpoints.arm(f"{POINT}:1:sleep:2.5")
     crash_point(POINT)
     crash_point(POINT)

@@ -25,6 +25,7 @@ from txmq.broker.cluster.asks import (
 from txmq.errors import OverloadedError, RegistryConflictError, TopicExistsError, UnknownTopicError
 from txmq.registry.port import Home, PlacedTopic, Registry, TopicMap, check_name_is_free
 from txmq.registry.topics import Topic, altered
+from txmq.runtime.crashpoints import crash_point
 
 TRIES_MAX: Final = 5
 
@@ -66,6 +67,7 @@ def _create(registry: Registry, home: int, ask: CreateTopic) -> int:
         raise TopicExistsError(f"topic {ask.config.name!r} exists")
     check_name_is_free(ask.config.name, topic_map.deleted)  # before an id is drawn
     topic = Topic(registry.reserve_topic_ids(1, ask.above)[0], ask.config)
+    crash_point("registry.topic_id_drawn")
 
     def attempt() -> None:
         room = Room(registry.topics().topics, registry.homes(), home)

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, cast
 
 from txmq.addresses import split_address
@@ -17,6 +17,7 @@ from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import BranchAnswer, HomeConversation
 from txmq.broker.core import Core
 from txmq.errors import ConfigError, TxmqError
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 
@@ -37,7 +38,7 @@ class HomeLinks:
         self._said: dict[int, str] = {}  # the last failure that the log has
         self._is_closed = False
 
-    def ask(self, asks: Iterable[BranchAsk]) -> None:
+    def ask(self, asks: Sequence[BranchAsk]) -> None:
         """Send them, each to the leader of its home."""
         for ask in [] if self._is_closed else asks:
             link = self._links.get(ask.home)
@@ -46,6 +47,8 @@ class HomeLinks:
             link.conversation.ask(ask)
         for link in list(self._links.values()):
             link.flush()
+        if asks:
+            crash_point("broker.branch.ask_sent")
 
     def tick(self) -> None:
         """Time has passed."""

@@ -186,9 +186,11 @@ class RegistryWorker:
         if self._refusal is not None:
             return self._refusal
         try:
-            return carry_out(registry, self._who.candidate.home, ask)
+            answer = carry_out(registry, self._who.candidate.home, ask)
         except TxmqError as error:
             return error
+        crash_point("registry.carried_out")
+        return answer
 
     def _refresh(self, registry: Registry, leadership: Leadership) -> None:
         self._is_stale = False

@@ -40,6 +40,7 @@ from txmq.model import Storage
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
 from txmq.redo.entries import IN_JOURNAL
+from txmq.runtime.crashpoints import crash_point
 
 Part = tuple[int, Partition, bytearray, int, int, int]
 """A checked part of a transaction: its number if the journal has it already, else IN_JOURNAL; partition, batch, count,
@@ -268,6 +269,7 @@ def _committed(context: Context, placed: BranchPart | XADecision | None) -> None
     if isinstance(placed, BranchPart):
         placed.placed_ms = context.now_ms
         context.group.branch_parts.append(placed)
+        crash_point("broker.branch.placed")
 
 
 def must_queue(context: Context, transaction: Transaction | None, fresh: list[Part], keys: list[Keys]) -> bool:
@@ -320,6 +322,7 @@ def _await_place(
         "keys": [ANY_KEY] * streamed + keys, **meta,
     }  # fmt: skip
     context.group.add_entry(entries.encode_place_awaited(*name, entries.json_body(meta)))
+    crash_point("broker.decision.awaits_place")
     return _awaited_lines(context, context.state.await_place(*name, meta))
 
 
@@ -335,6 +338,8 @@ def decide(
     at, placements, outcome, lines = _assign(context, transaction, fresh)
     entry = entries.encode_decided(*name, floor, placements, entries.json_body(meta))
     context.group.insert_entry(at, entry)
+    if "homes" in meta:
+        crash_point("broker.decision.decided")
     context.state.decide(*name, floor, outcome, meta, _places(context.state, placements))
     context.counters.committed += 1
     return lines

@@ -46,6 +46,7 @@ from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.parts import Buffer, WirePart, split_parts
 from txmq.protocol.requests import Request
 from txmq.redo import entries
+from txmq.runtime.crashpoints import crash_point
 from txmq.xid import TxId
 
 HEURISTICS_MAX = 100_000  # kept of bodies that ended their transactions by themselves; each some 500 bytes
@@ -100,7 +101,10 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     text = entries.json_body(meta)
     prepared = placing.prepare(context, session.number, txid.counter, parts, meta, text)
     check_backs.prepared(context, prepared)
+    if "homes" in meta:
+        crash_point("broker.decision.prepared")
     if prepared.is_branch:
+        crash_point("broker.branch.prepared")
         context.branch_asks.at(context.now_ms + FIRST_LOOK_MS, Look(prepared.name, meta["of"]))
     context.answer_when_durable(client, opaque)
 
@@ -170,6 +174,8 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
         if action is Action.FENCE:
             refuse_over_outcomes(context, session, 0, is_fence=True)
         roll_back(context, session.number, txid.counter, 0)
+        if b"branch" in given:
+            crash_point("broker.decision.fenced")
         context.answer_when_durable(client, opaque, b"rolled-back\n")
     elif action is Action.TELL:
         if b"branch" in given:
@@ -395,6 +401,7 @@ def _told(context: Context, state: TransactionState, session: BrokerSession, cou
 
 def _told_branch(context: Context, state: TransactionState, name: Name, branch: str) -> bytes:
     """What became of a branch at another home. One that is not listed is rolled back, whatever became of the others."""
+    crash_point("broker.decision.asked")
     if state in (TransactionState.NONE, TransactionState.OPEN):
         return b"unknown\n"
     decided, transaction = context.state.decisions.incomplete.get(name), context.state.transactions.get(name)

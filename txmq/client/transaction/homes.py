@@ -31,13 +31,10 @@ from txmq.client.transaction.broker_side import (
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets
 from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
 from txmq.client.transport.ports import Broker, RoutedBroker
-from txmq.errors import (
-    RolledBackError,
-    TransactionError,
-    TxmqError,
-)
+from txmq.errors import RolledBackError, TransactionError, TxmqError
 from txmq.model import TopicPartition
 from txmq.protocol.parts import PartResult
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import Answer
 from txmq.xa.two_phase.coordinator import BranchState
@@ -118,6 +115,7 @@ class HomeBranch:
         self._preparing = Preparing(self.broker, lambda: submit(self.broker, self._parts))
         try:
             self._preparing.send()
+            crash_point("client.homes.prepare_sent")
         except TxmqError as error:
             self._refused(error)
 
@@ -133,6 +131,7 @@ class HomeBranch:
             self._refused(error)
         else:
             self.state = BranchState.PREPARED
+            crash_point("client.homes.prepared")
 
     def _refused(self, error: TxmqError) -> None:
         self.broker.was_refused(error)
@@ -146,9 +145,11 @@ class HomeBranch:
         """Tell the home that the transaction is committed; the answer is not awaited."""
         self.state = BranchState.COMMITTED
         self.commits.add(self)
+        crash_point("client.homes.commit_sent")
 
     def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
         """See ``Committed``."""
+        crash_point("client.homes.told")
         self.lines = lines
         if error is not None:
             self.error = TransactionError(str(error), self._decides.txid)
@@ -168,6 +169,7 @@ class HomeBranch:
         if is_there:
             with suppress(TxmqError):
                 self._rollback = self.broker.submit_rollback()
+                crash_point("client.homes.rollback_sent")
 
     def await_rolled_back(self) -> None:
         """Wait for the answer, not for long; what is not answered the home finds out by itself."""
@@ -177,6 +179,7 @@ class HomeBranch:
                 with suppress(TxmqError):
                     self._rollback.result(ROLLBACK_TIMEOUT_S)
                     self.state = BranchState.ROLLED_BACK
+                    crash_point("client.homes.rolled_back")
 
     @property
     def pending(self) -> str | None:

@@ -22,6 +22,7 @@ from txmq.errors import (
 )
 from txmq.model import Resolution
 from txmq.protocol.parts import PartResult, parse_result_lines
+from txmq.runtime.crashpoints import crash_point
 from txmq.xa.broker_port import Answer
 
 _PASSING = (*LOST, OverloadedError)
@@ -68,6 +69,7 @@ def repeat_prepare(
     def submit() -> Answer:
         reply = broker.submit_prepare_as(kind, fields, parts)
         broker.may_have_arrived = True
+        crash_point("client.prepare.sent")
         return reply
 
     try:

@@ -50,6 +50,7 @@ from txmq.errors import (
 )
 from txmq.model import Resolution, TransactionKind
 from txmq.protocol.parts import PartResult
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.threads import Lock
 from txmq.xa.broker_port import Wanted, recover_rows
 from txmq.xa.xopen import XACode, XAFlag
@@ -164,6 +165,7 @@ class BrokerXAResource:
             branch.state = BranchState.IN_DOUBT
             raise
         branch.state = following
+        crash_point("client.foreign.prepared")
         return XACode.XA_OK
 
     def commit(self, xid: Xid, flags: int = XAFlag.TMNOFLAGS) -> XACode:
@@ -302,11 +304,13 @@ class BrokerXAResource:
     def _resolve(self, txid: str, resolution: Resolution, contrary: XACode) -> list[PartResult]:
         with _as_xa():
             try:
-                return resolve(self._home_of(txid), txid, resolution, self._timeout)
+                lines = resolve(self._home_of(txid), txid, resolution, self._timeout)
             except TransactionConflictError as error:
                 raise XAError(contrary, f"the branch ended otherwise: {error}") from error
             except (FencedError, UnknownTransactionError) as error:
                 raise XAError(XACode.XAER_NOTA, str(error)) from error
+        crash_point("client.foreign.resolved")
+        return lines
 
     def _tell(self, row: Row, resolution: Resolution) -> None:
         """Tell other homes of the resolution of what another process prepared; no outcome depends on it."""

@@ -13,6 +13,7 @@ from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.verbs.recover import txid_of
 from txmq.errors import TransactionConflictError
 from txmq.redo import entries
+from txmq.runtime.crashpoints import crash_point
 
 
 def complete_home(
@@ -26,6 +27,7 @@ def complete_home(
         fields = {"session": name[0], "counter": name[1], "branch": txid}
         context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
         context.group.needs_sync = True
+        crash_point("broker.decision.reported")
         context.state.complete_home(name, txid)
     if decided.barrier.is_ended:
         context.answer_from_state(client, opaque, b"")
@@ -37,6 +39,8 @@ def complete_home(
 def may_show(context: Context, decided: XADecision) -> None:
     """Readers may see the messages: so they may at the homes that wait for it."""
     waiting, decided.waiting = decided.waiting, []
+    if waiting:
+        crash_point("broker.decision.shows")
     for client, opaque in waiting:
         context.answer_when_durable(client, opaque)
 
@@ -64,6 +68,7 @@ def reported(context: Context, name: Name) -> None:
     """The home that decided knows that a part is placed here, and readers may see it."""
     fields = {"session": name[0], "counter": name[1]}
     context.group.add_entry(entries.json_entry(entries.REPORTED, fields))
+    crash_point("broker.branch.reported")
     part = context.state.report_part(name)
     if part is not None and part.barrier is not None:
         context.group.needs_sync = True  # readers wait for it

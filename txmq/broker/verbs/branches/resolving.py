@@ -26,6 +26,7 @@ from txmq.broker.verbs import placing
 from txmq.broker.verbs.branches.complete import reported
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.recover import txid_of
+from txmq.runtime.crashpoints import crash_point
 
 OWNER_GONE_MS = 1000
 _OK, _GONE = 200, 410
@@ -65,9 +66,15 @@ def take_asks(context: Context) -> list[BranchAsk]:
             context.branch_asks.answered(number)  # ``placed_durably`` comes
             continue
         if part is not None:
+            crash_point("broker.branch.reports")
             asks.append(BranchAsk(number, look.home, "complete", look.of, words))
             continue
-        fence: Mapping[str, str | None] = {"fence": None} if look.is_fencing else {}
+        fence: Mapping[str, str | None] = {}
+        if look.is_fencing:
+            crash_point("broker.branch.fences")
+            fence = {"fence": None}
+        else:
+            crash_point("broker.branch.asks")
         asks.append(BranchAsk(number, look.home, "outcome", look.of, {**words, "owner": None, **fence}))
     return asks
 
@@ -98,8 +105,10 @@ def _answered_report(context: Context, look: Look, part: BranchPart, code: int |
 def _answered_outcome(context: Context, look: Look, branch: Transaction, code: int, body: bytes) -> None:
     word, _, rest = body.partition(b"\n")
     if code == _GONE or (code == _OK and word == b"rolled-back"):
+        crash_point("broker.branch.told_rolled_back")
         roll_back(context, *branch.name, 0)
     elif code == _OK and word == b"committed":
+        crash_point("broker.branch.told_committed")
         placing.commit_decided(context, branch)
     elif code == _OK and word == b"unknown":
         _look_for_owner(context, look, branch, rest)
