@@ -1,9 +1,10 @@
 """When which home is asked about a branch: parts in doubt, and parts that are placed and have to be reported.
 
 Theory of operation. A prepared branch is looked at a second after it was prepared: by then its client has told its
-outcome, or is in trouble. A placed part is reported as soon as its record is durable. Each look becomes one ask of the
-home that decided (``verbs/branches/resolving.py``), and the answer, or the loss of the connection, comes back under
-the ask's number.
+outcome, or is in trouble. While it is undecided, its look comes again after pauses that grow. If a commit must wait for
+the branch, it has an extra look at once. A placed part is reported as soon as its record is durable. Each look becomes
+one ask of the home that decided (``verbs/branches/resolving.py``), and the answer, or the loss of the connection, comes
+back under the ask's number.
 
 In memory only: after a restart each branch is looked at anew.
 
@@ -16,16 +17,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.decisions import Name
+from txmq.broker.state.transaction import Transaction
 from txmq.xid import TxId
 
 FIRST_LOOK_MS: Final = 1000
 PAUSE_MS: Final = 1000
 PAUSE_MS_MAX: Final = 30_000
+HURRY_PAUSE_MS: Final = 250  # between two looks at a branch that commits wait for
 AWAY_MS: Final = 250  # a home that cannot be reached is tried again after this, and then after twice as long
 AWAY_MS_MAX: Final = 4000
 ASKED_MAX: Final = 1000
@@ -48,12 +51,14 @@ class Look(NamedTuple):
         of: id of the transaction.
         attempt: how often that was done without an end.
         is_fencing: its owner is gone: nothing that is not decided may be decided any more.
+        is_extra: something waits for the branch. It has its own look, too, which comes later.
     """
 
     name: Name
     of: str
     attempt: int = 0
     is_fencing: bool = False
+    is_extra: bool = False
 
     @property
     def home(self) -> int:
@@ -67,8 +72,8 @@ class _Home:
     __slots__ = ("asked", "failures", "quiet_until_ms", "ready")
 
     def __init__(self) -> None:
-        self.ready: dict[Name, Look] = {}
-        self.asked: dict[int, Look] = {}
+        self.ready: dict[Name, None] = {}
+        self.asked: dict[int, Name] = {}
         self.failures = self.quiet_until_ms = 0
 
 
@@ -86,7 +91,7 @@ class BranchAsks:
         self._is_over = is_over
         self._later: Deadlines[Look] = Deadlines(is_over)
         self._homes: dict[int, _Home] = {}
-        self._pending: set[Name] = set()  # those that are ready or asked
+        self._pending: dict[Name, Look] = {}  # those that are ready or asked
         self._home_of: dict[int, int] = {}  # of an ask that has no answer, by number
         self._next_number = 1
         self.has_ready = False
@@ -97,13 +102,29 @@ class BranchAsks:
 
     def now(self, look: Look) -> None:
         """Look as soon as the home can be asked; nothing if that is so already."""
-        if look.name not in self._pending:
-            self._pending.add(look.name)
-            self._home(look.home).ready[look.name] = look
+        pending = self._pending.get(look.name)
+        if pending is None:
+            self._home(look.home).ready[look.name] = None
             self.has_ready = True
+        if pending is None or pending.is_extra:
+            self._pending[look.name] = look  # the branch's own look goes on from the answer to an extra one
+
+    def hurry(self, branches: Iterable[Transaction], now_ms: int) -> None:
+        """A commit waits for these: look at them soon, whenever their own looks come."""
+        for branch in branches:
+            if branch.hurried_ms > now_ms:
+                continue  # such a look is to come
+            at_ms, look = branch.hurried_ms + HURRY_PAUSE_MS, Look(branch.name, branch.meta["of"], is_extra=True)
+            branch.hurried_ms = max(now_ms, at_ms)
+            if at_ms > now_ms:
+                self.at(at_ms, look)
+            else:
+                self.now(look)
 
     def again(self, look: Look, now_ms: int) -> None:
-        """Look once more after a pause that grows."""
+        """Look once more after a pause that grows; not if the branch has a look beside this one."""
+        if look.is_extra:
+            return
         pause_ms = min(PAUSE_MS << min(look.attempt, 16), PAUSE_MS_MAX)
         self.at(now_ms + pause_ms, look._replace(attempt=look.attempt + 1, is_fencing=False))
 
@@ -118,24 +139,26 @@ class BranchAsks:
         self.has_ready = False
         for number, home in self._homes.items():
             while home.ready and len(home.asked) < ASKED_MAX and home.quiet_until_ms <= now_ms:
-                look = home.ready.pop(next(iter(home.ready)))
+                name = next(iter(home.ready))
+                del home.ready[name]
+                look = self._pending[name]
                 if self._is_over(look):
-                    self._pending.discard(look.name)
+                    del self._pending[name]
                     continue
                 ask = self._next_number
                 self._next_number += 1
-                home.asked[ask], self._home_of[ask] = look, number
+                home.asked[ask], self._home_of[ask] = name, number
                 yield ask, look
 
     def answered(self, number: int) -> Look | None:
         """An ask has its answer; None if it was given up before."""
         home = self._homes.get(self._home_of.pop(number, 0))
-        look = home.asked.pop(number, None) if home is not None else None
-        if home is not None and look is not None:
-            home.failures = 0
-            self._pending.discard(look.name)
-            self.has_ready = self.has_ready or bool(home.ready)
-        return look
+        name = home.asked.pop(number, None) if home is not None else None
+        if home is None or name is None:
+            return None
+        home.failures = 0
+        self.has_ready = self.has_ready or bool(home.ready)
+        return self._pending.pop(name)
 
     def lost(self, number: int, now_ms: int) -> None:
         """The connection to a home is lost, or there is none: what it was asked is asked again."""
@@ -144,8 +167,7 @@ class BranchAsks:
             return
         for ask in home.asked:
             del self._home_of[ask]
-        looks = {look.name: look for look in home.asked.values()}
-        home.ready, home.asked = looks | home.ready, {}
+        home.ready, home.asked = dict.fromkeys([*home.asked.values(), *home.ready]), {}
         home.quiet_until_ms = now_ms + min(AWAY_MS << min(home.failures, 8), AWAY_MS_MAX)
         home.failures += 1
 

@@ -16,7 +16,7 @@ transactions are in doubt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from txmq.broker.state.transaction import ANY_KEY, Collision, Transaction
 
@@ -25,6 +25,7 @@ _Queue = dict[Transaction, None]
 _ResourcePartition = tuple[str, int, int]  # uuid, topic id, partition
 _Pair = tuple[_ResourcePartition, int | str]  # and a key
 _OVER_HOMES = ""  # stands for a uuid: the queues of parts that other homes decide about
+LOOKED_AT_MAX: Final = 100  # transactions before one: a broker may have tens of thousands that wait for one branch
 
 
 class CommitOrder:
@@ -82,6 +83,28 @@ class CommitOrder:
             elif (place, key) in self._by_key or (place, ANY_KEY) in self._by_key:
                 return True
         return False
+
+    def blockers(self, transaction: Transaction) -> list[Transaction]:
+        """Open parts that other homes decide about and this one waits for, of the first ``LOOKED_AT_MAX`` before it."""
+        found: dict[Transaction, None] = {}
+        looked_at = 0
+        pairs = self._pairs[transaction]
+        for place, key in pairs if _is_over_homes(pairs) else ():
+            for earlier in self._before(transaction, place, key):
+                looked_at += 1
+                if earlier.is_branch and not earlier.is_committing:
+                    found[earlier] = None
+                if looked_at == LOOKED_AT_MAX:
+                    return list(found)
+        return list(found)
+
+    def _before(self, transaction: Transaction, place: _ResourcePartition, key: int | str) -> Iterator[Transaction]:
+        own = self._by_place[place] if key == ANY_KEY else self._by_key[place, key]
+        for queue in (own, self._by_key.get((place, ANY_KEY), {})):
+            for earlier in queue:
+                if earlier.order >= transaction.order:
+                    break
+                yield earlier
 
     def behind(self, transaction: Transaction) -> list[Transaction]:
         """Those that may go on now that ``transaction`` was removed: waiting, and nothing before them."""

@@ -215,11 +215,12 @@ class Transaction:
         checks: how often a half was handed out for a check-back in this incarnation of the broker.
         checked_ms: before that time it is not handed out again.
         look_at_ms: when it is looked at, whether it is due (``check_backs``).
+        hurried_ms: when a branch is to be looked at because a commit waits for it, or was last.
     """
 
     __slots__ = (
-        "checked_ms", "checks", "checksum", "counter", "file_parts", "is_decided", "look_at_ms", "meta", "opened_ms",
-        "order", "parts", "session", "size_bytes", "state", "waiting",
+        "checked_ms", "checks", "checksum", "counter", "file_parts", "hurried_ms", "is_decided", "look_at_ms", "meta",
+        "opened_ms", "order", "parts", "session", "size_bytes", "state", "waiting",
     )  # fmt: skip
 
     def __init__(self, session: int, counter: int, opened_ms: int) -> None:
@@ -228,7 +229,8 @@ class Transaction:
         self.parts: list[PreparedPart] = []
         self.size_bytes = self.checksum = 0
         self.meta: dict[str, Any] = {}
-        self.file_parts = self.order = self.checks = self.checked_ms = self.look_at_ms = 0
+        self.file_parts = self.order = self.checks = self.checked_ms = 0
+        self.look_at_ms = self.hurried_ms = 0
         self.waiting: list[Any] = []
         self.is_decided = False
 

@@ -323,7 +323,9 @@ def _await_place(
     }  # fmt: skip
     context.group.add_entry(entries.encode_place_awaited(*name, entries.json_body(meta)))
     crash_point("broker.decision.awaits_place")
-    return _awaited_lines(context, context.state.await_place(*name, meta))
+    awaiting = context.state.await_place(*name, meta)
+    context.branch_asks.hurry(context.state.order.blockers(awaiting), context.now_ms)
+    return _awaited_lines(context, awaiting)
 
 
 def decide(
@@ -384,14 +386,19 @@ def commit_in_order(
 ) -> None:
     """Commit a prepared transaction, or let the request wait for an earlier one it collides with."""
     transaction.waiting.append((client, opaque, floor))
-    if not context.state.order.must_wait(transaction):
-        _commit_all(context, [transaction])
+    _commit_in_turn(context, transaction)
 
 
 def commit_decided(context: Context, transaction: Transaction) -> None:
     """The home that decides about a part has said that it is committed."""
     transaction.is_decided = True
-    if not context.state.order.must_wait(transaction):
+    _commit_in_turn(context, transaction)
+
+
+def _commit_in_turn(context: Context, transaction: Transaction) -> None:
+    if context.state.order.must_wait(transaction):
+        context.branch_asks.hurry(context.state.order.blockers(transaction), context.now_ms)
+    else:
         _commit_all(context, [transaction])
 
 

@@ -19,7 +19,8 @@ def _transaction(number: int, uuid: str, parts: list[tuple[tuple[int, int], Keys
     made = Transaction(1, number, 0)
     for (topic_id, partition), _ in parts:
         made.add(PreparedPart(topic_id, partition, CONTENT, 1, 0))
-    made.prepare({"uuid": uuid, "keys": [keys for _, keys in parts], "prepared_ms": 0}, number)
+    kind = "last-resource" if uuid else "branch"
+    made.prepare({"kind": kind, "uuid": uuid, "keys": [keys for _, keys in parts], "prepared_ms": 0}, number)
     return made
 
 
@@ -42,10 +43,16 @@ class Naive:
         earlier = self.unsettled[: self.unsettled.index(transaction)]
         return any(_collide(transaction, other) for other in earlier)
 
+    def blockers(self, transaction: Transaction) -> set[Transaction]:
+        """The open branches among those."""
+        earlier = self.unsettled[: self.unsettled.index(transaction)]
+        open_branches = [other for other in earlier if other.is_branch and not other.is_committing]
+        return {other for other in open_branches if _collide(transaction, other)}
+
 
 _keys = st.one_of(st.just(ANY_KEY), st.lists(st.integers(0, 3), max_size=3, unique=True))
 _transactions = st.lists(
-    st.tuples(st.sampled_from(["x", "y"]), st.lists(st.tuples(st.sampled_from(PLACES), _keys), max_size=3)),
+    st.tuples(st.sampled_from(["x", "y", ""]), st.lists(st.tuples(st.sampled_from(PLACES), _keys), max_size=3)),
     min_size=1, max_size=12,
 )  # fmt: skip
 
@@ -61,6 +68,7 @@ def test_who_must_wait_is_whom_an_earlier_one_collides_with(made: list, data: st
         transaction.waiting = [object()] if data.draw(st.booleans()) else []
     while naive.unsettled:
         assert [order.must_wait(t) for t in naive.unsettled] == [naive.must_wait(t) for t in naive.unsettled]
+        assert [{*order.blockers(t)} for t in naive.unsettled] == [naive.blockers(t) for t in naive.unsettled]
         leaving = data.draw(st.sampled_from(naive.unsettled))
         held = [t for t in naive.unsettled if t.waiting and naive.must_wait(t)]
         order.remove(leaving)
