@@ -5,16 +5,31 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from txmq.errors import DeliveryUnknownError, RequestTimeoutError, TxmqError
 from txmq.log.records import Headers
-from txmq.registry.topics import Topic
 
 SEQUENCE_MASK = 0x7FFFFFFF
 RECORD_OVERHEAD_BYTES = 32  # of a record and of each header, at most: lengths, deltas, attributes
 BATCH_OVERHEAD_BYTES = 128  # header of the batch and its request's line
 
 Record = tuple[bytes | None, bytes, Headers, int]  # key, value, headers, timestamp in ms
+
+
+class MeantTopic(NamedTuple):
+    """The topic that a message's partition was chosen for.
+
+    Attributes:
+        topic_id: 0 if any topic of the name will do: of a lone broker, and if no broker has told the id.
+        partitions: how many it had.
+    """
+
+    topic_id: int
+    partitions: int
+
+
+ANY_TOPIC = MeantTopic(0, 0)
 
 
 class BatchState(enum.Enum):
@@ -81,7 +96,7 @@ class BatchQueue:
     """The unfinished batches of one partition, in order.
 
     Attributes:
-        meant: the topic that the batches' partition was chosen for; None for a lone broker.
+        meant: the topic that the batches' partition was chosen for.
         base_sequence: the sequence of the queue's first message.
         open: the last batch of the queue while messages may still join it.
         stalled: a batch was refused; nothing is sent until the rest in flight is answered.
@@ -103,20 +118,15 @@ class BatchQueue:
         self.stalled = False
         self.in_flight_max = 0
         self.not_before = self.backoff_s = 0.0
-        self.meant: Topic | None = None
+        self.meant = ANY_TOPIC
 
-    @property
-    def topic_id(self) -> int:
-        """The id of the topic that is meant; 0 for a lone broker."""
-        return 0 if self.meant is None else self.meant.topic_id
-
-    def aim(self, topic: Topic) -> bool:
+    def aim(self, meant: MeantTopic) -> bool:
         """Mean this topic from now on; False if unfinished batches mean another one of that name."""
-        if self.meant is not None and self.meant.topic_id != topic.topic_id:
+        if self.meant.topic_id not in (0, meant.topic_id):
             if self.batches:
                 return False
             self.base_sequence = self.in_flight_max = 0  # the other topic knows no producer yet
-        self.meant = topic
+        self.meant = meant
         return True
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from txmq.client.producer.batches import Batch, BatchQueue, BatchState
+from txmq.client.producer.batches import Batch, BatchQueue, BatchState, MeantTopic
 from txmq.client.producer.completion import completion_of
 from txmq.client.producer.sender import Sender
 from txmq.client.transport.reconnecting import AWAY_S_MAX
@@ -112,7 +112,8 @@ class HomeSender(Sender):
     def aim(self, topic: Topic, partition: int) -> bool:
         """See ``BatchQueue.aim``."""
         with self._lock:
-            return self.core.queue_of(topic.config.name, partition).aim(topic)
+            meant = MeantTopic(topic.topic_id, topic.config.partitions)
+            return self.core.queue_of(topic.config.name, partition).aim(meant)
 
     def adopt(self, topic: str, partition: int, batches: list[Batch]) -> None:
         """Send batches that another sender let go; the threads that wait for them go on here."""

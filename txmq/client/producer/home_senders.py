@@ -302,8 +302,8 @@ class HomeSenders:
         name, partition = queue.topic, queue.partition
         self._client.routes.corrected(name)
         found, meant = self._client.topics.known(name), queue.meant
-        is_stale = meant is not None and found.topic_id != meant.topic_id
-        if meant is not None and is_stale and found.config.partitions != meant.config.partitions:
+        is_stale = meant.topic_id not in (0, found.topic_id)
+        if is_stale and found.config.partitions != meant.partitions:
             raise NotOwnerError(
                 f"topic {name!r} was created anew with {found.config.partitions} partitions: nothing was stored, "
                 "send it again"

@@ -36,7 +36,9 @@ from txmq.errors import (
     ClosedError,
     ConnectionLostError,
     RequestTimeoutError,
+    StaleTopicError,
     TxmqError,
+    UnknownTopicError,
     broker_error,
 )
 from txmq.model import SendResult
@@ -283,7 +285,7 @@ class Sender:
             assert batch.content is not None
             reply, queue = _PutReply(self, connection, batch), batch.queue
             try:
-                connection.put(reply, queue.topic_bytes, queue.partition, batch.content, queue.topic_id)
+                connection.put(reply, queue.topic_bytes, queue.partition, batch.content, queue.meant.topic_id)
             except (
                 TxmqError
             ):  # the connection failed meanwhile: nothing of this batch was sent, and the others are lost
@@ -306,7 +308,7 @@ class Sender:
             finished = self.core.take_finished()
             # A refusal moves the next wake-up: the threads that wait have to look again.
             concerned = [] if error is None and not self.core.returned else self._waiters()
-        if error is not None and error.wire_name == "unknown-topic":
+        if isinstance(error, UnknownTopicError | StaleTopicError):
             self.on_unknown_topic(batch.queue.topic)
         self._notify(finished)
         for waiter in concerned:

@@ -20,7 +20,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from txmq.client.producer.batches import SEQUENCE_MASK, Batch, BatchQueue, BatchState, ProducerLimits, Record
+from txmq.client.producer.batches import (
+    SEQUENCE_MASK,
+    Batch,
+    BatchQueue,
+    BatchState,
+    MeantTopic,
+    ProducerLimits,
+    Record,
+)
 from txmq.client.producer.completion import Completion
 from txmq.client.producer.core import ProducerCore
 from txmq.client.producer.sender import Sender
@@ -174,11 +182,21 @@ class OrderedCore(ProducerCore):
         for queue in self._active:
             self._give_up(queue)
 
-    def begin(self, partition: TopicPartition, sequence: int | None) -> None:
-        """Let a partition be sent to; ``sequence`` is the next one if nothing of it is unfinished."""
+    def begin(self, partition: TopicPartition, sequence: int | None, meant: MeantTopic) -> bool:
+        """Let a partition of this topic be sent to; ``sequence`` is the next one if nothing of it is unfinished.
+
+        Returns:
+            False if batches for another topic of that name are unfinished.
+        """
+        queue = self.queue_of(*partition)
+        if meant.topic_id and queue.meant.topic_id != meant.topic_id:
+            if not queue.aim(meant):
+                return False
+            self._offsets_at_least.pop(queue, None)
         if sequence is not None:
-            self.queue_of(*partition).base_sequence = sequence
+            queue.base_sequence = sequence
         self.direct.add(partition)
+        return True
 
     def hand_over(self, partition: TopicPartition) -> TakenOver:
         """Hand over all batches of a partition that are not acknowledged; none of them is sent again here."""
@@ -242,19 +260,22 @@ class OrderedSender(Sender):
         """Whether it was unused for so long that it has to be checked."""
         return self.clock.monotonic() - connection.used_at > IDLE_CHECK_S
 
-    def begin(self, partition: TopicPartition, sequence: int | None) -> None:
+    def begin(self, partition: TopicPartition, sequence: int | None, meant: MeantTopic) -> bool:
         """See ``OrderedCore.begin``."""
         with self._lock:
-            self.core.begin(partition, sequence)
+            return self.core.begin(partition, sequence, meant)
 
     def start(
-        self, partition: TopicPartition, record: Record, deadline: float, future: Future[SendResult] | None
-    ) -> tuple[Completion, int] | None:
+        self, partition: TopicPartition, record: Record, deadline: float, future: Future[SendResult] | None,
+        topic_id: int,
+    ) -> tuple[Completion, int] | None:  # fmt: skip
         """Send one message behind all others of its partition; None if its queue has to call ``begin`` first."""
         now = self._look_at_connection()
         with self._lock:
             connection = self._connection
             if connection is None or connection.failure is not None or partition not in self.core.direct:
+                return None
+            if topic_id and self.core.queue_of(*partition).meant.topic_id != topic_id:
                 return None
             batch, number = self.core.append(*partition, record, now, deadline)
             completion = batch.owner

@@ -28,7 +28,7 @@ from txmq.client.arguments import (
     require_wait,
 )
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
-from txmq.client.producer.batches import ProducerLimits, Record
+from txmq.client.producer.batches import MeantTopic, ProducerLimits, Record
 from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN
 from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
 from txmq.client.spooling.log_lookup import Reader
@@ -114,8 +114,8 @@ class OrderedMessageProducer:
         self._client, self._selector, self._options = client, selector, options
         self._key_hash = selector if type(selector) is KeyHashSelector else None
         self._spool = Spool(spool, size_bytes_max=options.spool_size_bytes_max)
-        known = {**options.partitions, **self._spool.topics()}
-        self._topics = {name: (count, float("-inf")) for name, count in known.items()}
+        declared = {name: MeantTopic(0, count) for name, count in options.partitions.items()}
+        self._topics = {name: (meant, float("-inf")) for name, meant in (declared | self._spool.topics()).items()}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._retries: dict[TopicPartition, tuple[float, float]] = {}  # not before, back-off; for the drain threads
         self._lock = Lock()
@@ -179,7 +179,7 @@ class OrderedMessageProducer:
     def _checked(
         self, topic: str, message: Content,
         timeout: float | None,
-    ) -> tuple[TopicPartition, Record, float]:  # fmt: skip
+    ) -> tuple[TopicPartition, Record, float, MeantTopic]:  # fmt: skip
         self._refuse_closed()
         refuse_enclosed(self._client, "an ordered producer cannot join a transaction: send it outside of this block")
         key, value, _, tag = message
@@ -187,30 +187,33 @@ class OrderedMessageProducer:
         now_ms = self._client.clock.now_ms()
         require_wait(timeout)
         deadline = self._client.clock.monotonic() + (self._options.timeout if timeout is None else timeout)
-        partitions = self.partitions_of(topic, deadline)
+        meant = self.meant(topic, deadline)
+        partitions = meant.partitions
         if self._key_hash is not None and key is not None:
             where = self._key_hash.partition_of(key, partitions)
         else:
             shown = Message(topic, -1, -1, key, value, dict(stored), tag, now_ms, None)
             where = checked(self._selector.select(topic, partitions, shown), topic, partitions)
-        return (topic, where), (key, value, stored, now_ms), deadline
+        return (topic, where), (key, value, stored, now_ms), deadline, meant
 
-    def send_to(self, partition: TopicPartition, record: Record, deadline: float) -> SendResult:
+    def send_to(self, partition: TopicPartition, record: Record, deadline: float, meant: MeantTopic) -> SendResult:
         """For ``RetryingProducer``: as ``send``; the message is checked and its partition chosen."""
         self._refuse_closed()
         queue = self._queue(partition)
-        result = queue.send(record, deadline)
+        result = queue.send(record, deadline, meant)
         if result.status is SendStatus.SPOOLED:
             self._say_spooled(_SPOOLED, partition)
             queue.home.wake.set()
         return result
 
-    def send_to_async(self, partition: TopicPartition, record: Record, deadline: float) -> Future[SendResult]:
+    def send_to_async(
+        self, partition: TopicPartition, record: Record, deadline: float, meant: MeantTopic
+    ) -> Future[SendResult]:  # fmt: skip
         """For ``RetryingProducer``: as ``send_async``; the message is checked and its partition chosen."""
         self._refuse_closed()
         self._homes.wait_for_room(len(record[1]), deadline)
         queue = self._queue(partition)
-        future = queue.send_async(record, deadline)
+        future = queue.send_async(record, deadline, meant)
         if self._spool.count(partition):
             self._say_spooled(_SPOOLED, partition)
             queue.home.wake.set()
@@ -232,8 +235,8 @@ class OrderedMessageProducer:
         """The broker's limit, or its default until that is known."""
         return self._homes.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
 
-    def partitions_of(self, topic: str, deadline: float) -> int:
-        """The number of a topic's partitions, as far as it is known. Raises as ``send``."""
+    def meant(self, topic: str, deadline: float) -> MeantTopic:
+        """The topic of that name, as far as it is known. Raises as ``send``."""
         known = self._topics.get(topic)
         now = self._client.clock.monotonic()
         if known is not None and now - known[1] < TOPIC_AGE_S_MAX:
@@ -242,22 +245,25 @@ class OrderedMessageProducer:
             if known is not None:
                 self._homes.reach(deadline)  # raises at once if the broker is away
             left_s = max(deadline - self._client.clock.monotonic(), 0.001)
-            count = self._client.topics.known(topic, left_s).config.partitions
+            found = self._client.topics.known(topic, left_s)
         except (ConnectionLostError, RequestTimeoutError):
             if known is None:
                 raise
-            count = known[0]
+            meant = known[0]
         else:
-            self._learnt(topic, count)
-        self._topics[topic] = count, now
-        return count
+            topic_id = 0 if self._client.routes.is_lone else found.topic_id
+            meant = MeantTopic(topic_id, found.config.partitions)
+            self._learnt(topic, meant)
+        self._topics[topic] = meant, now
+        return meant
 
-    def _learnt(self, topic: str, count: int) -> None:
+    def _learnt(self, topic: str, found: MeantTopic) -> None:
         known = self._topics.get(topic)
-        if known is None or known[0] != count or topic in self._options.partitions:
-            self._spool.remember_topic(topic, count)
-        if known is not None and known[0] != count:
-            self._log.warning("the topic has another number of partitions", topic=topic, was=known[0], now=count)
+        if known is None or known[0] != found or topic in self._options.partitions:
+            self._spool.remember_topic(topic, found)
+        if known is not None and known[0].partitions != found.partitions:
+            was, now = known[0].partitions, found.partitions
+            self._log.warning("the topic has another number of partitions", topic=topic, was=was, now=now)
 
     def _queue(self, partition: TopicPartition) -> PartitionQueue:
         queue = self._queues.get(partition)

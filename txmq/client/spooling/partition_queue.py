@@ -26,6 +26,10 @@ With several homes the partition has one, which a topic that is created anew may
 home when nothing is sent directly. Sequences of the old home's session count nowhere any more: the log of the new home
 says what of it is stored there.
 
+In a cluster a message is meant for the topic that its partition was chosen for, by its id, and the broker refuses it if
+another topic has the name. Before it is spooled the caller gets that refusal. A spooled message is parked, with all
+others that were meant for that topic. The new topic's numbers begin at 0.
+
 Invariants:
     * Direct sending begins only while no message of the partition is in the spool, or enqueued for it.
     * Nothing is enqueued in the spool while a direct send is unfinished: that is taken over first.
@@ -36,36 +40,39 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, takewhile
+from itertools import accumulate
 
-from txmq.client.producer.batches import SEQUENCE_MASK, Batch, Record
+from txmq.client.producer.batches import ANY_TOPIC, SEQUENCE_MASK, Batch, MeantTopic, Record
 from txmq.client.producer.completion import Completion
-from txmq.client.spooling.direct_sender import TakenOver, Unsent, is_certain
+from txmq.client.spooling.direct_sender import TakenOver, Unsent
+from txmq.client.spooling.drain_rules import (
+    POISON,
+    damage_of,
+    has_stored_nothing,
+    is_refused_for_good,
+    of_one_session,
+    stored_at,
+    to_be_numbered,
+)
 from txmq.client.spooling.log_lookup import Reader, StoredInLog, broker_epoch, look_up
-from txmq.client.spooling.spool import Spool, Ticket
+from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_homes import SpoolHomes
-from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity
+from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity, Ticket
 from txmq.client.transport.reply import Reply
 from txmq.errors import (
-    BadRequestError,
     ClosedError,
     FencedError,
     ForbiddenError,
-    InvalidBatchError,
-    InvalidNameError,
-    LocalProtocolError,
     NotOwnerError,
-    RemoteProtocolError,
     SequenceError,
+    StaleTopicError,
     StorageError,
-    TooLargeError,
     TxmqError,
     UnknownTopicError,
 )
-from txmq.log import batch
 from txmq.model import SendResult, SendStatus, TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
@@ -74,7 +81,6 @@ from txmq.runtime.threads import Future, Lock
 
 DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX = 256, 4 << 20  # numbered by one synced transaction, and removed by another
 VISIBILITY_WAIT_S = 35.0  # longer than the broker's visibility_hold_ms_max: what is stored is visible by then
-POISON = (TooLargeError, InvalidBatchError, BadRequestError, InvalidNameError, UnknownTopicError, LocalProtocolError)
 
 
 class PartitionQueue:
@@ -98,6 +104,7 @@ class PartitionQueue:
         self._is_direct = False  # the sender has the next sequence; otherwise it is here
         self._identity: SpoolIdentity | None = None  # the session that ``_sequence`` counts in
         self._sequence = 0
+        self._topic_id = 0  # the topic that ``_sequence`` counts in, if a broker has told
         self._offset_at_least: int | None = None  # an offset that the partition has reached
         self._certain: set[int] = set()  # rows that were refused and cannot have been stored
         # Sessions whose sequences no longer count here, in which incarnation of the broker, and since when there.
@@ -108,24 +115,27 @@ class PartitionQueue:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def send(self, record: Record, deadline: float) -> SendResult:
+    def send(self, record: Record, deadline: float, meant: MeantTopic = ANY_TOPIC) -> SendResult:
         """Send a message, or spool it.
+
+        Args:
+            meant: the topic that its partition was chosen for.
 
         Raises:
             SpoolFullError, StorageError: it is neither sent nor spooled.
             TooLargeError, InvalidBatchError, UnknownTopicError, ...: refused for good, nothing was stored.
         """
-        begun = self._begin(record, deadline, None)
+        begun = self._begin(record, deadline, None, meant)
         if isinstance(begun, Ticket):
             return self._spooled(begun)
         completion, number = begun
         self.home.sender.drive(completion)
         return completion.result(number)
 
-    def send_async(self, record: Record, deadline: float) -> Future[SendResult]:
+    def send_async(self, record: Record, deadline: float, meant: MeantTopic = ANY_TOPIC) -> Future[SendResult]:
         """As ``send``, without waiting for the broker; a spooled message is synced when this returns."""
         future: Future[SendResult] = Future()
-        begun = self._begin(record, deadline, future)
+        begun = self._begin(record, deadline, future, meant)
         if isinstance(begun, Ticket):
             try:
                 future.set_result(self._spooled(begun))
@@ -140,24 +150,24 @@ class PartitionQueue:
         return SendResult(*self.partition, None, SendStatus.SPOOLED)
 
     def _begin(
-        self, record: Record, deadline: float, future: Future[SendResult] | None
+        self, record: Record, deadline: float, future: Future[SendResult] | None, meant: MeantTopic
     ) -> Ticket | tuple[Completion, int]:  # fmt: skip
         """Put the message in its order: behind those sent directly, or in the spool."""
         if self.home.commits and record[0] is not None:
             self._await_commits(deadline)
-        begun = self.home.sender.start(
-            self.partition, record, deadline, future
-        )  # without the lock while nothing has failed
+        # Without the lock while nothing has failed.
+        begun = self.home.sender.start(self.partition, record, deadline, future, meant.topic_id)
         while begun is None:
             with self._lock:
                 if self._is_closed:
                     raise ClosedError("the producer is closed")
                 if not self.home.sender.is_given_up(self.partition):
-                    begun = self._direct(record, deadline, future) if self._spool.count(self.partition) == 0 else None
-                    if begun is not None:
-                        break
+                    if self._spool.count(self.partition) == 0:
+                        begun = self._direct(record, deadline, future, meant)
+                        if begun is not None:
+                            break
                     if not self.home.sender.give_up(self.partition):
-                        return self._enqueued(record)
+                        return self._enqueued(record, meant)
             self.home.sender.await_taken_over()
         return begun
 
@@ -169,21 +179,29 @@ class PartitionQueue:
             self.home.sender.give_up(self.partition)
 
     def _direct(
-        self, record: Record, deadline: float, future: Future[SendResult] | None
+        self, record: Record, deadline: float, future: Future[SendResult] | None, meant: MeantTopic
     ) -> tuple[Completion, int] | None:  # fmt: skip
+        if 0 < meant.topic_id < self._topic_id:
+            raise StaleTopicError(f"topic {self.partition[0]!r} was deleted meanwhile, and created anew: send it again")
+        is_anew = self._is_anew(meant.topic_id)
         try:
             self._find_home()
             self.home.commits.wait(self.partition, deadline)
             identity = self.home.sender.follow(deadline)
-            ours = self._sequence if identity == self._identity else 0
+            ours = self._sequence if identity == self._identity and not is_anew else 0
             self._look_at_end(ours)
         except (StorageError, ClosedError, *POISON):
             raise
         except TxmqError:
             return None
-        self.home.sender.begin(self.partition, None if self._is_direct else ours)
-        self._is_direct = True
-        return self.home.sender.start(self.partition, record, deadline, future)
+        if not self.home.sender.begin(self.partition, None if self._is_direct else ours, meant):
+            return None
+        self._is_direct, self._topic_id = True, max(self._topic_id, meant.topic_id)
+        return self.home.sender.start(self.partition, record, deadline, future, meant.topic_id)
+
+    def _is_anew(self, topic_id: int) -> bool:
+        """Whether the topic was created anew since messages were numbered: the new one knows no numbers."""
+        return 0 < self._topic_id < topic_id
 
     def _find_home(self) -> None:
         """Go to the home that owns the partition, unless messages are sent directly; the caller holds the lock."""
@@ -196,10 +214,11 @@ class PartitionQueue:
                 self.home = home
                 home.wake.set()
 
-    def _enqueued(self, record: Record) -> Ticket:
+    def _enqueued(self, record: Record, meant: MeantTopic) -> Ticket:
         if self._is_direct:
             self._go_on_from(self.home.sender.hand_over(self.partition))
-        return self._spool.enqueue(self.partition, self.home.sender.encoded(record), self._clock.now_ms())
+        content, now_ms = self.home.sender.encoded(record), self._clock.now_ms()
+        return self._spool.enqueue(self.partition, content, now_ms, topic_id=meant.topic_id)
 
     def _go_on_from(self, handed: TakenOver) -> None:
         self._is_direct = False
@@ -225,17 +244,18 @@ class PartitionQueue:
     def _spooled_from(self, unsent: Unsent) -> list[Ticket]:
         """Enqueue a batch: whole, with its sequence; or its messages; or nothing if they are refused for good."""
         taken, now_ms = unsent.batch, self._clock.now_ms()
+        topic_id = taken.queue.meant.topic_id
         if unsent.sequence is None:
-            if _is_refused_for_good(taken):
+            if is_refused_for_good(taken):
                 return []
             return [
-                self._spool.enqueue(self.partition, self.home.sender.encoded(record), now_ms)
+                self._spool.enqueue(self.partition, self.home.sender.encoded(record), now_ms, topic_id=topic_id)
                 for record in taken.records
             ]
         assert self._identity is not None
         assert taken.content is not None
         assigned = AssignedSequence(self._identity, unsent.sequence, self._offset_at_least or 0)
-        return [self._spool.enqueue(self.partition, bytes(taken.content), now_ms, assigned, taken.count)]
+        return [self._spool.enqueue(self.partition, bytes(taken.content), now_ms, assigned, taken.count, topic_id)]
 
     def _outcomes(self, taken: Batch, tickets: Sequence[Ticket]) -> list[TxmqError | None]:
         if not tickets:
@@ -257,15 +277,17 @@ class PartitionQueue:
         return self._offset_at_least
 
     def _next_sequences(self, identity: SpoolIdentity, entries: Sequence[Entry]) -> list[AssignedSequence]:
-        offset_at_least = self._look_at_end(self._sequence if identity == self._identity else 0)
-        if identity != self._identity:
+        begins = identity != self._identity or self._is_anew(entries[0].topic_id)
+        offset_at_least = self._look_at_end(0 if begins else self._sequence)
+        if begins:
             self._identity, self._sequence = identity, 0
+        self._topic_id = max(self._topic_id, entries[0].topic_id)
         # A sequence counts messages; a batch that was sent directly and is numbered anew may hold several.
         steps = accumulate((entry.messages for entry in entries[:-1]), initial=self._sequence)
         return [AssignedSequence(identity, step & SEQUENCE_MASK, offset_at_least) for step in steps]
 
     def _look_after_session(self, error: TxmqError, identity: SpoolIdentity, deadline: float) -> None:
-        self._is_misrouted = self._is_misrouted or isinstance(error, NotOwnerError)
+        self._is_misrouted = self._is_misrouted or isinstance(error, NotOwnerError | StaleTopicError)
         if isinstance(error, ForbiddenError):
             self.home.sessions.reconnect()
         elif isinstance(error, FencedError | SequenceError):
@@ -290,12 +312,12 @@ class PartitionQueue:
         entries = self._spool.head(self.partition, DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX)
         if not entries:
             return
-        reason = _damage(entries[0])
+        reason = damage_of(entries[0])
         if reason is not None:
             self._park(entries[0], reason, renumber=False)
             return
         try:
-            entries = self._numbered(entries, deadline) if entries[0].assigned is None else _same_session(entries)
+            entries = self._numbered(entries, deadline) if entries[0].assigned is None else of_one_session(entries)
         except POISON as error:
             self._failed(entries[0], error, deadline)
             return
@@ -305,7 +327,7 @@ class PartitionQueue:
 
     def _numbered(self, entries: list[Entry], deadline: float) -> list[Entry]:
         """Assign sequences to the first batches without one, on disk before any of them is sent."""
-        front = _front(entries, lambda entry: entry.assigned is None and _damage(entry) is None)
+        front = to_be_numbered(entries)
         sequences = self._next_sequences(self.home.sessions.current(deadline), front)
         self._spool.assign(list(zip(front, sequences, strict=True)))
         self._certain = {entry.number for entry in front}
@@ -323,7 +345,7 @@ class PartitionQueue:
             while failure is None and len(in_flight) < sessions.in_flight_max and (entry := next(waiting, None)):
                 assert entry.assigned is not None
                 try:
-                    reply = sessions.start(entry.assigned, self.partition, entry.content, deadline)
+                    reply = sessions.start(entry.assigned, self.partition, entry.content, deadline, entry.topic_id)
                 except TxmqError as error:
                     failure = entry, error
                 else:
@@ -333,7 +355,7 @@ class PartitionQueue:
                 break
             entry, reply = in_flight.popleft()
             try:
-                self._offset_at_least = _offset(reply) + entry.messages
+                self._offset_at_least = stored_at(reply) + entry.messages
             except TxmqError as error:
                 failure = entry, error
                 break
@@ -343,7 +365,7 @@ class PartitionQueue:
             self._spool.done(done)
             crash_point("client.ordered.removed")
             self.drained += len(done)
-        if failure is not None and _is_certain(failure[1]) and failure[0].number in certain:
+        if failure is not None and has_stored_nothing(failure[1]) and failure[0].number in certain:
             self._certain = {number for number in certain if number >= failure[0].number}  # these stand behind a gap
         return failure
 
@@ -351,10 +373,15 @@ class PartitionQueue:
         if isinstance(error, FencedError | SequenceError):
             self._resolve_from_log(entry, error, deadline)
         elif isinstance(error, POISON):
+            if isinstance(error, StaleTopicError):
+                self._is_misrouted = True
+                self._homes.topic_is_gone(entry.topic)
             if entry.attempts + 1 < self._attempts_max:
                 self._spool.failed(entry, str(error))
                 raise error
-            if entry.assigned is not None and entry.number not in self._certain:
+            if isinstance(error, StaleTopicError):
+                self._park_topic(entry, error)
+            elif entry.assigned is not None and entry.number not in self._certain:
                 self._resolve_from_log(entry, error, deadline)
             else:
                 self._park(entry, f"refused {self._attempts_max} times: {error}", renumber=True)
@@ -395,6 +422,15 @@ class PartitionQueue:
                 self._sequence = entry.assigned.sequence
         self._log.warning("message parked", number=entry.number, reason=reason)
 
+    def _park_topic(self, entry: Entry, error: TxmqError) -> None:
+        """Park what waits for a topic that is gone. Another one knows none of its numbers."""
+        reason = f"refused {self._attempts_max} times: {error}"
+        with self._lock:
+            self._spool.park_topic(entry, reason)
+            if self._topic_id == entry.topic_id:
+                self._topic_id = self._sequence = 0
+        self._log.warning("messages for a topic that is gone parked", topic_id=entry.topic_id, reason=reason)
+
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -404,45 +440,3 @@ class PartitionQueue:
         self.home.sender.give_up(self.partition)
         with suppress(TxmqError):  # its session is not needed any more, and all waits have ended
             self.take_over(self._clock.monotonic())
-
-
-def _offset(reply: Reply) -> int:
-    line = reply.result().removesuffix(b"\n")
-    if not line.isdigit():
-        raise RemoteProtocolError(f"not an answer to put: {line[:80]!r}")
-    return int(line)
-
-
-def _front(entries: Sequence[Entry], belongs: Callable[[Entry], bool]) -> list[Entry]:
-    return list(takewhile(belongs, entries))
-
-
-def _is_certain(error: TxmqError) -> bool:
-    """Whether this transmission has certainly stored nothing."""
-    return isinstance(error, LocalProtocolError) or is_certain(error)
-
-
-def _is_refused_for_good(taken: Batch) -> bool:
-    """Whether the callers get the refusal and nothing is spooled. Of several messages only one may be refused."""
-    return isinstance(taken.refusal, UnknownTopicError) or (taken.count == 1 and isinstance(taken.refusal, POISON))
-
-
-def _same_session(entries: Sequence[Entry]) -> list[Entry]:
-    """The first batches that were sent before in one session."""
-    first = entries[0].assigned
-    assert first is not None
-    return _front(
-        entries,
-        lambda entry: (
-            entry.assigned is not None and entry.assigned.identity == first.identity and _damage(entry) is None
-        ),
-    )
-
-
-def _damage(entry: Entry) -> str | None:
-    """Why a row cannot be sent: its CRC is checked before the sequence is written into it."""
-    try:
-        batch.check(bytearray(entry.content))
-    except InvalidBatchError as error:
-        return f"damaged in the spool: {error}"
-    return None

@@ -103,7 +103,9 @@ class Sessions:
                 self._spool.forget_session(identity)
                 self._former.remove(identity)
 
-    def start(self, assigned: AssignedSequence, partition: TopicPartition, content: bytes, deadline: float) -> Reply:
+    def start(
+        self, assigned: AssignedSequence, partition: TopicPartition, content: bytes, deadline: float, topic_id: int
+    ) -> Reply:  # fmt: skip
         """Send a batch with its sequence; the answer's body is its offset.
 
         Raises:
@@ -111,8 +113,9 @@ class Sessions:
             ConnectionLostError, RequestTimeoutError: nothing was sent.
         """
         return self._connection_of(assigned.identity, deadline).request(
-            deadline, "put", *partition, body=[stamped(content, assigned)]
-        )
+            deadline, "put", *partition, extensions={"id": topic_id} if topic_id else None,
+            body=[stamped(content, assigned)],
+        )  # fmt: skip
 
     def _connection_of(self, identity: SpoolIdentity, deadline: float) -> Connection:
         if identity == self._noted:

@@ -30,16 +30,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from txmq.client.producer.batches import MeantTopic
 from txmq.client.spooling.spool_rows import (
     CHANGES,
     COLUMNS,
+    COUNT_OF_TOPIC,
     END_SESSION,
     EPOCH_MAX,
     FORGET_UNNAMED,
     HELD,
     INSERT,
+    PARK_TOPIC,
     RAISE_EPOCH,
     READABLE,
+    REMEMBER_TOPIC,
     UNASSIGN,
     UNASSIGN_BEHIND,
     UNPARK,
@@ -49,11 +53,12 @@ from txmq.client.spooling.spool_rows import (
     Entry,
     Held,
     SpoolIdentity,
+    Ticket,
     entry_of,
     identity_row,
     sequence_row,
 )
-from txmq.errors import SpoolFullError, StorageError, TxmqError
+from txmq.errors import SpoolFullError, StorageError
 from txmq.model import TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_disk import OSDisk, OSLock
@@ -62,26 +67,6 @@ from txmq.runtime.threads import Lock
 SIZE_BYTES_MAX = 1 << 30
 FILE_NAME, LOCK_NAME = "spool.sqlite", "lock"
 GROUP_MAX = 500  # appends that share one transaction
-
-
-class Ticket:
-    """A batch that waits to be appended.
-
-    Attributes:
-        number: of its row, once it is written.
-        error: why it was not written.
-    """
-
-    __slots__ = ("assigned", "content", "created_ms", "error", "is_done", "messages", "number", "partition")
-
-    def __init__(
-        self, partition: TopicPartition, content: bytes, created_ms: int, assigned: AssignedSequence | None,
-        messages: int,
-    ) -> None:  # fmt: skip
-        self.partition, self.content, self.created_ms = partition, content, created_ms
-        self.assigned, self.messages = assigned, messages
-        self.number, self.is_done = 0, False
-        self.error: TxmqError | None = None
 
 
 class Spool:
@@ -113,16 +98,17 @@ class Spool:
                 self._owner = self._disk.lock(LOCK_NAME)
             elif not (self.path / name).is_file():
                 raise StorageError(f"{self.path} holds no spool")
-            self._open(self.path / name, undo, read_only=read_only)
+            self._columns = COLUMNS[self._open(self.path / name, undo, read_only=read_only)]
             self._recount()
             undo.pop_all()
 
-    def _open(self, file: Path, undo: ExitStack, *, read_only: bool) -> None:
+    def _open(self, file: Path, undo: ExitStack, *, read_only: bool) -> int:
+        """Returns the version of the file."""
         try:
             target = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
             database = sqlite3.connect(target, uri=True, isolation_level=None, check_same_thread=False)
             undo.callback(database.close)
-            version = database.execute("PRAGMA user_version").fetchone()[0]
+            version: int = database.execute("PRAGMA user_version").fetchone()[0]
             if version not in (READABLE if read_only else CHANGES):
                 raise StorageError(f"{file}: version {version} of a spool, this txmq reads {VERSION}")
             if not read_only:
@@ -135,15 +121,16 @@ class Spool:
         except sqlite3.Error as error:
             raise StorageError(f"{file}: {error}") from error
         self._database = database
+        return version if read_only else VERSION
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def enqueue(
         self, partition: TopicPartition, content: bytes, now_ms: int, assigned: AssignedSequence | None = None,
-        messages: int = 1,
+        messages: int = 1, topic_id: int = 0,
     ) -> Ticket:  # fmt: skip
         """Queue a batch behind all others of its partition, without I/O; ``wait_synced`` waits for it."""
-        ticket = Ticket(partition, content, now_ms, assigned, messages)
+        ticket = Ticket(partition, content, now_ms, assigned, messages, topic_id)
         with self._queue_lock:
             self._queued[partition] = self._queued.get(partition, 0) + messages
             self._queue.append(ticket)
@@ -207,8 +194,7 @@ class Spool:
                 "it empties when its partitions can be written"
             )
             return
-        values = (*ticket.partition, ticket.content, ticket.created_ms, ticket.messages, *sequence_row(ticket.assigned))
-        ticket.error, ticket.number = None, int(self._database.execute(INSERT, values).lastrowid or 0)
+        ticket.error, ticket.number = None, int(self._database.execute(INSERT, ticket.row()).lastrowid or 0)
         changes.append((ticket.partition, ticket.messages, len(ticket.content)))
 
     def _holds(self, tickets: Sequence[Ticket]) -> bool:
@@ -266,18 +252,31 @@ class Spool:
                 )
             self._database.execute("UPDATE batches SET parked = 1, reason = ? WHERE number = ?", (reason, entry.number))
 
+    def park_topic(self, entry: Entry, reason: str) -> None:
+        """Park the batches of its partition that are meant for the same topic, which is gone."""
+        with self._writing() as changes:
+            partition = (entry.topic, entry.partition)
+            rows = (*partition, entry.topic_id)
+            count = self._database.execute(COUNT_OF_TOPIC, rows).fetchone()[0]
+            self._database.execute(PARK_TOPIC, (reason, *rows))
+            changes.append((partition, -count, 0))
+
     def unpark(self) -> int:
-        """Try parked messages again; returns how many. A message that may be stored may then be stored twice."""
+        """Try parked messages again, at any topic of their topic's name; returns how many.
+
+        A message that may be stored may then be stored twice.
+        """
         counts = [((topic, partition), count) for topic, partition, _, count, *_ in self.summary() if count]
         with self._writing() as changes:
             self._database.execute(UNPARK)
             changes.extend((partition, count, 0) for partition, count in counts)
         return sum(count for _, count in counts)
 
-    def remember_topic(self, name: str, partitions: int) -> None:
-        """Note how many partitions a topic has, for times when the broker is away."""
+    def remember_topic(self, name: str, topic: MeantTopic) -> None:
+        """Note a topic's id and how many partitions it has, for times when the broker is away."""
         with self._writing():
-            self._database.execute("INSERT OR REPLACE INTO topics VALUES (?, ?)", (name, partitions))
+            values = (name, topic.partitions, topic.topic_id)
+            self._database.execute(REMEMBER_TOPIC, values)
 
     def remember_session(self, identity: SpoolIdentity, secret: str) -> None:
         """Note a session and its secret, before the first batch is sent in it."""
@@ -392,9 +391,10 @@ class Spool:
             " min(created_ms) FROM batches GROUP BY topic, partition ORDER BY topic, partition", (),
         )  # fmt: skip
 
-    def topics(self) -> dict[str, int]:
-        """Topics and their numbers of partitions."""
-        return dict(self._rows("SELECT name, partitions FROM topics", ()))
+    def topics(self) -> dict[str, MeantTopic]:
+        """Topics by name."""
+        rows = self._rows("SELECT name, topic_id, partitions FROM topics", ())
+        return {name: MeantTopic(topic_id, partitions) for name, topic_id, partitions in rows}
 
     def sessions(self) -> list[SpoolIdentity]:
         """Sessions whose batches may still be on their way."""
@@ -406,7 +406,7 @@ class Spool:
 
     def _read(self, condition: str, values: Sequence[object]) -> list[Entry]:
         # The text is a constant; what comes from outside are values.
-        return [entry_of(row) for row in self._rows(f"SELECT {COLUMNS} FROM batches {condition}", values)]  # noqa: S608
+        return [entry_of(row) for row in self._rows(f"SELECT {self._columns} FROM batches {condition}", values)]  # noqa: S608
 
     def _rows(self, query: str, values: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
         with self._lock:

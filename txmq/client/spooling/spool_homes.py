@@ -100,7 +100,7 @@ class SpoolHomes:
 
     Args:
         on_given_up: as ``OrderedSender``.
-        on_unknown_topic: called with the topic's name if a broker does not know it.
+        on_unknown_topic: called with the topic's name if a broker does not know it, or knows another one of that name.
         on_opened: called once for each home, when it is first used.
     """
 
@@ -140,6 +140,10 @@ class SpoolHomes:
     def corrected(self, topic: str) -> None:
         """A broker does not own a partition of the topic: find out which home does. Raises as ``owner``."""
         self._client.routes.corrected(topic)
+
+    def topic_is_gone(self, topic: str) -> None:
+        """Another topic has the name: messages from now on are for that one."""
+        self._on_unknown_topic(topic)
 
     def _of(self, link: SpoolLink) -> SpoolHome:
         home = self._of_links.get(link)

@@ -4,53 +4,67 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from txmq.errors import TxmqError
 from txmq.model import ParkedMessage, TopicPartition
 
-VERSION = 3
-READABLE = (2, VERSION)  # by readers that only look at batches
+VERSION = 4
+READABLE = (2, 3, VERSION)  # by readers that only look at batches
 EPOCH_MAX = 0x7FFF  # the broker's limit
 _SCHEMA = """
 CREATE TABLE batches (
   number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, partition INTEGER NOT NULL, content BLOB NOT NULL,
   created_ms INTEGER NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
   parked INTEGER NOT NULL DEFAULT 0, cluster TEXT, home TEXT, session TEXT, epoch INTEGER, sequence INTEGER,
-  floor INTEGER, messages INTEGER NOT NULL DEFAULT 1);
+  floor INTEGER, messages INTEGER NOT NULL DEFAULT 1, topic_id INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX waiting ON batches (topic, partition, number) WHERE NOT parked;
-CREATE TABLE topics (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE topics (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL, topic_id INTEGER NOT NULL DEFAULT 0)
+  WITHOUT ROWID;
 CREATE TABLE sessions (cluster TEXT, home TEXT, session TEXT, epoch INTEGER, secret TEXT NOT NULL DEFAULT '',
   held_epoch INTEGER NOT NULL DEFAULT 0, is_over INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (cluster, home, session, epoch)) WITHOUT ROWID;
 """
-_FROM_VERSION_2 = """
+_FROM_VERSION_3 = """
+ALTER TABLE batches ADD COLUMN topic_id INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE topics ADD COLUMN topic_id INTEGER NOT NULL DEFAULT 0;
+"""
+_FROM_VERSION_2 = (
+    """
 ALTER TABLE sessions ADD COLUMN secret TEXT NOT NULL DEFAULT '';
 ALTER TABLE sessions ADD COLUMN held_epoch INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE sessions ADD COLUMN is_over INTEGER NOT NULL DEFAULT 0;
 """
+    + _FROM_VERSION_3
+)
 _FROM_VERSION_1 = "ALTER TABLE batches ADD COLUMN messages INTEGER NOT NULL DEFAULT 1;" + _FROM_VERSION_2
-CHANGES = {0: _SCHEMA, 1: _FROM_VERSION_1, 2: _FROM_VERSION_2, VERSION: ""}
+CHANGES = {0: _SCHEMA, 1: _FROM_VERSION_1, 2: _FROM_VERSION_2, 3: _FROM_VERSION_3, VERSION: ""}
 FORGET_UNNAMED = """
 DELETE FROM sessions WHERE is_over AND NOT EXISTS (SELECT 1 FROM batches AS b WHERE b.cluster = sessions.cluster
   AND b.home = sessions.home AND b.session = sessions.session AND b.epoch = sessions.epoch);
 """
 _OF_SESSION = " WHERE cluster = ? AND home = ? AND session = ? AND epoch = ?"
+REMEMBER_TOPIC = "INSERT OR REPLACE INTO topics (name, partitions, topic_id) VALUES (?, ?, ?)"
 RAISE_EPOCH = "UPDATE sessions SET held_epoch = min(held_epoch + 1, ?)" + _OF_SESSION  # noqa: S608  constants
 HELD = "SELECT secret, held_epoch FROM sessions" + _OF_SESSION  # noqa: S608
 END_SESSION = "UPDATE sessions SET is_over = 1" + _OF_SESSION  # noqa: S608
-COLUMNS = (
+_COLUMNS_BEFORE = (
     "number, topic, partition, content, created_ms, attempts, reason, parked, messages,"
-    " cluster, home, session, epoch, sequence, floor"
+    " cluster, home, session, epoch, sequence, floor, "
 )
+COLUMNS = {version: _COLUMNS_BEFORE + ("topic_id" if version == VERSION else "0") for version in READABLE}
 INSERT = (
-    "INSERT INTO batches (topic, partition, content, created_ms, messages, cluster, home, session, epoch, sequence,"
-    " floor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO batches (topic, partition, content, created_ms, messages, topic_id, cluster, home, session, epoch,"
+    " sequence, floor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _UNASSIGNED = "cluster = NULL, home = NULL, session = NULL, epoch = NULL, sequence = NULL, floor = NULL"
 UNASSIGN = "UPDATE batches SET " + _UNASSIGNED + " WHERE number = ?"  # noqa: S608  constants
-UNPARK = "UPDATE batches SET parked = 0, attempts = 0, " + _UNASSIGNED + " WHERE parked"  # noqa: S608
+UNPARK = "UPDATE batches SET parked = 0, attempts = 0, topic_id = 0, " + _UNASSIGNED + " WHERE parked"  # noqa: S608
 UNASSIGN_BEHIND = (
     "UPDATE batches SET " + _UNASSIGNED + " WHERE topic = ? AND partition = ? AND NOT parked AND number > ?"  # noqa: S608
     " AND cluster = ? AND home = ? AND session = ? AND epoch = ?"
 )
+_OF_TOPIC = " WHERE topic = ? AND partition = ? AND topic_id = ? AND NOT parked"
+COUNT_OF_TOPIC = "SELECT coalesce(sum(messages), 0) FROM batches" + _OF_TOPIC  # noqa: S608
+PARK_TOPIC = "UPDATE batches SET parked = 1, reason = ?" + _OF_TOPIC  # noqa: S608
 Change = tuple[TopicPartition, int, int]  # partition, more messages, more bytes
 
 
@@ -92,7 +106,11 @@ class AssignedSequence:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row: a batch that waits or is parked."""
+    """One row: a batch that waits or is parked.
+
+    Attributes:
+        topic_id: of the topic that its partition was chosen for; 0 for any of that name.
+    """
 
     number: int
     topic: str
@@ -103,6 +121,7 @@ class Entry:
     reason: str
     is_parked: bool
     messages: int
+    topic_id: int
     assigned: AssignedSequence | None
 
     def as_parked(self) -> ParkedMessage:
@@ -110,6 +129,33 @@ class Entry:
         return ParkedMessage(
             self.topic, self.partition, self.content, self.messages, self.created_ms, self.attempts, self.reason
         )
+
+
+class Ticket:
+    """A batch that waits to be appended.
+
+    Attributes:
+        number: of its row, once it is written.
+        error: why it was not written.
+    """
+
+    __slots__ = (
+        "assigned", "content", "created_ms", "error", "is_done", "messages", "number", "partition", "topic_id",
+    )  # fmt: skip
+
+    def __init__(
+        self, partition: TopicPartition, content: bytes, created_ms: int, assigned: AssignedSequence | None,
+        messages: int, topic_id: int,
+    ) -> None:  # fmt: skip
+        self.partition, self.content, self.created_ms = partition, content, created_ms
+        self.assigned, self.messages, self.topic_id = assigned, messages, topic_id
+        self.number, self.is_done = 0, False
+        self.error: TxmqError | None = None
+
+    def row(self) -> tuple[object, ...]:
+        """The values of ``INSERT``."""
+        stated = (*self.partition, self.content, self.created_ms, self.messages, self.topic_id)
+        return *stated, *sequence_row(self.assigned)
 
 
 def identity_row(identity: SpoolIdentity) -> tuple[str, str, str, int]:
@@ -128,10 +174,12 @@ def sequence_row(assigned: AssignedSequence | None) -> tuple[object, ...]:
 
 def entry_of(row: tuple) -> Entry:  # type: ignore[type-arg]
     """An entry from the columns ``COLUMNS``."""
-    number, topic, partition, content, created_ms, attempts, reason, parked, messages, *columns = row
+    number, topic, partition, content, created_ms, attempts, reason, parked, messages, *columns, topic_id = row
     assigned = None
     if columns[0] is not None:
         cluster, home, session, epoch, sequence, offset_at_least = columns
         identity = SpoolIdentity(int(cluster, 16), int(home, 16), int(session, 16), epoch)
         assigned = AssignedSequence(identity, sequence, offset_at_least)
-    return Entry(number, topic, partition, content, created_ms, attempts, reason, bool(parked), messages, assigned)
+    return Entry(
+        number, topic, partition, content, created_ms, attempts, reason, bool(parked), messages, topic_id, assigned
+    )

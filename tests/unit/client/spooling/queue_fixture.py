@@ -215,7 +215,9 @@ class Way:
             self._partition.session += 1
             self.link.fail(ConnectionLostError("the session was given up"))
 
-    def start(self, assigned: AssignedSequence, _partition: TopicPartition, content: bytes, _deadline: float) -> Answer:
+    def start(
+        self, assigned: AssignedSequence, _partition: TopicPartition, content: bytes, _deadline: float, _topic_id: int
+    ) -> Answer:  # fmt: skip
         """As ``Sessions``."""
         if self.is_away:
             raise ConnectionLostError("away")
