@@ -79,6 +79,8 @@ HOMES = {
     "kazoo": ["txmq/registry/zookeeper/kazoo_session.py"],
     "MySQLdb": ["txmq/xa/database/mysql_driver.py"],
     "pyarrow": ["txmq/spark/"],
+    "pymysql": ["txmq/binlog/source/"],
+    "pymysqlreplication": ["txmq/binlog/source/"],
     "pyspark": ["txmq/spark/", "txmq/testing/processes/spark.py"],
     "rich": ["txmq/cli/"],
     "structlog": ["txmq/runtime/logging.py"],

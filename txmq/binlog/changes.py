@@ -1,0 +1,225 @@
+"""What a binlog says, as values: tables, row changes, statements, and the parts in which transactions are handed out.
+
+A value of a row is the text or number that its JSON form shows, so that nothing is lost on the way (``Column``):
+None, int, float, str, or bytes for binary columns. Only ``event_json.py`` turns it into JSON.
+
+A transaction comes in one part, or in several in order if it is large: ``first`` and ``last`` say which, ``number`` is
+that of the part's first change in its transaction. A transaction of which nothing is captured is a part without
+changes: its position counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from txmq.binlog.position import Flavor, GtidSet, Position
+from txmq.xid import Xid
+
+Value = None | int | float | str | bytes
+Row = tuple[Value, ...]
+
+
+class TableName(NamedTuple):
+    """A table's name in its database."""
+
+    database: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.database}.{self.name}"
+
+
+class ColumnKind(StrEnum):
+    """The form in which a column's values travel."""
+
+    INTEGER = "integer"  # int: all integer types, YEAR, BIT
+    FLOAT = "float"  # float: FLOAT, DOUBLE
+    DECIMAL = "decimal"  # str with all digits of the scale
+    TEXT = "text"  # str: CHAR, VARCHAR, TEXT, ENUM; SET as its members with commas; UUID, INET4, INET6
+    JSON = "json"  # str: the document's text
+    BINARY = "binary"  # bytes: BINARY (with its padding), VARBINARY, BLOB, GEOMETRY (as stored: SRID and WKB)
+    DATE = "date"  # str YYYY-MM-DD, also 0000-00-00 and days that do not exist
+    TIME = "time"  # str [-]HH:MM:SS[.ffffff], hours up to 838
+    DATETIME = "datetime"  # str YYYY-MM-DDTHH:MM:SS[.ffffff], without a zone
+    TIMESTAMP = "timestamp"  # str like DATETIME, in UTC with Z; the zero timestamp is 0000-00-00T00:00:00Z
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as the binlog describes it.
+
+    Args:
+        name: as the database spells it.
+        kind: the form of its values.
+        type: SQL type, as far as the binlog tells: ``bigint unsigned``, ``decimal(10,2)``, ``enum('a','b')``.
+        is_generated: computed by the database from other columns: an applier leaves it out.
+    """
+
+    name: str
+    kind: ColumnKind
+    type: str
+    is_generated: bool = False
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """A table's columns at the time of a change.
+
+    Args:
+        table: its name.
+        columns: in the order of the rows' values.
+        key: places of the columns that name a row: primary key, else the first unique key without NULL, else none
+            (the whole row names it).
+    """
+
+    table: TableName
+    columns: tuple[Column, ...]
+    key: tuple[int, ...] = ()
+
+    @cached_property
+    def tag(self) -> str:
+        """Eight hexadecimal digits that change with names, types and key: the events' schema tag."""
+        described = [f"{column.name} {column.type}" for column in self.columns] + [str(self.key)]
+        return f"{crc32(chr(0).join(described).encode('utf-8', 'surrogateescape')):08x}"
+
+
+class Op(StrEnum):
+    """What a row change did, as Debezium names it."""
+
+    CREATE = "c"
+    UPDATE = "u"
+    DELETE = "d"
+    READ = "r"  # by a snapshot
+
+
+class RowChange:
+    """One row's change. A plain class: there are hundreds of thousands a second.
+
+    Args:
+        op: as ``Op``.
+        schema: of the table, when the change was made.
+        before: the row before it; None for ``c`` and ``r``.
+        after: the row after it; None for ``d``.
+    """
+
+    __slots__ = ("after", "before", "op", "schema")
+
+    def __init__(self, op: str, schema: TableSchema, before: Row | None, after: Row | None) -> None:
+        self.op = op
+        self.schema = schema
+        self.before = before
+        self.after = after
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RowChange) and (self.op, self.schema, self.before, self.after) == (
+            other.op, other.schema, other.before, other.after,
+        )  # fmt: skip
+
+    __hash__ = None  # type: ignore[assignment]  # rows are compared, never looked up
+
+    def __repr__(self) -> str:
+        return f"RowChange({self.op!r}, {self.schema.table}, before={self.before!r}, after={self.after!r})"
+
+
+class DdlKind(StrEnum):
+    """What a statement does to tables."""
+
+    CREATE = "create"
+    ALTER = "alter"
+    DROP = "drop"
+    RENAME = "rename"
+    TRUNCATE = "truncate"
+    DATABASE = "database"  # CREATE, ALTER or DROP DATABASE
+    OTHER = "other"  # changes no table's rows or columns: users, routines, views, indexes, statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Ddl:
+    """A statement that the binlog holds as text.
+
+    Args:
+        kind: what it does.
+        statement: its text.
+        database: the database it was run in: unqualified names are of it.
+        tables: those it changes, in the order it names them. RENAME: old and new name of each.
+        additive: rows and columns that there are stay what they are: consumers may go on.
+    """
+
+    kind: DdlKind
+    statement: str
+    database: str
+    tables: tuple[TableName, ...] = ()
+    additive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class XaPrepare:
+    """The part's rows are prepared under ``xid``: they count when its ``XaEnd`` says committed."""
+
+    xid: Xid
+
+
+@dataclass(frozen=True, slots=True)
+class XaEnd:
+    """The prepared transaction ``xid`` ended; the part has no changes."""
+
+    xid: Xid
+    committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The server that is read."""
+
+    flavor: Flavor
+    server: str
+
+
+@dataclass(slots=True)
+class TransactionPart:
+    """A transaction, or a part of a large one. If it has both, ``ddl`` was run before ``changes``.
+
+    Args:
+        gtid: the transaction's id; every part of it has the same.
+        gtids: what is published when this part is: with the transaction only if it is its last part.
+        origin: the server that was read.
+        server_id: of the server that ran the transaction first.
+        timestamp_ms: when it was run there.
+        first: it begins the transaction.
+        last: it ends the transaction.
+        number: of its first change in the transaction, from 0.
+        changes: in the order of the binlog.
+        ddl: the statement, if it is one.
+        xa: set if the changes are prepared only, or end what was prepared.
+        file: the binlog file.
+        offset: byte behind the part's last event.
+    """
+
+    gtid: str
+    gtids: GtidSet
+    origin: Origin
+    server_id: int
+    timestamp_ms: int
+    first: bool = True
+    last: bool = True
+    number: int = 0
+    changes: list[RowChange] = field(default_factory=list)
+    ddl: Ddl | None = None
+    xa: XaPrepare | XaEnd | None = None
+    file: str = ""
+    offset: int = 0
+
+    @property
+    def after(self) -> Position:
+        """The position to save with this part."""
+        rows = 0 if self.last else self.number + len(self.changes)
+        origin = self.origin
+        return Position(origin.flavor, str(self.gtids), rows, self.file, self.offset, origin.server)
+
+
+TRANSACTION_ROWS_MAX: Final = 10_000  # changes of a part
+TRANSACTION_BYTES_MAX: Final = 8 << 20  # of a part's events

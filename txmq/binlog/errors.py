@@ -1,0 +1,32 @@
+"""The errors of binlog sync. Each says what to correct; after it the reader stops and has passed over no change."""
+
+from __future__ import annotations
+
+from txmq.errors import TxmqError
+
+
+class BinlogError(TxmqError):
+    """Base of the errors of binlog sync."""
+
+
+class SourceError(BinlogError):
+    """The database cannot be read as asked, or its binlog holds what cannot be published; the text says more."""
+
+
+class SourceAwayError(BinlogError):
+    """The connection to the database ended or could not be made. Open it anew from the last published position."""
+
+    retriable: bool = True
+
+
+class ColumnError(BinlogError):
+    """A column's value cannot be published exactly.
+
+    Attributes:
+        table: ``database.table``.
+        column: the column's name.
+    """
+
+    def __init__(self, table: str, column: str, reason: str) -> None:
+        super().__init__(f"{table}: column {column}: {reason}")
+        self.table, self.column = table, column
