@@ -217,8 +217,8 @@ class TransactionPart:
     def after(self) -> Position:
         """The position to save with this part."""
         rows = 0 if self.last else self.number + len(self.changes)
-        origin = self.origin
-        return Position(origin.flavor, str(self.gtids), rows, self.file, self.offset, origin.server)
+        origin, partial = self.origin, self.gtid if rows else ""
+        return Position(origin.flavor, str(self.gtids), rows, self.file, self.offset, origin.server, partial)
 
 
 TRANSACTION_ROWS_MAX: Final = 10_000  # changes of a part

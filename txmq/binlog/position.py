@@ -75,7 +75,7 @@ class MariadbGtids:
         return self.last.get(domain, (0, 0))[1]
 
     def covers(self, other: GtidSet) -> bool:
-        """By sequence numbers, which rise within a domain (``gtid_strict_mode``)."""
+        """By sequence numbers, which rise within a domain (GTID strict mode)."""
         return isinstance(other, MariadbGtids) and all(
             self.sequence(domain) >= sequence for domain, (_server, sequence) in other.last.items()
         )
@@ -172,6 +172,7 @@ class Position:
         file: the binlog file of the server that was read, for people.
         offset: byte behind the last published event in ``file``, for people.
         server: which server was read (MySQL's uuid, MariaDB's fingerprint).
+        partial: id of the transaction that ``rows`` counts; empty if ``rows`` is 0.
     """
 
     flavor: Flavor
@@ -180,12 +181,15 @@ class Position:
     file: str = ""
     offset: int = 0
     server: str = ""
+    partial: str = ""
 
     def __post_init__(self) -> None:
         if self.flavor not in get_args(Flavor):
             raise ValueError(f"flavor is mariadb or mysql, not {self.flavor!r}")
         if self.rows < 0 or self.offset < 0:
             raise ValueError(f"rows and offset are not below 0: {self.rows}, {self.offset}")
+        if bool(self.rows) != bool(self.partial):
+            raise ValueError(f"rows are those of a transaction: {self.rows} of {self.partial!r}")
 
     @property
     def gtid_set(self) -> MariadbGtids | MysqlGtids:
@@ -229,7 +233,7 @@ class Position:
         return position
 
 
-_FIELDS: Final = (str, str, int, str, int, str)
+_FIELDS: Final = (str, str, int, str, int, str, str)
 
 
 def _parts(text: str) -> list[str]:

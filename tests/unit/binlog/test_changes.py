@@ -38,6 +38,6 @@ def test_position_behind_an_unfinished_transaction_counts_its_rows() -> None:
     first = TransactionPart("0-1-5", before, origin, 1, 1000, last=False, changes=changes, file="b.1", offset=70)
     middle = replace(first, first=False, number=3)
     last = replace(first, gtids=behind, first=False, last=True, number=6, offset=90)
-    assert first.after == Position("mariadb", "0-1-4", 3, "b.1", 70, "server a")
+    assert first.after == Position("mariadb", "0-1-4", 3, "b.1", 70, "server a", "0-1-5")
     assert middle.after.rows == 6
     assert last.after == Position("mariadb", "0-1-5", 0, "b.1", 90, "server a")

@@ -72,18 +72,28 @@ def test_mysql_set_holds_exactly_what_was_put_in(numbers: list[int], asked: int)
 
 
 def test_position_survives_its_json() -> None:
-    position = Position("mariadb", "0-1-442,1-2-7", 12, "binlog.000003", 4711, "mariadb x /data/")
+    position = Position("mariadb", "0-1-442,1-2-7", 12, "binlog.000003", 4711, "mariadb x /data/", "0-1-443")
     assert Position.from_json(position.to_json()) == position
     assert Position.from_json('{"flavor":"mysql","gtids":""}') == Position("mysql", "")
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"flavor": "oracle"}, {"gtids": "x"}, {"gtids": None}, {"rows": -1}, {"rows": "1"}, {"offset": -1}, {"more": 1}],
+    [
+        {"flavor": "oracle"},
+        {"gtids": "x"},
+        {"gtids": None},
+        {"rows": -1},
+        {"rows": "1"},
+        {"rows": 1},
+        {"partial": "0-1-3"},
+        {"offset": -1},
+        {"more": 1},
+    ],
 )
 def test_strange_position_is_refused(change: dict[str, object]) -> None:
     fields = json.loads(Position("mariadb", "0-1-2").to_json())
-    with pytest.raises(ValueError, match=r"position|GTID|flavor|below 0"):
+    with pytest.raises(ValueError, match=r"position|GTID|flavor|below 0|rows are"):
         Position.from_json(json.dumps(fields | change))
 
 
@@ -94,16 +104,16 @@ def test_other_json_is_no_position(text: str) -> None:
 
 
 def test_position_covers_what_is_not_behind_it() -> None:
-    position = Position("mariadb", "0-1-442", 5)
-    assert position.covers(Position("mariadb", "0-1-442", 5))
-    assert position.covers(Position("mariadb", "0-1-441", 9))
-    assert not position.covers(Position("mariadb", "0-1-442", 6))
+    position = Position("mariadb", "0-1-442", 5, partial="0-1-443")
+    assert position.covers(Position("mariadb", "0-1-442", 5, partial="0-1-443"))
+    assert position.covers(Position("mariadb", "0-1-441", 9, partial="0-1-442"))
+    assert not position.covers(Position("mariadb", "0-1-442", 6, partial="0-1-443"))
     assert not position.covers(Position("mariadb", "0-1-443"))
 
 
 def test_position_moves_to_another_server() -> None:
-    position = Position("mysql", f"{A}:1-5", 2, "binlog.000001", 99, A)
-    assert position.on_server(B) == Position("mysql", f"{A}:1-5", 2, "", 0, B)
+    position = Position("mysql", f"{A}:1-5", 2, "binlog.000001", 99, A, f"{A}:6")
+    assert position.on_server(B) == Position("mysql", f"{A}:1-5", 2, "", 0, B, f"{A}:6")
 
 
 def test_flavor_says_how_a_set_is_read() -> None:
