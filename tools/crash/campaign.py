@@ -267,7 +267,8 @@ class Campaign:
         begun = time.monotonic()
         left = self._left_in_doubt()
         self.write_final_reads(left)
-        self._ask_for_outcomes()
+        with txmq.connect(self.broker.address) as client:
+            final_reads.ask_for_outcomes(client, read_history(self.world), self.history)
         history = read_history(self.world)
         self.report.verdict = verdict = check(history, Coverage(ok=number, faults=number))
         counts = ", ".join(f"{count} {name}" for name, count in verdict.counts.items())
@@ -277,12 +278,6 @@ class Campaign:
     def write_final_reads(self, left: set[str]) -> None:
         """Everything that is there; the writers are at rest."""
         final_reads.write(self.world, self.broker.address, self.history, left)
-
-    def heuristics(self) -> list[list[str]]:
-        """What the broker has recorded of lone decisions."""
-        with txmq.connect(self.broker.address) as client:
-            found = client.transactions.list(state="heuristic")
-        return [[item["txid"], fact["what"]] for item in found for fact in item["heuristics"]]
 
     def _check_offline(self) -> None:
         """Hold the files of the stopped broker to what the client reads."""
@@ -302,16 +297,3 @@ class Campaign:
             if not left or time.monotonic() >= deadline:
                 return left
             pause(0.05)
-
-    def _ask_for_outcomes(self) -> None:
-        """Hold what the broker says of killed and unknown transactions to what is there."""
-        history = read_history(self.world)
-        unknown = [item for item in history.operations.values() if item.status == "info" and item.txid]
-        with txmq.connect(self.broker.address) as client:
-            for operation in unknown:
-                try:
-                    outcome = client.outcome(str(operation.txid))
-                except txmq.errors.FencedError:  # no longer kept
-                    continue
-                if outcome is not txmq.Outcome.UNKNOWN:
-                    self.history.write("outcome", "ok", operation.id, [outcome.value])

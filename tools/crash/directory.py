@@ -66,8 +66,13 @@ class CampaignDirectory:
         return self.directory / "resolver.toml"
 
     def create(self, address: str) -> None:
-        """Directory, database and the resolver's configuration."""
+        """Directory, databases and the resolver's configuration."""
         self.histories.mkdir()
+        self.make_databases()
+        self.resolver_config.write_text(f"bootstrap = {json.dumps(address)}\n\n{self.resolver_resources()}", "utf-8")
+
+    def make_databases(self) -> None:
+        """With their tables."""
         connection = sqlite3.connect(self.database)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(
@@ -75,9 +80,12 @@ class CampaignDirectory:
             "(id INTEGER PRIMARY KEY AUTOINCREMENT, rowid_text TEXT UNIQUE NOT NULL, key TEXT NOT NULL)"
         )
         connection.close()
-        self.resolver_config.write_text(
-            f"bootstrap = {json.dumps(address)}\n\n[[resource]]\nname = {json.dumps(RESOURCE)}\n"
-            f'driver = "sqlite3"\nconnect = {{ database = {json.dumps(str(self.database))}, timeout = 2.0 }}\n'
+
+    def resolver_resources(self) -> str:
+        """The resources, as the resolver's configuration has them."""
+        return (
+            f'[[resource]]\nname = {json.dumps(RESOURCE)}\ndriver = "sqlite3"\n'
+            f"connect = {{ database = {json.dumps(str(self.database))}, timeout = 2.0 }}\n"
         )
 
     @property

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import txmq
 from tools.crash.directory import CampaignDirectory, HistoryFile
 from tools.crash.reader import text_of
+from txmq.testing.checkers.events import History
 
 
 def in_doubt(address: str) -> set[str]:
@@ -26,6 +28,16 @@ def write(world: CampaignDirectory, address: str, history: HistoryFile, left: It
     history.write("in-doubt", "ok", "in-doubt", sorted(left))
     history.write("drain", "ok", "drain", drain(address, world.partitions))
     history.write("rows", "ok", "rows", [["rows", resource, rows] for resource, rows in world.rows().items()])
+
+
+def ask_for_outcomes(client: txmq.Client, known: History, history: HistoryFile) -> None:
+    """Write to the history what the broker says of killed and unknown transactions, to be held to what is there."""
+    unknown = [item for item in known.operations.values() if item.status == "info" and item.txid]
+    for operation in unknown:
+        with suppress(txmq.errors.FencedError):  # no longer kept
+            outcome = client.outcome(str(operation.txid))
+            if outcome is not txmq.Outcome.UNKNOWN:
+                history.write("outcome", "ok", operation.id, [outcome.value])
 
 
 def drain(address: str, partitions: Mapping[str, int]) -> list[list[Any]]:

@@ -42,6 +42,7 @@ ASK_AGAIN_S = 0.1
 REST_S = 0.004  # two cores are shared by seven processes
 AFTER_FAILURE_S = 0.05
 CHANGES_ITS_MIND = 0.05
+TXID_ASKED_EARLY = 0.5
 REFUSED = (  # plain sends: the library promises that nothing was written
     txmq.errors.DiskFullError, txmq.errors.OverloadedError, txmq.errors.UnknownTopicError, txmq.errors.TopicClosedError,
 )  # fmt: skip
@@ -138,24 +139,30 @@ class TransactingWorker(Teller):
             write: writes the row of the resource of that name on a connection.
         """
         rows = [["row", name, operation] for name in resources]
-        is_invoked = False
+        is_invoked, is_early = False, self.rng.random() < TXID_ASKED_EARLY
         try:
             with self.producer.transaction(*resources.values(), timeout=TIMEOUT_S) as tx:
-                self.history.write("txn", "invoke", operation, [*rows, *planned], txid=text_of_txid(tx.txid))
-                is_invoked = True
+                if is_early:
+                    is_invoked = self._invoked(operation, [*rows, *planned], tx)
                 for name, resource in resources.items():
                     write(name, tx.connection(resource))
                 for _, topic, key, value in planned:
                     self.producer.send(topic, value.encode(), key=key.encode())
+                if not is_early:  # drawn behind the body, from a home that takes part
+                    is_invoked = self._invoked(operation, [*rows, *planned], tx)
                 if self.rng.random() < CHANGES_ITS_MIND:
                     raise ChangedMindError
         except self.expected as error:
             if is_invoked:
                 self.told(operation, error)
-            else:  # the block was not entered
+            else:  # the block was not entered, or undone before anything was sent in the name of an id
                 self.rest_after(operation, error)
         else:
             self.done(operation, rows, planned, tx)
+
+    def _invoked(self, operation: str, parts: Sequence[Sequence[str]], tx: Transaction) -> bool:
+        self.history.write("txn", "invoke", operation, parts, txid=text_of_txid(tx.txid))
+        return True
 
 
 class Worker(TransactingWorker):

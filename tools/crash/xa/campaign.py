@@ -19,7 +19,8 @@ from typing import Final
 from tools.crash.campaign import POINT_S, Campaign
 from tools.crash.plan import WORKERS, Death
 from tools.crash.processes import CampaignError, Child, pause
-from tools.crash.xa.directory import TOTAL, XaCampaignDirectory
+from tools.crash.xa.directory import XaCampaignDirectory
+from tools.crash.xa.final_reads import write_bank
 from txmq.runtime.crashpoints import POINTS
 from txmq.testing.eventually import eventually
 
@@ -148,5 +149,4 @@ class XACampaign(Campaign):
 
     def write_final_reads(self, left: set[str]) -> None:
         super().write_final_reads(left)
-        self.history.write("bank", "ok", "bank", [self.world.total(), TOTAL])
-        self.history.write("heuristics", "ok", "heuristics", self.heuristics())
+        write_bank(self.world, self.broker.address, self.history)

@@ -19,9 +19,9 @@ from tools.crash.directory import CampaignDirectory
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 
-TRANSFERS: Final = "transfers"
-XA_PARTITIONS: Final = {TRANSFERS: 3, "receipts": 1}
-TRANSFER, SINGLE, LEDGER = "X", "Y", "L"
+TRANSFERS, RECEIPTS = "transfers", "receipts"
+XA_PARTITIONS: Final = {TRANSFERS: 3, RECEIPTS: 2}
+TRANSFER, SINGLE, LEDGER = "X", "Y", "M"
 RESOURCES: Final[Mapping[str, tuple[str, ...]]] = {
     TRANSFER: ("bank-a", "bank-b"), SINGLE: ("bank-b",), LEDGER: ("ledger",),
 }  # fmt: skip
@@ -48,8 +48,7 @@ class XaCampaignDirectory(CampaignDirectory):
     def _addresses(self) -> Path:
         return self.directory / "databases.json"
 
-    def create(self, address: str) -> None:
-        self.histories.mkdir()
+    def make_databases(self) -> None:
         options = (f"--innodb-lock-wait-timeout={LOCK_WAIT_S}",)
         self.servers.extend(MariaDB(self.directory / f"db-{name}", options=options) for name in "ab")
         for server in self.servers:
@@ -59,7 +58,9 @@ class XaCampaignDirectory(CampaignDirectory):
             for number in range(ACCOUNTS):
                 server.execute("INSERT INTO accounts VALUES (%s, %s, %s, 0)", (number, f"k{number}", BALANCE))
         self._addresses.write_text(json.dumps([server.connect_arguments() for server in self.servers]), "utf-8")
-        self.resolver_config.write_text(_resolver_config(address, self.connect_arguments()), "utf-8")
+
+    def resolver_resources(self) -> str:
+        return "\n".join(_resource(name, self.connect_arguments()[number]) for name, number in SERVER_OF.items())
 
     @property
     def servers(self) -> list[MariaDB]:
@@ -120,13 +121,8 @@ class XaCampaignDirectory(CampaignDirectory):
 _servers: dict[Path, list[MariaDB]] = {}
 
 
-def _resolver_config(address: str, databases: list[dict[str, Any]]) -> str:
-    lines = [f"bootstrap = {json.dumps(address)}"]
-    for name, number in SERVER_OF.items():
-        kind = "last-resource" if name == "ledger" else "mysql-xa"
-        connect = ", ".join(f"{key} = {json.dumps(value)}" for key, value in databases[number].items())
-        table = '\ntable = "txmq_ledger"' if name == "ledger" else ""
-        lines.append(
-            f'\n[[resource]]\nname = "{name}"\nkind = "{kind}"\ndriver = "MySQLdb"{table}\nconnect = {{ {connect} }}'
-        )
-    return "\n".join(lines) + "\n"
+def _resource(name: str, database: dict[str, Any]) -> str:
+    kind = "last-resource" if name == "ledger" else "mysql-xa"
+    connect = ", ".join(f"{key} = {json.dumps(value)}" for key, value in database.items())
+    table = '\ntable = "txmq_ledger"' if name == "ledger" else ""
+    return f'[[resource]]\nname = "{name}"\nkind = "{kind}"\ndriver = "MySQLdb"{table}\nconnect = {{ {connect} }}\n'

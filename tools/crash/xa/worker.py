@@ -19,7 +19,7 @@ import txmq
 from tools.crash.directory import KEYS, HistoryFile
 from tools.crash.processes import connect
 from tools.crash.worker import REST_S, TransactingWorker
-from tools.crash.xa.directory import LEDGER, RESOURCES, SINGLE, TRANSFER, TRANSFERS, XaCampaignDirectory
+from tools.crash.xa.directory import LEDGER, RECEIPTS, RESOURCES, SINGLE, TRANSFER, TRANSFERS, XaCampaignDirectory
 from txmq.runtime.threads import until_terminated
 
 
@@ -45,10 +45,11 @@ class XAWorker(TransactingWorker):
             self.move(self.rng.choice((TRANSFER, TRANSFER, TRANSFER, SINGLE, LEDGER)))
 
     def move(self, kind: str) -> None:
-        """One transaction: its rows, and one to three messages under its key."""
+        """One transaction: its rows, one to three messages under its key, and a receipt for every second one."""
         operation, key = self.next(kind), self.rng.choice(KEYS)
         amount = self.rng.randint(1, 50)
-        planned = [["send", TRANSFERS, key, f"{operation}.{number}"] for number in range(self.rng.randint(1, 3))]
+        topics = [TRANSFERS] * self.rng.randint(1, 3) + [RECEIPTS] * self.rng.randint(0, 1)
+        planned = [["send", topic, key, f"{operation}.{number}"] for number, topic in enumerate(topics)]
         names = RESOURCES[kind]
 
         def write(name: str, connection: Any) -> None:
