@@ -14,7 +14,8 @@ from pathlib import Path
 
 import txmq
 from tools.crash.campaign import SETTLE_S_MAX, Campaign, Report
-from tools.crash.cluster.campaign import ClusterCampaign, ClusterReport
+from tools.crash.cluster.campaign import ClusterCampaign
+from tools.crash.cluster.plan import FAULTS_A_ROUND
 from tools.crash.groups.campaign import GroupCampaign, GroupReport
 from tools.crash.ordered.campaign import ORDERED_POINTS, OrderedCampaign, OrderedReport
 from tools.crash.processes import CampaignError
@@ -33,8 +34,8 @@ def main() -> int:
     parser.add_argument("--groups", action="store_true", help="a consumer group whose members come, go, pause and die")
     parser.add_argument("--ordered", action="store_true", help="an ordered producer through outages and kills")
     parser.add_argument("--spark", action="store_true", help="a Spark stream from txmq to txmq; driver and broker die")
-    parser.add_argument("--cluster", action="store_true", help="three brokers and three ZooKeeper servers, in turn")
-    parser.add_argument("--faults", type=int, default=38, help="of --cluster")
+    parser.add_argument("--cluster", action="store_true", help="three brokers, their ZooKeeper servers, all clients")
+    parser.add_argument("--faults", type=int, default=FAULTS_A_ROUND, help="of --cluster")
     parser.add_argument("--kills", type=int, default=20, help="of --spark")
     parser.add_argument("--seconds", type=float, default=180.0, help="of --groups")
     parser.add_argument("--check-every", type=int, default=50, metavar="CYCLES")
@@ -107,7 +108,7 @@ def _spark(seed: int, kills: int) -> int:
 def _cluster(seed: int, faults: int, settle_s: float) -> int:
     def play(directory: Path) -> list[str]:
         report = ClusterCampaign(directory, seed, _say, settle_s_max=settle_s).run(faults)
-        _cluster_summary(report)
+        print(*report.lines(), sep="\n")
         return report.complaints
 
     return _in_a_directory(play, f"python -m tools.crash --cluster --faults {faults} --seed {seed}", seed)
@@ -137,19 +138,6 @@ def _ordered_summary(report: OrderedReport) -> None:
     print(f"told: {told['acknowledged']} acknowledged, {told['spooled']} spooled, {told['fail']} refused (spool full)")
     print(f"stored: {counts['messages']}, of which {counts['info']} at most are of killed producers, told nothing")
     print(f"in the spool at the end of a cycle: {report.spooled_max} at most")
-
-
-def _cluster_summary(report: ClusterReport) -> None:
-    counts = report.messages.counts
-    print(f"faults: {', '.join(f'{name} {count}' for name, count in sorted(report.faults.items()))}")
-    print(f"operations: {counts['ok']} acknowledged, {counts['fail']} refused, {counts['info']} unknown")
-    print(f"messages: {counts['messages']} stored; {report.group.counts['handled']} times dealt with by the group")
-    for victim, seconds in sorted(report.pauses_s.items()):
-        print(f"longest pause of a partition of a living home, victim {victim}: {max(seconds):.2f} s")
-    for kind, seconds in sorted(report.recovered_s.items()):
-        middle = sorted(seconds)[len(seconds) // 2]
-        print(f"a broker's partitions take messages after {kind}: p50 {middle:.2f} s, max {max(seconds):.2f} s")
-    print(f"settled after: max {max(report.settled_s, default=0.0):.2f} s ({len(report.settled_s)} times)")
 
 
 def _group_summary(report: GroupReport) -> None:

@@ -79,6 +79,19 @@ class Child:
         if self._process is not None:
             self._process.wait()
 
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """SIGTERM, and ``wait_stopped``."""
+        self.signal(signal.SIGTERM)
+        self.wait_stopped()
+
     def wait_stopped(self) -> None:
         """Wait for the end after SIGTERM.
 

@@ -1,16 +1,18 @@
 """Sends to every partition without rest: ``python -m tools.crash.cluster.pulse DIRECTORY ADDRESS NAME``.
 
 One producer, and a thread for each partition of its topic, so that it shows in the history whether the partitions of
-one home wait for another home. Each thread is a process of the history.
+one home wait for another home. Each thread is a process of the history. One more thread shows how long the machine
+itself lets a thread wait.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import txmq
 from tools.crash.cluster.directory import PARTITIONS, PULSE, ClusterCampaignDirectory
@@ -28,15 +30,31 @@ def file_of(world: ClusterCampaignDirectory, run_name: str, partition: int) -> P
     return world.histories / f"{run_name}.p{partition}.jsonl"
 
 
-def newest_ok(file: Path) -> dict[str, Any] | None:
-    """The last message that was acknowledged, if it stands near the file's end."""
+def machine_file_of(world: ClusterCampaignDirectory, run_name: str) -> Path:
+    """The lines of the thread that no broker makes wait."""
+    return world.directory / f"{run_name}.machine.jsonl"
+
+
+def acknowledged_since(file: Path, since: float) -> bool:
+    """Whether the last operation that was acknowledged, if it stands near the file's end, is of later."""
     if not file.exists():
-        return None
+        return False
     with file.open("rb") as lines:
         lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-        tail = lines.read().decode().splitlines()[1:]
-    found = [json.loads(line) for line in tail if '"ty":"ok"' in line]
-    return found[-1] if found else None
+        times = _acknowledged(lines.read().decode())
+    return bool(times) and times[-1] > since
+
+
+def longest_gap(file: Path, since: float) -> float:
+    """The longest time between two acknowledgements, of those that ended later."""
+    times = _acknowledged(file.read_text("utf-8"))
+    return max((later - earlier for earlier, later in pairwise(times) if later > since), default=0.0)
+
+
+def _acknowledged(text: str) -> list[float]:
+    """When; lines that are not whole are left out."""
+    whole = (line for line in text.splitlines() if line.startswith('{"t":') and line.endswith("}"))
+    return [json.loads(line)["t"] / 1e9 for line in whole if '"ty":"ok"' in line]
 
 
 class Pulse:
@@ -68,6 +86,21 @@ class Pulse:
             self._history.write("send", "ok", operation, [[*planned, result.partition, result.offset]])
 
 
+class Machine:
+    """A thread that forces a file as often as the others send: the pauses that are the machine's own."""
+
+    def __init__(self, lines: HistoryFile, file: Path, stop: threading.Event) -> None:
+        self._lines, self._file, self._stop = lines, file, stop
+
+    def run(self) -> None:
+        """Until ``stop``."""
+        with self._file.open("wb") as forced:
+            while not self._stop.wait(REST_S):
+                os.pwrite(forced.fileno(), b"beat", 0)
+                os.fdatasync(forced.fileno())
+                self._lines.write("machine", "ok", "machine", [])
+
+
 def main(directory: str, address: str, name: str) -> None:
     """Send until SIGTERM."""
     world, stop = ClusterCampaignDirectory(Path(directory)), threading.Event()
@@ -76,7 +109,8 @@ def main(directory: str, address: str, name: str) -> None:
             Pulse(producer, HistoryFile(world.histories, f"{name}.p{partition}"), partition, stop)
             for partition in range(PARTITIONS[PULSE])
         ]
-        run_in_threads(pulse.run for pulse in pulses)
+        machine = Machine(HistoryFile(world.directory, f"{name}.machine"), world.directory / f"{name}.forced", stop)
+        run_in_threads([machine.run, *(pulse.run for pulse in pulses)])
 
 
 if __name__ == "__main__":

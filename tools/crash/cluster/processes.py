@@ -1,0 +1,194 @@
+"""The processes of the cluster's campaign, by the names that its plan uses, and how they come to harm.
+
+Invariant: servers are started in the order in which they need each other, clients last.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Sequence
+from typing import Protocol
+
+from tools.crash.cluster.directory import PULSE, STREAMED, ClusterCampaignDirectory
+from tools.crash.cluster.plan import BANKERS, DRIVER, MEMBERS, WORKERS, Fault
+from tools.crash.processes import CampaignError, Child, pause
+from tools.crash.spark.stream import SparkDriver
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.cluster import Cluster
+
+POINT_S = 60.0
+ROWS_PER_BATCH = 2000
+KILLED = -signal.SIGKILL
+_STARTED_IN_ORDER = ("zookeeper", "broker", "database")
+
+
+class Victim(Protocol):
+    """A process."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is there."""
+
+    def start(self) -> object:
+        """Start it, and wait until it serves, if it is a server."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+
+    def resume(self) -> None:
+        """SIGCONT."""
+
+    def stop(self) -> object:
+        """SIGTERM, and wait for its end."""
+
+
+class Processes:
+    """All of them; see the module's docstring.
+
+    Attributes:
+        driver: of the Spark stream, if there is one.
+        worker: of transactions on the SQLite file, and of plain sends.
+        banker: of transactions on the MariaDB servers.
+    """
+
+    def __init__(self, world: ClusterCampaignDirectory, cluster: Cluster, seeds: random.Random) -> None:
+        self._world, self._seeds = world, seeds
+        self.cluster = cluster
+        self.driver: SparkDriver | None = None
+        self.workers = [self._child(f"w{n}", "tools.crash.worker", is_seeded=True) for n in range(WORKERS)]
+        self.bankers = [self._child(f"x{n}", "tools.crash.xa.worker", is_seeded=True) for n in range(BANKERS)]
+        self.members = [self._child(f"m{n}", "tools.crash.groups.member") for n in range(MEMBERS)]
+        self.pulse = self._child("u", "tools.crash.cluster.pulse")
+        self.ordered = self._child("o", "tools.crash.ordered.worker")
+        self._rounds = self._child("g", "tools.crash.groups.producer")
+        self._readers = [self._child("r", "tools.crash.reader"), self._child("rx", "tools.crash.xa.reader")]
+        self._resolver = Child("resolver", world.directory, self._resolver_command)
+
+    def _child(self, name: str, module: str, *, is_seeded: bool = False) -> Child:
+        def command(run_name: str) -> list[str]:
+            seed = [str(self._seeds.getrandbits(32))] if is_seeded else []
+            return [module, str(self._world.directory), self.cluster.address, run_name, *seed]
+
+        return Child(name, self._world.directory, command)
+
+    def _resolver_command(self, _name: str) -> list[str]:
+        return ["txmq.cli.main", "resolver", "--config", str(self._world.resolver_config)]
+
+    @property
+    def writers(self) -> list[Child]:
+        """All clients but the group and the resolver."""
+        return [*self.workers, *self.bankers, self.pulse, self._rounds, self.ordered, *self._readers]
+
+    @property
+    def children(self) -> list[Child]:
+        """All clients but the Spark stream."""
+        return [*self.writers, *self.members, self._resolver]
+
+    def start_clients(self, *, has_stream: bool) -> None:
+        """Begin."""
+        for child in self.children:
+            child.start()
+        if has_stream:
+            directory = self._world.directory / "stream"
+            directory.mkdir()
+            self.driver = SparkDriver(directory, self.cluster.address, PULSE, STREAMED, ROWS_PER_BATCH)
+            self.driver.start()
+
+    def kill(self) -> None:
+        """All but the ensemble."""
+        for victim in (*self.children, self.driver, self.cluster):
+            if victim is not None:
+                victim.kill()
+        self._world.close()
+
+    def refuse_dead(self) -> None:
+        """Raises: CampaignError: a client has ended by itself."""
+        for child in self.children:
+            if not child.is_running:
+                raise CampaignError(f"{child.name} ended by itself, with {child.status}; see {child.name}.log")
+        if self.driver is not None and not self.driver.is_running:
+            raise CampaignError(f"the Spark driver ended\n{self.driver.log_tail()}")
+
+    # --- harm --------------------------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> Victim:
+        """The process of that name."""
+        if name == DRIVER:
+            assert self.driver is not None, "the plan has a driver only if there is a stream"
+            return self.driver
+        kind, _, number = name.partition(" ")
+        found: dict[str, Sequence[Victim]] = {
+            "zookeeper": self.cluster.ensemble.servers, "broker": self.cluster.brokers, "database": self._world.servers,
+            "worker": self.workers, "banker": self.bankers, "member": self.members, "ordered": [self.ordered],
+            "resolver": [self._resolver],
+        }  # fmt: skip
+        return found[kind][int(number or 0)]
+
+    def child(self, name: str) -> Child:
+        """The client of that name."""
+        victim = self.named(name)
+        assert isinstance(victim, Child), f"{name} is a client"
+        return victim
+
+    def befall(self, fault: Fault) -> None:
+        """Let it happen, until the victims are up again."""
+        ordered = sorted(fault.victims, key=_rank)
+        getattr(self, f"_{fault.kind}")([self.named(name) for name in ordered], fault)
+
+    @staticmethod
+    def _kill(victims: Sequence[Victim], fault: Fault) -> None:
+        for victim in victims:
+            victim.kill()
+        pause(fault.away_s)
+        for victim in victims:
+            victim.start()
+
+    @staticmethod
+    def _pause(victims: Sequence[Victim], fault: Fault) -> None:
+        for victim in victims:
+            victim.pause()
+        pause(fault.away_s)
+        for victim in victims:
+            victim.resume()
+
+    @staticmethod
+    def _restart(victims: Sequence[Victim], _fault: Fault) -> None:
+        for victim in victims:
+            victim.stop()
+            victim.start()
+
+    def _crash(self, victims: Sequence[Victim], fault: Fault) -> None:
+        client = self.child(fault.victims[0])
+        client.kill()
+        client.start(fault.point)
+        _await_death(client, fault.point)
+        self._kill(victims, fault)
+
+    def _spool(self, victims: Sequence[Victim], fault: Fault) -> None:
+        """What is to be spooled, or taken out of the spool, must first find no broker, and then one."""
+        *servers, client = victims
+        assert isinstance(client, Child), "the ordered producer"
+        for server in servers:
+            server.kill()
+        client.kill()
+        client.start(fault.point)
+        pause(fault.away_s)
+        for server in servers:
+            server.start()
+        _await_death(client, fault.point)
+        client.start()
+
+
+def _rank(name: str) -> int:
+    kind = name.partition(" ")[0]
+    return _STARTED_IN_ORDER.index(kind) if kind in _STARTED_IN_ORDER else len(_STARTED_IN_ORDER)
+
+
+def _await_death(client: Child, point: str) -> None:
+    eventually(lambda: not client.is_running, f"{client.name} reaches {point}", POINT_S, CampaignError)
+    if client.status != KILLED:
+        raise CampaignError(f"{client.name} ended with {client.status}, not by {point}; see {client.name}.log")
