@@ -176,6 +176,26 @@ def test_transactions_are_checked_for_size_and_other_topics(spark: SparkSession)
     assert Kind.MISSING not in result.counts
 
 
+def test_transaction_whose_other_parts_are_under_way_is_not_torn(spark: SparkSession) -> None:
+    """Over several homes one part is visible before another."""
+    world = AuditedOrders(16)
+    for order in (9, 3, 8):
+        world.unsend(order)
+    others = AuditedOrders(16)
+    for order in (2, 6, 10, 14):
+        others.unsend(order)
+    spec = AuditSpec(
+        "orders", parse_terms(["id = json:$.id"]), transaction_size=parse_source("header:size"), together=("audit",)
+    )
+    around = Surroundings(
+        together={"audit": others.messages(spark)}, unmade={Kind.MISSING: "not asked"},
+        in_doubt=lambda: [InDoubt("t1-1", NOON_MS, 5, "at the other home")],
+        came_since=lambda: spark.createDataFrame([("t0-3",), ("t0-2",)], "txid string"),
+    )  # fmt: skip
+    result = audit(world.messages(spark), world.table(spark), spec, around=around)
+    assert {row["txid"] for row in result.sample(Kind.TORN, 10)} == {"t1-0", "t1-2"}
+
+
 def test_identities_are_read_as_the_columns_type(spark: SparkSession) -> None:
     lines = [
         (b"\x01\xff", b'{"n": "007"}', "t", 0, 0, NOON, [("h", b"1.5")], None),

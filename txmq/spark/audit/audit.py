@@ -73,6 +73,8 @@ class Surroundings:
         older_rows: of the identities (one column ``id``) those that have a row outside of what was read; None: there
             is no outside.
         later_messages: messages that came after the window was read; None: there are none.
+        came_since: the ids (``txid``) of messages that came after the window and the other topics were read, asked
+            behind ``in_doubt``: of a transaction over several homes one part is visible before another; None: none.
         in_doubt: what the broker lists as in doubt; None: it cannot be asked.
         together: the messages of the other topics, by name, over the same window with its margins.
         unmade: checks that cannot be made, and why; what the spec leaves out is added.
@@ -81,6 +83,7 @@ class Surroundings:
     ranges: Ranges | None = None
     older_rows: Callable[[DataFrame], DataFrame] | None = None
     later_messages: Callable[[], DataFrame] | None = None
+    came_since: Callable[[], DataFrame] | None = None
     in_doubt: Callable[[], Sequence[InDoubt]] | None = None
     together: Mapping[str, DataFrame] = field(default_factory=dict)
     unmade: Mapping[Kind, str] = field(default_factory=dict)
@@ -204,7 +207,7 @@ class _Findings:
 
     def of(self, runs: Sequence[GapRun], unchecked: Mapping[Kind, str]) -> DataFrame:
         doubts = list(self.around.in_doubt()) if self.around.in_doubt else []
-        parts = [*self._alone(unchecked, doubts), *self._torn(), *self._gaps(runs)]
+        parts = [*self._alone(unchecked, doubts), *self._torn(doubts), *self._gaps(runs)]
         if Kind.DIFFERS not in unchecked:
             parts.append(audit_findings.differing(self.pairs, self.spec))
         if Kind.OUT_OF_ORDER not in unchecked:
@@ -241,7 +244,7 @@ class _Findings:
             absent = absent.join(came, "id", "left_anti")
         return absent.persist(StorageLevel.DISK_ONLY)
 
-    def _torn(self) -> list[DataFrame]:
+    def _torn(self, doubts: Sequence[InDoubt]) -> list[DataFrame]:
         parts = []
         if self.spec.transaction_size is not None:
             parts.append(audit_findings.torn_by_size(self.pairs, self.spec.topic))
@@ -252,7 +255,17 @@ class _Findings:
                 for name, frame in self.around.together.items()
             }
             parts.append(audit_findings.torn_between(self.pairs, others, self.spec.topic))
-        return parts
+        return [self._not_under_way(part, doubts) for part in parts]
+
+    def _not_under_way(self, torn: DataFrame, doubts: Sequence[InDoubt]) -> DataFrame:
+        """Without the transactions whose other parts are in doubt, or have come since."""
+        torn = torn.persist(StorageLevel.MEMORY_AND_DISK)
+        if torn.isEmpty():
+            return torn
+        under_way = self._frame_of(doubts).select("txid")
+        if self.around.came_since is not None:
+            under_way = under_way.unionByName(self.around.came_since().select("txid"))
+        return torn.join(F.broadcast(under_way.distinct()), "txid", "left_anti").select(torn.columns)
 
     def _gaps(self, runs: Sequence[GapRun]) -> list[DataFrame]:
         holes = between_runs(runs, self.around.ranges)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from txmq.client.client import Client
@@ -111,12 +112,16 @@ class TopicAudit:
         messages = self.messages(self.spec.topic, plan.ranges)
         rows = self.rows.between(self.spec, plan.rows_from_ms, plan.rows_to_ms)
         is_all = plan.rows_from_ms is None and plan.rows_to_ms is None
+        together = {topic: self._companion(topic, plan) for topic in self.spec.together}
         around = Surroundings(
             ranges=plan.ranges,
             older_rows=None if is_all else lambda ids: self.rows.with_row(self.spec, ids),
             later_messages=(lambda: self._later(plan)) if self._is_live(plan) else None,
             in_doubt=self.in_doubt,
-            together={topic: self._companion(topic, plan) for topic in self.spec.together},
+            came_since=(lambda: self._since({self.spec.topic: plan.ranges, **together}))
+            if self._is_live(plan)
+            else None,
+            together={topic: self.messages(topic, ranges) for topic, ranges in together.items()},
             unmade=plan.unmade,
         )
         return audit(messages, rows, self.spec, plan.window, around)
@@ -215,7 +220,9 @@ class TopicAudit:
 
     def in_doubt(self) -> list[InDoubt]:
         """The transactions in doubt that have messages in the topic."""
-        return [_in_doubt(row) for row in self.client.transactions.list("in-doubt") if self._concerns(row)]
+        rows = [_in_doubt(row) for row in self.client.transactions.list("in-doubt") if self._concerns(row)]
+        # Of one that is in doubt at several homes the part that has waited longest.
+        return [*{doubt.txid: doubt for doubt in sorted(rows, key=lambda doubt: doubt.age_ms)}.values()]
 
     def _concerns(self, row: Mapping[str, Any]) -> bool:
         topics = {self.spec.topic, *self.spec.together}
@@ -231,13 +238,22 @@ class TopicAudit:
     def _is_live(self, plan: Plan) -> bool:
         return plan.window.is_live
 
-    def _companion(self, topic: str, plan: Plan) -> DataFrame:
+    def _since(self, read: Mapping[str, Ranges]) -> DataFrame:
+        """The transactions of what has come to topics behind these ranges."""
+        came = []
+        for topic, ranges in read.items():
+            ends = self.held(topic)
+            came.append(self.messages(topic, {p: (end, max(end, ends[p][1])) for p, (_, end) in ranges.items()}))
+        txids = [frame.select("txid").filter("txid is not null") for frame in came]
+        return reduce(lambda left, right: left.unionByName(right), txids)
+
+    def _companion(self, topic: str, plan: Plan) -> Ranges:
         held = self.held(topic)
         settle = 2 * self.spec.settle_ms
         if plan.window.from_ms is not None:
             before = plan.window.from_ms - settle
             held = {p: (min(self.client.offset_for(topic, p, before), end), end) for p, (_, end) in held.items()}
-        return self.messages(topic, held)
+        return held
 
     def _time_at(self, partition: int, offset: int) -> int:
         """The time of the message at an offset, ms."""
@@ -252,5 +268,7 @@ def _minus(ms: int | None, settle_ms: int) -> int | None:
 def _in_doubt(row: Mapping[str, Any]) -> InDoubt:
     count = sum(int(part["count"]) for part in row["parts"])
     resource = f", resource {row['resource']}" if row.get("resource") else ""
-    text = f"{row['state']} for {row['age_ms'] / 1000:.0f} s ({row['kind']}{resource}), {count} messages: txmq tx show"
-    return InDoubt(str(row["txid"]), int(row["prepared_ms"] or 0), int(row["age_ms"]), text)
+    txid = str(row.get("of") or row["txid"])  # of a part at another home, the one that its messages carry
+    waits = f"{row['state']} for {row['age_ms'] / 1000:.0f} s ({row['kind']}{resource})"
+    text = f"{waits}, {count} messages: txmq tx show {row['txid']}"
+    return InDoubt(txid, int(row["prepared_ms"] or 0), int(row["age_ms"]), text)
