@@ -439,5 +439,7 @@ def _commit_prepared(context: Context, transaction: Transaction) -> None:
     else:
         floor = max(floor, meta.get("floor", 0))
         lines = commit(context, *transaction.name, floor, transaction, [])
+    if transaction.is_branch and len(transaction.waiting) == 1:
+        context.group.delayable += 1  # its client has the decision, and waits for nothing more
     for client, opaque, _ in transaction.waiting:
         context.answer_when_durable(client, opaque, lines)

@@ -1,4 +1,4 @@
-"""Only a group of completed branches waits, once and for a moment; whatever else comes takes it along."""
+"""Only a group of completed or committed branches waits, once and for a moment; whatever else comes takes it along."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from tools.images.node import Client, Node
 from txmq.broker.commit.commit_delay import WAIT_S, CommitDelay
 
-from ..support import UUID, batch, node
+from ..homes_support import HomeNode, prepare_branch, two_homes
+from ..support import UUID, batch, node, part, values
 from ..verbs.test_decide import OTHER_UUID, decide
 
 NOW = 100.0
@@ -60,3 +61,51 @@ def test_whatever_else_comes_takes_it_along(company: str) -> None:
     assert not commit_delay.keeps(group, NOW)
     commit_delay.end()
     assert commit_delay.until == inf
+
+
+def prepared() -> tuple[HomeNode, HomeNode, Client]:
+    """Two homes; the client of the second has two branches there, which the first one decides about."""
+    here, there = two_homes()
+    client = there.session()
+    for counter in (1, 2):
+        key = str(counter)
+        txid, of = there.txid(1, counter), here.txid(1, counter)
+        assert prepare_branch(client, txid, of, ("a", 0, b"x"), keys=key).code == 200
+    return here, there, client
+
+
+def test_a_group_of_committed_branches_waits() -> None:
+    _, there, client = prepared()
+    commit_delay, group = CommitDelay(), there.core.context.group
+    for counter in (1, 2):
+        client.send("commit", there.txid(1, counter), body=b"")
+        assert commit_delay.keeps(group, NOW)
+    assert not commit_delay.keeps(group, NOW + WAIT_S)
+
+
+@pytest.mark.parametrize("company", ["prepare", "commit again", "put", "local"])
+def test_whatever_else_comes_takes_a_branch_commit_along(company: str) -> None:
+    here, there, client = prepared()
+    client.send("commit", there.txid(1, 1), body=b"")
+    commit_delay, group = CommitDelay(), there.core.context.group
+    assert commit_delay.keeps(group, NOW)
+    if company == "prepare":
+        of = here.txid(1, 3)
+        client.send("prepare", there.txid(1, 3), "branch", extensions={"of": of}, body=part("a", 1, batch(b"z")))
+    elif company == "commit again":  # its client waits for the places after all
+        client.send("commit", there.txid(1, 1), body=b"")
+    elif company == "put":
+        client.send("put", "a", 0, body=batch(b"y"))
+    else:
+        client.send("commit", there.txid(1, 3), body=part("a", 1, batch(b"z")))
+    assert not commit_delay.keeps(group, NOW)
+
+
+def test_commit_of_a_branch_is_answered_when_forced() -> None:
+    _, there, client = prepared()
+    opaque = client.send("commit", there.txid(1, 1), body=b"")
+    client.take()
+    assert client.received == {}
+    there.pump()
+    assert client.received[opaque].text == "a 0 0 1\n"
+    assert values(there) == [b"x"]
