@@ -42,6 +42,11 @@ class TxId(NamedTuple):
         return cls(int(cluster, 16), int(home, 16), int(session, 16), int(counter, 16))
 
 
+def home_word(txid: str) -> str:
+    """The home in a transaction id's text, 16 hex digits."""
+    return txid[17:33]
+
+
 class Xid(NamedTuple):
     """An XA id: ``gtrid`` holds the txid's text, ``bqual`` names the branch; both at most 64 bytes."""
 

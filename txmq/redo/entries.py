@@ -211,9 +211,12 @@ def _refuse(kind: int, reason: str) -> StorageError:
     return StorageError(f"journal entry {NAMES.get(kind, kind)}: {reason}")
 
 
+_as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes such an object each time
+
+
 def json_body(fields: object) -> bytes:
     """JSON as it is journaled: text takes what it took on the wire; escapes would take up to three times that."""
-    return json.dumps(fields, ensure_ascii=False).encode()
+    return _as_json(fields).encode()
 
 
 # --- framing ---------------------------------------------------------------------------------------------------------

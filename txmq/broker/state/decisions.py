@@ -21,6 +21,7 @@ from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
 from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.visibility import VisibilityBarrier, VisibilityBarriers
 from txmq.log.partition import LogPosition, Partition
+from txmq.xid import home_word
 
 Name = tuple[int, int]  # session, counter
 FROZEN_FIELDS: Final = 6
@@ -30,7 +31,7 @@ HELD = "held"  # under which decisions are indexed whose messages are not shown 
 
 def home_key(txid: str) -> str:
     """Under which decisions are indexed that wait for the home of a transaction id."""
-    return f"home {txid[17:33]}"
+    return f"home {home_word(txid)}"
 
 
 class XADecision:

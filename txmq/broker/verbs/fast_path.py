@@ -1,9 +1,9 @@
 """The fast path of ``commit`` and ``prepare``: a few look-ups instead of the table of transitions.
 
-It serves the commit of a local transaction that came whole, the prepare of a last-resource transaction that came whole,
-and the commit of a prepared transaction, each over the connection of its own session. Such a request is checked and
-placed like any other, in ``placing``. Every other request goes on to ``prepare_commit``, with nothing changed.
-docs/benchmarks.md has the figures that pay for it.
+It serves the commit of a local transaction that came whole, with and without branches at other homes; the prepare of a
+last resource's transaction and of a branch, which came whole; and the commit of a prepared transaction; each over the
+connection of its own session. Such a request is checked and placed like any other, in ``placing``. Every other request
+goes on to ``prepare_commit``, with nothing changed. docs/benchmarks.md has the figures that pay for it.
 
 Invariant: state, group and answer are those of ``prepare_commit``, refusals included (tests compare them).
 """
@@ -19,16 +19,21 @@ from txmq.broker.context import Context
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs import placing, prepare_commit
+from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.placing import check_parts
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.parts import split_parts
 from txmq.protocol.requests import Request
+from txmq.xid import home_word
 
 _COUNTER_SIZE_MAX, _FLOOR_SIZE_MAX = 16, 18  # digits that surely fit 64 bits
-_KIND = TransactionKind.LAST_RESOURCE.value
-_KIND_WORD = _KIND.encode()
-_STATED = frozenset({b"resource", b"uuid", b"table", b"deadline"})
-_STATED_WITH_FLOOR = _STATED | {b"floor"}
+_LAST_RESOURCE, _BRANCH = TransactionKind.LAST_RESOURCE.value, TransactionKind.BRANCH.value
+_BRANCH_WORD = _BRANCH.encode()
+_STATED = {
+    _LAST_RESOURCE.encode(): {b"resource", b"uuid", b"table", b"deadline"},
+    _BRANCH_WORD: {b"of", b"deadline"},
+}
+_HOMES, _FLOOR = {b"homes"}, {b"floor"}
 _PREPARED = TransactionState.PREPARED
 _DECIDED_BY_ITS_DRIVER = TransactionKind.SPARK.value
 
@@ -55,42 +60,67 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
             ):
                 placing.commit_in_order(context, transaction, client, opaque, int(floor_text))
                 return
+    elif session is not None and body and _decide_over_homes(context, client, session, request):
+        return
     prepare_commit.commit(context, client, request)
 
 
-def prepare(context: Context, client: ClientConnection, request: Request) -> None:
-    """The verb ``prepare``: for a last resource, whose messages came with it."""
+def _decide_over_homes(context: Context, client: ClientConnection, session: BrokerSession, request: Request) -> bool:
+    """Decide a local transaction with branches at other homes. False: nothing was done."""
     _, arguments, extensions, body, opaque = request
-    session = client.session
+    if extensions is None or body is None or extensions.keys() - _FLOOR != _HOMES:
+        return False
+    counter, floor_text = _counter_of(client, arguments[0]), extensions.get(b"floor", b"0")
+    if session.is_ended or len(floor_text) > _FLOOR_SIZE_MAX or not _is_new(context, session, counter, len(body)):
+        return False
+    homes = stated.homes(context, extensions)
+    parts, keys = check_parts(context, split_parts(body))
+    if placing.must_queue(context, None, parts, keys):
+        return False
+    meta = {"decided_ms": context.now_ms, "client": client.name, "branches": [], **homes}
+    lines = placing.decide(context, (session.number, counter), int(floor_text), None, parts, meta)
+    context.answer_when_durable(client, opaque, lines)
+    return True
+
+
+def prepare(context: Context, client: ClientConnection, request: Request) -> None:
+    """The verb ``prepare``: of a last resource or of a branch, whose messages came with it."""
+    _, arguments, extensions, body, opaque = request
+    session, kind = client.session, arguments[1]
     if (
         session is None
         or session.is_ended
         or not body
         or extensions is None
-        or arguments[1] != _KIND_WORD
-        or (extensions.keys() != _STATED_WITH_FLOOR and extensions.keys() != _STATED)
+        or extensions.keys() - _FLOOR != _STATED.get(kind)
         or len(extensions.get(b"floor", b"")) > _FLOOR_SIZE_MAX
         or 0 < int(extensions[b"deadline"]) <= context.now_ms
     ):
         prepare_commit.prepare(context, client, request)
         return
-    counter = _counter_of(client, arguments[0])
-    who = _who(extensions[b"resource"], extensions[b"uuid"], extensions[b"table"], client.name)
-    if who is None or not _is_new(context, session, counter, len(body)):
+    counter, of, who = _counter_of(client, arguments[0]), "", None
+    if _is_new(context, session, counter, len(body)):
+        if kind == _BRANCH_WORD:
+            of = stated.deciding(context, extensions)["of"]
+            who = _home(home_word(of), client.name)
+        else:
+            who = _resource(extensions[b"resource"], extensions[b"uuid"], extensions[b"table"], client.name)
+    if who is None:
         prepare_commit.prepare(context, client, request)
         return
     parts, keys = check_parts(context, split_parts(body))
     deadline_ms, now_ms = int(extensions[b"deadline"]), context.now_ms
-    meta: dict[str, Any] = {
-        "kind": _KIND, "resource": who.resource, "uuid": who.uuid, "table": who.table, "deadline_ms": deadline_ms,
-        "prepared_ms": now_ms, "client": client.name, "keys": keys,
-    }  # fmt: skip
+    meta: dict[str, Any] = {**who.fields, "deadline_ms": deadline_ms, "prepared_ms": now_ms, "client": client.name}
     # As json.dumps writes it, in a quarter of its time: only the numbers are new each time.
-    text = (
-        f'{who.head}, "deadline_ms": {deadline_ms}, "prepared_ms": {now_ms}, "client": {who.client_json}, '
-        f'"keys": {_keys_json(keys)}}}'
-    )
-    placing.prepare(context, session.number, counter, parts, meta, text.encode())
+    text = f'{who.head}, "deadline_ms": {deadline_ms}, "prepared_ms": {now_ms}, "client": {who.client_json}'
+    if of:
+        meta["of"] = of
+        text += f', "of": "{of}"'
+    meta["keys"] = keys
+    text += f', "keys": {_keys_json(keys)}}}'
+    prepared = placing.prepare(context, session.number, counter, parts, meta, text.encode())
+    if of:
+        prepare_commit.branch_prepared(context, prepared)
     context.answer_when_durable(client, opaque)
 
 
@@ -106,7 +136,7 @@ def _is_new(context: Context, session: BrokerSession, counter: int, size: int) -
         or context.disk_full
         or context.stopping
         or len(outcomes) > settings.outcomes_kept
-        or len(transactions) + len(incomplete) >= settings.transactions_open_max
+        or state.unsettled >= settings.transactions_open_max
         or size > settings.transaction_size_bytes_max
         or size + state.payload_bytes > settings.prepared_bytes_max
     )
@@ -126,22 +156,32 @@ def _counter_of(client: ClientConnection, txid: bytes) -> int:
 
 
 class _Who(NamedTuple):
-    """The constant part of one client's prepares for a resource; ``head`` and ``client_json`` are for the JSON."""
+    """The constant part of one client's prepares for a resource or a home.
 
-    resource: str
-    uuid: str
-    table: str
+    Attributes:
+        fields: the first of the meta; ``head`` is their JSON without its end.
+    """
+
+    fields: dict[str, str]
     head: str
     client_json: str
 
 
 @lru_cache(maxsize=1024)
-def _who(resource: bytes, uuid: bytes, table: bytes, client: str) -> _Who | None:
+def _resource(resource: bytes, uuid: bytes, table: bytes, client: str) -> _Who | None:
     name, number, marker_table = resource.decode(), uuid.decode(), table.decode()
     if not is_valid_name(name) or len(number) != 32 or not is_valid_table(marker_table):
         return None
-    head = json.dumps({"kind": _KIND, "resource": name, "uuid": number, "table": marker_table})[:-1]
-    return _Who(name, number, marker_table, head, json.dumps(client))
+    return _who({"kind": _LAST_RESOURCE, "resource": name, "uuid": number, "table": marker_table}, client)
+
+
+@lru_cache(maxsize=1024)
+def _home(home: str, client: str) -> _Who:
+    return _who({"kind": _BRANCH, "resource": home, "uuid": ""}, client)
+
+
+def _who(fields: dict[str, str], client: str) -> _Who:
+    return _Who(fields, json.dumps(fields)[:-1], json.dumps(client))
 
 
 def _keys_json(keys: list[placing.Keys]) -> str:

@@ -47,7 +47,7 @@ from txmq.protocol.parts import Buffer, WirePart, split_parts
 from txmq.protocol.requests import Request
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
-from txmq.xid import TxId
+from txmq.xid import TxId, home_word
 
 HEURISTICS_MAX = 100_000  # kept of bodies that ended their transactions by themselves; each some 500 bytes
 _WITH_ROWS = (TransactionKind.LAST_RESOURCE.value, TransactionKind.XA.value)
@@ -104,9 +104,14 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     if "homes" in meta:
         crash_point("broker.decision.prepared")
     if prepared.is_branch:
-        crash_point("broker.branch.prepared")
-        context.branch_asks.at(context.now_ms + FIRST_LOOK_MS, Look(prepared.name, meta["of"]))
+        branch_prepared(context, prepared)
     context.answer_when_durable(client, opaque)
+
+
+def branch_prepared(context: Context, branch: Transaction) -> None:
+    """The home that decides is asked in a while, unless the client tells the outcome before."""
+    crash_point("broker.branch.prepared")
+    context.branch_asks.at(context.now_ms + FIRST_LOOK_MS, Look(branch.name, branch.meta["of"]))
 
 
 def commit(context: Context, client: ClientConnection, request: Request) -> None:
@@ -247,11 +252,10 @@ def _over_homes(context: Context, kind: str, given: dict[bytes, bytes]) -> dict[
     return {**of, **homes}
 
 
-def _branch(context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
-    of = stated.deciding(context, given)
-    if not of:
+def _branch(_context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
+    if b"of" not in given:
         raise BadRequestError("prepare of a branch needs of=<txid of the transaction at the home that decides>")
-    return {"resource": f"{TxId.parse(of['of']).home:016x}", "uuid": ""}
+    return {"resource": home_word(given[b"of"].decode()), "uuid": ""}  # ``_over_homes`` checks it
 
 
 def _last_resource(_context: Context, given: dict[bytes, bytes]) -> dict[str, str]:

@@ -27,7 +27,8 @@ def deciding(context: Context, given: Given) -> dict[str, Any]:
         if b"held" in given:
             raise BadRequestError("held is said of a part of another home's transaction: of=<txid>")
         return {}
-    stated: dict[str, Any] = {"of": str(_elsewhere(context, text, "of="))}
+    _elsewhere(context, text, "of=")
+    stated: dict[str, Any] = {"of": text.decode()}  # an id has one form
     if b"held" in given:
         stated["held"] = True
     return stated
@@ -42,12 +43,13 @@ def homes(context: Context, given: Given) -> dict[str, Any]:
     text = given.get(b"homes")
     if text is None:
         return {}
-    listed = [_elsewhere(context, word, "homes=") for word in text.split(b",")]
+    listed = text.split(b",")
+    known = {_elsewhere(context, word, "homes=").home for word in listed}
     if len(listed) > HOMES_MAX:
         raise BadRequestError(f"homes= has {len(listed)} branches, at most {HOMES_MAX}")
-    if len({txid.home for txid in listed}) != len(listed):
+    if len(known) != len(listed):
         raise BadRequestError("homes= has two branches of one home")
-    return {"homes": [str(txid) for txid in listed]}
+    return {"homes": text.decode().split(",")}
 
 
 def _elsewhere(context: Context, text: bytes, word: str) -> TxId:
