@@ -128,7 +128,7 @@ def test_messages_of_a_held_decision_are_not_given_out(broker: BrokerProcess) ->
 
 def decide(client: txmq.Client) -> None:
     """A decision with one message, one of whose branches never completes."""
-    home, buffer = BrokerTransaction(client, client.clock, DEADLINE_S), MessageBuffer()
+    home, buffer = BrokerTransaction(client, client.clock, DEADLINE_S), MessageBuffer(None, lambda _topic: 0)
     home.begin()
     buffer.add("orders", 0, (None, b"held", [], TIME_MS))
     parts = [b for p in home.take_parts(buffer) for b in encode_part(p.topic, p.partition, p.batch, p.keys)]

@@ -7,10 +7,20 @@ found out by ``hello``.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from txmq.addresses import split_address
 from txmq.client.transport.destination import Address
 from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.protocol.json_text import Fields
+
+
+class _KnownTopic(NamedTuple):
+    """A topic; a later one of a name has a larger id, and a later state of a topic a larger version."""
+
+    topic_id: int
+    version: int
+    homes: tuple[int, ...]  # of each partition
 
 
 class RouteMap:
@@ -24,12 +34,17 @@ class RouteMap:
     def __init__(self) -> None:
         self.leaders: dict[int, Address | None] = {}
         self.names: dict[int, str] = {}
-        self._homes: dict[str, tuple[int, tuple[int, ...]]] = {}  # by topic: version, home of each partition
+        self._topics: dict[str, _KnownTopic] = {}
 
     def homes_of(self, topic: str) -> tuple[int, ...] | None:
         """The home of each partition; None if it is not known."""
-        known = self._homes.get(topic)
-        return None if known is None else known[1]
+        known = self._topics.get(topic)
+        return None if known is None else known.homes
+
+    def topic_id(self, topic: str) -> int:
+        """The id of the topic that has the name; 0 if it is not known."""
+        known = self._topics.get(topic)
+        return 0 if known is None else known.topic_id
 
     def found(self, home: int, address: Address) -> None:
         """A home has answered there."""
@@ -37,7 +52,12 @@ class RouteMap:
 
     def forget(self, topic: str) -> None:
         """What is known of a topic may be wrong."""
-        self._homes.pop(topic, None)
+        self._topics.pop(topic, None)
+
+    def forget_all(self) -> list[str]:
+        """Forget each topic; returns their names."""
+        forgotten, self._topics = self._topics, {}
+        return list(forgotten)
 
     def learn_topics(self, answer: Fields) -> None:
         """Take over an answer to ``meta``; one of a broker that is alone says nothing of homes.
@@ -50,15 +70,17 @@ class RouteMap:
             for topic in answer["topics"]:
                 if "homes" in topic:
                     homes = tuple(int(home, 16) for home in topic["homes"])
-                    self._learn_topic(str(topic["name"]), int(topic["version"]), homes)
+                    self._learn_topic(
+                        str(topic["name"]), _KnownTopic(int(topic["topic_id"]), int(topic["version"]), homes)
+                    )
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RemoteProtocolError(f"not a map of topics: {error!r}") from None
 
-    def _learn_topic(self, name: str, version: int, homes: tuple[int, ...]) -> None:
-        known = self._homes.get(name)
-        if known is None or known[0] <= version:
-            self._homes[name] = version, homes
-            missing = dict.fromkeys(home for home in homes if home not in self.leaders)
+    def _learn_topic(self, name: str, told: _KnownTopic) -> None:
+        known = self._topics.get(name)
+        if known is None or known[:2] <= told[:2]:
+            self._topics[name] = told
+            missing = dict.fromkeys(home for home in told.homes if home not in self.leaders)
             if missing:
                 self.leaders = {**missing, **self.leaders}
 

@@ -102,6 +102,15 @@ class Routes:
             return self.any_link()  # the broker says what is wrong
         return self.link_of_home(homes[partition])
 
+    def topic_id(self, topic: str) -> int:
+        """The id of the topic that has the name, to be stated with messages for it; 0 at a lone broker.
+
+        Raises as ``link_for``.
+        """
+        if self.sole is not None:
+            return 0
+        return self._map.topic_id(topic) or int(self.describe(topic, self._timeout)["topics"][0]["topic_id"])
+
     def homes_of(self, topic: str) -> tuple[int, ...] | None:
         """The home of each partition, as it is known now; None if it is not, and for a broker that is alone."""
         return self._map.homes_of(topic)
@@ -271,6 +280,11 @@ class Routes:
         self._on_unknown_topic(topic)
         self._map.forget(topic)
         self.describe(topic, self._timeout)
+
+    def forget_topics(self) -> None:
+        """What is known of topics may be wrong: ask for each again when it is used next."""
+        for topic in self._map.forget_all():
+            self._on_unknown_topic(topic)
 
     def greeted(self, link: HomeLink, introduction: Fields, address: Address) -> None:
         """See ``home_link.Directory``."""

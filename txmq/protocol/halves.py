@@ -55,6 +55,6 @@ def split_halves(body: Buffer) -> list[DueHalf]:
             parts = split_parts(memoryview(body)[start:position])
         except BadRequestError as error:
             raise RemoteProtocolError(f"answer to checks: {error}") from None
-        named = tuple((topic.decode("ascii"), int(partition), batch) for topic, partition, batch, _ in parts)
+        named = tuple((topic.decode("ascii"), int(partition), batch) for topic, partition, batch, *_ in parts)
         found.append(DueHalf(match[1].decode("ascii"), int(match[2]), int(match[3]), named))
     return found

@@ -1,8 +1,9 @@
 """The messages of a transaction on the wire: bodies of ``commit`` and ``prepare``, and the lines that answer them.
 
 Byte layout
-    A body repeats ``<topic> <partition> <length>[ keys=<crc>,<crc>...]\\r\\n<batch>``. ``keys`` are the CRC32C of
-    the keys in the batch, ascending, at most 64 of them, or ``*`` for any; without the word the batch has no keys.
+    A body repeats ``<topic> <partition> <length>[ keys=<crc>,<crc>...][ id=<topic id>]\\r\\n<batch>``. ``keys`` are the
+    CRC32C of the keys in the batch, ascending, at most 64 of them, or ``*`` for any; without the word the batch has no
+    keys. ``id`` says which topic of that name is meant.
     An answer repeats ``<topic> <partition> <base offset> <count>\\n``, with ``-`` as base offset while the part waits
     for its place; the answer to ``outcome`` has the outcome's own line before them.
 
@@ -31,19 +32,26 @@ NO_KEYS: frozenset[int] = frozenset()
 
 _NUMBER = rb"(?:0|[1-9][0-9]{0,9})"
 _PART = re.compile(
-    rb"([!-~]{1,200}) (%b) ([1-9][0-9]{0,9})(?: keys=(\*|%b(?:,%b){0,63}))?\r\n" % (_NUMBER, _NUMBER, _NUMBER)
+    rb"([!-~]{1,200}) (%b) ([1-9][0-9]{0,9})(?: keys=(\*|%b(?:,%b){0,63}))?(?: id=([1-9][0-9]{0,9}))?\r\n"
+    % (_NUMBER, _NUMBER, _NUMBER)
 ).match
 _RESULT = re.compile(rb"([!-~]{1,200}) (%b) (-|0|[1-9][0-9]{0,19}) ([1-9][0-9]{0,9})\n" % _NUMBER).match
 _OUTCOME = re.compile(rb"(committed|rolled-back|prepared|unknown)\n").match
 
 
 class Part(NamedTuple):
-    """One batch of a transaction. ``keys`` is None (``ANY_KEYS``) where the batch may hold any key."""
+    """One batch of a transaction.
+
+    Attributes:
+        keys: None (``ANY_KEYS``) if the batch may hold any key.
+        topic_id: of the topic that is meant; 0 for any of that name.
+    """
 
     topic: str
     partition: int
     batch: bytearray
     keys: frozenset[int] | None
+    topic_id: int
 
 
 class PartResult(NamedTuple):
@@ -55,20 +63,23 @@ class PartResult(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count, which no caller uses
 
 
-def encode_part(topic: str, partition: int, batch: Buffer, keys: Collection[int] | None = NO_KEYS) -> list[Buffer]:
-    """The buffers of one part; more than 64 keys become "any".
+def encode_part(
+    topic: str, partition: int, batch: Buffer, keys: Collection[int] | None = NO_KEYS, topic_id: int = 0
+) -> list[Buffer]:
+    """The buffers of one part; more than 64 keys become "any". Without ``topic_id`` any topic of the name is meant.
 
     Raises:
-        LocalProtocolError: the name, the partition, a key's CRC or the batch cannot be carried.
+        LocalProtocolError: the name, the partition, a key's CRC, the id or the batch cannot be carried.
     """
     size = memoryview(batch).nbytes
-    if not is_valid_name(topic) or not 0 <= partition < 10**10 or not 0 < size < 10**10:
+    if not is_valid_name(topic) or not 0 <= partition < 10**10 or not 0 < size < 10**10 or not 0 <= topic_id < 10**10:
         raise LocalProtocolError(f"cannot send a part of {size} bytes for partition {partition} of {topic[:80]!r}")
     if keys is None or len(keys) > KEYS_MAX:
         listed = " keys=*"
     else:
         listed = " keys=" + ",".join(str(_key(key)) for key in sorted(keys)) if keys else ""
-    return [f"{topic} {partition} {size}{listed}\r\n".encode("ascii"), batch]
+    meant = f" id={topic_id}" if topic_id else ""
+    return [f"{topic} {partition} {size}{listed}{meant}\r\n".encode("ascii"), batch]
 
 
 def _key(key: int) -> int:
@@ -84,17 +95,17 @@ def parse_parts(body: Buffer) -> list[Part]:
         BadRequestError: it is not a sequence of whole parts, or there are too many.
     """
     return [
-        Part(topic.decode("ascii"), int(partition), batch, parse_keys(keys))
-        for topic, partition, batch, keys in split_parts(body)
+        Part(topic.decode("ascii"), int(partition), batch, parse_keys(keys), int(topic_id or 0))
+        for topic, partition, batch, keys, topic_id in split_parts(body)
     ]
 
 
-WirePart = tuple[bytes, bytes, bytearray, bytes | None]
-"""Topic and partition as they stand on the wire, the batch, and the word behind ``keys=``."""
+WirePart = tuple[bytes, bytes, bytearray, bytes | None, bytes | None]
+"""Topic and partition as they stand on the wire, the batch, and the words behind ``keys=`` and ``id=``."""
 
 
 def split_parts(body: Buffer) -> list[WirePart]:
-    """The same, with topic, partition and keys as they stand on the wire; only their syntax is checked.
+    """The same, with topic, partition, keys and id as they stand on the wire; only their syntax is checked.
 
     Raises:
         BadRequestError: as ``parse_parts``.
@@ -107,14 +118,14 @@ def split_parts(body: Buffer) -> list[WirePart]:
             raise BadRequestError(f"no part begins at byte {position} of the body")
         if len(parts) == PARTS_MAX:
             raise BadRequestError(f"a request has at most {PARTS_MAX} parts")
-        topic, partition, length, keys = match.groups()
+        topic, partition, length, keys, topic_id = match.groups()
         start = match.end()
         end = start + int(length)
         if end > size:
             raise BadRequestError(
                 f"the part at byte {position} of the body is cut short: {end - size} bytes are missing"
             )
-        parts.append((topic, partition, bytearray(view[start:end]), keys))
+        parts.append((topic, partition, bytearray(view[start:end]), keys, topic_id))
         position = end
     return parts
 

@@ -48,7 +48,7 @@ class Desk:
         return home.txid
 
     def _parts(self, home: BrokerTransaction, value: bytes) -> list[EncodedPart]:
-        buffer = MessageBuffer()
+        buffer = MessageBuffer(None, lambda _topic: 0)
         buffer.add("orders", 0, (None, value, [], 1_700_000_000_000))
         return home.take_parts(buffer)
 

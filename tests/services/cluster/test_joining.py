@@ -48,7 +48,7 @@ def _prepare(client: txmq.Client) -> str:
     """A transaction of one message that waits for its database."""
     there = BrokerTransaction(client, client.clock, 30.0)
     there.begin()
-    buffer = MessageBuffer()
+    buffer = MessageBuffer(None, lambda _topic: 0)
     buffer.add("orders", 0, (None, b"prepared", [], 1_700_000_000_000))
     there.submit_prepare(there.take_parts(buffer), "shop", UUID, "txmq_marker").result()
     return there.txid

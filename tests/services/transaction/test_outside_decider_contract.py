@@ -29,7 +29,7 @@ def deadline_ms(client: Any, seconds: float) -> int:
 
 def prepared(client: Any, kind: str, **given: Any) -> RoutedTransaction:
     home = RoutedTransaction(client, client.clock, 30.0)
-    buffer = MessageBuffer()
+    buffer = MessageBuffer(None, lambda _topic: 0)
     buffer.add("orders", 0, (b"k", b"v", [], 1_700_000_000_000))
     words: Extensions = dict(given)
     prepare(home, kind, words, buffer)

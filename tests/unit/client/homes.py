@@ -123,6 +123,12 @@ class HomeRoutes:
     def link_for(self, topic: str, partition: int) -> HomeLink:
         return self._links[self.believed[partition]]
 
+    def topic_id(self, topic: str) -> int:
+        return self._homes[0].topic_id
+
+    def forget_topics(self) -> None:
+        self.forget("t")
+
     def any_link(self) -> HomeLink:
         up = (link for link, home in zip(self._links, self._homes, strict=True) if not home.is_down)
         return next(up, self._links[0])

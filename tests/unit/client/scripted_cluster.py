@@ -59,7 +59,7 @@ class ScriptedHome(ScriptedBroker):
         homes = self.cluster.topics.get(name)
         if homes is None:
             raise UnknownTopicError(f"no topic {name}")
-        topic = Topic(TOPIC_ID, TopicConfig(name, partitions=len(homes))).to_json()
+        topic = Topic(self.topic_id, TopicConfig(name, partitions=len(homes))).to_json()
         placed = {"homes": [f"{home:016x}" for home in homes], "version": self.cluster.version}
         told = {"topics": [topic | placed], "leaders": self.cluster.led(), "map_version": self.cluster.version}
         return answers.result(200, request[4], json.dumps(told).encode())

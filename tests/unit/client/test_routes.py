@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.client.scripted import ScriptedBroker
+from tests.unit.client.scripted import TOPIC_ID, ScriptedBroker
 from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
 from txmq.client.client import Client
 from txmq.errors import BrokerAwayError, UnknownTopicError
@@ -33,6 +33,7 @@ def test_lone_broker_has_one_link_and_gets_no_extra_request(broker: ScriptedBrok
     client.offsets("t", 1)
     assert client.routes.sole is client.routes.any_link()
     assert client.routes.links() == client.routes.all_links() == (client.routes.sole,)
+    assert client.routes.topic_id("t") == 0
     assert client.routes.link_of_home(0xBAD) is client.routes.link_for("u", 99) is client.routes.sole
     assert broker.verbs == ["hello", "meta", "hello", "get", "offset"]
 
@@ -73,6 +74,28 @@ def test_map_of_a_broker_that_lags_is_not_taken_over(cluster: ScriptedCluster, r
     cluster.topics["t"], cluster.version = [1, 2, 3], 1
     routed.topics.refresh("t")
     assert routed.routes.homes_of("t") == (2, 3)
+
+
+def test_topic_has_one_id_until_it_is_forgotten(cluster: ScriptedCluster, routed: Client) -> None:
+    assert [routed.routes.topic_id("t") for _ in range(2)] == [TOPIC_ID] * 2
+    assert sum(home.verbs.count("meta") for home in cluster.homes.values()) == 1
+    for home in cluster.homes.values():
+        home.topic_id = TOPIC_ID + 1
+    assert routed.routes.topic_id("t") == TOPIC_ID
+    routed.routes.forget_topics()
+    assert routed.routes.topic_id("t") == TOPIC_ID + 1
+    assert routed.topics.known("t").topic_id == TOPIC_ID + 1
+
+
+def test_later_topic_of_a_name_counts_whatever_its_version(cluster: ScriptedCluster, routed: Client) -> None:
+    cluster.version = 9
+    assert routed.routes.topic_id("t") == TOPIC_ID
+    cluster.version = 1
+    for topic_id, expected in ((TOPIC_ID + 1, TOPIC_ID + 1), (TOPIC_ID, TOPIC_ID + 1)):
+        for home in cluster.homes.values():
+            home.topic_id = topic_id
+        routed.topics.refresh("t")
+        assert routed.routes.topic_id("t") == expected
 
 
 def test_partition_that_does_not_exist_is_the_brokers_answer(routed: Client) -> None:

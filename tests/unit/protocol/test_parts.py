@@ -22,15 +22,16 @@ from txmq.protocol.parts import (
     parse_result_lines,
 )
 
-TWO = b"orders 3 5 keys=7,4294967295\r\nhelloaudit 0 2\r\n\r\n"
+TWO = b"orders 3 5 keys=7,4294967295\r\nhelloaudit 0 2 id=9\r\n\r\n"
 
 
 def test_a_body_is_its_parts_in_order() -> None:
     assert parse_parts(TWO) == [
-        Part("orders", 3, bytearray(b"hello"), frozenset({7, 4294967295})),
-        Part("audit", 0, bytearray(b"\r\n"), NO_KEYS),
+        Part("orders", 3, bytearray(b"hello"), frozenset({7, 4294967295}), 0),
+        Part("audit", 0, bytearray(b"\r\n"), NO_KEYS, 9),
     ]
-    assert parse_parts(b"t 0 1 keys=*\r\nx") == [Part("t", 0, bytearray(b"x"), ANY_KEYS)]
+    assert parse_parts(b"t 0 1 keys=*\r\nx") == [Part("t", 0, bytearray(b"x"), ANY_KEYS, 0)]
+    assert parse_parts(b"t 0 1 keys=* id=4\r\nx") == [Part("t", 0, bytearray(b"x"), ANY_KEYS, 4)]
     assert parse_parts(b"") == []
 
 
@@ -40,17 +41,18 @@ _PARTS = st.tuples(
     st.integers(0, 10**10 - 1),
     st.binary(min_size=1, max_size=50),
     _KEYS,
+    st.integers(0, 10**10 - 1),
 )
 
 
 @given(parts=st.lists(_PARTS, max_size=5))
-def test_what_is_encoded_is_parsed(parts: list[tuple[str, int, bytes, frozenset[int] | None]]) -> None:
+def test_what_is_encoded_is_parsed(parts: list[tuple[str, int, bytes, frozenset[int] | None, int]]) -> None:
     buffers: list[Buffer] = []
     for part in parts:
         buffers += encode_part(*part)
     expected = [
-        Part(topic, partition, bytearray(batch), ANY_KEYS if keys is None or len(keys) > KEYS_MAX else keys)
-        for topic, partition, batch, keys in parts
+        Part(topic, partition, bytearray(batch), ANY_KEYS if keys is None or len(keys) > KEYS_MAX else keys, topic_id)
+        for topic, partition, batch, keys, topic_id in parts
     ]
     assert parse_parts(bytearray().join(buffers)) == expected
     assert parse_parts(memoryview(b"".join(buffers))) == expected
@@ -90,7 +92,8 @@ def test_any_flipped_bit_gives_other_parts_or_is_refused() -> None:
         b"t  0 5\r\nhello", b" t 0 5\r\nhello", b"t 0 5 \r\nhello", b"t 0 5 keys=\r\nhello", b"t 0 5 keys=1,\r\nhello",
         b"t 0 5 keys=2,1\r\nhello", b"t 0 5 keys=1,1\r\nhello", b"t 0 5 keys=4294967296\r\nhello",
         b"t 0 5 keys=01\r\nhello",
-        b"t 0 5 keys=*,1\r\nhello", b"t 0 5 key=1\r\nhello", b"t 0 5\r\nhelloX", b"t 0 5\r\nhell",
+        b"t 0 5 keys=*,1\r\nhello", b"t 0 5 id=0\r\nhello", b"t 0 5 id=01\r\nhello", b"t 0 5 id=\r\nhello",
+        b"t 0 5 id=1 keys=1\r\nhello", b"t 0 5 key=1\r\nhello", b"t 0 5\r\nhelloX", b"t 0 5\r\nhell",
         b"t 0 99999999999\r\nx",
         b"t\x00 0 5\r\nhello", b"t\xff 0 5\r\nhello", b"n" * 201 + b" 0 5\r\nhello", b"\r\n", b"hello",
         b"t 0 1 keys=" + b",".join(b"%d" % key for key in range(KEYS_MAX + 1)) + b"\r\nx",
@@ -108,19 +111,18 @@ def test_the_number_of_parts_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "partition", "batch", "keys"),
+    ("topic", "partition", "batch", "keys", "topic_id"),
     [
-        ("a b", 0, b"x", ()), ("", 0, b"x", ()), ("caf\xe9", 0, b"x", ()), ("a\r\nb", 0, b"x", ()),
-        ("n" * 201, 0, b"x", ()),
-        ("t", -1, b"x", ()), ("t", 10**10, b"x", ()), ("t", 0, b"", ()), ("t", 0, b"x", (-1,)),
-        ("t", 0, b"x", (2**32,)),
+        ("a b", 0, b"x", (), 0), ("", 0, b"x", (), 0), ("caf\xe9", 0, b"x", (), 0), ("a\r\nb", 0, b"x", (), 0),
+        ("n" * 201, 0, b"x", (), 0), ("t", -1, b"x", (), 0), ("t", 10**10, b"x", (), 0), ("t", 0, b"", (), 0),
+        ("t", 0, b"x", (-1,), 0), ("t", 0, b"x", (2**32,), 0), ("t", 0, b"x", (), -1), ("t", 0, b"x", (), 10**10),
     ],
 )  # fmt: skip
 def test_part_that_cannot_be_carried_is_refused_by_its_sender(
-    topic: str, partition: int, batch: bytes, keys: tuple[int, ...]
+    topic: str, partition: int, batch: bytes, keys: tuple[int, ...], topic_id: int
 ) -> None:
     with pytest.raises(LocalProtocolError):
-        encode_part(topic, partition, batch, frozenset(keys))
+        encode_part(topic, partition, batch, frozenset(keys), topic_id)
 
 
 def test_results_are_read_as_they_were_written() -> None:

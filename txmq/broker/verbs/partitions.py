@@ -8,7 +8,7 @@ here and nowhere else. ``State.partitions`` holds only the partitions that this 
 from __future__ import annotations
 
 from txmq.broker.context import Context
-from txmq.errors import BrokerError, NotOwnerError, TopicClosedError, UnknownTopicError
+from txmq.errors import BrokerError, NotOwnerError, StaleTopicError, TopicClosedError, UnknownTopicError
 from txmq.log.partition import Partition
 
 
@@ -25,6 +25,12 @@ def writable(context: Context, topic: bytes, number: bytes) -> Partition:
     if partition is None:
         raise _refusal(context, topic, number)
     return partition
+
+
+def refuse_stale(partition: Partition, topic_id: int) -> None:
+    """Refuse what is meant for another topic of that name."""
+    if topic_id != partition.topic_id:
+        raise StaleTopicError(f"topic {partition.topic!r} has id {partition.topic_id} now, not {topic_id}")
 
 
 def readable(context: Context, topic: bytes, number: bytes) -> Partition:

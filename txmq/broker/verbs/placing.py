@@ -24,7 +24,7 @@ from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.session import BrokerSession, CommittedParts
 from txmq.broker.state.state import Places, State
 from txmq.broker.state.transaction import ANY_KEY, PreparedPart, Transaction, TransactionState
-from txmq.broker.verbs.partitions import writable
+from txmq.broker.verbs.partitions import refuse_stale, writable
 from txmq.errors import (
     BadRequestError,
     DiskFullError,
@@ -71,8 +71,10 @@ def check_parts(context: Context, stated: list[wire_parts.WirePart]) -> tuple[li
     size_max, validates = settings.batch_size_bytes_max, settings.validate_records
     parts: list[Part] = []
     keys: list[Keys] = []
-    for topic, number, batch, key_words in stated:
+    for topic, number, batch, key_words, topic_id in stated:
         partition = writable(context, topic, number)
+        if topic_id is not None:
+            refuse_stale(partition, int(topic_id))
         count, max_timestamp_ms, _, _, sequence, crc = check(batch)
         config = partition.config
         if sequence != -1:

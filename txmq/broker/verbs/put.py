@@ -16,7 +16,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.verbs import prepare_commit
-from txmq.broker.verbs.partitions import writable
+from txmq.broker.verbs.partitions import refuse_stale, writable
 from txmq.broker.verbs.placing import place, refuse_batch, refuse_unready
 from txmq.errors import (
     BadRequestError,
@@ -24,7 +24,6 @@ from txmq.errors import (
     ForbiddenError,
     InvalidBatchError,
     InvariantError,
-    StaleTopicError,
     TooLargeError,
 )
 from txmq.log import records
@@ -45,9 +44,9 @@ def put(context: Context, client: ClientConnection, request: Request) -> None:
         raise BadRequestError("put needs a body")
     if extensions is not None:
         if b"id" in extensions:
-            _refuse_stale(partition, int(extensions[b"id"]))
+            refuse_stale(partition, int(extensions[b"id"]))
         if b"tx" in extensions:
-            part = (arguments[0], arguments[1], body, None)
+            part = (arguments[0], arguments[1], body, None, None)
             prepare_commit.put_part(context, client, extensions[b"tx"], part, opaque)
             return
         if b"raw" in extensions or b"key" in extensions:
@@ -102,11 +101,6 @@ def _check_producer(client: ClientConnection, producer: int, epoch: int, sequenc
         raise FencedError(f"producer epoch {epoch} is over {session.epoch}, the session's")
     if sequence < 0:
         raise InvalidBatchError("a batch with a producer id needs a base sequence")
-
-
-def _refuse_stale(partition: Partition, topic_id: int) -> None:
-    if topic_id != partition.topic_id:
-        raise StaleTopicError(f"topic {partition.topic!r} has id {partition.topic_id} now, not {topic_id}")
 
 
 def _raw_batch(context: Context, extensions: dict[bytes, bytes], value: bytearray) -> bytearray:

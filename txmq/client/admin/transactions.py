@@ -85,7 +85,7 @@ class Transactions:
         while True:
             body = self._link_of(text).control.repeat("parts", text, extensions={"after": count}, timeout=self._timeout)
             parts = split_parts(body)
-            for topic, partition, batch, _ in parts:
+            for topic, partition, batch, *_ in parts:
                 found += decode(batch, topic.decode("ascii"), int(partition))
             count += len(parts)
             if not parts:

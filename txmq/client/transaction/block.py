@@ -88,7 +88,7 @@ class Transaction:
         self.outcome = _UNKNOWN
         self._timeout = timeout
         self._clock: Clock = client.clock
-        self._messages = MessageBuffer(compression)
+        self._messages = MessageBuffer(compression, client.routes.topic_id)
         self._broker: RoutedTransaction | None = None
         self._ending: BlockEnding | None = None
         self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more

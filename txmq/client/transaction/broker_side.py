@@ -9,7 +9,7 @@ that it wrote to (``homes``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -20,10 +20,12 @@ from txmq.client.transport.session import ClientSession
 from txmq.errors import (
     ConnectionLostError,
     FencedError,
+    NotOwnerError,
     RemoteProtocolError,
     RequestTimeoutError,
     RolledBackError,
     SessionFullError,
+    StaleTopicError,
     TransactionAwayError,
     TransactionConflictError,
     TransactionTimeoutError,
@@ -43,8 +45,9 @@ ROLLBACK_TIMEOUT_S = 2.0  # no outcome depends on its answer
 LOST = (ConnectionLostError, UnavailableError)  # not answered, and the broker may be away
 _UNANSWERED = (*LOST, RequestTimeoutError)
 _ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
-# Refusals of this transaction's id: the block has another one when it is run again.
-_OF_THIS_ID = (TransactionConflictError, FencedError, UnknownTransactionError)
+_REFUSALS = (SessionFullError, StaleTopicError, NotOwnerError)  # see ``look_at_refusal``
+# Refusals of this transaction's id, or its topics': the block has others when it is run again.
+_OF_THESE_IDS = (TransactionConflictError, FencedError, UnknownTransactionError, StaleTopicError)
 _REQUEST_OVERHEAD_BYTES = 300  # one part's line
 
 Extensions = dict[str, str | int | bytes | None]
@@ -61,6 +64,7 @@ class BrokerTransaction:
         streamed: the parts that were sent ahead.
         may_have_arrived: a request that decides was sent and was not answered.
         acks: the offsets that are saved together with the messages.
+        on_other_topic: called if a part is refused because its topic is another one, or another home's, by now.
     """
 
     _session: ClientSession  # from ``attach`` on
@@ -72,6 +76,7 @@ class BrokerTransaction:
         self.streamed = Streamed()
         self.may_have_arrived = False
         self.acks: SavedOffsets | None = None
+        self.on_other_topic: Callable[[], None] | None = None
         self._control = home.control
         self._is_attached = False
         self._counter = 0
@@ -137,15 +142,17 @@ class BrokerTransaction:
 
     def was_refused(self, error: TxmqError) -> None:
         """After a refused prepare: if it was late by the broker's clock alone, measure that clock for the next one."""
-        self.leave_full_session(error)
+        self.look_at_refusal(error)
         if isinstance(error, TransactionConflictError) and self.remaining_s > 0:
             with suppress(TxmqError):
                 self._control.measure_clock(self._session, ROLLBACK_TIMEOUT_S)
 
-    def leave_full_session(self, error: TxmqError) -> None:
-        """After a refusal: if its reason is the session, the client's next transactions have another one."""
+    def look_at_refusal(self, error: TxmqError) -> None:
+        """If its reason is the session, the client's next transactions have another one; if the topics, they ask."""
         if isinstance(error, SessionFullError):
             self.home.leave_session(self._session)
+        elif isinstance(error, _REFUSALS) and self.on_other_topic is not None:
+            self.on_other_topic()
 
     def reach(self) -> None:
         """Make sure that the broker is there: before the body, which locks rows, and before its end is begun.
@@ -230,6 +237,8 @@ class BrokerTransaction:
         for part in parts:
             self.check_deadline()
             extensions: Extensions = {"tx": self.txid}
+            if part.topic_id:
+                extensions["id"] = part.topic_id
             # Stated before it is sent: an unanswered part makes the decision fail, never pass without it.
             self.streamed.add(part.batch)
             self._call(self._wait_s, "put", part.topic, part.partition, extensions=extensions, body=(part.batch,))
@@ -289,8 +298,8 @@ class BrokerTransaction:
                 reply = self._control.submit_transaction(head, self._floor() | fields, body, self.deadline)
                 is_sent = True
                 return parse_result_lines(reply.result())
-            except SessionFullError as error:
-                self.leave_full_session(error)
+            except _REFUSALS as error:
+                self.look_at_refusal(error)
                 raise
             except _UNANSWERED:
                 self.may_have_arrived |= is_sent
@@ -392,8 +401,8 @@ class BrokerTransaction:
         """Ask in the session of the id."""
         try:
             body = self._control.call(verb, *arguments, timeout=timeout, **named)
-        except SessionFullError as error:
-            self.leave_full_session(error)
+        except _REFUSALS as error:
+            self.look_at_refusal(error)
             raise
         return body
 
@@ -415,7 +424,7 @@ class BrokerTransaction:
 
 
 def _body(parts: Sequence[EncodedPart]) -> list[Buffer]:
-    return [buffer for part in parts for buffer in encode_part(part.topic, part.partition, part.batch, part.keys)]
+    return [buffer for part in parts for buffer in encode_part(*part)]
 
 
 def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:
@@ -428,7 +437,7 @@ def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:
         wrapped = TransactionTimeoutError(f"no answer before the deadline: {error}", txid)
     else:
         text = f"refused: {error}" if str(error) else f"refused: {type(error).__name__}"
-        wrapped = RolledBackError(text, txid, retriable=error.retriable or isinstance(error, _OF_THIS_ID))
+        wrapped = RolledBackError(text, txid, retriable=error.retriable or isinstance(error, _OF_THESE_IDS))
     wrapped.__cause__ = error
     return wrapped
 

@@ -102,7 +102,7 @@ class ExternalBranch:
         self.client, self.xid = client, xid
         self.state = BranchState.ACTIVE
         self.broker = RoutedTransaction(client, client.clock, timeout_s)
-        self.messages = MessageBuffer()
+        self.messages = MessageBuffer(None, client.routes.topic_id)
         self._lock = Lock()
 
     @property

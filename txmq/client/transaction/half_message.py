@@ -88,7 +88,7 @@ class HalfMessage:
     def __init__(self, client: RoutedBroker, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
         self._group = group
         self._broker = RoutedTransaction(client, client.clock, timeout_s)
-        self._messages = MessageBuffer(compression)
+        self._messages = MessageBuffer(compression, client.routes.topic_id)
         self._record: tuple[str, int, Record] | None = None
         self._decided: Resolution | None = None
         self._process = 0  # that stands in the block

@@ -44,11 +44,11 @@ HOMES_MAX = 32  # that a decision lists
 _MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
 
 
-_likely_homes: weakref.WeakKeyDictionary[RoutedBroker, int] = weakref.WeakKeyDictionary()
-
-
 def _nothing() -> None:
     """Do nothing."""
+
+
+_likely_homes: weakref.WeakKeyDictionary[RoutedBroker, int] = weakref.WeakKeyDictionary()
 
 
 class HomeBranch:
@@ -67,7 +67,7 @@ class HomeBranch:
     def __init__(self, home: Broker, clock: Clock, decides: RoutedTransaction) -> None:
         self.broker = BrokerTransaction(home, clock, decides.timeout_s)
         self.commits = branch_commits_of(home)
-        self.broker.deadline = decides.deadline
+        self.broker.deadline, self.broker.on_other_topic = decides.deadline, decides.on_other_topic
         self._decides = decides
         self.slots: set[TopicPartition] = set()
         self._parts: list[EncodedPart] = []
@@ -226,7 +226,7 @@ class RoutedTransaction(BrokerTransaction):
 
     def __init__(self, client: RoutedBroker, clock: Clock, timeout_s: float) -> None:
         super().__init__(client.routes.any_link(), clock, timeout_s)
-        self._client, self._routes = client, client.routes
+        self._client, self._routes, self.on_other_topic = client, client.routes, client.routes.forget_topics
         self._has_homes = False
         self._own_acks: SavedOffsets | None = None
         self._waiting: WaitingPlace | None = None

@@ -4,6 +4,7 @@ No I/O. A *part* is one record batch for one partition. Messages of one partitio
 (``PART_SIZE_BYTES_MAX``) or the parts are taken to be streamed.
 
 Invariants:
+    * a part goes to the topic that had the name when its first message was sent, or nowhere;
     * messages of a partition keep the order in which they were sent, over all its parts;
     * a part's keys are the CRC32C of its messages' keys; messages without a key share one (that of the empty key), so
       that they keep their order, too.
@@ -11,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -27,29 +28,41 @@ _RECORD_OVERHEAD_BYTES = 64  # lengths, deltas, and the share of the part's own 
 
 
 class EncodedPart(NamedTuple):
-    """A part, ready to be sent. ``keys`` is None for "any"."""
+    """A part, ready to be sent.
+
+    Attributes:
+        keys: None for "any".
+        topic_id: of the topic that is meant; 0 for any of that name.
+    """
 
     topic: str
     partition: int
     batch: bytearray
     keys: frozenset[int] | None
+    topic_id: int = 0
 
 
 class _PartitionBuffer:
     """One partition's messages."""
 
-    __slots__ = ("records", "results", "size_bytes")
+    __slots__ = ("records", "results", "size_bytes", "topic_id")
 
-    def __init__(self) -> None:
+    def __init__(self, topic_id: int) -> None:
+        self.topic_id = topic_id
         self.records: list[Record] = []  # not taken yet
         self.size_bytes = 0  # of those, about
         self.results: list[int] = []  # where this partition's messages stand in the order of sending
 
 
 class MessageBuffer:
-    """See the module's docstring. Used by one thread at a time."""
+    """See the module's docstring. Used by one thread at a time.
 
-    def __init__(self, compression: str | None = None) -> None:
+    Args:
+        id_of: tells the id of the topic that has a name now, to be stated with the messages for it; 0 if none is.
+    """
+
+    def __init__(self, compression: str | None, id_of: Callable[[str], int]) -> None:
+        self._id_of = id_of
         self.size_bytes = 0  # of what is not taken yet, about
         self._compression = compression
         self._places: dict[tuple[str, int], _PartitionBuffer] = {}
@@ -64,7 +77,7 @@ class MessageBuffer:
         """Append one message."""
         place = self._places.get((topic, partition))
         if place is None:
-            place = self._places[topic, partition] = _PartitionBuffer()
+            place = self._places[topic, partition] = _PartitionBuffer(self._id_of(topic))
         size = _size(record)
         place.records.append(record)
         place.size_bytes += size
@@ -91,7 +104,8 @@ class MessageBuffer:
                 if not chunk:
                     continue
                 batch = encode(chunk, compression=self._compression, txid=txid)
-                parts.append(EncodedPart(topic, partition, batch, _keys(chunk) if keyed else NO_KEYS))
+                keys = _keys(chunk) if keyed else NO_KEYS
+                parts.append(EncodedPart(topic, partition, batch, keys, place.topic_id))
         for place in self._places.values():
             place.records, place.size_bytes = [], 0
         self.size_bytes, self._taken = 0, len(self._results)

@@ -16,8 +16,10 @@ from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.preparing import Preparing
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
+    NotOwnerError,
     OverloadedError,
     SessionFullError,
+    StaleTopicError,
     TransactionConflictError,
 )
 from txmq.model import Resolution
@@ -74,7 +76,7 @@ def repeat_prepare(
 
     try:
         Preparing(broker, submit, waits_for_room=True, waits_for_broker=waits_for_broker).wait()
-    except (SessionFullError, TransactionConflictError) as error:
+    except (SessionFullError, StaleTopicError, NotOwnerError, TransactionConflictError) as error:
         broker.was_refused(error)
         raise
 

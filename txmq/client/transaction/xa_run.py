@@ -228,7 +228,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         return XAEvent.DECIDED
 
     def _refused(self, error: TxmqError, *, is_doubtful: bool) -> XAEvent:
-        self._broker.leave_full_session(error)
+        self._broker.look_at_refusal(error)
         self.error = rolled_back(error, self._broker.txid)
         return XAEvent.DECIDE_DOUBTFUL if is_doubtful else XAEvent.DECIDE_REFUSED
 

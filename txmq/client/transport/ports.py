@@ -129,6 +129,12 @@ class Routing(Protocol[LinkT]):
     def link_for(self, topic: str, partition: int) -> LinkT:
         """The link of the home that owns a partition, as far as that is known."""
 
+    def topic_id(self, topic: str) -> int:
+        """The id of the topic that has the name, to be stated with messages for it; 0 at a lone broker."""
+
+    def forget_topics(self) -> None:
+        """What is known of topics may be wrong."""
+
     def link_of_home(self, home: int) -> LinkT:
         """The link of a home, such as the one in a transaction's id."""
 

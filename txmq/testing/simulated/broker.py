@@ -21,6 +21,7 @@ from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
     NotOwnerError,
+    StaleTopicError,
     TransactionConflictError,
     TxmqError,
     UnknownTopicError,
@@ -63,6 +64,7 @@ class SimulatedBroker:
         faults: per verb, what happens to its next requests; None lets one pass.
         requests: verbs received, in order.
         reports: resources that resolvers reported, and what they said.
+        topic_ids: of each topic that there is; another one after it was deleted and created anew.
         log: per topic and partition, the messages that readers see.
         owner_connected: what ``recover`` says of every owner.
         is_away: no connection can be had.
@@ -89,7 +91,7 @@ class SimulatedBroker:
         self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
         self.owner_connected, self.is_away, self.timeout = True, False, 5.0
         self.witness: Callable[[SimulatedBroker, str], None] | None = None
-        self._topics = frozenset(topics)
+        self.topic_ids = {topic: number for number, topic in enumerate(topics, 1)}
         self._held: dict[str, _Held] = {}
         self._assigned: dict[tuple[str, int], int] = defaultdict(int)
 
@@ -206,7 +208,7 @@ class SimulatedBroker:
     def _put(self, topic: str, partition: int, fields: Extensions, body: bytes) -> bytes:
         held = self._held.setdefault(fields["tx"], _Held())
         self._require(held, "open")
-        self._add(held, topic, partition, bytearray(body))
+        self._add(held, topic, partition, bytearray(body), fields.get("id", 0))
         held.streamed.add(body)
         return b"%d\n" % (len(held.parts) - 1)
 
@@ -405,11 +407,13 @@ class SimulatedBroker:
         if expected != (held.streamed.parts, held.streamed.size_bytes, held.streamed.checksum):
             raise TransactionConflictError("streamed otherwise")
         for part in parse_parts(body[fields.get("offsets", 0) :]):
-            self._add(held, part.topic, part.partition, part.batch)
+            self._add(held, part.topic, part.partition, part.batch, part.topic_id)
 
-    def _add(self, held: _Held, topic: str, partition: int, batch: bytearray) -> None:
-        if topic not in self._topics:
+    def _add(self, held: _Held, topic: str, partition: int, batch: bytearray, topic_id: int) -> None:
+        if topic not in self.topic_ids:
             raise UnknownTopicError(topic)
+        if topic_id not in (0, self.topic_ids[topic]):
+            raise StaleTopicError(f"topic {topic!r} has id {self.topic_ids[topic]} now, not {topic_id}")
         number, count = self._slots
         if partition % count != number:
             raise NotOwnerError(f"another home owns partition {partition} of {topic}")

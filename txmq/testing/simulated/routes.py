@@ -16,6 +16,7 @@ class Home(Protocol):
 
     is_away: bool
     timeout: float
+    topic_ids: dict[str, int]
     session: ClientSession
 
 
@@ -28,6 +29,7 @@ class SimulatedRoutes(Generic[HomeT]):
     def __init__(self, *homes: HomeT) -> None:
         self._homes = homes
         self.is_lone = len(homes) == 1
+        self._topic_ids: dict[str, int] = {}
 
     def link_for(self, topic: str, partition: int) -> HomeT:
         """The partition's home."""
@@ -40,6 +42,16 @@ class SimulatedRoutes(Generic[HomeT]):
     def any_link(self) -> HomeT:
         """The first that is there."""
         return next((broker for broker in self._homes if not broker.is_away), self._homes[0])
+
+    def topic_id(self, topic: str) -> int:
+        """As told when it was first asked for."""
+        if self.is_lone:
+            return 0
+        return self._topic_ids.setdefault(topic, self._homes[0].topic_ids.get(topic, 0))
+
+    def forget_topics(self) -> None:
+        """As of ``Routes``."""
+        self._topic_ids.clear()
 
     def links(self) -> Sequence[HomeT]:
         """All of them."""

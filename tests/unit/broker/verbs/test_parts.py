@@ -16,7 +16,7 @@ def seen(client: Client, txid: str, after: int = 0) -> list[bytes]:
     answer = client.ask("parts", txid, extensions={"after": after})
     assert answer.code == 200, answer
     found = split_parts(answer.body)
-    return [m.value or b"" for topic, number, one, _ in found for m in decode(one, topic.decode(), int(number))]
+    return [m.value or b"" for topic, number, one, *_ in found for m in decode(one, topic.decode(), int(number))]
 
 
 def test_parts_of_a_prepared_transaction_are_listed_and_stay_invisible() -> None:

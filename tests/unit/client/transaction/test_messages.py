@@ -21,7 +21,7 @@ def record(value: bytes, key: bytes | None = None) -> Record:
 
 
 def test_part_keys_are_checksums_including_one_for_no_key() -> None:
-    buffer = MessageBuffer()
+    buffer = MessageBuffer(None, lambda _topic: 0)
     for key in (b"a", b"b", b"a", None):
         buffer.add("orders", 0, record(b"v", key))
     (part,) = buffer.take_parts(TXID, LARGE)
@@ -30,7 +30,7 @@ def test_part_keys_are_checksums_including_one_for_no_key() -> None:
 
 @pytest.mark.parametrize(("count", "is_listed"), [(KEYS_MAX, True), (KEYS_MAX + 1, False)])
 def test_more_keys_than_fit_are_any(count: int, is_listed: bool) -> None:
-    buffer = MessageBuffer()
+    buffer = MessageBuffer(None, lambda _topic: 0)
     for number in range(count):
         buffer.add("orders", 0, record(b"v", b"%d" % number))
     (part,) = buffer.take_parts(TXID, LARGE)
@@ -38,7 +38,7 @@ def test_more_keys_than_fit_are_any(count: int, is_listed: bool) -> None:
 
 
 def test_what_was_taken_is_not_taken_again() -> None:
-    buffer = MessageBuffer()
+    buffer = MessageBuffer(None, lambda _topic: 0)
     buffer.add("orders", 0, record(b"1"))
     assert buffer.size_bytes > 0
     assert len(buffer.take_parts(TXID, LARGE)) == 1
@@ -47,7 +47,7 @@ def test_what_was_taken_is_not_taken_again() -> None:
 
 def test_a_partition_without_a_line_keeps_its_results_pending() -> None:
     """Its topic was deleted before the decision."""
-    buffer = MessageBuffer()
+    buffer = MessageBuffer(None, lambda _topic: 0)
     buffer.add("gone", 0, record(b"1"))
     buffer.add("orders", 0, record(b"2"))
     buffer.place([PartResult("orders", 0, 7, 1)])
@@ -74,7 +74,7 @@ _SENDS = st.lists(
 def test_order_and_offsets_survive_any_cutting_into_parts(
     sends: list[tuple[str, int, int, bool]], part_size: int
 ) -> None:
-    buffer = MessageBuffer()
+    buffer = MessageBuffer(None, lambda _topic: 0)
     log: dict[tuple[str, int], list[bytes | None]] = {}
     lines: list[PartResult] = []
     expected: list[bytes] = []

@@ -9,6 +9,7 @@ from txmq.broker.cluster.view import ASKS_MAX, RegistryState
 from txmq.broker.cluster.work import carry_out
 from txmq.broker.verbs.cluster import parking
 from txmq.errors import RegistryAwayError
+from txmq.protocol.parts import NO_KEYS, encode_part
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.testing.simulated.zookeeper import SimSession
 
@@ -215,6 +216,42 @@ def test_put_that_means_a_newer_topic_waits_for_it() -> None:
     one.ask("topic", "create", "a", partitions=2)
     assert [topic.config.name for topic in two.node.state.topics] == []
     assert two.ask("put", "a", 1, body=batch(b"new"), id=2)[0] == 200
+    assert values(two.node, "a", 1) == [b"new"]
+
+
+def _part(value: bytes, topic_id: int, number: int = 0) -> bytes:
+    return b"".join(encode_part("a", number, batch(value), NO_KEYS, topic_id))
+
+
+@pytest.mark.parametrize("verb", ["commit", "prepare"])
+def test_part_for_a_topic_gone_refuses_its_whole_transaction(verb: str) -> None:
+    broker = alone().lead()
+    for _ in range(2):
+        broker.ask("topic", "create", "a", partitions=2)
+        broker.ask("topic", "delete", "a")
+    broker.ask("topic", "create", "a", partitions=2)
+    broker.ask("hello", 1, "me", session="new")
+    kind: tuple[str, ...] = ("last-resource",) if verb == "prepare" else ()
+    fields: dict[str, str | int] = {"resource": "r", "uuid": UUID, "table": "t"} if kind else {}
+    refused = broker.node.txid(1, 1)
+    body = _part(b"1", 3) + _part(b"2", 2, 1)
+    assert broker.ask(verb, refused, *kind, body=body, **fields) == (409, "stale-topic topic 'a' has id 3 now, not 2\n")
+    assert broker.ask("outcome", refused)[1] == "unknown\n"
+    body = _part(b"3", 3) + _part(b"4", 0, 1)
+    assert broker.ask(verb, broker.node.txid(1, 2), *kind, body=body, **fields)[0] == 200
+    if kind:
+        assert broker.ask("commit", broker.node.txid(1, 2), body=b"")[0] == 200
+    assert (values(broker.node), values(broker.node, "a", 1)) == ([b"3"], [b"4"])
+
+
+def test_part_that_means_a_newer_topic_waits_for_it() -> None:
+    one, two = knowing_one()
+    two.refresh()
+    one.ask("topic", "delete", "a")
+    two.refresh()
+    one.ask("topic", "create", "a", partitions=2)
+    two.ask("hello", 1, "me", session="new")
+    assert two.ask("commit", two.node.txid(1, 1), body=_part(b"new", 2, 1))[0] == 200
     assert values(two.node, "a", 1) == [b"new"]
 
 
