@@ -106,10 +106,12 @@ class EventEncoder:
         fields["tables"] = [str(name) for name in ddl.tables]
         return self._other(part, op, table, fields, now_ms)
 
-    def marker(self, part: TransactionPart, table: TableName, now_ms: int) -> EventMessage:
-        """The marker of a transaction of several parts: ``begin`` before its first, ``end`` behind its last part."""
-        op = BEGIN if part.first else END
-        rows = None if part.first else part.number + len(part.changes)
+    def marker(self, part: TransactionPart, op: str, table: TableName, rows: int | None, now_ms: int) -> EventMessage:
+        """The marker of a transaction of several parts: ``begin`` before its first change, ``end`` behind its last.
+
+        Args:
+            rows: how many changes it has, at the end.
+        """
         return self._other(part, op, table, {"rows": rows}, now_ms)
 
     def _other(

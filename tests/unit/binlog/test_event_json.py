@@ -24,7 +24,7 @@ from txmq.binlog.changes import (
     TransactionPart,
     Value,
 )
-from txmq.binlog.event_json import EventEncoder, EventMessage, read_event
+from txmq.binlog.event_json import BEGIN, END, EventEncoder, EventMessage, read_event
 from txmq.binlog.position import MariadbGtids, Position
 
 ITEMS = TableSchema(
@@ -134,8 +134,8 @@ def test_a_part_without_a_statement_has_no_event_of_one() -> None:
 
 def test_markers_stand_around_a_large_transaction() -> None:
     change = RowChange(Op.CREATE, ITEMS, None, (1, "a"))
-    begin = read_event(ENCODER.marker(_part(change, last=False), ITEMS.table, 1).value)
-    end = read_event(ENCODER.marker(_part(change, change, first=False, number=5), ITEMS.table, 1).value)
+    begin = read_event(ENCODER.marker(_part(change, last=False), BEGIN, ITEMS.table, None, 1).value)
+    end = read_event(ENCODER.marker(_part(change, change, first=False, number=5), END, ITEMS.table, 7, 1).value)
     assert (begin.op, begin.fields["rows"]) == ("begin", None)
     assert (end.op, end.fields["rows"]) == ("end", 7)
 
