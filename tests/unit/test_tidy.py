@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from txmq.config import SETTINGS
-from txmq.testing.settings_page import BEGIN, END, page_table
+from txmq.testing.settings_page import BEGIN, END, PAGES, page_table
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTION_LINES_MAX = 60
@@ -297,10 +297,11 @@ def test_no_path_of_one_machine_and_no_registry_is_committed() -> None:
     assert found == []
 
 
-def test_the_page_of_settings_is_the_table_of_settings() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_of_settings_is_the_table_of_settings(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text("utf-8")
     between = page[page.index(BEGIN) + len(BEGIN) : page.index(END)]
-    assert between.strip() == page_table().strip(), "run: .venv/bin/python -m txmq.testing.settings_page"
+    assert between.strip() == page_table(PAGES[name]).strip(), "run: .venv/bin/python -m txmq.testing.settings_page"
 
 
 def test_every_setting_is_used() -> None:

@@ -1,23 +1,26 @@
-"""The table in docs/configuration.md, made from the table of settings; ``python -m`` rewrites it in place."""
+"""The tables of settings in docs/, made from those in the code; ``python -m`` rewrites them in place."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+from txmq.binlog.config import BINLOG_SETTINGS
 from txmq.config import SETTINGS
 from txmq.setting import Setting
 
 BEGIN = "<!-- settings: begin -->"
 END = "<!-- settings: end -->"
+PAGES = {"configuration.md": tuple(SETTINGS.values()), "configuration-binlog.md": BINLOG_SETTINGS}
 
 
-def page_table() -> str:
+def page_table(settings: Iterable[Setting]) -> str:
     """One Markdown table per section, in the order of the settings."""
     parts = []
-    for section, settings in groupby(SETTINGS.values(), key=lambda setting: setting.section):
+    for section, members in groupby(settings, key=lambda setting: setting.section):
         parts.append(f"### {section}\n\n| setting | default | allowed | what it does |\n|---|---|---|---|")
-        parts[-1] += "".join("\n" + _row(setting) for setting in settings)
+        parts[-1] += "".join("\n" + _row(setting) for setting in members)
     return "\n\n".join(parts)
 
 
@@ -29,6 +32,8 @@ def _default(setting: Setting) -> str:
     value = setting.default
     if value is None:
         return "none"
+    if isinstance(value, tuple):
+        return f"`{[*value]}`".replace("'", '"')
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -37,11 +42,12 @@ def _default(setting: Setting) -> str:
 
 
 def main() -> None:
-    """Rewrite the page."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
-    text = page.read_text("utf-8")
-    head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    page.write_text(f"{head}\n\n{page_table()}\n\n{tail}")
+    """Rewrite the pages."""
+    for name, settings in PAGES.items():
+        page = Path(__file__).resolve().parents[2] / "docs" / name
+        text = page.read_text("utf-8")
+        head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+        page.write_text(f"{head}\n\n{page_table(settings)}\n\n{tail}")
 
 
 if __name__ == "__main__":

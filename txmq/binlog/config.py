@@ -1,0 +1,231 @@
+"""The settings of ``txmq binlog``: a TOML file, as values.
+
+Each class here is a table of the file (``[source]``, ``[publish]``, ...) and of docs/configuration-binlog.md; the keys
+of ``BinlogSettings`` itself stand at the top. A text may be ``{ env = "VARIABLE" }``, so that no file has a password.
+
+Invariants:
+    * a key that is not known is refused, naming the nearest known one; a value out of range names key and range;
+    * no I/O: the caller reads file and environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from txmq.binlog.changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX
+from txmq.config_sources import near_miss
+from txmq.errors import ConfigError
+from txmq.log.compression import CODECS
+from txmq.model import PARTITIONS_PER_TOPIC_MAX, is_valid_name
+from txmq.setting import check, number, settings_of, word
+from txmq.setting import flag as flag
+from txmq.setting import names as words
+
+PAGE = "docs/configuration-binlog.md"
+NAME_LENGTH_MAX = 64  # it stands in front of the database's and the table's name
+_TABLE = re.compile(r"[^.\s]+\.[^.\s]+\Z")
+_PLACES = re.compile(r"\{([a-z]*)\}")
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """``[source]``: the database that is read."""
+
+    host: str = word("127.0.0.1", "Its address.", section="[source]")
+    port: int = number(3306, 1, 65535, "Its port.", section="[source]")
+    unix_socket: str = word("", "Its socket on this machine; goes before host and port.", section="[source]")
+    user: str = word("", "A user with REPLICATION SLAVE, and with SELECT on the tables.", section="[source]")
+    password: str = word("", 'The user\'s password; best { env = "VARIABLE" }.', section="[source]")
+    flavor: str = word(
+        "auto", "Which kind of server it is; auto asks it.", section="[source]", choices=("auto", "mariadb", "mysql")
+    )
+    server_id: int = number(
+        0, 0, (1 << 32) - 1, "The reader's own id among the server's replicas: no other replica of it may have the "
+        "same. 0: made of name.", section="[source]",
+    )  # fmt: skip
+    tables: tuple[str, ...] = words(
+        ("*.*",), "The tables that are published.", section="[source]", form='["database.table", ...], * is any text'
+    )
+    exclude: tuple[str, ...] = words(
+        (), "Tables that are not, of those.", section="[source]", form='["database.table", ...], * is any text'
+    )
+    start: str = word(
+        "now", "Where a reader without a saved position begins, if it takes no snapshot: at the server's end, at the "
+        "oldest binlog that it has, or behind a GTID.", section="[source]", form="now, earliest or a GTID",
+    )  # fmt: skip
+    accept_server: bool = flag(
+        False, "Go on with a server that is not the one read before, though its GTIDs do not prove that it has the "
+        "same transactions.", section="[source]",
+    )  # fmt: skip
+    connect_timeout_ms: int = number(10_000, 1, 600_000, "How long a connection may take.", section="[source]")
+    heartbeat_ms: int = number(
+        1_000, 100, 600_000, "How often an idle server says that it is there. After three times as long without a "
+        "word the connection counts as lost.", section="[source]",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        _check_all(self, "source.")
+        for key in ("tables", "exclude"):
+            for pattern in getattr(self, key):
+                if not _TABLE.match(pattern):
+                    raise ConfigError(f'source.{key}: {pattern!r}: expected "database.table", where * is any text')
+        if not self.tables:
+            raise ConfigError("source.tables = []: no table would be read")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSettings:
+    """``[publish]``: topics, partitions and transactions."""
+
+    topic: str = word(
+        "{name}.{database}.{table}", "Topic of a table. Without {table} the tables of a database share one.",
+        section="[publish]", form="text with {database}, and perhaps {name} and {table}",
+    )  # fmt: skip
+    partitions: int = number(
+        4, 1, PARTITIONS_PER_TOPIC_MAX, "Partitions of a topic that is made. One that is there keeps its own.",
+        section="[publish]",
+    )  # fmt: skip
+    by: str = word(
+        "key", "What stays in one partition, in order: the changes of a row (key), of a table (table) or of a "
+        "transaction (transaction; a row's changes are then in order within a transaction only).", section="[publish]",
+        choices=("key", "table", "transaction"),
+    )  # fmt: skip
+    ddl: str = word(
+        "pass", "Statements that may contradict what consumers know (a dropped column, a changed type): pass publishes "
+        "them as events, stop stops before them. Additive ones are always published.", section="[publish]",
+        choices=("pass", "stop"),
+    )  # fmt: skip
+    compression: str = word("none", "Of the messages' batches.", section="[publish]", choices=("none", *sorted(CODECS)))
+    linger_ms: int = number(
+        5, 0, 60_000, "How long a change waits for others to share its transaction.", section="[publish]"
+    )
+    session_timeout_ms: int = number(
+        6_000, 300, 600_000, "A reader that is silent for so long is taken for dead: one that stands by takes over.",
+        section="[publish]",
+    )  # fmt: skip
+    transaction_timeout_ms: int = number(
+        30_000, 100, 900_000, "How long the broker may take for one txmq transaction.", section="[publish]"
+    )
+    transaction_rows_max: int = number(
+        TRANSACTION_ROWS_MAX, 1, 1_000_000, "Changes of one txmq transaction. A larger transaction of the database "
+        "becomes several, with markers before and behind it.", section="[publish]",
+    )  # fmt: skip
+    transaction_bytes_max: int = number(
+        TRANSACTION_BYTES_MAX, 64 << 10, 64 * _MIB, "Bytes of one txmq transaction, about; at most the broker's "
+        "transaction_size_bytes_max.", section="[publish]",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        _check_all(self, "publish.")
+        places = set(_PLACES.findall(self.topic))
+        if "database" not in places or not places <= {"name", "database", "table"} or not is_valid_name(
+            _PLACES.sub("x", self.topic)
+        ):  # fmt: skip
+            raise ConfigError(
+                f"publish.topic = {self.topic!r}: expected letters, digits, '.', '_' and '-' with {{database}}, and "
+                "perhaps {name} and {table}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class BinlogSettings:
+    """The file: keys at its top, and its tables."""
+
+    name: str = word(
+        "", "Names this reader: its topics begin with it, and the group of its position is binlog-<name>.",
+        section="At the top", form=f"1 to {NAME_LENGTH_MAX} letters, digits, '.', '_' and '-'",
+    )  # fmt: skip
+    bootstrap: str = word(
+        "txmq://127.0.0.1:8123", "Address of a broker, or zk://... of a cluster.", section="At the top"
+    )
+    source: SourceSettings = field(default_factory=SourceSettings)
+    publish: PublishSettings = field(default_factory=PublishSettings)
+
+    def __post_init__(self) -> None:
+        _check_all(self, "")
+        if not is_valid_name(self.name) or len(self.name) > NAME_LENGTH_MAX:
+            raise ConfigError(f"name = {self.name[:80]!r}: expected {_KEYS['']['name'].form}")
+
+    @property
+    def group(self) -> str:
+        """The group whose saved offset is the position."""
+        return f"binlog-{self.name}"
+
+    @property
+    def position_topic(self) -> str:
+        """The topic that has the positions."""
+        return f"{self.name}.positions"
+
+    @property
+    def parked_topic(self) -> str:
+        """The topic that has the rows of prepared XA transactions."""
+        return f"{self.name}.parked"
+
+
+_TABLES: dict[str, type[Any]] = {"source": SourceSettings, "publish": PublishSettings}
+_KEYS = {"": settings_of(BinlogSettings), **{name: settings_of(table) for name, table in _TABLES.items()}}
+
+BINLOG_SETTINGS = tuple(setting for known in _KEYS.values() for setting in known.values())
+
+
+def read_settings(toml_text: str, environment: Mapping[str, str]) -> BinlogSettings:
+    """The settings that a file holds.
+
+    Raises:
+        ConfigError: names the key, the value and what is allowed, or the nearest known key.
+    """
+    try:
+        document = tomllib.loads(toml_text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not valid TOML: {error}") from None
+    top: dict[str, Any] = {}
+    for key, value in document.items():
+        if key in _TABLES:
+            if not isinstance(value, dict):
+                raise ConfigError(f"{key} = {str(value)[:80]!r}: expected a table: [{key}]")
+            top[key] = _TABLES[key](**_values(value, key, environment))
+        else:
+            top |= _values({key: value}, "", environment)
+    return BinlogSettings(**top)
+
+
+def _values(table: Mapping[str, Any], name: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    known, place = _KEYS[name], f"{name}." if name else ""
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            names = [*known, *(() if name else _TABLES)]
+            raise ConfigError(
+                f"unknown setting {(place + key)[:80]!r}; {near_miss(key, names) or f'{PAGE} lists them'}"
+            )
+        if isinstance(value, dict):
+            value = _from_environment(value, place + key, environment)
+        values[key] = tuple(value) if isinstance(value, list) else value
+    return values
+
+
+def _from_environment(value: Mapping[str, Any], key: str, environment: Mapping[str, str]) -> str:
+    variable = value.get("env")
+    if set(value) != {"env"} or not isinstance(variable, str):
+        raise ConfigError(f'{key}: expected a value or {{ env = "VARIABLE" }}')
+    if variable not in environment:
+        raise ConfigError(f"{key}: the environment has no variable {variable}: set it")
+    return environment[variable]
+
+
+def _check_all(table: Any, place: str) -> None:
+    for setting in settings_of(type(table)).values():
+        check(setting, getattr(table, setting.name), place)
+
+
+def shown(settings: BinlogSettings) -> dict[str, Any]:
+    """All settings for people: without secrets."""
+    fields = dataclasses.asdict(settings)
+    fields["source"]["password"] = "***" if settings.source.password else ""
+    return fields
