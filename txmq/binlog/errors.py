@@ -30,3 +30,7 @@ class ColumnError(BinlogError):
     def __init__(self, table: str, column: str, reason: str) -> None:
         super().__init__(f"{table}: column {column}: {reason}")
         self.table, self.column = table, column
+
+
+class ReaderFencedError(BinlogError):
+    """Another reader of the same name has taken over: it goes on where this one stopped. Nothing is published twice."""

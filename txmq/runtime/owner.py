@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable
 
@@ -14,6 +15,11 @@ current_process: Callable[[], int] = os.getpid
 def current_owner() -> Owner:
     """Process and thread of the caller. A thread's number may be used again once it has ended."""
     return os.getpid(), threading.get_ident()
+
+
+def host_name() -> str:
+    """The machine's name, as the operating system has it."""
+    return socket.gethostname()
 
 
 def silence(descriptor: int) -> None:

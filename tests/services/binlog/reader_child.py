@@ -1,0 +1,29 @@
+"""A process that reads a script's binlog and publishes it; it may be killed. Ends when all of it is published."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import txmq
+from tests.services.binlog.scripted import PART_ROWS, Script, ScriptedSource
+from txmq.binlog.config import BinlogSettings, PublishSettings
+from txmq.binlog.publish.transactional import TransactionalPublisher
+from txmq.binlog.run import BinlogReader
+
+SETTINGS = PublishSettings(partitions=3, linger_ms=1, transaction_rows_max=2 * PART_ROWS, session_timeout_ms=1000)
+AWAY_AFTER = 25  # parts: the database's connection ends every now and then
+
+
+def main(address: str, name: str, seed: str, count: str) -> None:
+    """Publish a script, under a name."""
+    script, opened = Script(int(seed), int(count)), itertools.count(1)
+    with txmq.connect(address, lazy=True) as client:
+        reader = BinlogReader(lambda: ScriptedSource(script, reader.stop, AWAY_AFTER * next(opened)), client.clock)
+        settings = BinlogSettings(name=name, publish=SETTINGS)
+        published = reader.run(TransactionalPublisher(client, settings, lambda: reader.is_stopped))
+    print("published" if published is not None and published.position.gtids == script.end else published, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

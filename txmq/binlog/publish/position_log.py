@@ -1,0 +1,217 @@
+"""The topic that has the positions, and the group whose saved offset says which one holds.
+
+Theory of operation. Each txmq transaction writes one position message, and acknowledges the one before it: the saved
+offset is that of the newest message, always. The reader is the group's member that has the topic's one partition. A
+second one stands by, and takes over with a new generation. The broker refuses the former one's transaction then.
+
+A start creates the topic, writes the first message, and creates the parked topic, in this order. So a position topic
+that is missing or empty beside a parked topic was deleted, and is no first start.
+
+Invariants:
+    * what the log says is what is published: after an end of a transaction that was not seen, it is read again;
+    * only transactions that save the group's offset write positions; any number of first messages may lie between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+
+from txmq.binlog.config import BinlogSettings
+from txmq.binlog.errors import BinlogError, ReaderFencedError
+from txmq.binlog.publish.published import GENESIS, Published, read_published
+from txmq.client import Client
+from txmq.client.consumer.consumer import ConsumerOptions
+from txmq.client.transaction.block import Transaction
+from txmq.errors import DeliveryUnknownError, FencedError, UnknownTopicError
+from txmq.model import Message
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.owner import host_name
+
+POLL_S = 0.25
+_SEGMENT_SIZE_BYTES = 8 << 20
+_RETENTION_SIZE_BYTES = 64 << 20  # by size alone: the newest message always stays
+_NAME_LENGTH_MAX = 100
+
+
+def member_name() -> str:
+    """The reader's name in the group: one that is started again on its machine takes over at once."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", host_name())[:_NAME_LENGTH_MAX].lstrip(".-") or "reader"
+
+
+class PositionLog:
+    """See the module's docstring. Used by one thread.
+
+    Args:
+        settings: name and group.
+        is_stopped: the reader is to end; waits end with it.
+
+    Raises:
+        BinlogError: the topic was deleted.
+        TxmqError: the broker is away.
+    """
+
+    def __init__(self, client: Client, settings: BinlogSettings, is_stopped: Callable[[], bool]) -> None:
+        self._client, self._settings, self._is_stopped = client, settings, is_stopped
+        self._topic = settings.position_topic
+        self._held: list[Message] = []
+        self._log = get_logger(group=settings.group)
+        self._make_topic()
+        options = ConsumerOptions(name=member_name(), session_timeout=settings.publish.session_timeout_ms / 1000)
+        self._consumer = client.consumer(settings.group, [self._topic], options=options)
+
+    def close(self) -> None:
+        """Leave the group: one that stands by takes over at once."""
+        self._consumer.close()
+
+    # --- making it ---------------------------------------------------------------------------------------------------
+
+    def _make_topic(self) -> None:
+        topics, missing = self._client.topics, not self._exists(self._topic)
+        if missing:
+            self._refuse_deleted()
+            topics.ensure(
+                self._topic, 1, retention_ms=None, retention_size_bytes=_RETENTION_SIZE_BYTES,
+                segment_size_bytes=_SEGMENT_SIZE_BYTES,
+            )  # fmt: skip
+            crash_point("binlog.positions.created")
+
+    def _begin(self) -> None:
+        """Write the first message; the partition is ours."""
+        self._refuse_deleted()
+        with self._client.producer() as producer, suppress(DeliveryUnknownError):
+            producer.send(self._topic, GENESIS)
+        crash_point("binlog.positions.begun")
+
+    def _refuse_deleted(self) -> None:
+        if self._exists(self._settings.parked_topic):
+            raise BinlogError(
+                f"the positions of {self._settings.name!r} are gone: {self._topic} was deleted. To begin anew, "
+                f"delete {self._settings.parked_topic} and the group {self._settings.group}, too"
+            )
+
+    def _exists(self, topic: str) -> bool:
+        try:
+            self._client.topics.refresh(topic)
+        except UnknownTopicError:
+            return False
+        return True
+
+    # --- reading it --------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_ours(self) -> bool:
+        return (self._topic, 0) in self._consumer.assignment
+
+    def take(self) -> Published | None:
+        """Wait until this is the reader; what is published then, None if nothing ever was.
+
+        Raises:
+            BinlogError: the topic does not hold what it must.
+            TxmqError: the broker is away, or the consumer was closed.
+        """
+        is_said = False
+        while not self._is_stopped():
+            if not self._held:
+                self._held = self._polled(POLL_S)
+            if self._held:
+                self._require_saved()
+                newest = self._newest()
+                self._client.topics.ensure(self._settings.parked_topic, 1)
+                return newest
+            held = self._client.offsets(self._topic, 0)
+            if self._is_ours and held.end == 0:
+                self._begin()
+            elif not self._is_ours and not is_said and self._other() is not None:
+                is_said = True
+                self._log.info("another reader is at work: this one stands by", reader=self._other())
+        return None
+
+    def follow(self, expected: bytes) -> None:
+        """Wait for the message that a committed transaction wrote: the next one acknowledges it.
+
+        Raises:
+            ReaderFencedError: as ``was_committed``.
+        """
+        self._held = []
+        while not self._held or self._held[-1].value != expected:
+            self._held += self._polled(POLL_S)
+            if not self._held:
+                self._refuse_fenced()
+            if self._is_stopped():
+                return
+
+    def was_committed(self, before: str, expected: str, *, is_unknown: bool) -> bool:
+        """What became of a transaction that failed, as the log says.
+
+        Args:
+            before: the id that held.
+            expected: the one that the transaction wrote.
+            is_unknown: its outcome was not seen; else it was rolled back, and what is held may be held still.
+
+        Raises:
+            ReaderFencedError: neither holds, or the partition is another reader's: it took over.
+        """
+        while not self._is_stopped():
+            polled = self._polled(POLL_S if is_unknown or not self._is_ours else 0.0)
+            if polled:
+                self._held = polled
+                newest = self._newest()
+                found = "" if newest is None else newest.id
+                if found not in (before, expected):
+                    raise ReaderFencedError("another reader took over, and has published since; this one stops")
+                return found == expected
+            if self._is_ours and not is_unknown:
+                return False
+            self._refuse_fenced()
+        return False
+
+    def _refuse_fenced(self) -> None:
+        if not self._is_ours and (other := self._other()) is not None:
+            raise ReaderFencedError(f"another reader ({other}) took over; this one stops")
+
+    def _polled(self, timeout: float) -> list[Message]:
+        try:
+            return self._consumer.poll(timeout=timeout)
+        except FencedError as error:
+            raise ReaderFencedError(f"another reader of this machine took over; this one stops ({error})") from None
+
+    def _newest(self) -> Published | None:
+        """Read on from what was delivered to the end; what the last position message says."""
+        end = self._client.offsets(self._topic, 0).end
+        while self._held[-1].offset + 1 < end and not self._is_stopped():
+            self._held += self._polled(POLL_S)
+        newest = None
+        for message in self._held:
+            newest = read_published(message.value, f"message {message.offset} of {self._topic}") or newest
+        return newest
+
+    def _require_saved(self) -> None:
+        rows = self._client.groups.describe(self._settings.group)["partitions"]
+        saved = next((row["offset"] for row in rows if row["topic"] == self._topic), None)
+        first = self._held[0].offset
+        if first != (saved or 0):
+            raise BinlogError(
+                f"the position at offset {saved or 0} of {self._topic} is gone: the oldest there is at {first}. To "
+                f"begin anew, delete {self._topic}, {self._settings.parked_topic} and the group {self._settings.group}"
+            )
+
+    def _other(self) -> str | None:
+        """The member that has the partition, if it is not this one."""
+        rows = self._client.groups.describe(self._settings.group)["partitions"]
+        owner = next((row["owner"] for row in rows if row["topic"] == self._topic), None)
+        return None if owner in (None, self._consumer.name) else str(owner)
+
+    # --- writing it --------------------------------------------------------------------------------------------------
+
+    def write(self, tx: Transaction, published: Published) -> None:
+        """Make a transaction the next one: its position, and the acknowledgement of what held before.
+
+        Raises:
+            RolledBackError: the partition is another member's.
+        """
+        tx.send(self._topic, published.to_json(), partition=0)
+        for message in self._held:
+            tx.ack(message)

@@ -1,0 +1,120 @@
+"""What is published, as a position message says it: read at a start, and by ``txmq binlog status``.
+
+``{"id", "position": {}, "open": {} | null, "parked": {}, "rows", "transactions", "source_ms", "published_ms"}``
+
+The first message of a position topic is ``{"genesis": true}``: the group then has an offset to save, and the first
+transaction a message to acknowledge. More than one does no harm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from txmq.binlog.changes import TableName
+from txmq.binlog.errors import BinlogError
+from txmq.binlog.position import Position
+
+GENESIS = b'{"genesis": true}'
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction of the source of which a part is published.
+
+    Args:
+        gtid: its id.
+        topics: those that have its begin marker, each with the table whose change came first.
+        rows: how many of its changes are published.
+    """
+
+    gtid: str
+    topics: Mapping[str, TableName] = field(default_factory=dict)
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedRows:
+    """The changes of a prepared XA transaction in the parked topic.
+
+    Args:
+        gtid: of the prepare.
+        offset: none of them stands before it.
+        rows: how many there are.
+    """
+
+    gtid: str
+    offset: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """See the module's docstring.
+
+    Args:
+        id: names the message: of the reader's run, and a number.
+        position: what is published.
+        open: set between the parts of a large transaction.
+        parked: prepared XA transactions, by xid.
+        rows: changes published since the topic was made.
+        transactions: transactions of the source, likewise.
+        source_ms: when the newest of them was run there; 0 if there is none.
+        published_ms: when the message was made.
+    """
+
+    id: str
+    position: Position
+    open: OpenTransaction | None = None
+    parked: Mapping[str, ParkedRows] = field(default_factory=dict)
+    rows: int = 0
+    transactions: int = 0
+    source_ms: int = 0
+    published_ms: int = 0
+
+    def to_json(self) -> bytes:
+        """The message's value."""
+        open_ = self.open
+        fields = {
+            "id": self.id,
+            "position": json.loads(self.position.to_json()),
+            "open": None if open_ is None else {"gtid": open_.gtid, "topics": open_.topics, "rows": open_.rows},
+            "parked": {xid: [rows.gtid, rows.offset, rows.rows] for xid, rows in self.parked.items()},
+            "rows": self.rows, "transactions": self.transactions,
+            "source_ms": self.source_ms, "published_ms": self.published_ms,
+        }  # fmt: skip
+        return json.dumps(fields).encode()
+
+
+def read_published(value: bytes | None, where: str) -> Published | None:
+    """What a position message says; None for the first one.
+
+    Args:
+        where: names the message, for the error.
+
+    Raises:
+        BinlogError: it is none.
+    """
+    try:
+        found: Any = json.loads(value or b"")
+        if found == {"genesis": True}:
+            return None
+        open_ = found["open"]
+        return Published(
+            found["id"],
+            Position.from_json(json.dumps(found["position"])),
+            None if open_ is None else _open(open_),
+            {xid: ParkedRows(*rows) for xid, rows in found["parked"].items()},
+            found["rows"], found["transactions"], found["source_ms"], found["published_ms"],
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BinlogError(
+            f"{where} is no position ({error!r}): another program writes into the topic of the positions"
+        ) from None
+
+
+def _open(found: Any) -> OpenTransaction:
+    topics = {topic: TableName(*table) for topic, table in found["topics"].items()}
+    return OpenTransaction(found["gtid"], topics, found["rows"])

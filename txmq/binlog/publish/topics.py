@@ -1,0 +1,107 @@
+"""Topics of tables: named, made when the first change comes, and the partitions of changes in them.
+
+A name of a database or table may have characters that a topic's name may not: they are written ``_u<hex>_``. Two tables
+for which that makes one name are refused.
+
+Invariant: a topic has for this reader the number of partitions that it had when its first change came, so that a key
+stays in its partition. More partitions count from the reader's next start.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from txmq.binlog.changes import TableName
+from txmq.binlog.config import PublishSettings
+from txmq.binlog.errors import BinlogError
+from txmq.binlog.publish.selectors import GTID_HEADER, TABLE_HEADER, selector_of
+from txmq.client.partitioner import KeyHashSelector, checked
+from txmq.model import Message, is_valid_name
+
+_FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class TopicMaker(Protocol):
+    """Makes a topic if it is missing; returns how many partitions it has."""
+
+    def __call__(self, topic: str) -> int: ...
+
+
+def topic_of(pattern: str, name: str, table: TableName) -> str:
+    """A table's topic.
+
+    Raises:
+        BinlogError: no topic can have that name.
+    """
+    fields = {"name": name, "database": _escaped(table.database), "table": _escaped(table.name)}
+    topic = pattern.format(**fields)
+    if not is_valid_name(topic):
+        raise BinlogError(f"{table}: no topic can be named {topic[:80]!r}: set publish.topic, or source.exclude it")
+    return topic
+
+
+def _escaped(name: str) -> str:
+    return _FOREIGN.sub(lambda match: f"_u{ord(match[0]):x}_", name)
+
+
+class TablePlace:
+    """Where a table's changes go: a topic, and in it the partition of each key."""
+
+    __slots__ = ("fixed", "hashed", "partitions", "table", "topic")
+
+    def __init__(self, table: TableName, topic: str, partitions: int) -> None:
+        self.table, self.topic, self.partitions = table, topic, partitions
+        self.fixed: int | None = None  # the partition of all changes of this transaction
+        self.hashed = KeyHashSelector()
+
+    def partition_of(self, key: bytes) -> int:
+        """The partition of a change."""
+        return self.hashed.partition_of(key, self.partitions) if self.fixed is None else self.fixed
+
+
+class Topics:
+    """The places of all tables. Used by one thread.
+
+    Args:
+        make: makes a topic that is missing.
+    """
+
+    def __init__(self, settings: PublishSettings, name: str, make: TopicMaker) -> None:
+        self._pattern, self._name, self._make = settings.topic, name, make
+        self._is_by_key, self._selector = settings.by == "key", selector_of(settings.by)
+        self._places: dict[TableName, TablePlace] = {}
+        self._pieces: dict[str, TableName] = {}
+        self._partitions: dict[str, int] = {}
+
+    def place(self, table: TableName, gtid: str) -> TablePlace:
+        """The place of a table's changes in one transaction.
+
+        Raises:
+            BinlogError: its topic cannot be named, or is that of another table.
+            TxmqError: the topic cannot be made.
+        """
+        place = self._places.get(table)
+        if place is None:
+            place = self._places[table] = self._new_place(table)
+        if not self._is_by_key:
+            headers = {TABLE_HEADER: str(table).encode(), GTID_HEADER: gtid.encode()}
+            shown = Message(place.topic, -1, -1, None, None, headers, None, 0, None)
+            found = self._selector.select(place.topic, place.partitions, shown)
+            place.fixed = checked(found, place.topic, place.partitions)
+        return place
+
+    def partitions(self, topic: str) -> int:
+        """How many a topic has; it is made if it is missing."""
+        known = self._partitions.get(topic)
+        if known is None:
+            known = self._partitions[topic] = self._make(topic)
+        return known
+
+    def _new_place(self, table: TableName) -> TablePlace:
+        escaped = f"{_escaped(table.database)}.{_escaped(table.name)}"
+        other = self._pieces.setdefault(escaped, table)
+        topic = topic_of(self._pattern, self._name, table)
+        if other != table:
+            raise BinlogError(f"{table} and {other} would share the topic {topic!r}: source.exclude one of them")
+        return TablePlace(table, topic, self.partitions(topic))
