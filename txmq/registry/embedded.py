@@ -54,13 +54,15 @@ class EmbeddedRegistry:
         self._deleted: dict[int, DeletedTopic] = {}
         self._anchors: dict[tuple[str, str], int] = {}
         self._version = 0
+        self._last_query_epoch = 0
         self._last_id = max((placed.topic.topic_id for placed in self._topics.values()), default=0)
         self._listeners: dict[str, list[Listener]] = {"homes": [], "topics": []}
 
-    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0) -> int:
+    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0, last_query_epoch: int = 0) -> int:
         """See ``Registry``."""
         with self._lock:
             self._last_id = max(self._last_id, last_topic_id)
+            self._last_query_epoch = max(self._last_query_epoch, last_query_epoch)
         if cluster != self._cluster and standing is not Standing.EMPTY:
             raise ForeignClusterError(f"the directory belongs to cluster {cluster:016x}, not to {self._cluster:016x}")
         return self._cluster
@@ -165,12 +167,23 @@ class EmbeddedRegistry:
         """See ``Registry``. Nobody can look into memory."""
         return True
 
+    def draw_query_epoch(self, above: int = 0) -> int:
+        """See ``Registry``."""
+        with self._lock:
+            self._last_query_epoch = max(self._last_query_epoch, above) + 1
+            return self._last_query_epoch
+
     def anchor(self, kind: str, name: str, home: int) -> int:
         """See ``Registry``."""
         check_anchor(kind, name)
         self._require_here([home])
         with self._lock:
             return self._anchors.setdefault((kind, name), home)
+
+    def anchors(self, kind: str, names: Sequence[str]) -> dict[str, int]:
+        """See ``Registry``."""
+        with self._lock:
+            return {name: self._anchors[kind, name] for name in names if (kind, name) in self._anchors}
 
     def release_anchor(self, kind: str, name: str, home: int) -> None:
         """See ``Registry``."""

@@ -122,12 +122,13 @@ class TopicMap(NamedTuple):
 class Registry(Protocol):
     """See the module's docstring. Thread-safe. Every call raises RegistryAwayError if the registry does not answer."""
 
-    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0) -> int:
+    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0, last_query_epoch: int = 0) -> int:
         """Enter the cluster, or found it under ``cluster``; the cluster's id.
 
         Args:
             last_topic_id: the highest id that the directory has given to a topic. If the cluster is founded, ids that
                 are drawn are above it from the first moment on.
+            last_query_epoch: the highest that the directory has seen; those that are drawn from now on are above it.
 
         Raises:
             ForeignClusterError: the directory is not empty, and belongs to another cluster.
@@ -191,8 +192,14 @@ class Registry(Protocol):
     def show(self, leadership: Leadership, topics: TopicMap) -> bool:
         """Show those who look into the registry what the home has; nothing depends on it. False: call it again soon."""
 
+    def draw_query_epoch(self, above: int = 0) -> int:
+        """The epoch of a query's driver, higher than any before and than ``above``."""
+
     def anchor(self, kind: str, name: str, home: int) -> int:
         """The one home that decides for a group or a query: the first ``home`` that was named, from then on."""
+
+    def anchors(self, kind: str, names: Sequence[str]) -> dict[str, int]:
+        """The homes that decide for these, of those that have one."""
 
     def release_anchor(self, kind: str, name: str, home: int) -> None:
         """The group or query is deleted; the next one of that name chooses anew. The anchor of another home stays."""

@@ -47,6 +47,7 @@ POINTS: Final[Mapping[str, str]] = {
     "registry.joined": "registry: the cluster; journal: this start's incarnation, forced; no epoch is drawn for it",
     "registry.led": "registry: the home's epoch, drawn by this incarnation; journal: the incarnation, forced",
     "registry.topic_published": "registry: the epoch, this topic of the journal, others perhaps",
+    "registry.query_published": "registry: the epoch, the journal's topics, the home of this query, others perhaps",
     "registry.entered": "registry: the journal's topics; journal: the epoch, forced or not; no leader is announced",
     "registry.topic_id_drawn": "registry: an id is drawn, no topic has it; journal: nothing",
     "registry.carried_out": "registry: what the broker asked for (topic, anchor, ...) is done; journal: nothing of it",

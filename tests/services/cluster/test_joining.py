@@ -20,7 +20,10 @@ from txmq.testing.processes.zookeeper import Ensemble
 from .asking import asked, described
 
 UUID = "0123456789abcdef" * 2
-POINTS = ("registry.joined:1", "registry.led:1", "registry.topic_published:1", "registry.entered:1")
+POINTS = (
+    "registry.joined:1", "registry.led:1", "registry.topic_published:1", "registry.query_published:1",
+    "registry.entered:1",
+)  # fmt: skip
 
 
 def _refused(broker: BrokerProcess, status: int = 1) -> str:
@@ -66,6 +69,8 @@ def test_a_single_broker_moves_with_all_it_has(tmp_path: Path, alone: Cluster) -
                 [message] = consumer.poll(1, WITHIN_S)
                 message.ack()
             txid = _prepare(client)
+        for words in (("epoch", "*"), ("open", "totals", "epoch=1")):
+            assert asked(single, "query", *words, "0")[0] == 200
         assert single.stop() == 0
     for point in POINTS:
         member.launch(env={"TXMQ_CRASH": point})
@@ -78,6 +83,8 @@ def test_a_single_broker_moves_with_all_it_has(tmp_path: Path, alone: Cluster) -
         assert partition["offset"] == 1
         client.transactions.commit(txid, "the database has its row")
         assert [message.value for message in client.browse("orders")] == [b"kept", b"prepared"]
+        assert json.loads(asked(member, "query", "epoch", "*", "0")[1]) == {"epoch": 2}
+        assert json.loads(asked(member, "query", "open", "totals", "epoch=2", "0")[1])["query"] == "totals"
         client.topics.create("later")
         assert _ids(member)["later"] == 4  # 3 was given to the topic that was deleted
     [home] = described(member)["homes"]

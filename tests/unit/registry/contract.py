@@ -232,7 +232,27 @@ class RegistryContract:
             self.settle(registry)
             assert len(told) == number + 1
 
-    # --- homes of groups ---------------------------------------------------------------------------------------------
+    # --- queries and groups ------------------------------------------------------------------------------------------
+
+    def test_epochs_of_drivers_are_drawn_once_and_grow(self, registry: Registry) -> None:
+        assert [registry.draw_query_epoch() for _ in range(3)] == [1, 2, 3]
+        assert [registry.draw_query_epoch(above=2), registry.draw_query_epoch(above=100)] == [4, 101]
+        registry.join(CLUSTER, Standing.MEMBER, last_query_epoch=7)
+        assert registry.draw_query_epoch() == 102
+        registry.join(CLUSTER, Standing.MEMBER, last_query_epoch=200)
+        assert registry.draw_query_epoch() == 201
+
+    def test_epochs_are_above_those_that_the_founder_has_given(self) -> None:
+        registry = self.fresh()
+        registry.join(CLUSTER, Standing.USED, last_query_epoch=7)
+        assert registry.draw_query_epoch() == 8
+        registry.close()
+
+    def test_anchors_that_are_there_are_told(self, registry: Registry) -> None:
+        registry.anchor("query", "q", A)
+        registry.anchor("group", "other", A)
+        assert registry.anchors("query", ["other", "q", "none"]) == {"q": A}
+        assert registry.anchors("query", []) == {}
 
     def test_the_home_of_a_group_is_the_first_one_named(self, registry: Registry) -> None:
         assert registry.anchor("group", "billing", A) == A
@@ -287,6 +307,10 @@ class ClusterContract(RegistryContract):
         registry.close()
         self.settle(other)
         assert "homes" in told
+
+    def test_no_epoch_is_drawn_by_two(self, registry: Registry, other: Registry) -> None:
+        drawn = [each.draw_query_epoch() for _ in range(5) for each in (registry, other)]
+        assert drawn == sorted({*drawn})
 
     def test_no_id_is_drawn_by_two(self, registry: Registry, other: Registry) -> None:
         drawn = [number for _ in range(5) for each in (registry, other) for number in each.reserve_topic_ids(3)]

@@ -52,6 +52,13 @@ class DropTopic(NamedTuple):
     topic_id: int
 
 
+class DrawQueryEpoch(NamedTuple):
+    """Draw an epoch for a query's driver."""
+
+    number: int
+    above: int  # the highest that the asking home knows
+
+
 class FindAnchor(NamedTuple):
     """Find the one home that decides for a group or a query; the asking home, if there is none yet."""
 
@@ -68,14 +75,14 @@ class ReleaseAnchor(NamedTuple):
     name: str
 
 
-Ask = CreateTopic | AlterTopic | DeleteTopic | Refresh | DropTopic | FindAnchor | ReleaseAnchor
+Ask = CreateTopic | AlterTopic | DeleteTopic | Refresh | DropTopic | DrawQueryEpoch | FindAnchor | ReleaseAnchor
 
 
 class Answer(NamedTuple):
     """What an ask came to.
 
     ``topic_map``, ``homes``: as they were read behind it; the map is None if the ask concerns no topics.
-    ``value``: the id of the topic, or the anchor's home.
+    ``value``: the id of the topic, the driver's epoch, or the anchor's home.
     """
 
     topic_map: TopicMap | None = None

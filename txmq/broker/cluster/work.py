@@ -17,6 +17,7 @@ from txmq.broker.cluster.asks import (
     Ask,
     CreateTopic,
     DeleteTopic,
+    DrawQueryEpoch,
     DropTopic,
     FindAnchor,
     Refresh,
@@ -38,6 +39,8 @@ def carry_out(registry: Registry, home: int, ask: Ask) -> Answer:
         DeletionPendingError: the topic's name is not free yet.
         BrokerError: the topic exists, or does not; a setting is wrong; the homes have no room for the partitions.
     """
+    if isinstance(ask, DrawQueryEpoch):
+        return Answer(value=registry.draw_query_epoch(ask.above))
     if isinstance(ask, FindAnchor):
         return Answer(value=registry.anchor(ask.kind, ask.name, home))
     if isinstance(ask, ReleaseAnchor):

@@ -4,7 +4,8 @@ The order, each step safe to repeat, so that a process which dies between two of
 
 1. a directory without an identity joins first (``take_cluster``) and is made under the cluster's id;
 2. its journal gets a forced record with the incarnation of this start (``open_store``);
-3. ``enter``: join, draw the home's epoch, and for the first broker of a cluster publish the topics of its journal;
+3. ``enter``: join, draw the home's epoch, publish the topics of the journal (the first broker of a cluster) and the
+   queries;
 4. the core journals the epoch and serves; then the leader is announced (``registry_worker``).
 """
 
@@ -46,6 +47,8 @@ class Member(NamedTuple):
     candidate: Candidate
     topics: tuple[Topic, ...]  # of its journal
     last_topic_id: int  # the highest that it has given out
+    queries: tuple[str, ...]  # of its journal
+    last_query_epoch: int  # the highest that it has seen
 
 
 class Entered(NamedTuple):
@@ -90,21 +93,27 @@ def member(recovered: Recovered, incarnation: str, address: str, lock: str) -> M
         who.node, who.name, address, int(incarnation, 16), former, recovered.store.journal.epoch, lock
     )
     standing = Standing.MEMBER if state.registration.epoch else Standing.USED
-    return Member(who.cluster, standing, candidate, tuple(state.topics), state.topics.next_id - 1)
+    queries = state.queries
+    return Member(
+        who.cluster, standing, candidate, tuple(state.topics), state.topics.next_id - 1, tuple(queries.named),
+        queries.last_epoch,
+    )  # fmt: skip
 
 
 def enter(registry: Registry, who: Member, on_topics: Listener, on_homes: Listener) -> Entered:
     """Enter the cluster, lead the home, and read what the cluster has.
 
     Raises:
-        RegistryError: see ``Registry.join`` and ``Registry.lead``; or a topic of the journal is another one there.
+        RegistryError: see ``Registry.join`` and ``Registry.lead``; or a topic of the journal is another one there, or a
+            query another home's.
     """
-    registry.join(who.cluster, who.standing, who.last_topic_id)
+    registry.join(who.cluster, who.standing, who.last_topic_id, who.last_query_epoch)
     crash_point("registry.joined")
     leadership = registry.lead(who.candidate)
     crash_point("registry.led")
     if who.standing is Standing.USED:
         _publish(registry, who)
+    _publish_queries(registry, who)
     return Entered(leadership, registry.topics(on_topics), registry.homes(on_homes))
 
 
@@ -123,6 +132,24 @@ def _publish(registry: Registry, who: Member) -> None:
                 "came first: delete that one at a member (txmq topic delete), then start this broker again"
             ) from error
         crash_point("registry.topic_published")
+
+
+def _publish_queries(registry: Registry, who: Member) -> None:
+    """Fix this home as that of each query that the journal has: another home would write its newest batch again.
+
+    A query that was opened before there was a registry has no home there, nor has any behind a loss of the registry.
+    """
+    home, anchors = who.candidate.home, registry.anchors("query", who.queries)
+    for name in who.queries:
+        is_published = name in anchors
+        anchor = anchors[name] if is_published else registry.anchor("query", name, home)
+        if anchor != home:
+            raise RegistryError(
+                f"query {name!r} of this directory is in the cluster one of home {anchor:016x}, which opened it first: "
+                f"delete that one (txmq query delete {name}), then start this broker again"
+            )
+        if not is_published:
+            crash_point("registry.query_published")
 
 
 def until_answered(step: Callable[[], _T], clock: Clock, pause: Pause, in_use_s: float) -> _T:

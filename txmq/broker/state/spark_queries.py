@@ -48,8 +48,8 @@ class Queries:
         self.last_epoch = 0
 
     def drawn(self, epoch: int) -> None:
-        """An epoch is handed out."""
-        self.last_epoch = epoch
+        """An epoch was handed out."""
+        self.last_epoch = max(self.last_epoch, epoch)
 
     def known(self, name: str) -> Query:
         """The query of a name.
@@ -83,6 +83,7 @@ class Queries:
         if query is None:
             query = self.named[name] = Query(name, epoch, NO_BATCH, time_ms)
         query.epoch, query.time_ms = epoch, time_ms
+        self.drawn(epoch)  # perhaps at another home
         return query
 
     def committed(self, name: str, batch: int, time_ms: int) -> None:

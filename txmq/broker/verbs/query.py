@@ -9,6 +9,9 @@ moves the query's newest batch, and rolls back what else was prepared for it. So
     * ``query open`` with a later epoch fences former incarnations of the driver, and rolls back what they prepared;
     * a driver that dies in between leaves prepared transactions, listed by ``recover`` under their query.
 
+With a registry, a query has one home in the cluster (``verbs/cluster/queries.py``); ``epoch`` and ``open`` may wait for
+what the registry says.
+
 Invariants:
     * a winner is prepared, of this query, epoch and batch, and of one attempt a task; else nothing happens;
     * messages of a batch become visible together (one barrier for all winners, if a barrier holds any of them back);
@@ -19,17 +22,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.spark_queries import Query
 from txmq.broker.state.transaction import Transaction, TransactionState, group_key
 from txmq.broker.verbs import placing
+from txmq.broker.verbs.cluster.queries import draw_epoch, find_anchor, refuse_elsewhere, release_anchor
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import locate
 from txmq.errors import (
     BadRequestError,
+    BrokerError,
     FencedError,
     InvalidNameError,
     OverloadedError,
@@ -42,6 +47,26 @@ from txmq.redo import entries
 
 Given = dict[bytes, bytes]
 ANY_QUERY = "*"
+EPOCH_MAX = (1 << 62) - 1
+
+
+class Asked(NamedTuple):
+    """A request, taken apart."""
+
+    context: Context
+    client: ClientConnection
+    opaque: bytes
+    name: str
+    given: Given
+    body: bytearray
+
+    def answer(self, answer: dict[str, Any], *, is_new: bool) -> None:
+        """Answer, behind what was journaled now or before."""
+        text = json.dumps(answer).encode()
+        if is_new:
+            self.context.answer_when_durable(self.client, self.opaque, text)
+        else:
+            self.context.answer_from_state(self.client, self.opaque, text)
 
 
 def query(context: Context, client: ClientConnection, request: Request) -> None:
@@ -53,94 +78,137 @@ def query(context: Context, client: ClientConnection, request: Request) -> None:
         raise BadRequestError(f"query {action[:40]}: expected one of {', '.join(_ACTIONS)}")
     if name != ANY_QUERY and not is_valid_name(name):
         raise InvalidNameError(f"query {name[:80]!r}: 1 to 200 of A-Z a-z 0-9 . _ -")
-    answer, is_new = carry_out(context, name, extensions or {}, body or bytearray())
-    text = json.dumps(answer).encode()
-    if is_new:
-        context.answer_when_durable(client, opaque, text)
-    else:
-        context.answer_from_state(client, opaque, text)
+    carry_out(Asked(context, client, opaque, name, extensions or {}, body or bytearray()))
 
 
-def _epoch(context: Context, name: str, _given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:
+def _when_told(asked: Asked, go: Callable[[Asked, int], None]) -> Callable[[int | BrokerError], None]:
+    """What carries a request out when the registry has answered."""
+
+    def told(value: int | BrokerError) -> None:
+        if asked.client.gone:
+            return
+        try:
+            if isinstance(value, BrokerError):
+                raise value
+            go(asked, value)
+        except BrokerError as error:
+            asked.context.counters.errors += 1
+            asked.context.answer_from_state(asked.client, asked.opaque, error.with_traceback(None))
+
+    return told
+
+
+def _epoch(asked: Asked) -> None:
     """An incarnation of a driver begins: draw its number."""
-    if name != ANY_QUERY:
+    if asked.name != ANY_QUERY:
         raise BadRequestError("query epoch takes *: a number is of no query before it opens one")
-    queries = context.state.queries
-    epoch = queries.last_epoch + 1
-    context.group.add_entry(entries.json_entry(entries.EPOCH_DRAWN, {"epoch": epoch}))
-    queries.drawn(epoch)
-    return {"epoch": epoch}, True
+    if asked.context.cluster is None:
+        _drawn(asked, asked.context.state.queries.last_epoch + 1)
+    else:
+        draw_epoch(asked.context, _when_told(asked, _drawn))
 
 
-def _open(context: Context, name: str, given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:
+def _drawn(asked: Asked, epoch: int) -> None:
+    asked.context.group.add_entry(entries.json_entry(entries.EPOCH_DRAWN, {"epoch": epoch}))
+    asked.context.state.queries.drawn(epoch)
+    asked.answer({"epoch": epoch}, is_new=True)
+
+
+def _open(asked: Asked) -> None:
     """An incarnation of a driver writes from now on, or does already: tell the newest committed batch."""
-    epoch = _stated(given, b"epoch")
+    context, name = asked.context, asked.name
+    if context.cluster is None or name in context.state.queries.named:
+        _open_here(asked)
+    else:
+        _refuse_open(asked, None)
+        find_anchor(context, name, _when_told(asked, _open_at))
+
+
+def _open_at(asked: Asked, anchor: int) -> None:
+    refuse_elsewhere(asked.context, asked.name, anchor)
+    _open_here(asked)
+
+
+def _open_here(asked: Asked) -> None:
+    context, name, epoch = asked.context, asked.name, _stated(asked.given, b"epoch")
     queries = context.state.queries
     known = queries.named.get(name)
     if known is not None and epoch < known.epoch:
         raise known.fenced(epoch)
     if known is not None and epoch == known.epoch:
-        return _described(known), False
-    if name == ANY_QUERY or not 0 < epoch <= queries.last_epoch:
-        raise BadRequestError("query open needs a query's name, and epoch=<number drawn with query epoch>")
-    if known is None and len(queries.named) >= context.settings.queries_max:
-        raise OverloadedError(
-            f"queries_max {context.settings.queries_max} queries are kept: delete those that never write again"
-        )
+        asked.answer(_described(known), is_new=False)
+        return
+    _refuse_open(asked, known)
     fields = {"query": name, "epoch": epoch, "time_ms": context.now_ms}
     context.group.add_entry(entries.json_entry(entries.QUERY_OPENED, fields))
     opened = queries.open(name, epoch, context.now_ms)
     _roll_back_all(context, prepared_of(context, name))
-    return _described(opened), True
+    asked.answer(_described(opened), is_new=True)
 
 
-def _commit(context: Context, name: str, given: Given, body: bytearray) -> tuple[dict[str, Any], bool]:
+def _refuse_open(asked: Asked, known: Query | None) -> None:
+    context, epoch = asked.context, _stated(asked.given, b"epoch")
+    # With a registry, another home may have drawn it.
+    epoch_max = context.state.queries.last_epoch if context.cluster is None else EPOCH_MAX
+    if asked.name == ANY_QUERY or not 0 < epoch <= epoch_max:
+        raise BadRequestError("query open needs a query's name, and epoch=<number drawn with query epoch>")
+    if known is None and len(context.state.queries.named) >= context.settings.queries_max:
+        raise OverloadedError(
+            f"queries_max {context.settings.queries_max} queries are kept: delete those that never write again"
+        )
+
+
+def _commit(asked: Asked) -> None:
     """Decide a batch: the winners' messages become visible, everything else prepared for it is rolled back."""
+    context, name, given = asked.context, asked.name, asked.given
     epoch, batch = _stated(given, b"epoch"), _stated(given, b"batch")
     known = context.state.queries.at_epoch(name, epoch)
     told = {"query": name, "epoch": epoch, "batch": batch}
     if batch <= known.batch:
-        return {**told, "already_committed": True}, False
-    winners = [_winner(context, known, batch, txid) for txid in _lines(body)]
+        asked.answer({**told, "already_committed": True}, is_new=False)
+        return
+    winners = [_winner(context, known, batch, txid) for txid in _lines(asked.body)]
     _refuse_twins(winners)
     _refuse_too_many(context, winners)
     meta = {"query": name, "epoch": epoch, "batch": batch, "time_ms": context.now_ms}
     placing.commit_batch(context, winners, meta)
     _roll_back_all(context, [t for t in prepared_of(context, name) if t.meta["batch"] <= batch])
-    return {**told, "already_committed": False}, True
+    asked.answer({**told, "already_committed": False}, is_new=True)
 
 
-def _abort(context: Context, name: str, given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:
+def _abort(asked: Asked) -> None:
     """Roll back what is prepared: of a query, of an epoch of any query, of a batch."""
+    name, given = asked.name, asked.given
     if name == ANY_QUERY and b"epoch" not in given:
         raise BadRequestError("query abort * needs epoch=")
-    count = _roll_back_all(context, prepared_of(context, name, given))
-    return {"query": name, "rolled_back": count}, count > 0
+    count = _roll_back_all(asked.context, prepared_of(asked.context, name, given))
+    asked.answer({"query": name, "rolled_back": count}, is_new=count > 0)
 
 
-def _list(context: Context, name: str, _given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:
+def _list(asked: Asked) -> None:
     """Every query, or one, and what is prepared for it."""
-    rows = []
+    context, name, rows = asked.context, asked.name, []
     for known in context.state.queries.named.values():
         if name in (ANY_QUERY, known.name):
             prepared = prepared_of(context, known.name)
             size = sum(t.size_bytes for t in prepared)
             rows.append({**_described(known), "prepared": len(prepared), "prepared_bytes": size})
-    return {"queries": rows}, False
+    asked.answer({"queries": rows}, is_new=False)
 
 
-def _delete(context: Context, name: str, given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:
+def _delete(asked: Asked) -> None:
     """Forget a query, and roll back what is prepared for it."""
+    context, name, given = asked.context, asked.name, asked.given
     queries = context.state.queries
     known = queries.at_epoch(name, _stated(given, b"epoch")) if b"epoch" in given else queries.known(name)
     context.group.add_entry(entries.json_entry(entries.QUERY_DELETED, {"query": name}))
     queries.delete(name)
     _roll_back_all(context, prepared_of(context, name))
-    return _described(known), True
+    release_anchor(context, name)
+    asked.answer(_described(known), is_new=True)
 
 
-_Action = Callable[[Context, str, Given, bytearray], tuple[dict[str, Any], bool]]
-_ACTIONS: dict[str, _Action] = {
+_ACTIONS: dict[str, Callable[[Asked], None]] = {
     "epoch": _epoch, "open": _open, "commit": _commit, "abort": _abort, "list": _list, "delete": _delete,
 }  # fmt: skip
 

@@ -47,11 +47,11 @@ class HomeNodes(Nodes):
 
     # --- the cluster -------------------------------------------------------------------------------------------------
 
-    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0) -> int:
+    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0, last_query_epoch: int = 0) -> int:
         """See ``Registry``."""
-        return self._attempts.run(lambda: self._join(cluster, standing, last_topic_id))
+        return self._attempts.run(lambda: self._join(cluster, standing, last_topic_id, last_query_epoch))
 
-    def _join(self, cluster: int, standing: Standing, last_topic_id: int) -> int:
+    def _join(self, cluster: int, standing: Standing, last_topic_id: int, last_query_epoch: int) -> int:
         found = self._find(self._paths.cluster)
         if found is None:
             if standing is Standing.MEMBER:
@@ -59,25 +59,29 @@ class HomeNodes(Nodes):
                     f"{self._paths.cluster} is not in ZooKeeper, and this directory is a member of cluster "
                     f"{cluster:016x}: correct the registry's address, or restore the ensemble"
                 )
-            return self._found(cluster, last_topic_id)
+            return self._found(cluster, last_topic_id, last_query_epoch)
         existing = layout.decode_cluster(self._paths.cluster, found.value)
         if existing != cluster and standing is not Standing.EMPTY:
             raise ForeignClusterError(
                 f"the directory belongs to cluster {cluster:016x}, {self._paths.root} in ZooKeeper to {existing:016x}: "
                 "correct the registry's address, or start with an empty directory"
             )
+        raised = self._raised(self._query_epochs(), last_query_epoch) if last_query_epoch else []
+        if raised:
+            self._session.transact(raised)
         return existing
 
-    def _found(self, cluster: int, last_topic_id: int) -> int:
+    def _found(self, cluster: int, last_topic_id: int, last_query_epoch: int) -> int:
         for path, value in self._paths.fixed():
             try:
                 self._session.create(path, value)
             except NodeExistsError:  # another broker founds it, too, or one died at it
                 continue
-        counter = self._session.get(self._paths.last_id)
-        highest = max(layout.decode_number(self._paths.last_id, counter.value), last_topic_id)
-        raised = SetValue(self._paths.last_id, b"%d" % highest, counter.stat.version)
-        self._session.transact([raised, Create(self._paths.cluster, layout.encode_cluster(cluster))])
+        raised = [
+            *self._raised(self._paths.last_id, last_topic_id),
+            *self._raised(self._paths.last_query_epoch, last_query_epoch),
+        ]
+        self._session.transact([*raised, Create(self._paths.cluster, layout.encode_cluster(cluster))])
         return cluster
 
     # --- homes -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 <chroot>/txmq/homes/<home>/replicas/1  {"address": ..., "incarnation": <32 hex>, "lock": ...}   ephemeral: the leader
 <chroot>/txmq/brokers/ids/<name>       <home>   which home has the name
 <chroot>/txmq/ids/topics               n   the highest id that was drawn
+<chroot>/txmq/ids/queries              n   the highest epoch of a query's driver that was drawn
 <chroot>/txmq/topics                   n   the version of the map; changed together with each topic
 <chroot>/txmq/topics/<name>            {"version": n, "homes": [<home>, ...], "topic_id": n, ...}
 <chroot>/txmq/deleted/<id>             {"name": ..., "homes": [<home>, ...]}   homes that have not dropped it
@@ -38,6 +39,7 @@ class Paths:
         self.publishing = f"{self.root}/brokers/topics-pub"
         self.subscribing = f"{self.root}/brokers/topics-sub"
         self.last_id = f"{self.root}/ids/topics"
+        self.last_query_epoch = f"{self.root}/ids/queries"
         self.topics = f"{self.root}/topics"
         self.deleted = f"{self.root}/deleted"
         self.anchors = f"{self.root}/anchors"
@@ -47,7 +49,8 @@ class Paths:
         parts = self.root.split("/")[1:]
         above = ["/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
         empty = [*above, self.homes, f"{self.root}/brokers", self.names, f"{self.root}/ids", self.deleted, self.anchors]
-        return [*((path, b"") for path in empty), (self.last_id, b"0"), (self.topics, b"0")]
+        counters = self.last_id, self.last_query_epoch, self.topics
+        return [*((path, b"") for path in empty), *((path, b"0") for path in counters)]
 
     def home(self, home: int) -> str:
         """A home's node."""

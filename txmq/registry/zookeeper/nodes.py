@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from txmq.registry.port import Listener
 from txmq.registry.zookeeper.attempts import Attempts
-from txmq.registry.zookeeper.layout import Paths
-from txmq.registry.zookeeper.session import Node, NoNodeError, Session, Watch, WatchEvent
+from txmq.registry.zookeeper.layout import Paths, decode_number
+from txmq.registry.zookeeper.session import Node, NoNodeError, Operation, Session, SetValue, Watch, WatchEvent
 from txmq.runtime.threads import Lock
 
 _T = TypeVar("_T")
@@ -36,6 +36,30 @@ class Nodes:
             return self._session.get(path)
         except NoNodeError:
             return None
+
+    def _counter(self, path: str) -> tuple[int, int]:
+        """The number, and the node's version."""
+        value, stat = self._session.get(path)
+        return decode_number(path, value), stat.version
+
+    def _raised(self, path: str, number: int) -> list[Operation]:
+        """What raises a counter to that number; nothing if it is there."""
+        last, version = self._counter(path)
+        return [] if number <= last else [SetValue(path, b"%d" % number, version)]
+
+    def _query_epochs(self) -> str:
+        """The path of that counter, which is made if the cluster was founded before there was one."""
+        path = self._paths.last_query_epoch
+        if self._find(path) is None:
+            self._session.create(path, b"0")
+        return path
+
+    def _draw(self, path: str, count: int, above: int) -> range:
+        """Numbers above the counter and ``above``; the counter is raised to the last of them."""
+        last, version = self._counter(path)
+        first = max(last, above) + 1
+        self._session.set_value(path, b"%d" % (first + count - 1), version)
+        return range(first, first + count)
 
 
 class Listeners:

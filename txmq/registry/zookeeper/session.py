@@ -199,7 +199,7 @@ class Session(Protocol):
         """
 
     def transact(self, operations: Sequence[Operation]) -> list[Result]:
-        """Carry out all operations, or none.
+        """Carry out all operations, or none; there is one at least.
 
         Raises:
             ZooKeeperError: what the first operation that cannot be carried out would raise alone.

@@ -56,13 +56,7 @@ class TopicNodes(Nodes):
     def reserve_topic_ids(self, count: int, above: int = 0) -> range:
         """See ``Registry``."""
         check_count(count)
-        return self._attempts.run(lambda: self._reserve(count, above))
-
-    def _reserve(self, count: int, above: int) -> range:
-        last, version = self._last_id()
-        first = max(last, above) + 1
-        self._session.set_value(self._paths.last_id, b"%d" % (first + count - 1), version)
-        return range(first, first + count)
+        return self._attempts.run(lambda: self._draw(self._paths.last_id, count, above))
 
     def create_topic(self, topic: Topic, homes: Sequence[int]) -> PlacedTopic:
         """See ``Registry``."""
@@ -80,7 +74,7 @@ class TopicNodes(Nodes):
             self._require_homes(homes)
             placed = PlacedTopic(topic, tuple(homes), version)
             made = Create(self._paths.topic(topic.config.name), layout.encode_topic(placed))
-            return [made, *self._raise_last_id(topic.topic_id)], placed
+            return [made, *self._raised(self._paths.last_id, topic.topic_id)], placed
 
         return self._change(find, plan)
 
@@ -219,15 +213,11 @@ class TopicNodes(Nodes):
         if unknown:
             raise RegistryError(f"home {', '.join(unknown)} is not in the registry: start its broker first")
 
-    def _last_id(self) -> tuple[int, int]:
-        value, stat = self._session.get(self._paths.last_id)
-        return layout.decode_number(self._paths.last_id, value), stat.version
+    # --- queries and groups ------------------------------------------------------------------------------------------
 
-    def _raise_last_id(self, topic_id: int) -> list[Operation]:
-        last, version = self._last_id()
-        return [] if topic_id <= last else [SetValue(self._paths.last_id, b"%d" % topic_id, version)]
-
-    # --- homes of groups and queries ---------------------------------------------------------------------------------
+    def draw_query_epoch(self, above: int = 0) -> int:
+        """See ``Registry``."""
+        return self._attempts.run(lambda: self._draw(self._query_epochs(), 1, above)[0])
 
     def anchor(self, kind: str, name: str, home: int) -> int:
         """See ``Registry``."""
@@ -242,6 +232,13 @@ class TopicNodes(Nodes):
         self._require_homes([home])
         self._session.create(path, layout.encode_home(home))
         return home
+
+    def anchors(self, kind: str, names: Sequence[str]) -> dict[str, int]:
+        """See ``Registry``."""
+        paths = [self._paths.anchor(kind, name) for name in names]
+        found = self._attempts.run(lambda: self._session.get_many(paths))
+        homes = zip(names, paths, found, strict=True)
+        return {name: layout.decode_home(path, node.value) for name, path, node in homes if node is not None}
 
     def release_anchor(self, kind: str, name: str, home: int) -> None:
         """See ``Registry``."""

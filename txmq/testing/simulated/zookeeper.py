@@ -335,6 +335,7 @@ class SimSession:
 
     def transact(self, operations: Sequence[Operation]) -> list[Result]:
         """See ``Session``."""
+        assert operations
         refuse_too_large(operations)
         with self._connected() as ensemble:
             self.before_change()

@@ -61,13 +61,16 @@ def _nothing() -> None:
     pass
 
 
-def _lone(topics: int) -> SimDisk:
+def _lone(topics: int, *queries: str) -> SimDisk:
     """The directory of a broker that was alone."""
     node = Node(SimDisk(), small_settings())
     client = node.connect()
     for number in range(topics + 1):
         assert client.ask("topic", "create", f"t{number}", extensions={"partitions": 2}).code == 200
     assert client.ask("topic", "delete", f"t{topics}").code == 200
+    for epoch, name in enumerate(queries, 1):
+        assert client.ask("query", "epoch", "*", body=b"").code == 200
+        assert client.ask("query", "open", name, extensions={"epoch": epoch}, body=b"").code == 200
     return node.kill()
 
 
@@ -92,9 +95,48 @@ def test_a_directory_that_was_alone_publishes_its_topics() -> None:
     assert start.registry.reserve_topic_ids(1) == range(5, 6)  # 4 is the id of the topic that was deleted
 
 
-@pytest.mark.parametrize("point", ["registry.joined", "registry.led", "registry.topic_published"])
+def test_a_directory_that_was_alone_publishes_its_queries() -> None:
+    ensemble, disk = SimZooKeeper(), _lone(1, "q", "r")
+    start = Start(ensemble, disk)
+    start.run()
+    home = start.entered.leadership.candidate.home
+    assert start.registry.anchors("query", ["q", "r", "s"]) == {"q": home, "r": home}
+    assert start.registry.draw_query_epoch() == 3
+
+
+def test_a_member_publishes_queries_that_the_registry_misses() -> None:
+    ensemble, disk = SimZooKeeper(), _lone(1, "q", "r")
+    first = Start(ensemble, disk)
+    first.run()
+    home = first.entered.leadership.candidate.home
+    first.registry.release_anchor("query", "r", home)  # as an ensemble that was restored
+    again = Start(ensemble, disk)
+    again.run()
+    assert again.registry.anchors("query", ["q", "r"]) == {"q": home, "r": home}
+
+
+def test_a_query_of_another_home_is_refused_until_deleted() -> None:
+    ensemble, disk = SimZooKeeper(), _lone(1, "q")
+    founder = Start(ensemble, disk)
+    who = founder.recover().identity
+    founder.registry.join(who.cluster, Standing.USED, 9, 9)
+    other = Start(ensemble, SimDisk(), "another lock")
+    other.run()
+    home = other.entered.leadership.candidate.home
+    other.registry.anchor("query", "q", home)
+    with pytest.raises(RegistryError, match=rf"query 'q' .* one of home {home:016x}, .*txmq query delete q"):
+        enter(founder.registry, founder.member, _nothing, _nothing)
+    other.registry.release_anchor("query", "q", home)
+    enter(founder.registry, founder.member, _nothing, _nothing)
+    assert other.registry.anchors("query", ["q"]) == {"q": founder.member.candidate.home}
+    assert other.registry.draw_query_epoch() == 10
+
+
+@pytest.mark.parametrize(
+    "point", ["registry.joined", "registry.led", "registry.topic_published", "registry.query_published"]
+)
 def test_starts_that_were_cut_off_are_repeated(point: str) -> None:
-    ensemble, disk = SimZooKeeper(), _lone(3)
+    ensemble, disk = SimZooKeeper(), _lone(3, "q", "r")
 
     def die(name: str) -> None:
         if name == point:
@@ -111,6 +153,9 @@ def test_starts_that_were_cut_off_are_repeated(point: str) -> None:
     start.run()
     ids = [(placed.topic.config.name, placed.topic.topic_id) for placed in start.entered.topics.topics]
     assert ids == [("t0", 1), ("t1", 2), ("t2", 3)]
+    home = start.entered.leadership.candidate.home
+    assert start.registry.anchors("query", ["q", "r"]) == {"q": home, "r": home}
+    assert start.registry.draw_query_epoch() == 3
 
 
 def test_a_topic_that_was_deleted_is_not_made_anew() -> None:

@@ -24,7 +24,7 @@ from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.simulated.zookeeper import SimZooKeeper
 
 CLUSTER, HOME = 0xC1, 0xA0
-WHO = Member(CLUSTER, Standing.USED, Candidate(HOME, "a", "host:1", 1, frozenset({1}), 5, "lock"), (), 0)
+WHO = Member(CLUSTER, Standing.USED, Candidate(HOME, "a", "host:1", 1, frozenset({1}), 5, "lock"), (), 0, (), 0)
 
 
 class Told:

@@ -89,6 +89,7 @@ CALLS: dict[str, tuple[Call, Call]] = {  # what was done before, and the call du
     "delete": (_with_topic, lambda registry: registry.delete_topic(topic(1))),
     "drop": (_with_deleted, lambda registry: registry.drop_topic(1, A)),
     "drop the last": (_dropped_at_b, lambda registry: registry.drop_topic(1, A)),
+    "join with epochs": (_led, lambda registry: registry.join(CLUSTER, Standing.MEMBER, 0, 7)),
     "anchor": (_led, lambda registry: registry.anchor("group", "billing", B)),
     "release": (_anchored, lambda registry: registry.release_anchor("group", "billing", B)),
 }  # fmt: skip
@@ -160,6 +161,22 @@ def test_ids_whose_answer_was_lost_are_not_used() -> None:
     _led(registry)
     _session(registry).lose_next(is_carried_out=True)
     assert registry.reserve_topic_ids(2) == range(3, 5)
+
+
+def test_an_epoch_whose_answer_was_lost_is_not_used() -> None:
+    registry = ZooKeeperRegistry(SimZooKeeper().open())
+    _led(registry)
+    _session(registry).lose_next(is_carried_out=True)
+    assert registry.draw_query_epoch() == 2
+
+
+def test_a_cluster_from_before_gets_its_counter_of_epochs() -> None:
+    for call, drawn in ((lambda _: None, 1), (lambda registry: registry.join(CLUSTER, Standing.MEMBER, 0, 6), 7)):
+        registry = ZooKeeperRegistry(SimZooKeeper().open())
+        _led(registry)
+        _session(registry).delete("/txmq/ids/queries", ANY_VERSION)
+        call(registry)
+        assert registry.draw_query_epoch() == drawn
 
 
 def _loses_create(registry: Registry, behind: Callable[[], object], *, is_carried_out: bool) -> None:
@@ -253,6 +270,7 @@ def test_a_node_that_cannot_be_read_is_named() -> None:
         f"/prod/txmq/homes/{A:016x}/state": registry.homes,
         f"/prod/txmq/homes/{A:016x}/replicas/1": registry.homes,
         "/prod/txmq/ids/topics": lambda: registry.reserve_topic_ids(1),
+        "/prod/txmq/ids/queries": registry.draw_query_epoch,
         "/prod/txmq/cluster": lambda: registry.join(CLUSTER, Standing.MEMBER),
     }
     for path, read in spoiled.items():
