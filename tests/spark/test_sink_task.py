@@ -16,6 +16,7 @@ from txmq.client.client import Client
 from txmq.errors import FencedError, TransactionConflictError, UnavailableError, UnknownTopicError
 from txmq.spark.sink import sink
 from txmq.spark.sink import task as sink_task
+from txmq.spark.sink.homes import Opened
 from txmq.spark.sink.options import SinkOptions
 from txmq.spark.sink.queries import Attempt, Queries
 from txmq.spark.sink.sink import BatchWriter, TaskMessage
@@ -178,7 +179,7 @@ def test_unanswered_commit_reports_what_may_have_happened(
         messages = [TaskMessage(sink_task.write(client, told, at, iter([rows(b"x")])))]
         monkeypatch.setattr(sink, "client_of", lambda _: client)  # it answered a moment ago
         broker.kill()
-        writer = BatchWriter(told, at, is_over=False)
+        writer = BatchWriter(told, at, Opened(0, None))
         with pytest.raises(
             txmq.errors.ConnectionLostError, match=rf"the batch may be written, or not: {advice}.*cannot connect"
         ):
@@ -186,5 +187,5 @@ def test_unanswered_commit_reports_what_may_have_happened(
         writer.abort(messages)  # as Spark does then; what it cannot say is no error
         broker.start()
         if query is not None:
-            BatchWriter(told, at, is_over=False).commit(messages)
+            BatchWriter(told, at, Opened(0, None)).commit(messages)
             assert values(client, "out") == [b"x"]

@@ -84,6 +84,8 @@ POINTS: Final[Mapping[str, str]] = {
     "client.tx.db_committed": "database: committed with its marker; broker: prepared",
     "client.tx.commit_sent": "database: committed with its marker; broker: prepared or committed",
     "client.tx.committed": "database: committed with its marker; broker: committed",
+    "client.sink.branches_prepared": "a batch's rows for other homes: prepared there; the deciding home: nothing",
+    "client.sink.decided": "the deciding home: the batch committed; other homes: their parts prepared",
     "client.xa.branch_started": "database: an empty branch, gone with its connection; broker: nothing",
     "client.xa.body_done": "databases: active branches, gone with their connections; broker: nothing, or parts",
     "client.xa.prepared": "databases: this branch prepared, others perhaps; broker: nothing, or streamed parts",

@@ -189,10 +189,11 @@ class ScriptedBroker:
                 raise FencedError("unknown")
             stream.session = number
         fields = {
-            "cluster": "00000000000000c1", **self.told, "broker": "b", "version": "1", "protocol": 1,
+            "cluster": "00000000000000c1", "broker": "b", "version": "1", "protocol": 1,
             "session": None if stream.session is None else f"{stream.session:x}", "epoch": 0, "in_flight_max": 8,
             "secret": None if stream.session is None else f"{stream.session:032x}",
             "request_size_bytes_max": 1 << 20, "outcomes_kept": 8, "compression": [], "time_ms": self.time_ms,
+            **self.told,
         }  # fmt: skip
         return answers.result(200, request[4], json.dumps(fields).encode())
 

@@ -40,9 +40,9 @@ class Queries:
     def __init__(self, client: Broker) -> None:
         self._client = client
 
-    def new_epoch(self) -> int:
+    def new_epoch(self, *, timeout: float | None = None) -> int:
         """Draw a number for an incarnation of a driver: higher than any drawn before, for whichever query."""
-        epoch: int = self._ask("epoch", ANY_QUERY, {})["epoch"]
+        epoch: int = self._ask("epoch", ANY_QUERY, {}, timeout)["epoch"]
         return epoch
 
     def open(self, query: str, epoch: int, *, timeout: float | None = None) -> int | None:
@@ -60,8 +60,17 @@ class Queries:
         batch: int | None = self._ask("open", query, {"epoch": epoch}, timeout)["batch"]
         return batch
 
-    def prepare_part(self, attempt: Attempt, broker: BrokerTransaction, parts: Sequence[EncodedPart]) -> None:
+    def prepare_part(
+        self,
+        attempt: Attempt,
+        broker: BrokerTransaction,
+        parts: Sequence[EncodedPart],
+        branches: Sequence[BrokerTransaction] = (),
+    ) -> None:
         """Prepare one transaction of an attempt, with ``broker.txid``; it is invisible until ``commit`` names it.
+
+        Args:
+            branches: its parts at other homes, prepared; they are decided with it.
 
         Call ``broker.finished`` at the end, whatever became of it: the query's newest batch tells the outcome.
 
@@ -74,6 +83,8 @@ class Queries:
         Durability: the messages are in the broker's journal when this returns.
         """
         fields = {**attempt._asdict()}
+        if branches:
+            fields["homes"] = ",".join(branch.txid for branch in branches)
         repeat_prepare(broker, TransactionKind.SPARK.value, fields, parts, waits_for_broker=True)
 
     def commit(self, query: str, epoch: int, batch: int, txids: Sequence[str], *, timeout: float | None = None) -> bool:

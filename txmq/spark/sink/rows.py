@@ -1,6 +1,6 @@
 """Rows of a task made into parts: Arrow batches in, record batches of bounded size out.
 
-Theory of operation. Rows are gathered by topic and partition into a *chunk* of about ``CHUNK_SIZE_BYTES``; a full chunk
+Theory of operation. Rows are gathered by topic and partition into a *chunk* of about ``chunk_size_bytes``; a full chunk
 becomes one transaction (``task``), so a task holds one chunk and one slice of Spark's, however many rows it has.
 Columns leave Arrow as whole lists, and rows without headers take the bulk encoder's way: a loop over rows with their
 headers costs five times as much.
@@ -25,7 +25,6 @@ from txmq.log.records import TXID_HEADER
 from txmq.model import TopicPartition
 from txmq.protocol.parts import NO_KEYS
 
-CHUNK_SIZE_BYTES = 4 << 20
 PARTITIONS_MAX = 1000  # in one chunk: each costs a record batch of its own
 _PIECE_ROWS_MAX = 8192  # each may have a place of its own: together fewer than a request has parts
 _ROW_OVERHEAD_BYTES = 16

@@ -26,10 +26,13 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from txmq.errors import ConfigError, ConnectionLostError, RequestTimeoutError, TxmqError
+from txmq.client.client import Client
+from txmq.errors import ConfigError, ConnectionLostError, RequestTimeoutError, TxmqError, UnavailableError
+from txmq.spark.sink import homes
+from txmq.spark.sink.homes import Opened, Winner
 from txmq.spark.sink.options import SinkOptions, check_columns, parse_options
 from txmq.spark.sink.queries import Attempt, Queries
-from txmq.spark.sink.task import Written, client_of, home_of, write
+from txmq.spark.sink.task import Written, client_of, write
 
 _AGAIN = "a stream finds out when it goes on from its checkpoint"
 _AGAIN_AS_NAMED = "write it again with the same queryId and batchId, and it is there once"
@@ -54,12 +57,9 @@ def make_writer(options: dict[str, str], schema: Any, *, overwrite: bool) -> Dat
     client = client_of(parsed)
     if parsed.topic is not None:
         client.topics.refresh(parsed.topic)  # a missing topic is told before the first row is computed
-    queries = Queries(home_of(client, parsed))
-    epoch = queries.new_epoch()
-    query = parsed.query or f"write-{epoch}"
-    committed = queries.open(query, epoch)
-    batch = parsed.batch or 0
-    return BatchWriter(parsed, Attempt(query, epoch, batch, 0, 0), is_over=committed is not None and committed >= batch)
+    epoch = homes.new_epoch(client)
+    planned = Attempt(parsed.query or f"write-{epoch}", epoch, parsed.batch or 0, 0, 0)
+    return BatchWriter(parsed, planned, homes.open_query(client, parsed.topic, planned.query, epoch))
 
 
 def make_stream_writer(options: dict[str, str], schema: Any, *, overwrite: bool) -> DataSourceStreamArrowWriter:
@@ -70,7 +70,7 @@ def make_stream_writer(options: dict[str, str], schema: Any, *, overwrite: bool)
     client = client_of(parsed)
     if parsed.topic is not None:
         client.topics.refresh(parsed.topic)
-    return StreamWriter(parsed, Queries(home_of(client, parsed)).new_epoch())
+    return StreamWriter(parsed, homes.new_epoch(client))
 
 
 def _refuse_overwrite(overwrite: bool) -> None:
@@ -81,14 +81,14 @@ def _refuse_overwrite(overwrite: bool) -> None:
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """``df.write``: the same instance plans, writes and commits, pickled in between."""
 
-    def __init__(self, options: SinkOptions, planned: Attempt, *, is_over: bool) -> None:
-        self._options, self._planned, self._is_over = options, planned, is_over
+    def __init__(self, options: SinkOptions, planned: Attempt, opened: Opened) -> None:
+        self._options, self._planned, self._opened = options, planned, opened
 
     def write(self, iterator: Iterator[Any]) -> TaskMessage:
         """On an executor: prepare the rows of one partition. Errors as ``task.write``."""
         context = TaskContext.get()
         attempt = self._planned._replace(task=context.partitionId(), attempt=context.taskAttemptId())
-        return TaskMessage(_written(self._options, attempt, iterator, is_over=self._is_over))
+        return TaskMessage(_written(self._options, attempt, self._opened, iterator))
 
     def commit(self, messages: Sequence[TaskMessage | None]) -> None:
         """On the driver: decide.
@@ -99,24 +99,26 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
         Durability: the rows are visible and in the broker's journal when this returns.
         """
-        query, epoch, batch = self._planned[:3]
-        queries = _queries(self._options)
-        if not self._is_over:
-            with _with_advice(_AGAIN_NAMELESS if self._options.query is None else _AGAIN_AS_NAMED):
-                queries.commit(query, epoch, batch, _winners(messages))
-        if self._options.query is None:
+        client, planned, is_nameless = client_of(self._options), self._planned, self._options.query is None
+        if not self._opened.has(planned.batch):
+            with _with_advice(_AGAIN_NAMELESS if is_nameless else _AGAIN_AS_NAMED):
+                homes.commit(client, self._opened.home, planned, _winners(messages))
+        if is_nameless:
             with suppress(TxmqError):  # committed all the same; what is left is an entry in a list
-                queries.delete(query, epoch=epoch)
+                self._queries(client).delete(planned.query, epoch=planned.epoch)
 
     def abort(self, _messages: Sequence[TaskMessage | None]) -> None:
         """On the driver: roll back what the tasks have prepared, as far as the broker can be reached."""
         query, epoch, batch = self._planned[:3]
         with suppress(TxmqError):
-            queries = _queries(self._options)
+            queries = self._queries(client_of(self._options))
             if self._options.query is None:
                 queries.delete(query, epoch=epoch)
             else:
                 queries.abort(query, epoch=epoch, batch=batch)
+
+    def _queries(self, client: Client) -> Queries:
+        return Queries(client.routes.link_of_home(self._opened.home))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
@@ -130,19 +132,17 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         context = TaskContext.get()
         query, batch = context.getLocalProperty(_QUERY_ID), int(context.getLocalProperty(_BATCH_ID))
         attempt = Attempt(query, self._epoch, batch, context.partitionId(), context.taskAttemptId())
-        committed = _queries(self._options).open(query, self._epoch)
-        is_over = committed is not None and committed >= batch
-        return TaskMessage(_written(self._options, attempt, iterator, is_over=is_over))
+        opened = homes.open_query(client_of(self._options), self._options.topic, query, self._epoch)
+        return TaskMessage(_written(self._options, attempt, opened, iterator))
 
     def commit(self, messages: Sequence[TaskMessage | None], batchId: int) -> None:
         """On the driver: decide the batch. Errors and durability: as of ``BatchWriter``."""
         written = [message.written for message in messages if message is not None]
         if not written or any(one.is_over for one in written):
             return  # a batch without tasks has no rows; one that was over before a task began is committed
-        attempt = written[0].attempt
-        queries = _queries(self._options)
+        client = client_of(self._options)
         with _with_advice(_AGAIN):
-            queries.commit(attempt.query, attempt.epoch, batchId, _winners(messages))
+            homes.commit(client, written[0].home, written[0].attempt._replace(batch=batchId), _winners(messages))
 
     def abort(self, messages: Sequence[TaskMessage | None], batchId: int) -> None:
         """On the driver: roll back what is known of; the rest goes with the next incarnation of the driver."""
@@ -150,11 +150,8 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if written:
             attempt = written[0].attempt
             with suppress(TxmqError):
-                _queries(self._options).abort(attempt.query, epoch=attempt.epoch, batch=batchId)
-
-
-def _queries(options: SinkOptions) -> Queries:
-    return Queries(home_of(client_of(options), options))
+                anchor = client_of(self._options).routes.link_of_home(written[0].home)
+                Queries(anchor).abort(attempt.query, epoch=attempt.epoch, batch=batchId)
 
 
 @contextmanager
@@ -162,19 +159,19 @@ def _with_advice(advice: str) -> Iterator[None]:
     """Around the request that decides: without an answer, the outcome is unknown."""
     try:
         yield
-    except (ConnectionLostError, RequestTimeoutError) as error:
+    except (ConnectionLostError, RequestTimeoutError, UnavailableError) as error:
         text = f"the request to commit had no answer, so the batch may be written, or not: {advice} ({error})"
         raise type(error)(text) from error
 
 
-def _written(options: SinkOptions, attempt: Attempt, iterator: Iterator[Any], *, is_over: bool) -> Written:
-    if is_over:
+def _written(options: SinkOptions, attempt: Attempt, opened: Opened, iterator: Iterator[Any]) -> Written:
+    if opened.has(attempt.batch):
         for _ in iterator:  # Spark's worker wants its input read
             pass
-        return Written(attempt, (), 0, is_over=True)
-    return write(client_of(options), options, attempt, iterator)
+        return Written(attempt, (), 0, is_over=True, home=opened.home)
+    return write(client_of(options), options, attempt, iterator, opened.home)
 
 
-def _winners(messages: Sequence[TaskMessage | None]) -> list[str]:
+def _winners(messages: Sequence[TaskMessage | None]) -> list[Winner]:
     written = [message.written for message in messages if message is not None]
-    return [txid for one in sorted(written, key=lambda one: one.attempt.task) for txid in one.txids]
+    return [winner for one in sorted(written, key=lambda one: one.attempt.task) for winner in one.transactions]

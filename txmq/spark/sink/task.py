@@ -1,61 +1,58 @@
 """One attempt of one task of a write: its rows, prepared in transactions that the driver decides. No Spark in here.
 
-Theory of operation. Each chunk of rows is one prepared transaction of kind ``spark``: repeated under its id until the
-broker has it, so that neither a lost connection nor a restarted broker costs the task. The driver gets the ids. An
-attempt that fails rolls its own back, as far as it can; what it cannot is rolled back with the batch, as are attempts
-that did not win, and those of a driver that died when the next one opens the query.
+Theory of operation. Each chunk of rows is one prepared transaction of kind ``spark`` (``chunk_transaction``): repeated
+under its id until the broker has it, so that neither a lost connection nor a restarted broker costs the task. The
+driver gets the ids. An attempt that fails rolls its own back, as far as it can; what it cannot is rolled back with the
+batch, as are attempts that did not win, and those of a driver that died when the next one opens the query.
 
 The points at which the process may die:
-    before ``prepare`` is forced    nothing is there behind it                       parts that no commit names:
-    rolled back by the batch's decision, or by the next driver between two chunks              the same
+    before ``prepare`` is forced    nothing is there
+    behind it                       parts that no commit names: rolled back by the batch's decision, or by the next
+                                    driver
+    between two chunks              the same
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
 from txmq.client.bootstrap import bootstrap_of
 from txmq.client.client import Client
-from txmq.client.home_link import HomeLink
-from txmq.client.transaction.broker_side import BrokerTransaction
-from txmq.client.transaction.messages import EncodedPart
-from txmq.errors import (
-    ConfigError,
-    ConnectionLostError,
-    OverloadedError,
-    TooLargeError,
-    TransactionTimeoutError,
-    TxmqError,
-    UnavailableError,
-)
+from txmq.client.transaction.preparing import OVERLOADED_PAUSE_S
+from txmq.errors import ConnectionLostError, FencedError, TransactionConflictError
+from txmq.spark.sink.chunk_transaction import ChunkTransaction, Writing, roll_back
+from txmq.spark.sink.homes import Winner, is_to_be_written
 from txmq.spark.sink.options import SinkOptions
-from txmq.spark.sink.queries import Attempt, Queries
-from txmq.spark.sink.rows import CHUNK_SIZE_BYTES, Gatherer
+from txmq.spark.sink.queries import Attempt
+from txmq.spark.sink.rows import Chunk, Gatherer
 
 # Spark reuses its worker processes: a connection and a session for each, not a task. The next job may be less patient.
 _clients: dict[tuple[str, float], Client] = {}
+CHUNK_SIZE_BYTES = 4 << 20
 _REQUEST_ROOM_BYTES = 1024  # of a prepare, beside its one large batch
-_WAITING = (
-    ": a batch's rows wait in the broker until the driver decides; raise that setting, or write smaller batches (of a "
-    "stream: maxOffsetsPerTrigger or maxBytesPerTrigger of its source)"
-)
 
 
 class Written(NamedTuple):
     """The result of an attempt.
 
     Attributes:
-        txids: its transactions, in order of their rows.
+        transactions: those that it prepared, in order of their rows.
         is_over: the batch was committed before it began: it wrote nothing.
+        home: that decides the query's batches.
     """
 
     attempt: Attempt
-    txids: tuple[str, ...]
+    transactions: tuple[Winner, ...]
     rows: int
     is_over: bool
+    home: int
+
+    @property
+    def txids(self) -> tuple[str, ...]:
+        """Their ids."""
+        return tuple(winner.txid for winner in self.transactions)
 
 
 def client_of(options: SinkOptions) -> Client:
@@ -76,31 +73,14 @@ def client_of(options: SinkOptions) -> Client:
     return client
 
 
-def home_of(client: Client, options: SinkOptions) -> HomeLink:
-    """The home that keeps the query and decides its batches.
-
-    Raises:
-        ConfigError: rows may go to partitions of several homes, which no batch can be on yet.
-        UnknownTopicError: there is no such topic.
-    """
-    routes = client.routes
-    if routes.is_lone:
-        return routes.any_link()
-    homes = routes.all_links() if options.topic is None else routes.owners(options.topic)
-    if len(homes) == 1:
-        return homes[0]
-    where = "of topics that rows name" if options.topic is None else f"of topic {options.topic!r}"
-    raise ConfigError(
-        f"option topic: partitions {where} are at {len(homes)} homes of the cluster ({', '.join(map(repr, homes))}). "
-        "The sink writes to topics of one home: create one with a single partition, or write with a producer"
-    )
-
-
-def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Iterator[Any]) -> Written:
+def write(
+    client: Client, options: SinkOptions, attempt: Attempt, batches: Iterator[Any], home: int | None = None
+) -> Written:
     """Prepare every row of an attempt; the query is open.
 
     Args:
         batches: ``pyarrow.RecordBatch`` of checked columns.
+        home: that decides the query's batches; a lone broker needs none.
 
     Raises:
         UnknownTopicError: a row's topic does not exist.
@@ -108,50 +88,52 @@ def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Itera
         UnavailableError: the broker did not take a part in time; the cause says why.
         FencedError, UnknownQueryError, TransactionConflictError: a later driver writes, or the batch is decided.
         BadRequestError, LocalProtocolError: a row without a topic, a partition that does not exist.
+        ConfigError: rows go to more homes at once than a transaction takes.
 
-    Durability: every row is in the broker's journal when this returns, invisible until the driver commits.
+    Durability: every row is in a broker's journal when this returns, invisible until the driver commits.
     """
-    home = home_of(client, options)
-    limit = home.session.request_size_bytes_max
+    anchor = client.routes.any_link() if home is None else client.routes.link_of_home(home)
+    writing = Writing(client, options, attempt, anchor)
+    limit = writing.session_at(anchor, client.clock.monotonic() + options.timeout_s).request_size_bytes_max
 
     @cache  # asked anew by each attempt: a topic may have got more partitions
     def partitions_of(topic: str) -> int:
         return client.topics.refresh(topic).config.partitions
 
     gatherer = Gatherer(options.topic, partitions_of, min(CHUNK_SIZE_BYTES, limit // 4))
-    transactions: list[BrokerTransaction] = []
-    rows = 0
+    begun, prepared, rows = list[ChunkTransaction](), list[Winner](), 0
     try:
         for chunk in gatherer.chunks(batches):
-            transaction = BrokerTransaction(home, client.clock, options.timeout_s)
-            transaction.begin()
-            transactions.append(transaction)
-            parts = chunk.parts(
-                transaction.txid, client.clock.now_ms(), options.compression, limit - _REQUEST_ROOM_BYTES
-            )
-            _prepare(home, options, attempt, transaction, parts)
+            prepared.append(_prepare(writing, chunk, begun))
             rows += chunk.count
     except BaseException:
-        with suppress(TxmqError):  # a broker that is away costs one timeout, not one for each
-            for transaction in transactions:
-                transaction.rollback()
+        roll_back(begun)
         raise
     finally:
-        for transaction in transactions:
-            transaction.finished()  # the broker need not keep what became of each: the query's newest batch says it
-    return Written(attempt, tuple(transaction.txid for transaction in transactions), rows, is_over=False)
+        for transaction in begun:
+            transaction.finished()  # the brokers need not keep what became of each: the query's newest batch says it
+    return Written(attempt, tuple(prepared), rows, is_over=False, home=anchor.home)
 
 
-def _prepare(
-    home: HomeLink, options: SinkOptions, attempt: Attempt, transaction: BrokerTransaction, parts: list[EncodedPart]
-) -> None:
-    if not transaction.fits_one_request(parts):
-        raise TooLargeError(f"{len(parts)} record batches at once do not fit a request: raise request_size_bytes_max")
-    try:
-        Queries(home).prepare_part(attempt, transaction, parts)
-    except TransactionTimeoutError as error:
-        reason = error.__cause__ or error
-        raise UnavailableError(
-            f"the broker at {options.bootstrap} did not take a part of task {attempt.task} "
-            f"within {options.timeout_s:g} s: {reason}{_WAITING if isinstance(reason, OverloadedError) else ''}"
-        ) from error
+def _prepare(writing: Writing, chunk: Chunk, begun: list[ChunkTransaction]) -> Winner:
+    """Prepare a chunk; again under other ids, if a home has rolled a branch back before all were prepared.
+
+    It does if the deciding home or this process's connection to it is gone for a moment in between.
+    """
+    clock, options, limit = writing.client.clock, writing.options, writing.anchor.session.request_size_bytes_max
+    deadline = clock.monotonic() + options.timeout_s
+    while True:
+        transaction = ChunkTransaction(writing, deadline)
+        begun.append(transaction)
+        txid = transaction.decides.txid
+        parts = chunk.parts(txid, clock.now_ms(), options.compression, limit - _REQUEST_ROOM_BYTES)
+        try:
+            transaction.prepare(parts)
+        except (TransactionConflictError, FencedError):
+            is_last = not transaction.branches or clock.monotonic() + OVERLOADED_PAUSE_S >= deadline
+            if is_last or not is_to_be_written(writing.client, writing.anchor, writing.attempt):
+                raise
+            roll_back([transaction])
+            clock.sleep(OVERLOADED_PAUSE_S)
+        else:
+            return Winner(txid, tuple(branch.txid for branch in transaction.branches))

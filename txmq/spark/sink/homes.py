@@ -1,0 +1,229 @@
+"""The homes of a query: one decides its batches, and the others are told.
+
+Theory of operation. In a cluster a query has one home for good, its *anchor*: the first that was asked to open it. A
+home that is not the anchor names it. The anchor keeps the query and decides its batches (``queries``), whether rows go
+to its partitions or not; what goes to other homes is prepared there as branches (``chunk_transaction``), and the
+anchor's decision is that of all homes. Behind it the driver tells them. Homes that it does not reach ask the anchor.
+
+Invariants:
+    * nothing of this is done at a lone broker: it has one link, and gets the requests of ``queries``;
+    * a branch is committed only when the anchor has decided its transaction;
+    * behind the decision nothing fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import NamedTuple, TypeVar
+
+from txmq.client.client import Client
+from txmq.client.home_link import LOOK_S, HomeLink
+from txmq.client.routes import CORRECTIONS_MAX
+from txmq.client.transaction.broker_side import LOST, RETRY_S
+from txmq.errors import (
+    FencedError,
+    NotOwnerError,
+    OverloadedError,
+    RequestTimeoutError,
+    TxmqError,
+    UnknownTransactionError,
+)
+from txmq.log.batch import checksum
+from txmq.model import Outcome
+from txmq.protocol.parts import parse_outcome
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.spark.sink.queries import Attempt, Queries
+from txmq.xa.broker_port import Answer
+from txmq.xid import TxId
+
+TOLD_AT_ONCE = 256  # commits of one home that are under way
+_NOT_ANSWERED = (*LOST, RequestTimeoutError)
+_NAMED_HOME = re.compile(r"\bhome=([0-9a-f]{16})\b")
+
+T = TypeVar("T")
+
+
+class Opened(NamedTuple):
+    """A query that is open.
+
+    Attributes:
+        home: the id of its anchor.
+        batch: the newest committed one, or None.
+    """
+
+    home: int
+    batch: int | None
+
+    def has(self, batch: int) -> bool:
+        """Whether a batch is committed."""
+        return self.batch is not None and batch <= self.batch
+
+
+class Winner(NamedTuple):
+    """A transaction that a batch is to be made of.
+
+    Attributes:
+        branches: the ids of its parts at other homes.
+    """
+
+    txid: str
+    branches: tuple[str, ...]
+
+
+def new_epoch(client: Client) -> int:
+    """Draw a number for an incarnation of a driver; any home does that. Raises as ``Queries.new_epoch``."""
+    routes = client.routes
+    _, epoch = _ask_anchor(
+        client,
+        lambda: [routes.any_link(), *routes.links()],
+        lambda link, left_s: Queries(link).new_epoch(timeout=left_s),
+    )
+    return epoch
+
+
+def open_query(client: Client, topic: str | None, query: str, epoch: int) -> Opened:
+    """Open a query at its anchor; a new one gets a home that its rows go to.
+
+    Args:
+        topic: where every row goes; None if the rows say.
+
+    Raises as ``Queries.open``, and:
+        UnknownTopicError: there is no such topic.
+    """
+
+    def proposed() -> Sequence[HomeLink]:
+        routes = client.routes
+        links = routes.all_links() if topic is None else routes.owners(topic)
+        first = checksum(query.encode()) % len(links)
+        return [*links[first:], *links[:first]]
+
+    link, batch = _ask_anchor(client, proposed, lambda link, left_s: Queries(link).open(query, epoch, timeout=left_s))
+    return Opened(link.home, batch)
+
+
+def _ask_anchor(
+    client: Client, links: Callable[[], Sequence[HomeLink]], ask: Callable[[HomeLink, float], T]
+) -> tuple[HomeLink, T]:
+    """Ask homes in turn until one answers, or names the one that does."""
+    routes, clock = client.routes, client.clock
+    deadline = clock.monotonic() + client.timeout
+    if routes.sole is not None:
+        return routes.sole, ask(routes.sole, client.timeout)
+    turn = cycle(sorted(links(), key=lambda link: link.is_away))
+    link, corrections, look_s = next(turn), 0, LOOK_S
+    while True:
+        left_s = max(deadline - clock.monotonic(), 0.0)
+        try:
+            return link, ask(link, left_s if corrections else min(look_s, left_s))
+        except NotOwnerError as error:
+            named = _NAMED_HOME.search(str(error))
+            corrections += 1
+            if named is None or corrections > CORRECTIONS_MAX:
+                raise
+            link = routes.link_of_home(int(named[1], 16))
+        except _NOT_ANSWERED:
+            if clock.monotonic() + RETRY_S >= deadline:
+                raise
+            if not corrections:
+                link, look_s = next(turn), 2 * look_s  # the registry, which the home asks, may be slow
+            clock.sleep(RETRY_S)
+
+
+def is_to_be_written(client: Client, anchor: HomeLink, attempt: Attempt) -> bool:
+    """Whether an attempt's batch is not committed, and its driver the newest one.
+
+    Raises:
+        FencedError: a later driver writes.
+    """
+    batch = _insist(client, lambda left_s: Queries(anchor).open(attempt.query, attempt.epoch, timeout=left_s))
+    return not Opened(anchor.home, batch).has(attempt.batch)
+
+
+def _insist(client: Client, ask: Callable[[float], T]) -> T:
+    """Ask the anchor until it answers: one that has just started refuses for a while."""
+    clock, deadline = client.clock, client.clock.monotonic() + client.timeout
+    if client.routes.is_lone:
+        return ask(client.timeout)
+    while True:
+        try:
+            return ask(max(deadline - clock.monotonic(), 0.0))
+        except LOST:
+            if clock.monotonic() + RETRY_S >= deadline:
+                raise
+            clock.sleep(RETRY_S)
+
+
+# --- the decision ----------------------------------------------------------------------------------------------------
+
+
+def commit(client: Client, home: int, at: Attempt, winners: Sequence[Winner]) -> None:
+    """Decide a batch, and have every home show it. Errors and durability: as of ``Queries.commit``.
+
+    Args:
+        home: of the query's anchor.
+        at: query, epoch and batch.
+        winners: in the order of their rows.
+    """
+    anchor = client.routes.link_of_home(home)
+    txids = [winner.txid for winner in winners]
+    is_new = _insist(client, lambda left_s: Queries(anchor).commit(at.query, at.epoch, at.batch, txids, timeout=left_s))
+    crash_point("client.sink.decided")
+    _tell(client, [txid for one in winners if is_new or _is_committed(client, anchor, one) for txid in one.branches])
+
+
+def _is_committed(client: Client, anchor: HomeLink, winner: Winner) -> bool:
+    """Of a batch that was decided before: by a request whose answer was lost, or for other attempts."""
+    if not winner.branches:
+        return False
+    try:
+        body = _insist(client, lambda left_s: anchor.control.repeat("outcome", winner.txid, timeout=left_s))
+    except TxmqError:  # the other homes ask; if nothing is kept of it, they have
+        return False
+    return parse_outcome(body)[0] == Outcome.COMMITTED.value
+
+
+def _tell(client: Client, branches: Sequence[str]) -> None:
+    """Commit branches of transactions that are decided; a home that does not answer in time asks the anchor."""
+    clock, deadline = client.clock, client.clock.monotonic() + client.timeout
+    untold: dict[int, list[str]] = {}
+    for txid in branches:
+        untold.setdefault(TxId.parse(txid).home, []).append(txid)
+    while untold and clock.monotonic() < deadline:
+        sent = [one for home, txids in untold.items() for one in _sent(client, home, txids[:TOLD_AT_ONCE], deadline)]
+        told = {txid for txid, answer in sent if _has_ended(txid, answer, max(deadline - clock.monotonic(), 0.0))}
+        untold = {
+            home: left for home, txids in untold.items() if (left := [txid for txid in txids if txid not in told])
+        }
+        if not told:
+            clock.sleep(RETRY_S)
+    for home, txids in untold.items():
+        get_logger(home=f"{home:016x}", branches=len(txids)).warning(
+            "a home was not told of a batch: it is committed, and visible there when the home has asked"
+        )
+
+
+def _sent(client: Client, home: int, txids: Sequence[str], deadline: float) -> list[tuple[str, Answer]]:
+    """Write the commits of one home, as far as it is there."""
+    control, found = client.routes.link_of_home(home).control, list[tuple[str, Answer]]()
+    for txid in txids:
+        try:
+            found.append((txid, control.submit_transaction(f"commit {txid}", {}, (), deadline)))
+        except TxmqError:
+            break
+    return found
+
+
+def _has_ended(txid: str, answer: Answer, timeout_s: float) -> bool:
+    """Take an answer; whether nothing is left to be told."""
+    try:
+        answer.result(timeout_s)
+    except (*_NOT_ANSWERED, OverloadedError):
+        return False
+    except (FencedError, UnknownTransactionError):
+        return True  # the home has asked, and forgotten it
+    except TxmqError as error:
+        get_logger(txid=txid).error("heuristic: a home did not commit its part of a batch", error=str(error))
+    return True
