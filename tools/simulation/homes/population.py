@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tools.simulation.application import Application, Program, ResolverProgram
 from tools.simulation.client import Process, Steps
 from tools.simulation.consumers import ConsumerProgram, ExactProgram
+from tools.simulation.drivers import SINK
 from tools.simulation.history import Shared
 from tools.simulation.members import OUTPUT
 from tools.simulation.ordered import OrderedProgram
@@ -14,6 +15,7 @@ from tools.simulation.promises import Told
 from tools.simulation.threads import Threads
 
 from .home import Home
+from .sink import PARTITIONS, SinkProgram
 
 TOPICS = ("t0", "t1", "t2")
 
@@ -29,7 +31,7 @@ class Founder(Process):
         """Until the world stops."""
         history, rng = self.shared.history, self.world.rng
         wanted = {name: rng.randint(2, 6) for name in TOPICS}
-        for name, partitions in {**wanted, OUTPUT: 3}.items():
+        for name, partitions in {**wanted, OUTPUT: 3, SINK: PARTITIONS}.items():
             yield from self._topic("create", name, partitions)
         history.topics = dict(wanted)
         while not self.shared.stopping:
@@ -59,5 +61,6 @@ def programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
         (0, 2, lambda n: ConsumerProgram(shared, threads, f"k{n}_", told.dealt)),
         (0, 1, lambda n: ExactProgram(shared, threads, f"e{n}_")),
         (0, 2, lambda n: OrderedProgram(shared, threads, f"o{n}_", told.dealt.folder)),
+        (1, 2, lambda n: SinkProgram(shared, threads, f"w{n}_", told.written)),
     ]
     return [make(n) for least, most, make in kinds for n in range(shared.world.rng.randint(least, most))]

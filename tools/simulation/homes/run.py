@@ -33,6 +33,7 @@ from .home import PORT, Home
 from .operator import Operator
 from .population import Founder, programs
 from .rules import check_homes, watch_owners
+from .sink import check_sink, small_chunks
 
 HOMES = 3
 START_S = 60.0
@@ -46,6 +47,8 @@ SITUATIONS_OF_HOMES = frozenset(
         "a home asked another one",
         "a client was cut off from a home", "a topic was created", "a topic was altered", "a topic was deleted",
         "not the owner", "acknowledged at its home", "broker killed", "power lost", "died at a crash point",
+        "a batch was committed over homes", "a driver died behind its decision, and told no home",
+        "a former driver of the sink was fenced",
         "recovery crashed", "broker paused", "link lost", "client died at a crash point",
     }
 )  # fmt: skip
@@ -62,7 +65,7 @@ def _simulate(world: Simulation, count: int) -> None:
     by_name: dict[str, Home] = {}
     homes = [Home(world, threads, ensemble, number, by_name) for number in range(count)]
     network = Network(homes[0], by_name)
-    with inhabited(threads, homes, network) as (shared, told):
+    with small_chunks(), inhabited(threads, homes, network) as (shared, told):
         shared.addresses = [(home.name, PORT) for home in homes]
         _live(shared, threads, homes, ensemble, told)
 
@@ -91,7 +94,8 @@ def _live(shared: Shared, threads: Threads, homes: list[Home], ensemble: Ensembl
         if not program.is_over:
             raise Violation(f"{program.name} has not come to its end {END_S:.0f} s after healing")
     world.run(HEAL_S)
-    check_promises(shared, told)
+    visible = check_promises(shared, told)
+    check_sink(shared, visible)
     check_homes(shared, ensemble, operators)
 
 
