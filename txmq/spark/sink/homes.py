@@ -28,6 +28,7 @@ from txmq.errors import (
     OverloadedError,
     RequestTimeoutError,
     TxmqError,
+    UnavailableError,
     UnknownTransactionError,
 )
 from txmq.log.batch import checksum
@@ -132,6 +133,22 @@ def _ask_anchor(
             clock.sleep(RETRY_S)
 
 
+def anchor_of(client: Client, home: int) -> HomeLink:
+    """The link of a query's anchor.
+
+    Raises:
+        UnavailableError: no broker tells where it is.
+    """
+
+    def known(_left_s: float) -> HomeLink:
+        link = client.routes.link_of_home(home)
+        if not client.routes.is_lone and link.home != home:
+            raise UnavailableError(f"no broker tells where home {home:016x} is, which decides the query's batches")
+        return link
+
+    return _insist(client, known)
+
+
 def is_to_be_written(client: Client, anchor: HomeLink, attempt: Attempt) -> bool:
     """Whether an attempt's batch is not committed, and its driver the newest one.
 
@@ -167,7 +184,7 @@ def commit(client: Client, home: int, at: Attempt, winners: Sequence[Winner]) ->
         at: query, epoch and batch.
         winners: in the order of their rows.
     """
-    anchor = client.routes.link_of_home(home)
+    anchor = anchor_of(client, home)
     txids = [winner.txid for winner in winners]
     is_new = _insist(client, lambda left_s: Queries(anchor).commit(at.query, at.epoch, at.batch, txids, timeout=left_s))
     crash_point("client.sink.decided")
@@ -207,10 +224,10 @@ def _tell(client: Client, branches: Sequence[str]) -> None:
 
 def _sent(client: Client, home: int, txids: Sequence[str], deadline: float) -> list[tuple[str, Answer]]:
     """Write the commits of one home, as far as it is there."""
-    control, found = client.routes.link_of_home(home).control, list[tuple[str, Answer]]()
-    for txid in txids:
+    link, found = client.routes.link_of_home(home), list[tuple[str, Answer]]()
+    for txid in txids if link.home == home else ():  # nobody may tell where it is
         try:
-            found.append((txid, control.submit_transaction(f"commit {txid}", {}, (), deadline)))
+            found.append((txid, link.control.submit_transaction(f"commit {txid}", {}, (), deadline)))
         except TxmqError:
             break
     return found

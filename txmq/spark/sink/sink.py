@@ -118,7 +118,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
                 queries.abort(query, epoch=epoch, batch=batch)
 
     def _queries(self, client: Client) -> Queries:
-        return Queries(client.routes.link_of_home(self._opened.home))
+        return Queries(homes.anchor_of(client, self._opened.home))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
@@ -150,7 +150,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if written:
             attempt = written[0].attempt
             with suppress(TxmqError):
-                anchor = client_of(self._options).routes.link_of_home(written[0].home)
+                anchor = homes.anchor_of(client_of(self._options), written[0].home)
                 Queries(anchor).abort(attempt.query, epoch=attempt.epoch, batch=batchId)
 
 

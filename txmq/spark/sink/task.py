@@ -23,7 +23,7 @@ from txmq.client.client import Client
 from txmq.client.transaction.preparing import OVERLOADED_PAUSE_S
 from txmq.errors import ConnectionLostError, FencedError, TransactionConflictError
 from txmq.spark.sink.chunk_transaction import ChunkTransaction, Writing, roll_back
-from txmq.spark.sink.homes import Winner, is_to_be_written
+from txmq.spark.sink.homes import Winner, anchor_of, is_to_be_written
 from txmq.spark.sink.options import SinkOptions
 from txmq.spark.sink.queries import Attempt
 from txmq.spark.sink.rows import Chunk, Gatherer
@@ -92,7 +92,7 @@ def write(
 
     Durability: every row is in a broker's journal when this returns, invisible until the driver commits.
     """
-    anchor = client.routes.any_link() if home is None else client.routes.link_of_home(home)
+    anchor = client.routes.any_link() if home is None else anchor_of(client, home)
     writing = Writing(client, options, attempt, anchor)
     limit = writing.session_at(anchor, client.clock.monotonic() + options.timeout_s).request_size_bytes_max
 

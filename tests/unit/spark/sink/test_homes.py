@@ -140,6 +140,17 @@ def test_refusal_that_names_no_home_is_told(cluster: SinkCluster) -> None:
             homes.open_query(client, "t", "q", 1)
 
 
+def test_anchor_of_which_no_broker_tells_is_waited_for(cluster: SinkCluster) -> None:
+    cluster.anchors["q"] = 3
+    with cluster.client(1) as client:
+        client.ping()
+        before = cluster.clock.now
+        with pytest.raises(UnavailableError, match=r"no broker tells where home 0{15}5 is"):
+            homes.anchor_of(client, 5)
+        assert cluster.clock.now - before >= 4.9
+        assert homes.anchor_of(client, 3).home == 3
+
+
 def test_missing_topic_is_told_before_a_query_is_opened(cluster: SinkCluster) -> None:
     with cluster.client(1) as client:
         client.ping()
