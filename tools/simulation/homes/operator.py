@@ -18,6 +18,7 @@ class Operator(Process):
         self.created: dict[str, int] = {}  # topics that were told to be there: at least so many partitions
         self.deleting: set[str] = set()
         self._number = 0
+        self._pause_s_max = shared.world.rng.choice((0.02, 0.5))
         super().__init__(shared, name)
 
     def main(self) -> Steps:
@@ -40,7 +41,7 @@ class Operator(Process):
                 yield from self._delete()
             elif self.created:
                 yield from self._put()
-            yield rng.uniform(0.0, 0.02)
+            yield rng.uniform(0.0, self._pause_s_max)
 
     def _create(self) -> Steps:
         self._number += 1

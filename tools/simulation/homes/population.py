@@ -53,6 +53,11 @@ class Founder(Process):
             yield 0.02
 
 
+def sinks(shared: Shared, threads: Threads, told: Told) -> list[SinkProgram]:
+    """Drivers that write under one name."""
+    return [SinkProgram(shared, threads, f"w{n}_", told.written) for n in range(shared.world.rng.randint(1, 2))]
+
+
 def programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
     """What runs txmq's real client."""
     kinds: list[tuple[int, int, Callable[[int], Program]]] = [
@@ -61,6 +66,5 @@ def programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
         (0, 2, lambda n: ConsumerProgram(shared, threads, f"k{n}_", told.dealt)),
         (0, 1, lambda n: ExactProgram(shared, threads, f"e{n}_")),
         (0, 2, lambda n: OrderedProgram(shared, threads, f"o{n}_", told.dealt.folder)),
-        (1, 2, lambda n: SinkProgram(shared, threads, f"w{n}_", told.written)),
     ]
     return [make(n) for least, most, make in kinds for n in range(shared.world.rng.randint(least, most))]

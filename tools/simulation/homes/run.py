@@ -31,7 +31,7 @@ from txmq.broker.shell.registry_worker import REFRESH_S
 from .ensemble import Ensemble
 from .home import PORT, Home
 from .operator import Operator
-from .population import Founder, programs
+from .population import Founder, programs, sinks
 from .rules import check_homes, watch_owners
 from .sink import check_sink, small_chunks
 
@@ -80,9 +80,11 @@ def _live(shared: Shared, threads: Threads, homes: list[Home], ensemble: Ensembl
         raise Violation(f"liveness: not every home is led after {START_S:.0f} s")
     Founder(shared, homes)
     world.run(START_S, until=lambda: bool(shared.history.topics))
+    drivers = sinks(shared, threads, told)
+    world.run(START_S, until=lambda: any(driver.has_opened for driver in drivers))  # operators keep the registry busy
     _plan_faults(world, homes, ensemble)
     operators = [Operator(shared, f"op{n}", homes) for n in range(4)]
-    running = programs(shared, threads, told)
+    running = [*drivers, *programs(shared, threads, told)]
     watch_owners(world, homes)
     _plan_deaths(world, running)
     world.run(SECONDS)

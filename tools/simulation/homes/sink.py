@@ -101,12 +101,17 @@ class Attempted:
 
 
 class SinkProgram(Program):
-    """A driver, and its executors."""
+    """A driver, and its executors.
+
+    Attributes:
+        has_opened: the query, in any of its lives.
+    """
 
     ends_with_the_world = False
 
     def __init__(self, shared: Shared, threads: Threads, name: str, told: Written) -> None:
         self._told, self._count = told, 0
+        self.has_opened = False
         self._executors: list[Executor] = []
         super().__init__(shared, threads, name)
 
@@ -148,7 +153,7 @@ class SinkProgram(Program):
         self._executors = [Executor(self, self._threads) for _ in range(rng.randint(1, 2))]
         epoch = homes.new_epoch(client)
         opened = homes.open_query(client, rng.choice((SINK, None)), QUERY, epoch)
-        self._told.epoch = max(self._told.epoch, epoch)
+        self.has_opened, self._told.epoch = True, max(self._told.epoch, epoch)
         batch = 0 if opened.batch is None else opened.batch + 1
         if batch <= self._told.newest and not self.shared.may_forget:
             raise Violation(f"P1: batch {self._told.newest} was told to be committed, the newest is {opened.batch}")
