@@ -33,6 +33,7 @@ from txmq.errors import (
     ConfigError,
     ConnectionLostError,
     OverloadedError,
+    RequestTimeoutError,
     TooLargeError,
     TransactionTimeoutError,
     TxmqError,
@@ -102,7 +103,7 @@ class Writing:
         """Around requests to a home, which are repeated until the deadline. Raises UnavailableError behind it."""
         try:
             yield
-        except (TransactionTimeoutError, ConnectionLostError) as error:
+        except (TransactionTimeoutError, RequestTimeoutError, ConnectionLostError) as error:
             reason = error.__cause__ or error
             where = f"the broker at {self.options.bootstrap}" if self.client.routes.is_lone else repr(link)
             raise UnavailableError(

@@ -223,6 +223,14 @@ def test_home_that_stays_away_is_named(cluster: SinkCluster, job: Job, is_known:
     assert len(cluster.homes[3].prepared) == (1 if is_known else 0)
 
 
+@pytest.mark.parametrize("home", [1, 3])
+def test_home_that_is_frozen_is_named(cluster: SinkCluster, job: Job, home: int) -> None:
+    cluster.homes[home].hold.add("prepare")
+    with pytest.raises(UnavailableError, match=rf"home 0{{15}}{home} .*within 5 s: no answer from host:{home} in time"):
+        job.write(rows(0, 2))
+    assert [one.prepared for one in cluster.homes.values()] == [{}, {}, {}]
+
+
 def test_home_that_comes_back_in_time_costs_nothing(cluster: SinkCluster, job: Job) -> None:
     job.write(rows(0, 2), task_number=1)
     cluster.homes[1].cut()
