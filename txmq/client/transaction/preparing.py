@@ -70,7 +70,8 @@ class Preparing:
             try:
                 self._broker.check_deadline()
             except TransactionTimeoutError as error:
-                raise error from last
+                error.__cause__ = last  # compiled code sets none with ``from``
+                raise
             try:
                 self._ask()
             except OverloadedError as error:
