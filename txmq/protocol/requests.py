@@ -108,6 +108,15 @@ _MEANT_PUT = re.compile(
 _PLAIN_COMMIT = re.compile(
     rb"commit ([!-<>-~]{1,200}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
+# The same with branches at other homes, and the prepare of a branch.
+_COMMIT_OF_HOMES = re.compile(
+    rb"commit ([!-<>-~]{1,200}+) homes=([!-~]{1,2500}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?"
+    rb"(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
+).match  # fmt: skip
+_PREPARE_OF_BRANCH = re.compile(
+    rb"prepare ([!-<>-~]{1,200}+) (branch) of=([!-~]{1,200}+) deadline=(0|[1-9][0-9]{0,19}+) "
+    rb"(?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
+).match  # fmt: skip
 # And the prepare of a last-resource transaction, for which a locked row waits.
 _PLAIN_PREPARE = re.compile(
     rb"prepare ([!-<>-~]{1,200}+) ([!-<>-~]{1,200}+) resource=([!-~]{1,200}+) uuid=([0-9a-f]{32}) "
@@ -206,7 +215,11 @@ class RequestReader:
 
     def _next(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
         """Take the request, or the beginning of one, at ``position``; returns where to go on."""
-        behind = self._plain_xa(chunk, position, found) or self._meant_put(chunk, position, found)
+        behind = (
+            self._plain_xa(chunk, position, found)
+            or self._meant_put(chunk, position, found)
+            or self._over_homes(chunk, position, found)
+        )
         if behind:
             return behind
         line_end = chunk.find(b"\n", position, position + LINE_SIZE_BYTES_MAX)
@@ -258,6 +271,27 @@ class RequestReader:
         if end > len(chunk) or end - start > self._put_limit:
             return 0
         found.append((b"put", [topic, partition], {b"id": topic_id}, bytearray(chunk[start:end]), opaque))
+        return end
+
+    def _over_homes(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
+        """Take a plain request of a transaction over homes that is whole; returns its end, 0 if there is none."""
+        match = _COMMIT_OF_HOMES(chunk, position)
+        if match is not None:
+            txid, homes, floor, length, opaque = match.groups()
+            verb, arguments, given = b"commit", [txid], {b"homes": homes}
+        else:
+            match = _PREPARE_OF_BRANCH(chunk, position)
+            if match is None:
+                return 0
+            txid, kind, of, deadline, floor, length, opaque = match.groups()
+            verb, arguments, given = b"prepare", [txid, kind], {b"of": of, b"deadline": deadline}
+        start = match.end()
+        end = start + int(length)
+        if end > len(chunk) or end - start > self._limit:
+            return 0
+        if floor is not None:
+            given[b"floor"] = floor
+        found.append((verb, arguments, given, bytearray(chunk[start:end]), opaque))
         return end
 
     def _keep_line(self, rest: bytes, found: list[Request | Violation]) -> None:

@@ -289,10 +289,18 @@ PLAIN_PREPARE = (
 
 PLAIN_DECIDE = b"decide 0123456789abcdef-fedcba9876543210-1-1 branches=2 %b4 A1\r\nbody"
 PLAIN_COMPLETE = b"complete 0123456789abcdef-fedcba9876543210-1-1 uuid=00112233445566778899aabbccddeeff A1\r\n"
+COMMIT_OF_HOMES = (
+    b"commit 0123456789abcdef-fedcba9876543210-1-1 "
+    b"homes=0123456789abcdef-0000000000000001-1-1,0123456789abcdef-0000000000000002-1-1 %b4 A1\r\nbody"
+)
+PREPARE_OF_BRANCH = (
+    b"prepare 0123456789abcdef-fedcba9876543210-1-1 branch of=0123456789abcdef-0000000000000001-1-1 "
+    b"deadline=1700000000000 %b4 A1\r\nbody"
+)
 
 
 @pytest.mark.parametrize("floor", [b"", b"floor=0 ", b"floor=18446744073709551616 "])
-@pytest.mark.parametrize("plain", [PLAIN_PREPARE, PLAIN_DECIDE, PLAIN_COMPLETE])
+@pytest.mark.parametrize("plain", [PLAIN_PREPARE, PLAIN_DECIDE, PLAIN_COMPLETE, COMMIT_OF_HOMES, PREPARE_OF_BRANCH])
 def test_short_way_of_request_gives_what_table_gives(
     plain: bytes, floor: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +312,12 @@ def test_short_way_of_request_gives_what_table_gives(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    plain=st.sampled_from([PLAIN_PREPARE % b"floor=7 ", PLAIN_DECIDE % b"floor=7 ", PLAIN_COMPLETE]),
+    plain=st.sampled_from(
+        [
+            *(p % b"floor=7 " for p in (PLAIN_PREPARE, PLAIN_DECIDE, COMMIT_OF_HOMES, PREPARE_OF_BRANCH)),
+            PLAIN_COMPLETE,
+        ]
+    ),
     at=st.integers(0, 160), byte=st.sampled_from(list(b" =-A0\r\n\x7f")), is_cut=st.booleans(),
 )  # fmt: skip
 def test_what_is_not_plain_is_read_or_refused_as_ever(plain: bytes, at: int, byte: int, is_cut: bool) -> None:
