@@ -45,7 +45,9 @@ class Deal:
         """Decide them, with a branch in each resource."""
         details = {"bqual": "b", "connection": None, "wrote": True, "marker": True, "table": "txmq_marker"}
         branches = [encode_branch("orders-db", uuid, details) for uuid in uuids]
-        return parse_result_lines(self.home.submit_decide(self.parts(*values), branches, (), 5.0).result())
+        return parse_result_lines(
+            self.home.submit_decide(self.home.encoded(self.parts(*values)), branches, (), 5.0).result()
+        )
 
     def complete(self, uuid: str = UUID, **extensions: str) -> bytes:
         """A branch is done."""

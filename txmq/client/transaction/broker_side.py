@@ -268,7 +268,7 @@ class BrokerTransaction:
         if of:
             fields["of"] = of
         head = f"prepare {self.txid} last-resource"
-        return self._control.submit_transaction(head, fields, self._body(parts), self._until(0.0))
+        return self._control.submit_transaction(head, fields, self.encoded(parts), self._until(0.0))
 
     def submit_prepare_as(self, kind: str, fields: Extensions, parts: Sequence[EncodedPart]) -> Answer:
         """Send ``prepare`` of any kind, with the fields of that kind; its answer is to be waited for.
@@ -278,7 +278,7 @@ class BrokerTransaction:
         """
         return self._control.submit(
             "prepare", self.txid, kind, extensions=fields | self._floor() | self._fields(),
-            body=self._body(parts), timeout=max(self.remaining_s, 0.0),
+            body=self.encoded(parts), timeout=max(self.remaining_s, 0.0),
         )  # fmt: skip
 
     def commit_local(self, parts: Sequence[EncodedPart]) -> list[PartResult]:
@@ -289,7 +289,7 @@ class BrokerTransaction:
             TransactionTimeoutError: the deadline passed and nothing was ever sent.
             ConnectionLostError, RequestTimeoutError, UnavailableError: the deadline passed without an answer.
         """
-        body, fields = self._body(parts), self._fields()
+        body, fields = self.encoded(parts), self._fields()
         while True:
             if not self.may_have_arrived:
                 self.check_deadline()
@@ -333,14 +333,15 @@ class BrokerTransaction:
             **self._fields(),
         }
         head = f"prepare {self.txid} branch held" if is_held else f"prepare {self.txid} branch"
-        return self._control.submit_transaction(head, fields, self._body(parts), self._until(0.0))
+        return self._control.submit_transaction(head, fields, self.encoded(parts), self._until(0.0))
 
     def submit_decide(
-        self, parts: Sequence[EncodedPart], branches: Sequence[bytes], homes: Sequence[str], timeout_s: float
+        self, messages: Sequence[Buffer], branches: Sequence[bytes], homes: Sequence[str], timeout_s: float
     ) -> Answer:
         """Send the decision; its answer is to be waited for.
 
         Args:
+            messages: as ``encoded`` made them.
             branches: in databases, as ``encode_branch`` made them; without any, it is a local transaction.
             homes: the ids of the parts that are prepared at other homes.
 
@@ -351,7 +352,7 @@ class BrokerTransaction:
         if homes:
             fields["homes"] = ",".join(homes)
         fields |= self._floor() | self._fields()
-        until, body = self._clock.monotonic() + timeout_s, [*branches, *self._body(parts)]
+        until, body = self._clock.monotonic() + timeout_s, [*branches, *messages]
         head = f"decide {self.txid}" if branches else f"commit {self.txid}"
         return self._control.submit_transaction(head, fields, body, until)
 
@@ -415,16 +416,14 @@ class BrokerTransaction:
         streamed = self.streamed.extensions()
         return streamed if self.acks is None else {"offsets": len(self.acks.encoded()), **streamed}
 
-    def _body(self, parts: Sequence[EncodedPart]) -> list[Buffer]:
-        return _body(parts) if self.acks is None else [self.acks.encoded(), *_body(parts)]
+    def encoded(self, parts: Sequence[EncodedPart]) -> list[Buffer]:
+        """The body of a request: the offsets, then the parts. Raises LocalProtocolError if one cannot be carried."""
+        offsets = () if self.acks is None else (self.acks.encoded(),)
+        return [*offsets, *(buffer for part in parts for buffer in encode_part(*part))]
 
     def _floor(self) -> Numbers:
         floor = self._session.finished_through if self.txid else 0
         return {"floor": floor} if floor else {}
-
-
-def _body(parts: Sequence[EncodedPart]) -> list[Buffer]:
-    return [buffer for part in parts for buffer in encode_part(*part)]
 
 
 def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:

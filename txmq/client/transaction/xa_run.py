@@ -36,6 +36,7 @@ from txmq.model import Outcome
 from txmq.protocol.branches import BRANCH_SIZE_BYTES_MAX, encode_branch
 from txmq.protocol.parts import parse_outcome, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.ports import Buffer
 from txmq.xa.broker_port import Answer
 from txmq.xa.two_phase.branch import PrepareUnknownError, XABranch
 from txmq.xa.two_phase.coordinator import (
@@ -124,6 +125,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         self.homes = broker.branches
         self.sides = [BranchRun(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
         self._parts: list[EncodedPart] = []
+        self._encoded: list[Buffer] = []  # the same
 
     def _find_homes(self) -> None:
         self._broker.find_homes(self._messages)
@@ -174,6 +176,8 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
     def _prepare_branches(self) -> XAEvent:
         for home in self.homes:
             home.submit_prepare(self._submit_branch)
+        with suppress(TxmqError):  # is raised again when they are to be sent
+            self._encoded = self._broker.encoded(self._parts)  # the homes work meanwhile
         self._on_all([partial(side.prepare, self._broker.txid) for side in self.sides])
         for home in self.homes:
             home.await_prepared()
@@ -200,7 +204,8 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
                 self.error = TransactionTimeoutError("the deadline passed before decide was answered", broker.txid)
                 return XAEvent.DECIDE_UNKNOWN if is_doubtful else XAEvent.DECIDE_REFUSED
             try:
-                reply = broker.submit_decide(self._parts, entries, homes, left_s)
+                messages = self._encoded or broker.encoded(self._parts)
+                reply = broker.submit_decide(messages, entries, homes, left_s)
             except TxmqError as error:
                 # Rows are locked meanwhile; if a decide may have arrived they stay so, whatever the caller gets.
                 is_hopeless = not error.retriable or (not is_doubtful and not broker.is_back())
