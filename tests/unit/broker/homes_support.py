@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tools.images.node import Answer, Client, Node, small_settings
+from txmq.broker.cluster import asks
 from txmq.broker.cluster.home_conversation import HomeConversation
 from txmq.broker.cluster.view import ClusterView
 from txmq.protocol.answers import encode_all
@@ -125,6 +126,21 @@ def two_homes(**changes: object) -> tuple[HomeNode, HomeNode]:
     clock = SimClock()
     one, two = (HomeNode(number, SimDisk(), clock, **changes) for number in (1, 2))
     return one, two
+
+
+def open_query(home: HomeNode, driver: Client, name: str = "q") -> None:
+    """Draw epoch 1 and open a query whose anchor is this home; the registry answers at once."""
+    _ask_registry(home, driver, 1, "epoch", "*")
+    _ask_registry(home, driver, home.state.home, "open", name, epoch=1)
+
+
+def _ask_registry(home: HomeNode, driver: Client, value: int, *words: str, **extensions: int) -> None:
+    opaque = driver.send("query", *words, extensions=dict(extensions), body=b"")
+    home.pump()
+    for ask in home.core.take_registry_asks():
+        home.core.registry_answered(ask.number, asks.Answer(value=value))
+    home.pump()
+    assert driver.received.pop(opaque).code == 200
 
 
 def prepare_branch(

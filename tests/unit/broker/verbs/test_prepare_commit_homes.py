@@ -13,6 +13,7 @@ from ..homes_support import (
     commit,
     listed,
     live_and_redone,
+    open_query,
     prepare_branch,
     two_homes,
 )
@@ -243,8 +244,7 @@ def test_foreign_transaction_with_branches_is_found_by_its_xid(with_checkpoint: 
 def test_batch_decides_for_the_branches_of_its_winners(with_checkpoint: bool) -> None:
     here, there = two_homes()
     client = here.session()
-    client.ask("query", "epoch", "*", body=b"")
-    client.ask("query", "open", "q", extensions={"epoch": 1}, body=b"")
+    open_query(here, client)
     for counter in (1, 2):
         numbers: dict[str, str | int | None] = {"epoch": 1, "batch": 0, "task": 0, "attempt": counter}
         words = {"query": "q", "homes": there.txid(1, counter), **numbers}

@@ -8,7 +8,7 @@ from tools.images.node import Client
 from txmq.broker.cluster.branch_asks import HURRY_PAUSE_MS
 from txmq.broker.state.commit_order import LOOKED_AT_MAX
 
-from ...homes_support import Cluster, HomeNode, commit, prepare_branch, two_homes
+from ...homes_support import Cluster, HomeNode, commit, open_query, prepare_branch, two_homes
 from ...support import batch, part, values
 
 QUERY = 7  # the key under which all branches of a query are prepared
@@ -22,8 +22,7 @@ class Sink:
         self.cluster = Cluster(self.here, self.there)
         self.driver, self.worker = self.here.session(), self.there.session()
         self._counter = 0
-        self.driver.ask("query", "epoch", "*", body=b"")
-        self.driver.ask("query", "open", "q", extensions={"epoch": 1}, body=b"")
+        open_query(self.here, self.driver)
 
     def chunk(self, number: int, attempt: int, value: bytes) -> str:
         """Prepare a chunk at both homes; its id at the deciding one."""
