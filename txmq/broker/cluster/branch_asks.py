@@ -121,12 +121,16 @@ class BranchAsks:
             else:
                 self.now(look)
 
-    def again(self, look: Look, now_ms: int) -> None:
-        """Look once more after a pause that grows; not if the branch has a look beside this one."""
+    def again(self, look: Look, now_ms: int, latest_ms: int = 0) -> None:
+        """Look once more after a pause that grows; not if the branch has a look beside this one.
+
+        Args:
+            latest_ms: to be looked at then, however long the pause; 0 for never.
+        """
         if look.is_extra:
             return
-        pause_ms = min(PAUSE_MS << min(look.attempt, 16), PAUSE_MS_MAX)
-        self.at(now_ms + pause_ms, look._replace(attempt=look.attempt + 1, is_fencing=False))
+        at_ms = now_ms + min(PAUSE_MS << min(look.attempt, 16), PAUSE_MS_MAX)
+        self.at(min(at_ms, latest_ms or at_ms), look._replace(attempt=look.attempt + 1, is_fencing=False))
 
     def tick(self, now_ms: int) -> None:
         """Time has passed."""

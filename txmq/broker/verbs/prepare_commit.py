@@ -174,7 +174,10 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
     txid, session = locate(context, arguments[0])
     state = state_of(context, session, txid.counter)
     given = extensions or {}
-    action = next_action(state, TransactionEvent.FENCE if b"fence" in given else TransactionEvent.LOOKUP)
+    # To an id that its client is through with, no decision comes any more: its branches need not wait for the owner.
+    is_over = b"branch" in given and txid.counter <= session.finished
+    is_fence = b"fence" in given or is_over
+    action = next_action(state, TransactionEvent.FENCE if is_fence else TransactionEvent.LOOKUP)
     if action in (Action.FENCE, Action.ROLL_BACK):
         if action is Action.FENCE:
             refuse_over_outcomes(context, session, 0, is_fence=True)

@@ -119,6 +119,8 @@ class XABlock:
         else:
             on_end = self._finish
         if not left:
+            if state is XAState.ROLLED_BACK_PENDING:
+                self._finish()  # only other homes are left: they ask
             return
         if on_end is not _nothing:
             self._broker.keep()

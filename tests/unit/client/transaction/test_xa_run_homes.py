@@ -122,6 +122,19 @@ def test_home_that_refuses_rolls_back_databases(world: World) -> None:
     assert not world.check()
 
 
+def test_home_left_after_a_rollback_keeps_no_id(world: World) -> None:
+    """Found: the session's window of outcomes stood still from there on."""
+    here, there = world.cluster.homes
+    world.watch()
+    world.at[2] = lambda: setattr(there, "is_away", True)  # behind its prepare
+    with pytest.raises(RolledBackError):
+        world.transfer()
+    there.is_away = False
+    world.transfer()
+    assert here.session.finished_through == 2
+    world.heal()
+
+
 def test_untold_home_is_pending_beside_databases(world: World) -> None:
     world.databases[0].faults["commit"].append("-")
     world.watch()

@@ -124,4 +124,4 @@ def _look_for_owner(context: Context, look: Look, branch: Transaction, told: byt
     elif gone_ms is not None:
         context.branch_asks.at(now_ms + OWNER_GONE_MS - gone_ms, look)
     else:
-        context.branch_asks.again(look, now_ms)
+        context.branch_asks.again(look, now_ms, deadline_ms)

@@ -92,6 +92,29 @@ def test_owner_past_the_deadline_is_fenced() -> None:
     assert commit(owner, of, homes=txid).error == "transaction-conflict"
 
 
+def test_owner_is_asked_again_at_its_deadline() -> None:
+    """Found: pauses that double passed it by up to half a minute."""
+    cluster, here, there = made()
+    here.session()
+    deadline_ms = there.clock.now_ms() + 9000
+    prepare_branch(there.session(), there.txid(1, 1), here.txid(1, 1), ("a", 0, b"x"), deadline=deadline_ms)
+    cluster.later(9.5)
+    assert is_quiet(there)
+
+
+def test_branch_that_a_living_owner_gave_up_is_undone() -> None:
+    """Found: keys of it were held until the deadline, though the client had told its caller that nothing happened."""
+    cluster, here, there = made()
+    owner, of, txid = here.session(), here.txid(1, 1), there.txid(1, 1)
+    prepare_branch(there.session(), txid, of, ("a", 0, b"x"))
+    cluster.later(1.5)
+    assert not is_quiet(there)
+    commit(owner, here.txid(1, 2), ("a", 0, b"y"), floor=1)  # it has seen the end of the first one
+    cluster.later(1)
+    assert (values(there), is_quiet(here, there)) == ([], True)
+    assert commit(owner, of, homes=txid).error == "transaction-conflict"
+
+
 def test_branch_of_an_unknown_session_is_rolled_back() -> None:
     cluster, here, there = made()
     prepare_branch(there.session(), there.txid(1, 1), here.txid(77, 1), ("a", 0, b"x"))
