@@ -40,6 +40,7 @@ def without_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
 FORKED = (
     "txmq.broker.shell.process", "tools.crash.worker", "tools.crash.reader", "tools.crash.xa.worker",
     "tools.crash.xa.reader", "tools.crash.groups.member", "tools.crash.groups.producer", "tools.crash.ordered.worker",
+    "tools.crash.homes.worker",
 )  # fmt: skip
 REHEARSED = (["txmq.cli.main", "broker", "--show-settings"],)
 
@@ -76,6 +77,7 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
 # busy alone.
 LONGEST = (
     "tests/simulation/", "tests/spark/", "tests/crash/test_spark_campaign", "tests/crash/test_xa_campaign",
+    "tests/crash/test_homes_campaign",
     "tests/crash/test_group_campaign", "tests/crash/test_ordered_campaign", "tests/crash/test_campaign",
     "tests/services/broker/test_bad_surroundings", "tests/services/cli/test_cli.",
     "tests/services/consumer/test_consumers.", "tests/images/", "tests/services/producer/test_ordered_producer",

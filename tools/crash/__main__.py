@@ -1,4 +1,4 @@
-"""``python -m tools.crash [--xa | --groups | --ordered | --spark | --cluster]``: long campaigns.
+"""``python -m tools.crash [--xa | --homes | --groups | --ordered | --spark | --cluster]``: long campaigns.
 
 Exit 1: a promise was broken.
 """
@@ -17,6 +17,8 @@ from tools.crash.campaign import SETTLE_S_MAX, Campaign, Report
 from tools.crash.cluster.campaign import ClusterCampaign
 from tools.crash.cluster.plan import FAULTS_A_ROUND
 from tools.crash.groups.campaign import GroupCampaign, GroupReport
+from tools.crash.homes.campaign import HomesCampaign
+from tools.crash.homes.cells import CELLS as HOMES_CELLS
 from tools.crash.ordered.campaign import ORDERED_POINTS, OrderedCampaign, OrderedReport
 from tools.crash.processes import CampaignError
 from tools.crash.spark.campaign import SparkCampaign
@@ -34,6 +36,7 @@ def main() -> int:
     parser.add_argument("--groups", action="store_true", help="a consumer group whose members come, go, pause and die")
     parser.add_argument("--ordered", action="store_true", help="an ordered producer through outages and kills")
     parser.add_argument("--spark", action="store_true", help="a Spark stream from txmq to txmq; driver and broker die")
+    parser.add_argument("--homes", action="store_true", help="transactions over two homes, at each crash point")
     parser.add_argument("--cluster", action="store_true", help="three brokers, their ZooKeeper servers, all clients")
     parser.add_argument("--faults", type=int, default=FAULTS_A_ROUND, help="of --cluster")
     parser.add_argument("--kills", type=int, default=20, help="of --spark")
@@ -52,17 +55,20 @@ def main() -> int:
         return _cluster(seed, arguments.faults, arguments.settle_s)
     if arguments.ordered:
         return _ordered(seed, arguments.cycles, arguments.check_every)
-    xa = " --xa" if arguments.xa else ""
-    again = f"python -m tools.crash{xa} --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
+    kind = " --xa" if arguments.xa else " --homes" if arguments.homes else ""
+    again = f"python -m tools.crash{kind} --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
     directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
     print(f"seed {seed}, in {directory}", flush=True)
     try:
-        campaign = (XACampaign if arguments.xa else Campaign)(directory, seed, arguments.sync, _say)
+        made = XACampaign if arguments.xa else HomesCampaign if arguments.homes else Campaign
+        campaign = made(directory, seed, arguments.sync, _say)
         campaign.settle_s_max = arguments.settle_s
         report = campaign.run(arguments.cycles, arguments.check_every)
     except (CampaignError, txmq.TxmqError) as error:  # the latter: a final read was refused
         print(f"\nSTUCK: {error!r}\nkept: {directory}\nrepeat: {again}")
         return 1
+    if isinstance(campaign, HomesCampaign):
+        print(f"cells played: {len(campaign.cells)} of {len(HOMES_CELLS)}")
     complaints = complaints_of(report, campaign.points if arguments.cycles >= campaign.cycles_for_all else ())
     _summary(report)
     if isinstance(campaign, XACampaign):

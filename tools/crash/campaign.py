@@ -17,7 +17,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,9 +65,12 @@ class Campaign:
 
     Attributes:
         settle_s_max: nothing may stay in doubt for longer, everybody being up.
+        settle_every: after so many cycles it is waited for; the faults of a cycle before that last until then.
+        brokers: those that run, or are to be started again.
     """
 
     settle_s_max = SETTLE_S_MAX
+    settle_every = 1
     points: Collection[str] = SQLITE_POINTS
     cycles_for_all = 3 * len(SQLITE_POINTS)  # from here on every point must have been hit
     left_for_resolver: Mapping[str, str] = LEFT_FOR_RESOLVER
@@ -77,12 +80,13 @@ class Campaign:
         self.world, self._say = self.make_world(directory), say
         # Two streams: how often a process is started must not change who dies next.
         self._plan, self._worker_seeds = self.deaths(random.Random(seed)), random.Random(-seed - 1)
-        self.broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS | {"sync": sync})
-        self.workers = [self._child(f"w{number}", self._worker_command) for number in range(WORKERS)]
+        self.settings: dict[str, object] = {**BROKER_SETTINGS, "sync": sync}
+        self.brokers: list[BrokerProcess] = []
+        self.workers = [self._child(f"w{number}", self.worker_command) for number in range(WORKERS)]
         self._reader = self._child("r", self._reader_command)
         self._resolver = self._child("resolver", self._resolver_command)
         self.report = Report(Verdict("unknown", (), (), {}))
-        self._faults = 0
+        self._faults = self._settled = 0
 
     def make_world(self, directory: Path) -> CampaignDirectory:
         """Files and databases."""
@@ -95,15 +99,27 @@ class Campaign:
     def _child(self, name: str, command: Callable[[str], list[str]]) -> Child:
         return Child(name, self.world.directory, command)
 
-    def _worker_command(self, name: str) -> list[str]:
+    def worker_command(self, name: str) -> list[str]:
+        """Module and arguments of a worker's run."""
         seed = str(self._worker_seeds.getrandbits(32))
-        return [self.worker_module, str(self.world.directory), self.broker.address, name, seed]
+        return [self.worker_module, str(self.world.directory), self.address, name, seed]
 
     def _reader_command(self, name: str) -> list[str]:
-        return [self.reader_module, str(self.world.directory), self.broker.address, name]
+        return [self.reader_module, str(self.world.directory), self.address, name]
 
     def _resolver_command(self, _name: str) -> list[str]:
         return ["txmq.cli.main", "resolver", "--config", str(self.world.resolver_config)]
+
+    @property
+    def address(self) -> str:
+        """Of all brokers, for clients."""
+        return address_of(self.brokers)
+
+    def start_brokers(self, stack: ExitStack) -> list[BrokerProcess]:
+        """Start what the clients talk to; ``stack`` ends it."""
+        broker = BrokerProcess(self.world.broker, settings=self.settings)
+        stack.callback(broker.kill)
+        return [broker.start()]
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
@@ -117,9 +133,9 @@ class Campaign:
         with ExitStack() as stack:
             for child in self._children:
                 stack.callback(child.kill)
-            stack.callback(self.broker.kill)
             stack.callback(self.world.close)
-            self._set_up()
+            self.brokers = self.start_brokers(stack)
+            self.set_up()
             stack.callback(self.history.close)
             for number, death in zip(range(1, cycles + 1), self._plan, strict=False):
                 self._cycle(number, cycles, death)
@@ -135,11 +151,11 @@ class Campaign:
     def _children(self) -> list[Child]:
         return [*self.workers, self._reader, self._resolver]
 
-    def _set_up(self) -> None:
-        self.broker.start()
-        self.world.create(self.broker.address)
+    def set_up(self) -> None:
+        """Topics and tables, and whoever uses them."""
+        self.world.create(self.address)
         self.history = HistoryFile(self.world.histories, "campaign")
-        with txmq.connect(self.broker.address) as client:
+        with txmq.connect(self.address) as client:
             for topic, partitions in self.world.partitions.items():
                 settings = SCRAP_SETTINGS if topic == SCRAP else {}
                 client.topics.create(topic, partitions=partitions, **settings)
@@ -164,11 +180,15 @@ class Campaign:
         self.history.write("nemesis", "invoke", name, [], death=str(death))
         self.let_die(death)
         self.world.bring_up()
-        restarted_s = self.bring_up_broker()
-        in_doubt = final_reads.in_doubt(self.broker.address) | self.world.prepared()
+        restarted_s = self.bring_up_brokers()
+        in_doubt = self.in_doubt()
         self._start_children()
-        settled_s = self._await_settled(in_doubt)
-        self.history.write("nemesis", "ok", name, [])
+        settled_s = 0.0
+        if number % self.settle_every == 0 or number == cycles:
+            settled_s = self._await_settled(in_doubt)
+            for before in range(self._settled, self._faults):
+                self.history.write("nemesis", "ok", f"fault-{before + 1}", [])
+            self._settled = self._faults
         self.report.deaths["broker"] += death.broker
         self.report.deaths["client"] += len(death.workers) + death.resolver
         self._say(
@@ -191,7 +211,7 @@ class Campaign:
             self._die_in_broker(f"{death.point}:{death.nth}")
             self.report.points_hit[death.point] += 1
         else:
-            self._die_in_worker(self.workers[death.workers[0]], f"{death.point}:{death.nth}")
+            self.die_in_worker(self.workers[death.workers[0]], f"{death.point}:{death.nth}")
             self.report.points_hit[death.point] += 1
 
     def kill(self, death: Death) -> None:
@@ -199,19 +219,19 @@ class Campaign:
         victims = [self.workers[number] for number in death.workers] + ([self._resolver] if death.resolver else [])
         for victim in victims:
             victim.signal(signal.SIGKILL)
-        if death.broker:
-            self.broker.kill()
+        for broker in self.brokers if death.broker else ():
+            broker.kill()
         for victim in victims:
             victim.kill()
 
     def _die_in_broker(self, crash: str) -> None:
-        self.broker.kill()
-        self.broker.launch(env={"TXMQ_CRASH": crash})
-        eventually(lambda: not self.broker.is_running, f"the broker reaches {crash}", POINT_S, CampaignError)
-        if self.broker.returncode != KILLED:
-            raise CampaignError(f"the broker ended with {self.broker.returncode}, not by {crash}")
+        (broker,) = self.brokers
+        broker.kill()
+        broker.launch(env={"TXMQ_CRASH": crash})
+        await_death(broker, crash)
 
-    def _die_in_worker(self, worker: Child, crash: str) -> None:
+    def die_in_worker(self, worker: Child, crash: str) -> None:
+        """Start a worker that dies there, in the place of the one that runs."""
         worker.kill()
         worker.start(crash)
         eventually(lambda: not worker.is_running, f"{worker.name} reaches {crash}", POINT_S, CampaignError)
@@ -221,35 +241,41 @@ class Campaign:
     def die_in_resolver(self, death: Death, point: str) -> None:
         """Leave a transaction in doubt, and nobody but the resolver that dies to settle it."""
         self._resolver.kill()
-        self._die_in_worker(self.workers[death.workers[0]], f"{self.left_for_resolver[point]}:1")
+        self.die_in_worker(self.workers[death.workers[0]], f"{self.left_for_resolver[point]}:1")
         for worker in self.workers:
             worker.signal(signal.SIGKILL)
         for worker in self.workers:
             worker.kill()
-        self._die_in_worker(self._resolver, f"{point}:{death.nth}")
+        self.die_in_worker(self._resolver, f"{point}:{death.nth}")
         self.report.points_hit[point] += 1
 
-    def bring_up_broker(self) -> float:
-        """Start the broker, if it is dead. Returns how long the restart took; 0 where it was not dead."""
-        if self.broker.is_running:
+    def bring_up_brokers(self) -> float:
+        """Start those that are dead, all at once. Returns how long the restart took; 0 if none was dead."""
+        dead = [broker for broker in self.brokers if not broker.is_running]
+        if not dead:
             return 0.0
         begun = time.monotonic()
         try:
-            self.broker.start(env={})
+            for broker in dead:
+                broker.launch(env={})
+            for broker in dead:
+                broker.wait_until_ready()
         except BrokerFailedError as error:
-            raise CampaignError(f"the broker does not come back: {error}") from error
+            raise CampaignError(f"a broker does not come back: {error}") from error
         elapsed = time.monotonic() - begun
         self.report.restart_s.append(elapsed)
         return elapsed
 
+    def in_doubt(self) -> set[str]:
+        """What is prepared now, at brokers and in databases."""
+        return final_reads.in_doubt(self.address) | self.world.prepared()
+
     def _await_settled(self, in_doubt: set[str]) -> float:
         """Returns how long it took until nothing of ``in_doubt`` was left, everybody being up."""
         begun = time.monotonic()
-        with txmq.connect(self.broker.address) as client:
-            eventually(
-                lambda: not in_doubt & (final_reads.listed(client) | self.world.prepared()),
-                "what was in doubt is settled", SETTLE_GIVEN_UP_S, CampaignError,
-            )  # fmt: skip
+        eventually(
+            lambda: not in_doubt & self.in_doubt(), "what was in doubt is settled", SETTLE_GIVEN_UP_S, CampaignError
+        )
         elapsed = time.monotonic() - begun
         if in_doubt:
             self.report.settle_s.append(elapsed)
@@ -267,7 +293,7 @@ class Campaign:
         begun = time.monotonic()
         left = self._left_in_doubt()
         self.write_final_reads(left)
-        with txmq.connect(self.broker.address) as client:
+        with txmq.connect(self.address) as client:
             final_reads.ask_for_outcomes(client, read_history(self.world), self.history)
         history = read_history(self.world)
         self.report.verdict = verdict = check(history, Coverage(ok=number, faults=number))
@@ -277,23 +303,39 @@ class Campaign:
 
     def write_final_reads(self, left: set[str]) -> None:
         """Everything that is there; the writers are at rest."""
-        final_reads.write(self.world, self.broker.address, self.history, left)
+        final_reads.write(self.world, self.address, self.history, left)
 
     def _check_offline(self) -> None:
         """Hold the files of the stopped broker to what the client reads."""
         for child in self._children:
             child.kill()
-        drained = final_reads.drain(self.broker.address, self.world.partitions)
-        status = self.broker.stop()
-        self.report.offline = offline.complaints(self.world.broker, drained)
-        if status != 0:
-            self.report.offline.append(f"the broker stopped with status {status}")
+        drained = final_reads.drain(self.address, self.world.partitions)
+        statuses = [broker.stop() for broker in self.brokers]
+        self.report.offline += offline.complaints([broker.data_dir for broker in self.brokers], drained)
+        if any(statuses):
+            self.report.offline.append(f"brokers stopped with {statuses}")
 
     def _left_in_doubt(self) -> set[str]:
         """What is in doubt although everybody had the promised time."""
         deadline = time.monotonic() + self.settle_s_max
         while True:
-            left = final_reads.in_doubt(self.broker.address) | self.world.prepared()
+            left = self.in_doubt()
             if not left or time.monotonic() >= deadline:
                 return left
             pause(0.05)
+
+
+def address_of(brokers: Sequence[BrokerProcess]) -> str:
+    """Of some brokers, the first one first."""
+    return "txmq://" + ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+
+
+def await_death(broker: BrokerProcess, crash: str) -> None:
+    """Wait until a broker dies at a crash point.
+
+    Raises:
+        CampaignError: it does not, or ends in another way.
+    """
+    eventually(lambda: not broker.is_running, f"the broker reaches {crash}", POINT_S, CampaignError)
+    if broker.returncode != KILLED:
+        raise CampaignError(f"the broker ended with {broker.returncode}, not by {crash}")

@@ -55,8 +55,7 @@ class Child:
         """
         if self._process is None or not self.is_running:
             raise CampaignError(f"{self.name} ended with status {self.status}; see {self.name}.log")
-        state = Path(f"/proc/{self._process.pid}/stat").read_text("ascii").rpartition(") ")[2][0]
-        return state == "T"
+        return has_stopped(self._process.pid)
 
     @property
     def run_name(self) -> str:
@@ -117,6 +116,11 @@ def connect(address: str, name: str) -> txmq.Client:
             if time.monotonic() > deadline:
                 raise
             pause(CONNECT_AGAIN_S)
+
+
+def has_stopped(pid: int) -> bool:
+    """Whether a process that is there has stopped itself (SIGSTOP)."""
+    return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(") ")[2][0] == "T"
 
 
 def run_in_threads(runs: Iterable[Callable[[], None]]) -> None:

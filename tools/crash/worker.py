@@ -71,7 +71,8 @@ class Teller:
         places: list[tuple[int | None, int | None]] = [(item.partition, item.offset) for item in tx.results]
         places = places or [(None, None)] * len(planned)
         sends = [[*send, *place] for send, place in zip(planned, places, strict=True)]
-        more = {"pend": True} if tx.pending else {}
+        # A message without an offset waits for its place, behind branches that other homes decide about.
+        more = {"pend": True} if tx.pending or any(offset is None for _, offset in places) else {}
         self.history.write("txn", "ok", operation, [*rows, *sends], txid=text_of_txid(tx.txid), **more)
 
     def told(self, operation: str, error: Exception) -> None:
@@ -128,8 +129,9 @@ class TransactingWorker(Teller):
         operation: str,
         planned: Sequence[Sequence[str]],
         resources: Mapping[str, Any],
-        write: Callable[[str, Any], None],
-    ) -> None:
+        write: Callable[[str, Any], None] = lambda _name, _connection: None,
+        acked: txmq.Message | None = None,
+    ) -> bool:
         """Send what is planned in one transaction with a row in each resource.
 
         Args:
@@ -137,6 +139,10 @@ class TransactingWorker(Teller):
             planned: the messages, as the history has them.
             resources: by name.
             write: writes the row of the resource of that name on a connection.
+            acked: a consumer's, acknowledged with it.
+
+        Returns:
+            Whether it is committed.
         """
         rows = [["row", name, operation] for name in resources]
         is_invoked, is_early = False, self.rng.random() < TXID_ASKED_EARLY
@@ -148,6 +154,8 @@ class TransactingWorker(Teller):
                     write(name, tx.connection(resource))
                 for _, topic, key, value in planned:
                     self.producer.send(topic, value.encode(), key=key.encode())
+                if acked is not None:
+                    tx.ack(acked)
                 if not is_early:  # drawn behind the body, from a home that takes part
                     is_invoked = self._invoked(operation, [*rows, *planned], tx)
                 if self.rng.random() < CHANGES_ITS_MIND:
@@ -157,8 +165,9 @@ class TransactingWorker(Teller):
                 self.told(operation, error)
             else:  # the block was not entered, or undone before anything was sent in the name of an id
                 self.rest_after(operation, error)
-        else:
-            self.done(operation, rows, planned, tx)
+            return False
+        self.done(operation, rows, planned, tx)
+        return True
 
     def _invoked(self, operation: str, parts: Sequence[Sequence[str]], tx: Transaction) -> bool:
         self.history.write("txn", "invoke", operation, parts, txid=text_of_txid(tx.txid))
@@ -197,7 +206,7 @@ class Worker(TransactingWorker):
         """Messages to three topics."""
         operation, key = self.next(LOCAL), self.rng.choice(KEYS)
         planned = _planned(operation, [PAYMENTS, AUDIT, ORDERS, PAYMENTS], key)
-        self.transact(operation, planned, {}, lambda _name, _connection: None)
+        self.transact(operation, planned, {})
 
     def send(self) -> None:
         """A plain send: acknowledged, refused or unknown."""

@@ -130,14 +130,14 @@ class XACampaign(Campaign):
         worker.kill()
         worker.start(crash)
         eventually(lambda: worker.is_stopped, f"{worker.name} reaches {crash}", POINT_S, CampaignError)
-        if death.broker:
-            self.broker.kill()
+        for broker in self.brokers if death.broker else ():
+            broker.kill()
         self._kill_databases(death)
         if "client" in death.victims:
             worker.kill()
             return
         self.world.bring_up()
-        self.bring_up_broker()
+        self.bring_up_brokers()
         if death.nth % 2:  # half of the zombies sleep until a resolver may have acted
             pause(_ZOMBIE_S)
         worker.signal(signal.SIGCONT)
@@ -149,4 +149,4 @@ class XACampaign(Campaign):
 
     def write_final_reads(self, left: set[str]) -> None:
         super().write_final_reads(left)
-        write_bank(self.world, self.broker.address, self.history)
+        write_bank(self.world, self.address, self.history)

@@ -49,18 +49,11 @@ class XaCampaignDirectory(CampaignDirectory):
         return self.directory / "databases.json"
 
     def make_databases(self) -> None:
-        options = (f"--innodb-lock-wait-timeout={LOCK_WAIT_S}",)
-        self.servers.extend(MariaDB(self.directory / f"db-{name}", options=options) for name in "ab")
-        for server in self.servers:
-            server.start()
-            for statement in _TABLES:
-                server.execute(statement)
-            for number in range(ACCOUNTS):
-                server.execute("INSERT INTO accounts VALUES (%s, %s, %s, 0)", (number, f"k{number}", BALANCE))
+        self.servers.extend(start_bank(self.directory / f"db-{name}") for name in "ab")
         self._addresses.write_text(json.dumps([server.connect_arguments() for server in self.servers]), "utf-8")
 
     def resolver_resources(self) -> str:
-        return "\n".join(_resource(name, self.connect_arguments()[number]) for name, number in SERVER_OF.items())
+        return "\n".join(mysql_resource(name, self.connect_arguments()[number]) for name, number in SERVER_OF.items())
 
     @property
     def servers(self) -> list[MariaDB]:
@@ -110,18 +103,33 @@ class XaCampaignDirectory(CampaignDirectory):
         return sum(int(server.execute("SELECT SUM(balance) FROM accounts")[0][0]) for server in self.servers)
 
     def prepared(self) -> set[str]:
-        found = set()
-        for server in self.servers:
-            for _format_id, size, _, both in server.execute("XA RECOVER"):
-                text = both if isinstance(both, bytes) else both.encode()
-                found.add(text[:size].decode())
-        return found
+        return {txid for server in self.servers for txid in listed_by(server)}
 
 
 _servers: dict[Path, list[MariaDB]] = {}
 
 
-def _resource(name: str, database: dict[str, Any]) -> str:
+def start_bank(directory: Path) -> MariaDB:
+    """A new server with accounts."""
+    server = MariaDB(directory, options=(f"--innodb-lock-wait-timeout={LOCK_WAIT_S}",)).start()
+    for statement in _TABLES:
+        server.execute(statement)
+    for number in range(ACCOUNTS):
+        server.execute("INSERT INTO accounts VALUES (%s, %s, %s, 0)", (number, f"k{number}", BALANCE))
+    return server
+
+
+def listed_by(server: MariaDB) -> set[str]:
+    """Transactions with a prepared branch there."""
+    found = set()
+    for _format_id, size, _, both in server.execute("XA RECOVER"):
+        text = both if isinstance(both, bytes) else both.encode()
+        found.add(text[:size].decode())
+    return found
+
+
+def mysql_resource(name: str, database: dict[str, Any]) -> str:
+    """A resource in the resolver's configuration."""
     kind = "last-resource" if name == "ledger" else "mysql-xa"
     connect = ", ".join(f"{key} = {json.dumps(value)}" for key, value in database.items())
     table = '\ntable = "txmq_ledger"' if name == "ledger" else ""

@@ -10,6 +10,11 @@ from tools.crash.xa.directory import TOTAL, XaCampaignDirectory
 def write_bank(world: XaCampaignDirectory, address: str, history: HistoryFile) -> None:
     """Write it to the history; the writers are at rest."""
     history.write("bank", "ok", "bank", [world.total(), TOTAL])
+    write_heuristics(address, history)
+
+
+def write_heuristics(address: str, history: HistoryFile) -> None:
+    """What the brokers have recorded of lone decisions."""
     with txmq.connect(address) as client:
         found = client.transactions.list(state="heuristic")
     decided = [[item["txid"], fact["what"]] for item in found for fact in item["heuristics"]]

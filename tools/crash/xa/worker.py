@@ -54,12 +54,12 @@ class XAWorker(TransactingWorker):
 
         def write(name: str, connection: Any) -> None:
             sign = -1 if name == names[0] else 1
-            _write(connection, operation, name, key, sign * amount if kind == TRANSFER else 0)
+            write_entry(connection, operation, name, key, sign * amount if kind == TRANSFER else 0)
 
         self.transact(operation, planned, {name: self.resources[name] for name in names}, write)
 
 
-def _write(connection: Any, operation: str, resource: str, key: str, amount: int) -> None:
+def write_entry(connection: Any, operation: str, resource: str, key: str, amount: int) -> None:
     """One row, numbered by its key's counter; the lock on the counter is held until the end."""
     cursor = connection.cursor()
     cursor.execute("UPDATE accounts SET balance = balance + %s, version = version + 1 WHERE k = %s", (amount, key))
