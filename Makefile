@@ -7,7 +7,7 @@
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings);
 #                measures the compiled modules (docs/compiled.md), the source with COMPILED=0
 # make compiled  hot modules as C extensions, into build/compiled (about two minutes)
-# make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 GROUP_SECONDS=180 ORDERED_CYCLES=200 SPARK_KILLS=20 FAULTS=41: kill -9
+# make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 GROUP_SECONDS=180 ORDERED_CYCLES=200 SPARK_KILLS=20 FAULTS=43: kill -9
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make docs      the API reference out of the docstrings, into build/api
@@ -22,7 +22,7 @@ HOMES_CYCLES ?= 510
 GROUP_SECONDS ?= 180
 ORDERED_CYCLES ?= 200
 SPARK_KILLS ?= 20
-FAULTS ?= 41
+FAULTS ?= 43
 SEEDS ?= 500
 MINUTES ?= 10
 WORKERS ?= 2

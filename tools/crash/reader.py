@@ -30,18 +30,14 @@ class Follower:
 
     def run(self, stop: threading.Event) -> None:
         """Rounds over all partitions, until ``stop``."""
-        logs = [
-            (topic, number)
-            for topic, count in self.world.partitions.items()
-            for number in range(count)
-            if topic != SCRAP
-        ]
+        topics = [topic for topic in self.world.partitions if topic != SCRAP]
         while not stop.wait(REST_S):
-            for topic, partition in logs:
+            for topic in topics:
                 try:
-                    self._poll(topic, partition)
+                    for partition in range(self._client.topics.known(topic).config.partitions):
+                        self._poll(topic, partition)
                 except txmq.TxmqError as error:  # the broker is away: a later poll goes on at the same offset
-                    sys.stderr.write(f"{topic}/{partition}: {error!r}\n")
+                    sys.stderr.write(f"{topic}: {error!r}\n")
                     break
 
     def _poll(self, topic: str, partition: int) -> None:

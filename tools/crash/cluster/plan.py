@@ -96,6 +96,8 @@ def _pairs(rng: random.Random) -> Iterator[Fault]:
     yield _crash(rng, _one(rng, "banker", BANKERS), rng.choice(XA_POINTS), brokers[0])
     yield _crash(rng, _one(rng, "banker", BANKERS), rng.choice(XA_POINTS), _one(rng, "database", DATABASES))
     yield _crash(rng, _one(rng, "worker", WORKERS), rng.choice((*WORKER_POINTS, *HOMES_POINTS)), brokers[1])
+    bankers = [f"banker {number}" for number in rng.sample(range(BANKERS), BANKERS)]
+    yield _crash(rng, bankers[0], "client.xa.decided", *bankers[1:], "resolver")  # nobody is left to complete it
     yield Fault("kill", (brokers[0], _one(rng, "database", DATABASES)), rng.uniform(*AWAY_S))
     yield Fault("kill", (brokers[1], _one(rng, "member", MEMBERS)), rng.uniform(*AWAY_S))
     yield Fault("kill", (brokers[2], "resolver"), rng.uniform(*AWAY_S))
