@@ -133,6 +133,7 @@ class DdlKind(StrEnum):
     DROP = "drop"
     RENAME = "rename"
     TRUNCATE = "truncate"
+    SWAP = "swap"  # an online-alter tool has put its shadow table in a table's place: new columns, the same rows
     DATABASE = "database"  # CREATE, ALTER or DROP DATABASE
     OTHER = "other"  # changes no table's rows or columns: users, routines, views, indexes, statistics
 
@@ -145,7 +146,8 @@ class Ddl:
         kind: what it does.
         statement: its text.
         database: the database it was run in: unqualified names are of it.
-        tables: those it changes, in the order it names them. RENAME: old and new name of each.
+        tables: those it changes, in the order it names them. RENAME: old and new name of each; DATABASE: its name
+            and the empty name of a table.
         additive: rows and columns that there are stay what they are: consumers may go on.
     """
 

@@ -42,7 +42,14 @@ _OPTIONS = (
     "--innodb-buffer-pool-size=64M",
     "--max-connections=500",
 )
-_BINARY_LOG = ("--log-bin=binlog", "--binlog-format=ROW", "--server-id=1", "--sync-binlog=1", "--gtid-strict-mode=1")
+_BINARY_LOG = (
+    "--log-bin=binlog",
+    "--binlog-format=ROW",
+    "--binlog-row-metadata=FULL",  # names of columns, signs, character sets: txmq binlog asks for it
+    "--server-id=1",
+    "--sync-binlog=1",
+    "--gtid-strict-mode=1",
+)
 
 
 class MariaDBFailedError(TxmqError):

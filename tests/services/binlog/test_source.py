@@ -1,0 +1,322 @@
+"""The reader of the binlog on a real MariaDB: transactions, statements, XA, restarts, and what stops it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.services.binlog.reading import Reading
+from txmq.binlog.changes import DdlKind, TableName, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.errors import SourceAwayError, SourceError
+from txmq.binlog.position import Position
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.xid import Xid
+
+TABLE = "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(20))"
+
+
+def test_inserts_updates_and_deletes_come_in_order(reading: Reading) -> None:
+    reading.run(TABLE, "INSERT INTO t VALUES (1, 'a'), (2, 'b')", "UPDATE t SET v = 'c'", "DELETE FROM t WHERE id = 1")
+    assert reading.told() == [
+        ("c", (1, "a")), ("c", (2, "b")),
+        ("u", ((1, "a"), (1, "c"))), ("u", ((2, "b"), (2, "c"))), ("d", (1, "c")),
+    ]  # fmt: skip
+
+
+def test_a_transaction_is_one_part_with_its_position(reading: Reading) -> None:
+    reading.run(TABLE, "BEGIN", "INSERT INTO t VALUES (1, 'a')", "UPDATE t SET v = 'b'", "COMMIT")
+    _, part = reading.parts()
+    assert [change.op for change in part.changes] == ["c", "u"]
+    assert (part.first, part.last, part.number, part.server_id) == (True, True, 0, 1)
+    status = reading.server.execute("SHOW MASTER STATUS")[0]
+    assert part.after.gtids == reading.server.execute("SELECT @@gtid_binlog_pos")[0][0]
+    assert (part.after.file, part.after.offset) == (status[0], int(status[1]))
+
+
+def test_what_is_not_captured_still_moves_the_position(reading: Reading) -> None:
+    reading.server.execute("CREATE TABLE shop.other (id INT PRIMARY KEY)")
+    reading.server.execute("INSERT INTO shop.other VALUES (1)")
+    reading.server.execute("DROP TABLE shop.other")
+    assert [(part.changes, part.ddl, part.last) for part in reading.parts()] == [([], None, True)] * 3
+
+
+def test_large_transaction_comes_in_parts_and_goes_on_anywhere(server: MariaDB) -> None:
+    with Reading(server, rows_max=100) as reading:
+        begin = reading.source.current_position()
+        values = ", ".join(f"({number}, 'x')" for number in range(250))
+        reading.run(TABLE, "BEGIN", f"INSERT INTO t VALUES {values}", "DELETE FROM t WHERE id < 40", "COMMIT")
+        _, *parts = reading.parts()
+        shape = [(part.first, part.last, part.number, len(part.changes)) for part in parts]
+        assert shape == [(True, False, 0, 100), (False, False, 100, 100), (False, True, 200, 90)]
+        assert [part.after.rows for part in parts] == [100, 200, 0]
+        assert parts[0].after.gtids == parts[1].after.gtids != parts[2].after.gtids
+        assert begin.gtids != parts[2].after.gtids
+        for count, part in enumerate(parts, 1):
+            again = reading.another()
+            with closing(again):
+                again.open(part.after)
+                if count < len(parts):
+                    rest = reading.parts(again)
+                    assert _facts(rest) == _facts(parts[count:])
+                else:
+                    assert again.read(0.0) is None
+
+
+def _facts(parts: list[TransactionPart]) -> list[Any]:
+    return [(part.gtid, part.first, part.last, part.number, part.changes, part.after) for part in parts]
+
+
+def test_position_within_another_transaction_is_refused(reading: Reading) -> None:
+    position = reading.begin()
+    reading.run(TABLE)
+    reading.source.open(replace(position, rows=5, partial="0-1-99999"))
+    with pytest.raises(SourceError, match="comes where 0-1-99999 was expected"):
+        reading.parts()
+
+
+def test_fewer_changes_than_were_published_are_refused(reading: Reading) -> None:
+    reading.run(TABLE)
+    position = reading.begin()
+    reading.run("INSERT INTO t VALUES (1, 'a')")
+    gtid = reading.server.execute("SELECT @@gtid_binlog_pos")[0][0]
+    reading.source.open(replace(position, rows=5, partial=gtid))
+    with pytest.raises(SourceError, match="4 changes less than were published"):
+        reading.parts()
+
+
+def test_rows_of_an_xa_transaction_stand_at_its_prepare(reading: Reading) -> None:
+    xids = {"X'FF00',X'01',7": Xid(7, b"\xff\x00", b"\x01"), "'y'": Xid(1, b"y", b""), "'o'": Xid(1, b"o", b"")}
+    reading.run(TABLE)
+    for number, (xid, end) in enumerate(zip(xids, ("COMMIT", "ROLLBACK", "ONE PHASE"), strict=True)):
+        last = [f"XA COMMIT {xid} ONE PHASE"] if end == "ONE PHASE" else [f"XA PREPARE {xid}", f"XA {end} {xid}"]
+        reading.run(f"XA START {xid}", f"INSERT INTO t VALUES ({number}, 'x')", f"XA END {xid}", *last)
+    binary, plain, _ = xids.values()
+    told = [(part.xa, len(part.changes)) for part in reading.parts()[1:]]
+    assert told == [
+        (XaPrepare(binary), 1), (XaEnd(binary, committed=True), 0),
+        (XaPrepare(plain), 1), (XaEnd(plain, committed=False), 0), (None, 1),
+    ]  # fmt: skip
+
+
+def test_rolled_back_to_a_savepoint_is_not_told(reading: Reading) -> None:
+    reading.run(
+        TABLE, "CREATE TABLE plain (id INT PRIMARY KEY) ENGINE=MyISAM",
+        "BEGIN", "INSERT INTO t VALUES (1, 'a')", "SAVEPOINT s", "INSERT INTO t VALUES (2, 'b')",
+        "INSERT INTO plain VALUES (9)", "ROLLBACK TO s", "INSERT INTO t VALUES (3, 'c')", "COMMIT",
+        "BEGIN", "INSERT INTO t VALUES (4, 'd')", "INSERT INTO plain VALUES (10)", "ROLLBACK",
+    )  # fmt: skip
+    assert [row for _, row in reading.told()] == [(9,), (1, "a"), (3, "c"), (10,)]
+
+
+def test_statements_are_told_with_their_tables(reading: Reading) -> None:
+    reading.run(
+        TABLE,
+        "CREATE OR REPLACE TABLE u (id INT PRIMARY KEY) SELECT 1 AS id",
+        "ALTER TABLE t ADD COLUMN w INT, ADD KEY (v)",
+        "ALTER TABLE t DROP COLUMN w",
+        "TRUNCATE u",
+        "RENAME TABLE u TO w",
+        "CREATE VIEW view_of_t AS SELECT * FROM t",
+        "CREATE SEQUENCE numbers",
+        "SELECT NEXTVAL(numbers)",
+        "DROP TABLE t, w",
+    )
+    parts = reading.parts()
+
+    def name(table: str) -> TableName:
+        return TableName(reading.database, table)
+
+    told = [(part.ddl.kind, part.ddl.tables, part.ddl.additive) for part in parts if part.ddl is not None]
+    assert told == [
+        (DdlKind.CREATE, (name("t"),), True), (DdlKind.CREATE, (name("u"),), False),
+        (DdlKind.ALTER, (name("t"),), True), (DdlKind.ALTER, (name("t"),), False),
+        (DdlKind.TRUNCATE, (name("u"),), False), (DdlKind.RENAME, (name("u"), name("w")), False),
+        (DdlKind.DROP, (name("t"), name("w")), False),
+    ]  # fmt: skip
+    assert [change.after for part in parts for change in part.changes] == [(1,)]
+
+
+def test_alter_in_two_phases_is_told_once(reading: Reading) -> None:
+    reading.run(
+        TABLE,
+        "SET SESSION binlog_alter_two_phase = 1",
+        "ALTER TABLE t ADD COLUMN w INT",
+        "INSERT INTO t VALUES (1, 'a', 2)",
+    )
+    parts = reading.parts()
+    assert [part.ddl.kind for part in parts if part.ddl is not None] == [DdlKind.CREATE, DdlKind.ALTER]
+    assert parts[-1].changes[0].after == (1, "a", 2)
+
+
+def test_columns_are_those_of_the_change_not_of_now(reading: Reading) -> None:
+    reading.run(
+        TABLE, "INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ADD COLUMN w INT FIRST",
+        "INSERT INTO t VALUES (7, 2, 'b')", "ALTER TABLE t DROP COLUMN v", "INSERT INTO t VALUES (8, 3)",
+    )  # fmt: skip
+    changes = reading.changes()
+    named = [
+        dict(zip([column.name for column in change.schema.columns], change.after or (), strict=True))
+        for change in changes
+    ]
+    assert named == [{"id": 1, "v": "a"}, {"w": 7, "id": 2, "v": "b"}, {"w": 8, "id": 3}]
+    assert len({change.schema.tag for change in changes}) == 3
+
+
+def test_compressed_events_are_read(reading: Reading) -> None:
+    reading.server.execute("SET GLOBAL log_bin_compress = 1, GLOBAL log_bin_compress_min_len = 10")
+    try:
+        values = ", ".join(f"({number}, 'zzzzzzzzzz')" for number in range(20))
+        inserts = f"INSERT INTO t VALUES {values}"
+        reading.run(f"{TABLE} COMMENT '{'a' * 50}'", inserts, "UPDATE t SET v = 'y'", "DELETE FROM t")
+    finally:
+        reading.server.execute("SET GLOBAL log_bin_compress = 0")
+    create, *rows = reading.parts()
+    assert create.ddl is not None
+    assert [[change.op for change in part.changes] for part in rows] == [[op] * 20 for op in "cud"]
+
+
+def test_files_with_and_without_checksums_are_read(reading: Reading) -> None:
+    reading.run(TABLE)
+    for number, checksum in enumerate(["NONE", "CRC32", "NONE", "CRC32"]):
+        reading.server.execute(f"SET GLOBAL binlog_checksum = {checksum}")
+        reading.run(f"INSERT INTO t VALUES ({number}, 'x')")
+    again = reading.another()
+    assert [row for _, row in reading.told()] == [(number, "x") for number in range(4)]
+    reading.server.execute("SET GLOBAL binlog_checksum = NONE")
+    try:
+        with closing(again):
+            position = again.current_position()
+            again.open(position)
+            reading.run("INSERT INTO t VALUES (9, 'y')")
+            assert [change.after for part in reading.parts(again) for change in part.changes] == [(9, "y")]
+    finally:
+        reading.server.execute("SET GLOBAL binlog_checksum = CRC32")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO t VALUES (2, 's')",
+        "UPDATE t SET v = 's'",
+        "DELETE FROM t WHERE id = 1",
+        "REPLACE t VALUES (1, 's')",
+    ],
+)
+def test_rows_changed_by_a_statement_stop_the_reader(reading: Reading, statement: str) -> None:
+    reading.run(TABLE, "INSERT INTO t VALUES (1, 'a')", "SET SESSION binlog_format = STATEMENT", statement)
+    with pytest.raises(SourceError, match=f"changes rows by a statement .*{statement[:6]}.*binlog_format=ROW"):
+        reading.parts()
+
+
+def test_load_data_as_a_statement_stops_the_reader(reading: Reading, tmp_path: Any) -> None:
+    rows = tmp_path / "rows"
+    rows.write_text("5\tfive\n", "utf-8")
+    reading.run(TABLE, f"LOAD DATA INFILE '{rows}' INTO TABLE t")
+    assert reading.told() == [("c", (5, "five"))]
+    reading.run("DELETE FROM t", "SET SESSION binlog_format = STATEMENT", f"LOAD DATA INFILE '{rows}' INTO TABLE t")
+    with pytest.raises(SourceError, match="LOAD DATA as a statement"):
+        reading.parts()
+
+
+def test_shadow_tables_of_online_alters_are_not_captured(reading: Reading) -> None:
+    reading.run(
+        TABLE, "CREATE TABLE _t_gho LIKE t", "ALTER TABLE _t_gho ADD w INT", "INSERT INTO _t_gho VALUES (1, 'a', 1)",
+        "RENAME TABLE t TO _t_del, _t_gho TO t", "INSERT INTO t VALUES (2, 'b', 2)", "DROP TABLE _t_del",
+    )  # fmt: skip
+    parts = reading.parts()
+    swaps = [part.ddl for part in parts if part.ddl is not None and part.ddl.kind is DdlKind.SWAP]
+    assert [ddl.tables for ddl in swaps] == [(TableName(reading.database, "t"),)]
+    assert [change.after for part in parts for change in part.changes] == [(2, "b", 2)]
+
+
+def test_lost_connection_is_told_and_nothing_is_read_twice(reading: Reading) -> None:
+    reading.run(TABLE, "INSERT INTO t VALUES (1, 'a')")
+    last = reading.parts()[-1]
+    dumps = "SELECT id FROM information_schema.processlist WHERE command = 'Binlog Dump'"
+    for (number,) in reading.server.execute(dumps):
+        reading.server.execute(f"KILL {number}")
+    reading.run("INSERT INTO t VALUES (2, 'b')")
+    with pytest.raises(SourceAwayError):
+        reading.parts()
+    reading.source.open(last.after)
+    assert reading.told() == [("c", (2, "b"))]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("binlog_format", "MIXED"), ("binlog_row_image", "MINIMAL"), ("binlog_row_metadata", "NO_LOG")],
+)
+def test_server_that_does_not_show_each_change_is_refused(reading: Reading, variable: str, value: str) -> None:
+    ((before,),) = reading.server.execute(f"SELECT @@GLOBAL.{variable}")
+    reading.server.execute(f"SET GLOBAL {variable} = {value}")
+    try:
+        with pytest.raises(SourceError, match=f"{variable} is {value}.*SET GLOBAL {variable}={before}"):
+            reading.begin()
+    finally:
+        reading.server.execute(f"SET GLOBAL {variable} = {before}")
+
+
+def test_a_server_id_that_is_taken_is_refused(reading: Reading) -> None:
+    with pytest.raises(SourceError, match="server id 1 is that of the server itself"):
+        reading.another(server_id=1).current_position()
+    with pytest.raises(SourceError, match=r"that of the replica txmq-binlog-test"):
+        reading.another(name="other").current_position()
+    with pytest.raises(SourceError, match="a server id is from 1"):
+        reading.another(server_id=0)
+
+
+def test_foreign_keys_that_act_without_row_events_are_refused(reading: Reading) -> None:
+    reading.run(TABLE, "CREATE TABLE child (id INT PRIMARY KEY, t INT REFERENCES t (id) ON DELETE CASCADE)")
+    with pytest.raises(SourceError, match=r"foreign keys with CASCADE.*child"):
+        reading.parts()
+    with pytest.raises(SourceError, match=r"foreign keys with CASCADE.*child"):
+        reading.begin()
+    with closing(reading.another(cascades="pass")) as passing:
+        passing.open(passing.current_position())
+
+
+def test_position_before_what_was_purged_is_refused(reading: Reading) -> None:
+    old = reading.begin()
+    reading.run(TABLE)
+    reading.server.execute("FLUSH BINARY LOGS")
+    reading.source.close()
+    file = reading.source.current_position().file
+    reading.server.execute(f"PURGE BINARY LOGS TO '{file}'")
+    oldest = reading.source.oldest_position()
+    assert oldest.gtid_set.covers(old.gtid_set)
+    reading.source.open(oldest)
+    reading.source.open(old)
+    with pytest.raises(SourceError, match="take a new snapshot"):
+        reading.parts()
+
+
+def test_position_that_the_server_never_had_is_refused(reading: Reading) -> None:
+    reading.source.open(Position("mariadb", "0-1-99999999"))
+    with pytest.raises(SourceError, match="does not send its binlog"):
+        reading.source.read(10.0)
+
+
+def test_another_server_must_prove_its_history(reading: Reading) -> None:
+    reading.run(TABLE)
+    position = replace(reading.begin(), server="mariadb elsewhere")
+    with pytest.raises(SourceError, match="this is another server"):
+        reading.source.open(position)
+    with closing(reading.another(accept_server=True)) as accepting:
+        accepting.open(position)
+    reading.run("SET SESSION server_id = 5, gtid_domain_id = 7", "INSERT INTO t VALUES (1, 'a')")  # as a replica writes
+    reading.source.open(replace(position, gtids="7-5-1"))
+    with pytest.raises(SourceError, match="position is one of mysql"):
+        reading.source.open(Position("mysql", ""))
+
+
+def test_a_password_that_is_wrong_is_final(reading: Reading) -> None:
+    with pytest.raises(SourceError, match="Access denied"):
+        reading.another(user="nobody", password="wrong").current_position()
+
+
+def test_a_server_that_is_gone_may_come_back(reading: Reading) -> None:
+    with pytest.raises(SourceAwayError):
+        reading.another(port=1).current_position()

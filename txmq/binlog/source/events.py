@@ -1,0 +1,176 @@
+"""Events of the binlog, but for rows and table maps: header, checksum, and what each kind carries.
+
+    timestamp 4 | type 1 | server id 4 | size 4 | position behind 4 | flags 2 | body | CRC32 4, if the file has them
+
+Sources: MariaDB, "Replication Protocol: Event Types"; MariaDB server 10.11, ``sql/log_event.h``; MySQL 8.0,
+"Binlog Event".
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, Literal, NamedTuple
+from uuid import UUID
+
+from pymysqlreplication.constants import BINLOG
+
+from txmq.xid import Xid
+
+RowOp = Literal["c", "u", "d"]
+HEADER: Final = Struct("<IBIIIH")
+HEADER_SIZE: Final = 19
+CHECKSUM_SIZE: Final = 4
+
+QUERY_COMPRESSED: Final = 165
+IGNORABLE_FLAG: Final = 0x80  # LOG_EVENT_IGNORABLE_F: a reader that does not know it may pass over it
+
+ROWS: Final[dict[int, tuple[RowOp, bool, bool]]] = {  # type of a rows event: (op, version 2, compressed)
+    BINLOG.WRITE_ROWS_EVENT_V1: ("c", False, False), BINLOG.WRITE_ROWS_EVENT_V2: ("c", True, False),
+    BINLOG.UPDATE_ROWS_EVENT_V1: ("u", False, False), BINLOG.UPDATE_ROWS_EVENT_V2: ("u", True, False),
+    BINLOG.DELETE_ROWS_EVENT_V1: ("d", False, False), BINLOG.DELETE_ROWS_EVENT_V2: ("d", True, False),
+    166: ("c", False, True), 169: ("c", True, True), 167: ("u", False, True), 170: ("u", True, True),
+    168: ("d", False, True), 171: ("d", True, True),
+}  # fmt: skip
+PASSED_OVER: Final = frozenset(
+    {
+        BINLOG.STOP_EVENT, BINLOG.INTVAR_EVENT, BINLOG.RAND_EVENT, BINLOG.USER_VAR_EVENT, BINLOG.IGNORABLE_LOG_EVENT,
+        BINLOG.HEARTBEAT_LOG_EVENT, BINLOG.ROWS_QUERY_LOG_EVENT, BINLOG.PREVIOUS_GTIDS_LOG_EVENT,
+        BINLOG.MARIADB_ANNOTATE_ROWS_EVENT, BINLOG.MARIADB_BINLOG_CHECKPOINT_EVENT,
+        BINLOG.MARIADB_GTID_GTID_LIST_EVENT,
+        BINLOG.MARIADB_START_ENCRYPTION_EVENT,  # of the file: the server decrypts what it sends
+        36, 37, 41,  # MySQL: transaction context, view change, heartbeat of the second kind
+    }
+)  # fmt: skip
+REFUSED: Final = {
+    BINLOG.INCIDENT_EVENT: "the server lost events (an incident): take a new snapshot",
+    BINLOG.BEGIN_LOAD_QUERY_EVENT: "it holds LOAD DATA as a statement: set binlog_format=ROW for every session",
+    BINLOG.EXECUTE_LOAD_QUERY_EVENT: "it holds LOAD DATA as a statement: set binlog_format=ROW for every session",
+    BINLOG.APPEND_BLOCK_EVENT: "it holds LOAD DATA as a statement: set binlog_format=ROW for every session",
+    BINLOG.ANONYMOUS_GTID_LOG_EVENT: "it has no GTID: SET GLOBAL gtid_mode=ON",
+    BINLOG.PARTIAL_UPDATE_ROWS_EVENT: "it holds parts of JSON documents: SET GLOBAL binlog_row_value_options=''",
+    40: "its transactions are compressed: SET GLOBAL binlog_transaction_compression=OFF",
+    42: "it has a GTID with a tag, which is not supported",
+}
+
+_STANDALONE, _GROUP_COMMIT_ID, _PREPARED_XA, _COMPLETED_XA = 1, 2, 64, 128
+_START_ALTER, _ROLLBACK_ALTER = 2, 8
+_MARIADB_GTID = Struct("<QIB")
+_MYSQL_GTID = Struct("<B16sQ")
+_QUERY = Struct("<IIBHH")
+_XA_PREPARE = Struct("<BIII")
+
+
+def is_checked(event: bytes) -> bool:
+    """Whether the event ends with its own checksum."""
+    return zlib.crc32(event[:-4]) == int.from_bytes(event[-4:], "little")
+
+
+def has_checksums(description: bytes) -> bool:
+    """Whether the events behind this format description have checksums. It has one itself in any case."""
+    return description[-5] == 1
+
+
+class MariadbGtid(NamedTuple):
+    """The event that opens a transaction of MariaDB."""
+
+    domain: int
+    sequence: int
+    is_standalone: bool  # one statement follows, and ends it
+    xid: Xid | None  # of an XA PREPARE: its rows follow
+    is_unfinished_alter: bool  # an ALTER TABLE that has begun or was undone: its text follows, and changes nothing
+
+
+def mariadb_gtid(body: bytes) -> MariadbGtid:
+    """Read it from behind the event's header, without checksum."""
+    sequence, domain, flags = _MARIADB_GTID.unpack_from(body)
+    at, xid = 13 + 8 * bool(flags & _GROUP_COMMIT_ID), None
+    if flags & (_PREPARED_XA | _COMPLETED_XA):
+        middle = at + 6 + body[at + 4]
+        behind = middle + body[at + 5]
+        if flags & _PREPARED_XA:
+            xid = Xid(int.from_bytes(body[at : at + 4], "little"), body[at + 6 : middle], body[middle:behind])
+        at = behind
+    extra = body[at] if at < len(body) else 0
+    is_unfinished = bool(extra & (_START_ALTER | _ROLLBACK_ALTER))
+    return MariadbGtid(domain, sequence, bool(flags & _STANDALONE), xid, is_unfinished)
+
+
+def mysql_gtid(body: bytes) -> str:
+    """``uuid:number`` of the event that opens a transaction of MySQL."""
+    _flags, server, number = _MYSQL_GTID.unpack_from(body)
+    return f"{UUID(bytes=server)}:{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A statement: its text in the client's character set."""
+
+    database: str
+    statement: bytes
+    charset: int | None
+    ansi_quotes: bool
+
+
+def query(body: bytes, *, compressed: bool) -> Query:
+    """Read a query event from behind its header, without checksum."""
+    _thread, _seconds, database_size, _error, status_size = _QUERY.unpack_from(body)
+    behind = _QUERY.size + status_size
+    charset, ansi_quotes = _status(body[_QUERY.size : behind])
+    database = body[behind : behind + database_size].decode()
+    statement = body[behind + database_size + 1 :]
+    return Query(database, uncompressed(statement) if compressed else statement, charset, ansi_quotes)
+
+
+def _status(status: bytes) -> tuple[int | None, bool]:
+    """Client character set and ANSI_QUOTES, among the first status variables; what is not known ends the search."""
+    at, ansi_quotes = 0, False
+    while at < len(status):
+        kind = status[at]
+        at += 1
+        if kind == 0:  # flags
+            at += 4
+        elif kind == 1:  # SQL mode
+            ansi_quotes = bool(int.from_bytes(status[at : at + 8], "little") & 4)
+            at += 8
+        elif kind == 6:  # catalog
+            at += 1 + status[at]
+        elif kind == 3:  # auto increment
+            at += 4
+        elif kind == 4:
+            return int.from_bytes(status[at : at + 2], "little"), ansi_quotes
+        else:
+            break
+    return None, ansi_quotes
+
+
+def uncompressed(data: bytes) -> bytes:
+    """What MariaDB's ``log_bin_compress`` has compressed: header, length, zlib.
+
+    Raises:
+        ValueError: it is compressed in another way, or damaged.
+    """
+    header = data[0]
+    behind = 1 + (header & 7)
+    size = int.from_bytes(data[1:behind], "big")
+    if header & 0xF8 != 0x80:
+        raise ValueError(f"compressed in a way that is not known (header {header:#x})")
+    inflate = zlib.decompressobj()
+    found = inflate.decompress(data[behind:], size + 1)
+    if len(found) != size:
+        raise ValueError(f"{size} compressed bytes have become {len(found)}")
+    return found
+
+
+def xa_prepare(body: bytes) -> tuple[Xid, bool]:
+    """The xid of an XA PREPARE, and whether it was committed in the same breath (ONE PHASE)."""
+    one_phase, format_id, gtrid_size, bqual_size = _XA_PREPARE.unpack_from(body)
+    at = _XA_PREPARE.size
+    middle = at + gtrid_size
+    return Xid(format_id, body[at:middle], body[middle : middle + bqual_size]), bool(one_phase)
+
+
+def rotation(body: bytes) -> str:
+    """The name of the file that follows."""
+    return body[8:].decode()

@@ -1,0 +1,56 @@
+"""What the reader of a binlog is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from txmq.binlog.changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX, TableName
+
+SERVER_ID_MAX = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Which server is read, as which replica, and which tables.
+
+    Args:
+        name: of the sync: under it the server lists this replica.
+        server_id: of this replica; no other replica of the server, nor the server itself, has it.
+        captures: whether a table's changes are wanted. Shadow tables of online-alter tools are not asked for.
+        user: needs REPLICATION SLAVE, BINLOG MONITOR (MySQL: REPLICATION CLIENT), and SELECT on the captured tables.
+        tls: ``ca``, ``cert``, ``key``: paths.
+        rows_max: changes of a part.
+        bytes_max: bytes of a part's events.
+        silence_s_max: the server counts as away after so many seconds without an event or heartbeat.
+        connect_timeout_s: how long a connection may take.
+        accept_server: go on from the position on another server although nothing proves that it has the same history.
+        cascades: whether captured tables may have foreign keys whose actions the binlog does not show.
+    """
+
+    name: str
+    server_id: int
+    captures: Callable[[TableName], bool]
+    host: str = "127.0.0.1"
+    port: int = 3306
+    unix_socket: str | None = None
+    user: str = "root"
+    password: str = ""
+    tls: Mapping[str, str] | None = None
+    rows_max: int = TRANSACTION_ROWS_MAX
+    bytes_max: int = TRANSACTION_BYTES_MAX
+    silence_s_max: float = 10.0
+    connect_timeout_s: int = 10
+    accept_server: bool = False
+    cascades: Literal["stop", "pass"] = "stop"
+
+    def connect_arguments(self) -> dict[str, Any]:
+        """What both drivers take."""
+        where: dict[str, Any] = {"host": self.host, "port": self.port}
+        if self.unix_socket:
+            where = {"unix_socket": self.unix_socket}
+        if self.tls is not None:
+            where["ssl"] = dict(self.tls)
+        who = {"user": self.user, "password": self.password}
+        return where | who | {"charset": "utf8mb4", "autocommit": True, "connect_timeout": self.connect_timeout_s}

@@ -1,0 +1,183 @@
+"""Rows events: the changed rows of one table, decoded by readers that are made once for its table map.
+
+    table id 6 | flags 2 | more (version 2) | columns | bits of those present | for an update, again | rows
+    row: bits of those that are NULL | values
+
+Invariant: a row is whole, or an error. A column that the row image leaves out is refused with its name, and what does
+not end with its last row as well.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pymysqlreplication.constants import FIELD_TYPE
+
+from txmq.binlog.changes import Column, Row, RowChange, TableSchema, Value
+from txmq.binlog.errors import ColumnError, SourceError
+from txmq.binlog.source.column_types import Reader, UnsupportedTypeError, describe_column
+from txmq.binlog.source.events import RowOp, uncompressed
+from txmq.binlog.source.table_map import MapColumn, TableMap
+
+RowReader = Callable[[bytes, int], tuple[Row, int]]
+_UNREADABLE: Final = (ValueError, IndexError, OverflowError, struct.error, UnsupportedTypeError)
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """What the database says of a table now, and the binlog does not.
+
+    Args:
+        is_table: rows are stored in it: no view, no sequence.
+        types: of the columns that the binlog shows as BINARY: ``uuid``, ``inet4``, ``inet6``.
+        generated: names of the generated columns.
+        unique: column names of each unique key without NULL.
+    """
+
+    is_table: bool = True
+    types: dict[str, str] = field(default_factory=dict)
+    generated: frozenset[str] = frozenset()
+    unique: tuple[tuple[str, ...], ...] = ()
+
+
+class TableDecoder:
+    """Turns a table's rows events into changes."""
+
+    __slots__ = ("_all_present", "_columns", "_image_size", "_null_size", "_read_row", "_readers", "schema")
+
+    def __init__(self, table_map: TableMap, described: TableDescription) -> None:
+        columns, self._readers = _columns(table_map, described)
+        key = table_map.key or _unique_key(columns, described.unique)
+        self.schema = TableSchema(table_map.table, tuple(columns), key)
+        self._columns = len(columns)
+        self._image_size = (self._columns + 7) // 8
+        self._all_present = (1 << self._columns) - 1
+        self._null_size = self._image_size
+        self._read_row = _row_reader(self._readers)
+
+    def changes(self, op: RowOp, data: bytes, at: int, *, compressed: bool) -> list[RowChange]:
+        """The changes of a rows event, which begins at its number of columns.
+
+        Raises:
+            ColumnError: a column is absent from the row image, or its value cannot be read.
+            SourceError: the event does not fit the table map.
+        """
+        count, at = _number(data, at)
+        if count != self._columns:
+            raise SourceError(f"{self.schema.table}: an event has {count} columns, the table map {self._columns}")
+        for _ in range(2 if op == "u" else 1):
+            behind = at + self._image_size
+            present = int.from_bytes(data[at:behind], "little") & self._all_present
+            if present != self._all_present:
+                raise self._absent(present)
+            at = behind
+        if compressed:
+            data, at = uncompressed(data[at:]), 0
+        try:
+            return self._rows(op, data, at)
+        except _UNREADABLE as error:
+            raise self._unreadable(op, data, at, error) from error
+
+    def _rows(self, op: str, data: bytes, at: int) -> list[RowChange]:
+        found: list[RowChange] = []
+        add, read, schema, end = found.append, self._read_row, self.schema, len(data)
+        if op == "c":
+            while at < end:
+                row, at = read(data, at)
+                add(RowChange("c", schema, None, row))
+        elif op == "d":
+            while at < end:
+                row, at = read(data, at)
+                add(RowChange("d", schema, row, None))
+        else:
+            while at < end:
+                row, at = read(data, at)
+                after, at = read(data, at)
+                add(RowChange("u", schema, row, after))
+        if at != end:
+            raise SourceError(f"{schema.table}: the rows of an event end {at - end} bytes behind it")
+        return found
+
+    def _absent(self, present: int) -> ColumnError:
+        name = next(column.name for place, column in enumerate(self.schema.columns) if not present >> place & 1)
+        return ColumnError(
+            str(self.schema.table), name, "it is absent from the row image: SET GLOBAL binlog_row_image=FULL"
+        )
+
+    def _unreadable(self, op: str, data: bytes, at: int, error: Exception) -> ColumnError | SourceError:
+        """Which column it was: the rows once more, one column at a time."""
+        reason = str(error)
+        while at < len(data):
+            nulls = int.from_bytes(data[at : at + self._null_size], "little")
+            at += self._null_size
+            for place, reader in enumerate(self._readers):
+                if nulls >> place & 1:
+                    continue
+                try:
+                    _value, at = reader(data, at)
+                except _UNREADABLE:
+                    return ColumnError(str(self.schema.table), self.schema.columns[place].name, reason)
+        return SourceError(f"{self.schema.table}: an event ({op}) cannot be read: {reason}")
+
+
+def _columns(table_map: TableMap, described: TableDescription) -> tuple[list[Column], list[Reader]]:
+    columns, readers = [], []
+    for column in table_map.columns:
+        text = None if column.charset is None else column.charset.decode
+        try:
+            name, kind, reader = describe_column(column, text, _declared(column, described))
+        except UnsupportedTypeError as error:
+            raise ColumnError(str(table_map.table), column.name, str(error)) from error
+        columns.append(Column(column.name, kind, name, column.name in described.generated))
+        readers.append(reader)
+    return columns, readers
+
+
+def _declared(column: MapColumn, described: TableDescription) -> str:
+    is_binary = column.type == FIELD_TYPE.STRING and column.charset is None
+    return described.types.get(column.name, "") if is_binary else ""
+
+
+def _unique_key(columns: Sequence[Column], unique: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    places = {column.name: place for place, column in enumerate(columns)}
+    fitting = (key for key in unique if all(name in places for name in key))
+    return tuple(places[name] for name in next(fitting, ()))
+
+
+def _row_reader(readers: Sequence[Reader]) -> RowReader:
+    null_size = (len(readers) + 7) // 8
+
+    def read(data: bytes, at: int) -> tuple[Row, int]:
+        behind = at + null_size
+        nulls = int.from_bytes(data[at:behind], "little")
+        at = behind
+        values: list[Value] = []
+        add = values.append
+        if not nulls:  # nearly all rows of many tables
+            for reader in readers:
+                value, at = reader(data, at)
+                add(value)
+            return tuple(values), at
+        for reader in readers:
+            if nulls & 1:
+                add(None)
+            else:
+                value, at = reader(data, at)
+                add(value)
+            nulls >>= 1
+        return tuple(values), at
+
+    return read
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A length-encoded integer below 65,536."""
+    first = data[at]
+    if first < 251:
+        return first, at + 1
+    if first != 252:
+        raise SourceError(f"a rows event has a number of columns that begins with {first}")
+    return data[at + 1] + (data[at + 2] << 8), at + 3

@@ -1,0 +1,266 @@
+"""The database behind the binlog, asked by SQL: what it is, whether its binlog can be read, what its tables are now.
+
+Each question has a connection of its own: they are rare, and none is left to time out.
+
+What must hold for the binlog to show each change (``check``): row format with full images and metadata; GTIDs; a server
+id of our own; no foreign key of a captured table with an action, for InnoDB carries those out without row events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any, Final
+
+from txmq.binlog.changes import Ddl, Origin, TableName
+from txmq.binlog.errors import BinlogError, SourceAwayError, SourceError
+from txmq.binlog.position import Flavor, MariadbGtids, MysqlGtids, Position, parse_gtids
+from txmq.binlog.source.charsets import UNDEFINED, Charset, charset
+from txmq.binlog.source.connection import replica_name
+from txmq.binlog.source.options import SourceOptions
+from txmq.binlog.source.rows import TableDescription
+from txmq.xa.database.dialects import MYSQL
+from txmq.xa.database.fingerprint import fingerprint
+from txmq.xa.database.mysql_driver import mysql_driver
+
+_WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
+_WANTED_OF: Final[dict[Flavor, dict[str, str]]] = {
+    "mariadb": _WANTED,
+    "mysql": _WANTED | {"gtid_mode": "ON", "binlog_row_value_options": "", "binlog_transaction_compression": "0"},
+}
+_NOT_AWAY: Final = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698, 4031})
+_MAY_NOT_SEE: Final = 1227
+_BINARY_TYPES: Final = ("uuid", "inet4", "inet6")
+_ACTIONS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
+
+
+class Server:
+    """The questions. ``origin`` is known after ``check``.
+
+    Raises of every method:
+        SourceError: the server refuses, or what must hold does not.
+        SourceAwayError: it cannot be reached.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._charsets: dict[int, tuple[str, int]] = {}
+        self._decoders: dict[str, Charset] = {}
+        self.origin = Origin("mariadb", "")
+
+    def check(self) -> None:
+        """Whether each change of the captured tables will be in the binlog."""
+        flavor: Flavor = "mariadb" if "mariadb" in self._variable("version").lower() else "mysql"
+        driver = mysql_driver()
+        try:
+            with closing(driver.connect(**self._arguments())) as connection:
+                self.origin = Origin(flavor, fingerprint(connection, MYSQL))
+        except driver.Error as error:
+            raise _refusal(error) from error
+        for name, wanted in _WANTED_OF[flavor].items():
+            found = self._variable(name)
+            if found.upper() != wanted:
+                raise SourceError(
+                    f"{name} is {found or 'empty'}, and the binlog then does not show each change: SET GLOBAL "
+                    f"{name}={wanted or repr('')}"
+                    + " (with log-bin in the server's configuration)"
+                    * (name == "log_bin")
+                )
+        self._check_server_id()
+        self._check_cascades()
+
+    def end_position(self) -> Position:
+        """Where the binlog ends now."""
+        if self.origin.flavor == "mysql":
+            gtids = "".join(self._variable("gtid_executed").split())
+        else:
+            gtids = self._variable("gtid_binlog_pos")
+        status = self._rows("SHOW MASTER STATUS")
+        if not status:
+            raise SourceError("the server keeps no binlog: start it with log-bin")
+        return Position(self.origin.flavor, gtids, 0, str(status[0][0]), int(status[0][1]), self.origin.server)
+
+    def oldest_position(self) -> Position:
+        """Where the oldest binlog begins that the server has."""
+        file = self.first_file()
+        if self.origin.flavor == "mysql":
+            gtids = "".join(self._variable("gtid_purged").split())
+        else:
+            gtids = str(self._rows("SELECT BINLOG_GTID_POS(%s, 4)", file)[0][0] or "")
+        return Position(self.origin.flavor, gtids, 0, file, 4, self.origin.server)
+
+    def first_file(self) -> str:
+        """The oldest binlog file."""
+        return str(self._rows("SHOW BINARY LOGS")[0][0])
+
+    def check_position(self, position: Position) -> None:
+        """Whether this server has the history up to ``position``, and all behind it."""
+        if position.flavor != self.origin.flavor:
+            raise SourceError(f"the position is one of {position.flavor}, the server is of {self.origin.flavor}")
+        gtids = position.gtid_set
+        if isinstance(gtids, MysqlGtids):
+            self._check_mysql(gtids)
+        changed = bool(position.server) and position.server != self.origin.server
+        if changed and not self._options.accept_server and not self._knows(gtids):
+            raise SourceError(
+                f"this is another server: the position is of {position.server}, the connection leads to "
+                f"{self.origin.server}, and its binlog does not prove that it has replicated that one's transactions "
+                f"({gtids}); if it has, accept it by name (--accept-server), else take a new snapshot"
+            )
+
+    def _knows(self, gtids: MariadbGtids | MysqlGtids) -> bool:
+        """Whether the binlog holds transactions of another server up to ``gtids``: it replicated that one.
+
+        A transaction under this server's own id proves nothing: a server set up anew counts from 1 as well.
+        """
+        if isinstance(gtids, MysqlGtids):
+            return parse_gtids("mysql", "".join(self._variable("gtid_executed").split())).covers(gtids)
+        mine = int(self._variable("server_id"))
+        state = [gtid.strip().split("-") for gtid in self._variable("gtid_binlog_state").split(",") if gtid.strip()]
+        known = {(int(domain), int(server)): int(sequence) for domain, server, sequence in state}
+        return all(
+            server != mine and known.get((domain, server), -1) >= sequence
+            for domain, (server, sequence) in gtids.last.items()
+        )
+
+    def _check_mysql(self, gtids: MysqlGtids) -> None:
+        purged = parse_gtids("mysql", "".join(self._variable("gtid_purged").split()))
+        if not gtids.covers(purged):
+            raise SourceError(f"the server has purged transactions behind the position ({purged}): take a new snapshot")
+
+    def _check_server_id(self) -> None:
+        mine, theirs = self._options.server_id, int(self._variable("server_id"))
+        if mine == theirs:
+            raise SourceError(f"server id {mine} is that of the server itself: take another one")
+        try:
+            replicas = self._rows("SHOW SLAVE HOSTS" if self.origin.flavor == "mariadb" else "SHOW REPLICAS")
+        except SourceError as error:
+            if _code(error.__cause__) == _MAY_NOT_SEE:
+                return
+            raise
+        for row in replicas:
+            if int(row[0]) == mine and str(row[1]) != replica_name(self._options.name):
+                raise SourceError(f"server id {mine} is that of the replica {row[1]}: take another one")
+
+    def _check_cascades(self) -> None:
+        if self._options.cascades == "pass":
+            return
+        found = self._rows(
+            "SELECT constraint_schema, table_name, constraint_name FROM information_schema.referential_constraints "
+            "WHERE delete_rule IN %s OR update_rule IN %s",
+            _ACTIONS, _ACTIONS,
+        )  # fmt: skip
+        hidden = [f"{row[0]}.{row[1]} ({row[2]})" for row in found if self._options.captures(TableName(row[0], row[1]))]
+        if hidden:
+            raise SourceError(
+                f"foreign keys with CASCADE, SET NULL or SET DEFAULT: {', '.join(hidden[:10])}. InnoDB changes the "
+                "rows of these tables without row events; drop them, or say cascades = pass if consumers do the same"
+            )
+
+    # --- what the reader of events asks (Catalog) ----------------------------------------------------------------
+
+    def changed(self, ddl: Ddl) -> None:
+        """A captured table may have a foreign key now."""
+        if "REFERENCES" in ddl.statement.upper():
+            self._check_cascades()
+
+    def describe(self, table: TableName) -> TableDescription:
+        """A table as it is now."""
+        kinds = self._rows(
+            "SELECT table_type FROM information_schema.tables WHERE table_schema = %s AND table_name = %s", *table
+        )
+        if kinds and kinds[0][0] not in ("BASE TABLE", "SYSTEM VERSIONED"):
+            return TableDescription(is_table=False)
+        if kinds and kinds[0][0] == "SYSTEM VERSIONED":
+            raise SourceError(f"{table} is system-versioned: its history has rows of its own, which are not published")
+        columns = self._rows(
+            "SELECT column_name, column_type, generation_expression FROM information_schema.columns "
+            "WHERE table_schema = %s AND table_name = %s", *table,
+        )  # fmt: skip
+        return TableDescription(
+            types={row[0]: row[1] for row in columns if row[1] in _BINARY_TYPES},
+            generated=frozenset(row[0] for row in columns if row[2]),
+            unique=self._unique(table),
+        )
+
+    def _unique(self, table: TableName) -> tuple[tuple[str, ...], ...]:
+        rows = self._rows(
+            "SELECT index_name, column_name, nullable, sub_part FROM information_schema.statistics "
+            "WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index", *table,
+        )  # fmt: skip
+        found: dict[str, list[str]] = {}
+        unfit = set()
+        for name, column, nullable, part in rows:
+            found.setdefault(name, []).append(column)
+            if nullable == "YES" or part is not None or column is None:
+                unfit.add(name)
+        return tuple(tuple(found[name]) for name in found if name not in unfit)
+
+    def charset(self, number: int) -> Charset:
+        """The character set of a collation."""
+        if not self._charsets:
+            self._charsets = self._collations()
+        if number not in self._charsets:
+            raise SourceError(f"the binlog names collation {number}, which the server does not list")
+        name, bytes_max = self._charsets[number]
+        if name not in self._decoders:
+            self._decoders[name] = charset(name, bytes_max, self._characters(name) if bytes_max == 1 else None)
+        return self._decoders[name]
+
+    def _collations(self) -> dict[int, tuple[str, int]]:
+        lists = "collations AS c"
+        if self.origin.flavor == "mariadb" and self._rows(
+            "SELECT 1 FROM information_schema.columns WHERE table_schema = 'information_schema' "
+            "AND table_name = 'COLLATION_CHARACTER_SET_APPLICABILITY' AND column_name = 'ID'"
+        ):
+            lists = "collation_character_set_applicability AS c"  # since 10.10 collations serve several sets
+        rows = self._rows(
+            f"SELECT c.id, s.character_set_name, s.maxlen FROM information_schema.{lists} "  # noqa: S608 - our own
+            "JOIN information_schema.character_sets AS s ON s.character_set_name = c.character_set_name"
+        )
+        return {int(row[0]): (str(row[1]), int(row[2])) for row in rows if row[0] is not None}
+
+    def _characters(self, name: str) -> str:
+        """The 256 characters of a set of one byte each, as the server converts them."""
+        each = ",".join(
+            f"CONVERT(CAST(X'{byte:02x}' AS CHAR CHARACTER SET {name}) USING utf8mb4)" for byte in range(256)
+        )
+        (row,) = self._rows(f"SELECT {each}")
+        return "".join(
+            UNDEFINED if not text or (text == "?" and byte != ord("?")) else text for byte, text in enumerate(row)
+        )
+
+    # --- connections ---------------------------------------------------------------------------------------------
+
+    def _variable(self, name: str) -> str:
+        rows = self._rows("SHOW GLOBAL VARIABLES LIKE %s", name.replace("_", r"\_"))
+        value = str(rows[0][1]) if rows else ""
+        return {"ON": "1", "OFF": "0"}.get(value, value) if name in _SWITCHES else value
+
+    def _arguments(self) -> dict[str, Any]:
+        return self._options.connect_arguments()
+
+    def _rows(self, sql: str, *parameters: object) -> Sequence[Any]:
+        driver = mysql_driver()
+        try:
+            with closing(driver.connect(**self._arguments())) as connection, closing(connection.cursor()) as cursor:
+                cursor.execute(sql, parameters) if parameters else cursor.execute(sql)
+                found: Sequence[Any] = cursor.fetchall()
+                return found
+        except driver.Error as error:
+            raise _refusal(error) from error
+
+
+_SWITCHES: Final = frozenset({"log_bin", "binlog_transaction_compression"})
+
+
+def _code(error: BaseException | None) -> int:
+    return error.args[0] if error is not None and error.args and isinstance(error.args[0], int) else 0
+
+
+def _refusal(error: Exception) -> BinlogError:
+    """Whether asking again may help: not if the server has understood the question."""
+    driver = mysql_driver()
+    if isinstance(error, driver.OperationalError) and _code(error) not in _NOT_AWAY:
+        return SourceAwayError(f"the database cannot be asked: {error}")
+    return SourceError(f"the database refuses to tell what it is asked: {error}")

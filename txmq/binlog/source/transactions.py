@@ -1,0 +1,357 @@
+"""Events become transaction parts. Bytes go in, parts come out; what the database says is asked through ``Catalog``.
+
+A transaction opens with a GTID. MariaDB's flag says whether one statement follows or a group, which an XID event,
+COMMIT, ROLLBACK or XA PREPARE ends; MySQL says it by BEGIN. Invariants:
+
+* a part is handed out as last only when the event that ends its transaction is there; what a crash of the server cut
+  off is dropped, if none of it was handed out;
+* every event is understood, known to change nothing, marked by the server as ignorable, or an error;
+* what is read again after a restart, the first ``rows`` changes of the position's transaction, is counted only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from pymysqlreplication.constants import BINLOG
+
+from txmq.binlog.changes import Ddl, DdlKind, Origin, RowChange, TableName, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.errors import SourceError
+from txmq.binlog.position import MariadbGtids, MysqlGtids, Position
+from txmq.binlog.source.charsets import Charset
+from txmq.binlog.source.events import (
+    CHECKSUM_SIZE,
+    HEADER,
+    HEADER_SIZE,
+    IGNORABLE_FLAG,
+    PASSED_OVER,
+    QUERY_COMPRESSED,
+    REFUSED,
+    ROWS,
+    has_checksums,
+    is_checked,
+    mariadb_gtid,
+    mysql_gtid,
+    query,
+    rotation,
+    xa_prepare,
+)
+from txmq.binlog.source.options import SourceOptions
+from txmq.binlog.source.rows import TableDecoder, TableDescription
+from txmq.binlog.source.statements import Statement, What, recognise, shadowed
+from txmq.binlog.source.table_map import parse_table_map
+
+_STATEMENT_SHOWN_MAX: Final = 200
+_DECODERS_MAX: Final = 10_000
+
+
+class Catalog(Protocol):
+    """What the database is asked about."""
+
+    def describe(self, table: TableName) -> TableDescription:
+        """A table as it is now; what has gone since is described as a table without more."""
+
+    def charset(self, number: int) -> Charset:
+        """The character set of a collation."""
+
+    def changed(self, ddl: Ddl) -> None:
+        """A captured table has changed: what must hold of it may hold no longer."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """The transaction that is being read."""
+
+    gtid: str
+    gtids: MariadbGtids | MysqlGtids  # with it
+    server_id: int
+    timestamp_ms: int
+    is_standalone: bool = False
+    is_void: bool = False  # its statement changes nothing
+    number: int = 0  # changes that were handed out, or skipped
+    bytes: int = 0
+    ddl: Ddl | None = None
+    xa: XaPrepare | XaEnd | None = None
+    first: bool = True
+
+
+class TransactionReader:
+    """Cuts a stream of events into parts; ``ready`` holds those that are whole."""
+
+    def __init__(self, options: SourceOptions, origin: Origin, position: Position, catalog: Catalog) -> None:
+        self.ready: deque[TransactionPart] = deque()
+        self.file, self.offset = position.file, position.offset
+        self._options = options
+        self._origin = origin
+        self._catalog = catalog
+        self._gtids = position.gtid_set
+        self._partial, self._skip = position.partial, position.rows
+        self._checksums = True
+        self._open: _Open | None = None
+        self._changes: list[RowChange] = []
+        self._savepoints: dict[str, int] = {}
+        self._tables: dict[int, TableDecoder | None] = {}
+        self._decoders: dict[bytes, TableDecoder | None] = {}
+        self._on: dict[int, Callable[[bytes], None]] = {
+            BINLOG.TABLE_MAP_EVENT: self._table_map,
+            BINLOG.XID_EVENT: self._commit,
+            BINLOG.QUERY_EVENT: self._query,
+            QUERY_COMPRESSED: self._compressed_query,
+            BINLOG.MARIADB_GTID_EVENT: self._mariadb_gtid,
+            BINLOG.GTID_LOG_EVENT: self._mysql_gtid,
+            BINLOG.XA_PREPARE_EVENT: self._xa_prepare,
+            BINLOG.FORMAT_DESCRIPTION_EVENT: self._description,
+        }
+        self._timestamp = self._server_id = 0
+
+    def feed(self, event: bytes) -> None:
+        """Take one event whole, header first.
+
+        Raises:
+            SourceError: it holds what cannot be published, or is damaged.
+            ColumnError: a captured column's value cannot be read.
+        """
+        self._timestamp, kind, self._server_id, size, position, flags = HEADER.unpack_from(event)
+        if size != len(event):
+            raise SourceError(f"{self.file}: an event of {size} bytes has {len(event)}")
+        if kind == BINLOG.ROTATE_EVENT:
+            self._rotate(event)
+            return
+        if self._checksums or kind == BINLOG.FORMAT_DESCRIPTION_EVENT:
+            if not is_checked(event):
+                raise SourceError(f"{self.file}: the event that ends at {position} is damaged (CRC32)")
+            body = event[HEADER_SIZE:-CHECKSUM_SIZE]
+        else:
+            body = event[HEADER_SIZE:]
+        if position:
+            self.offset = position
+        if kind in ROWS:
+            self._rows(kind, body)
+        elif kind in self._on:
+            self._on[kind](event if kind == BINLOG.FORMAT_DESCRIPTION_EVENT else body)
+        elif kind not in PASSED_OVER:
+            if kind in REFUSED:
+                raise SourceError(f"{self._place()}: {REFUSED[kind]}")
+            if not flags & IGNORABLE_FLAG:
+                raise SourceError(f"{self._place()}: an event of a kind that is not known ({kind})")
+
+    def _place(self) -> str:
+        transaction = "" if self._open is None else f", transaction {self._open.gtid}"
+        return f"{self.file}, byte {self.offset}{transaction}"
+
+    # --- files ---------------------------------------------------------------------------------------------------
+
+    def _rotate(self, event: bytes) -> None:
+        """The server sends one before each file, made for it: whether it has a checksum is for itself to say."""
+        self.file = rotation(event[HEADER_SIZE : -CHECKSUM_SIZE if is_checked(event) else None])
+        self.offset = 4
+
+    def _description(self, event: bytes) -> None:
+        self._checksums = has_checksums(event)
+        self._tables.clear()
+        if self._open is not None:  # the server has crashed within a transaction: it never committed
+            if self._open.number:
+                raise SourceError(f"{self._place()}: a crash of the server cut it off, and part of it was handed out")
+            self._forget()
+
+    # --- transactions --------------------------------------------------------------------------------------------
+
+    def _mariadb_gtid(self, body: bytes) -> None:
+        found = mariadb_gtid(body)
+        gtid = f"{found.domain}-{self._server_id}-{found.sequence}"
+        gtids = self._gtids
+        if not isinstance(gtids, MariadbGtids):
+            raise SourceError(f"{gtid}: the position is one of MySQL")
+        if found.sequence <= gtids.sequence(found.domain):
+            raise SourceError(f"{gtid} stands behind {gtids} in {self.file}: SET GLOBAL gtid_strict_mode=ON")
+        opened = self._begin(gtid, gtids.moved(found.domain, self._server_id, found.sequence))
+        opened.is_standalone, opened.is_void = found.is_standalone, found.is_unfinished_alter
+        opened.xa = XaPrepare(found.xid) if found.xid is not None else None
+
+    def _mysql_gtid(self, body: bytes) -> None:
+        gtid = mysql_gtid(body)
+        self._begin(gtid, self._gtids.including(gtid)).is_standalone = True  # until BEGIN or XA START says otherwise
+
+    def _begin(self, gtid: str, gtids: MariadbGtids | MysqlGtids) -> _Open:
+        if self._open is not None:
+            raise SourceError(f"{self._place()}: {gtid} begins before it has ended")
+        if self._skip and gtid != self._partial:
+            raise SourceError(
+                f"{gtid} comes where {self._partial} was expected, of which {self._skip} changes are published: "
+                "this server has its transactions in another order; read the former server, or take a new snapshot"
+            )
+        self._open = _Open(gtid, gtids, self._server_id, self._timestamp * 1000)
+        return self._open
+
+    def _xa_prepare(self, body: bytes) -> None:
+        opened = self._opened()
+        xid, one_phase = xa_prepare(body)
+        opened.xa = None if one_phase else XaPrepare(xid)
+        self._commit(body)
+
+    def _commit(self, _body: bytes) -> None:
+        opened = self._opened()
+        if self._skip:
+            raise SourceError(
+                f"{opened.gtid} has {self._skip} changes less than were published of it: other tables are captured now"
+            )
+        self._gtids = opened.gtids
+        self._hand_out(opened, self._changes, last=True)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._open = None
+        self._changes = []
+        self._savepoints.clear()
+
+    def _opened(self) -> _Open:
+        if self._open is None:
+            raise SourceError(f"{self._place()}: an event stands outside of every transaction (no GTID)")
+        return self._open
+
+    def _hand_out(self, opened: _Open, changes: list[RowChange], *, last: bool) -> None:
+        self.ready.append(
+            TransactionPart(
+                opened.gtid, self._gtids, self._origin, opened.server_id, opened.timestamp_ms,
+                opened.first, last, opened.number, changes, opened.ddl, opened.xa, self.file, self.offset,
+            )
+        )  # fmt: skip
+        opened.first = False
+        opened.ddl = None
+        opened.number += len(changes)
+        opened.bytes = 0
+
+    # --- rows ----------------------------------------------------------------------------------------------------
+
+    def _table_map(self, body: bytes) -> None:
+        described = body[8:]
+        if described in self._decoders:
+            self._tables[int.from_bytes(body[:6], "little")] = self._decoders[described]
+            return
+        if len(self._decoders) >= _DECODERS_MAX:
+            self._decoders.clear()
+        decoder = self._decoders[described] = self._decoder(described)
+        self._tables[int.from_bytes(body[:6], "little")] = decoder
+
+    def _decoder(self, described: bytes) -> TableDecoder | None:
+        database_size = described[0]
+        database = described[1 : 1 + database_size].decode()
+        at = database_size + 3
+        table = TableName(database, described[at : at + described[at - 1]].decode())
+        if not self._captures(table):
+            return None
+        description = self._catalog.describe(table)
+        if not description.is_table:
+            return None
+        return TableDecoder(parse_table_map(described, self._origin.flavor, self._catalog.charset), description)
+
+    def _captures(self, table: TableName) -> bool:
+        base = shadowed(table)
+        if base is not None and (base == table or self._options.captures(base)):
+            return False
+        return self._options.captures(table)
+
+    def _rows(self, kind: int, body: bytes) -> None:
+        opened = self._opened()
+        op, has_more, compressed = ROWS[kind]
+        number = int.from_bytes(body[:6], "little")
+        try:
+            decoder = self._tables[number]
+        except KeyError:
+            raise SourceError(f"{self._place()}: rows without a table map ({number})") from None
+        if decoder is None:
+            return
+        at = 8 + (int.from_bytes(body[8:10], "little") if has_more else 0)
+        changes = decoder.changes(op, body, at, compressed=compressed)
+        if self._skip:
+            changes = self._unpublished(opened, changes)
+        kept = self._changes
+        kept += changes
+        opened.bytes += len(body)
+        if len(kept) >= self._options.rows_max or opened.bytes >= self._options.bytes_max:
+            self._hand_out_full(opened)
+
+    def _unpublished(self, opened: _Open, changes: list[RowChange]) -> list[RowChange]:
+        skipped = min(self._skip, len(changes))
+        self._skip -= skipped
+        opened.number += skipped
+        opened.first = False
+        opened.ddl = None
+        return changes[skipped:]
+
+    def _hand_out_full(self, opened: _Open) -> None:
+        rows_max = self._options.rows_max
+        while len(self._changes) >= rows_max:
+            changes, self._changes = self._changes[:rows_max], self._changes[rows_max:]
+            self._hand_out(opened, changes, last=False)
+        if opened.bytes >= self._options.bytes_max and self._changes:
+            changes, self._changes = self._changes, []
+            self._hand_out(opened, changes, last=False)
+
+    def _undo(self, opened: _Open, number: int) -> None:
+        """Take back the changes from ``number`` on."""
+        if number < opened.number:
+            raise SourceError(
+                f"{self._place()}: it was rolled back (to a savepoint) before changes that are handed out already; "
+                f"raise the rows and bytes of a part above {self._options.rows_max} and {self._options.bytes_max}"
+            )
+        del self._changes[number - opened.number :]
+
+    # --- statements ----------------------------------------------------------------------------------------------
+
+    def _compressed_query(self, body: bytes) -> None:
+        self._query(body, compressed=True)
+
+    def _query(self, body: bytes, *, compressed: bool = False) -> None:
+        opened = self._opened()
+        if body.endswith(b"\0COMMIT"):  # of every transaction of tables without transactions
+            self._commit(body)
+            return
+        found = query(body, compressed=compressed)
+        text = self._text(found.statement, found.charset)
+        statement = recognise(text, found.database, ansi_quotes=found.ansi_quotes)
+        self._statement(opened, statement, text)
+        if opened.is_standalone and self._open is opened:
+            self._commit(body)
+
+    def _text(self, statement: bytes, charset: int | None) -> str:
+        try:
+            return statement.decode() if charset is None else self._catalog.charset(charset).decode(statement)
+        except ValueError:
+            return statement.decode("utf-8", "backslashreplace")  # a comment's bytes, or a value's: names are checked
+
+    def _statement(self, opened: _Open, statement: Statement, text: str) -> None:
+        what = statement.what
+        if what is What.COMMIT:
+            self._commit(b"")
+        elif what is What.BEGIN or text.startswith("XA START"):
+            opened.is_standalone = False
+        elif what is What.ROLLBACK:
+            self._undo(opened, 0)
+            self._commit(b"")
+        elif what is What.SAVEPOINT:
+            self._savepoints[statement.name] = opened.number + len(self._changes)
+        elif what is What.ROLLBACK_TO:
+            if statement.name not in self._savepoints:
+                raise SourceError(f"{self._place()}: a rollback to the savepoint {statement.name}, which is not known")
+            self._undo(opened, self._savepoints[statement.name])
+        elif what is What.XA_END:
+            opened.xa = statement.xa
+        elif what is What.DDL and statement.ddl is not None:
+            self._ddl(opened, statement.ddl)
+        elif what is What.DML:
+            raise SourceError(
+                f"{self._place()}: it changes rows by a statement ({text[:_STATEMENT_SHOWN_MAX]!r}), without row "
+                "events: set binlog_format=ROW for every session, then take a new snapshot of the changed tables"
+            )
+
+    def _ddl(self, opened: _Open, ddl: Ddl) -> None:
+        if opened.is_void or ddl.kind is DdlKind.OTHER:
+            return
+        self._decoders.clear()  # the tables' keys are asked for anew
+        if ddl.kind is DdlKind.DATABASE or any(map(self._captures, ddl.tables)):
+            opened.ddl = ddl
+            self._catalog.changed(ddl)
