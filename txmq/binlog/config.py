@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from txmq.binlog.changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX
 from txmq.config_sources import near_miss
@@ -31,6 +32,7 @@ NAME_LENGTH_MAX = 64  # it stands in front of the database's and the table's nam
 _TABLE = re.compile(r"[^.\s]+\.[^.\s]+\Z")
 _PLACES = re.compile(r"\{([a-z]*)\}")
 _MIB = 1 << 20
+_MADE_ID_MIN, _MADE_IDS = 1 << 31, 1 << 31  # far from what people number
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,11 @@ class SourceSettings:
     host: str = word("127.0.0.1", "Its address.", section="[source]")
     port: int = number(3306, 1, 65535, "Its port.", section="[source]")
     unix_socket: str = word("", "Its socket on this machine; goes before host and port.", section="[source]")
-    user: str = word("", "A user with REPLICATION SLAVE, and with SELECT on the tables.", section="[source]")
+    user: str = word(
+        "txmq", "A user with REPLICATION SLAVE and BINLOG MONITOR (MySQL: REPLICATION CLIENT), and with SELECT on the "
+        "tables.", section="[source]",
+    )  # fmt: skip
     password: str = word("", 'The user\'s password; best { env = "VARIABLE" }.', section="[source]")
-    flavor: str = word(
-        "auto", "Which kind of server it is; auto asks it.", section="[source]", choices=("auto", "mariadb", "mysql")
-    )
     server_id: int = number(
         0, 0, (1 << 32) - 1, "The reader's own id among the server's replicas: no other replica of it may have the "
         "same. 0: made of name.", section="[source]",
@@ -63,10 +65,15 @@ class SourceSettings:
         False, "Go on with a server that is not the one read before, though its GTIDs do not prove that it has the "
         "same transactions.", section="[source]",
     )  # fmt: skip
-    connect_timeout_ms: int = number(10_000, 1, 600_000, "How long a connection may take.", section="[source]")
-    heartbeat_ms: int = number(
-        1_000, 100, 600_000, "How often an idle server says that it is there. After three times as long without a "
-        "word the connection counts as lost.", section="[source]",
+    cascades: str = word(
+        "stop", "Foreign keys that change rows by themselves (ON DELETE CASCADE and the like): the binlog does not "
+        "show those changes. stop refuses such tables, pass publishes them without.", section="[source]",
+        choices=("stop", "pass"),
+    )  # fmt: skip
+    connect_timeout_ms: int = number(10_000, 1_000, 600_000, "How long a connection may take.", section="[source]")
+    silence_ms_max: int = number(
+        10_000, 1_000, 600_000, "The connection counts as lost after this time without a word; an idle server sends "
+        "heartbeats.", section="[source]",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -151,6 +158,11 @@ class BinlogSettings:
         _check_all(self, "")
         if not is_valid_name(self.name) or len(self.name) > NAME_LENGTH_MAX:
             raise ConfigError(f"name = {self.name[:80]!r}: expected {_KEYS['']['name'].form}")
+
+    @property
+    def server_id(self) -> int:
+        """The reader's id among the server's replicas."""
+        return self.source.server_id or _MADE_ID_MIN + crc32(self.name.encode()) % _MADE_IDS
 
     @property
     def group(self) -> str:

@@ -14,12 +14,18 @@ from collections.abc import Callable
 from typing import Protocol
 
 from txmq.binlog.changes import TransactionPart
+from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import SourceAwayError
-from txmq.binlog.position import Position
+from txmq.binlog.position import Position, parse_gtids
 from txmq.binlog.publish.published import Published
+from txmq.binlog.publish.transactional import TransactionalPublisher
+from txmq.binlog.source import BinlogSource
+from txmq.binlog.source_settings import source_options
+from txmq.client import connect
+from txmq.errors import ConfigError
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Signal
+from txmq.runtime.threads import Signal, until_terminated
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
 READ_S = 0.2  # the longest wait for a part before the reader looks whether it is to end
@@ -28,8 +34,11 @@ READ_S = 0.2  # the longest wait for a part before the reader looks whether it i
 class Source(Protocol):
     """The transactions of a database behind a position. Used by one thread."""
 
-    def start_position(self) -> Position:
-        """Where a reader without a saved position begins."""
+    def current_position(self) -> Position:
+        """Where the binlog ends now."""
+
+    def oldest_position(self) -> Position:
+        """Where the oldest binlog begins that the server has."""
 
     def open(self, position: Position) -> None:
         """Check the server, and read on behind a position.
@@ -79,10 +88,11 @@ class BinlogReader:
 
     Args:
         new_source: makes a source, which is not open.
+        start: where a reader without a saved position begins (``source.start``).
     """
 
-    def __init__(self, new_source: Callable[[], Source], clock: Clock) -> None:
-        self._new_source, self._woken = new_source, Signal()
+    def __init__(self, new_source: Callable[[], Source], clock: Clock, start: str = "now") -> None:
+        self._new_source, self._start, self._woken = new_source, start, Signal()
         self._is_stopped = False
         self._log = get_logger()
         self._sparingly = Sparingly(self._log, clock)
@@ -115,7 +125,7 @@ class BinlogReader:
         while not self._is_stopped:
             source = self._new_source()
             try:
-                position = position or source.start_position()
+                position = position or self._first_position(source)
                 source.open(position)
                 if not has_begun:
                     publisher.begin(position)
@@ -137,3 +147,32 @@ class BinlogReader:
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             finally:
                 source.close()
+
+    def _first_position(self, source: Source) -> Position:
+        current = source.current_position()
+        if self._start == "now":
+            return current
+        if self._start == "earliest":
+            return source.oldest_position()
+        try:
+            parse_gtids(current.flavor, self._start)
+        except ValueError as error:
+            raise ConfigError(
+                f"source.start = {self._start[:80]!r}: expected now, earliest or a GTID: {error}"
+            ) from None
+        return Position(current.flavor, self._start, server=current.server)
+
+
+def read_binlog(settings: BinlogSettings) -> Published | None:
+    """Read and publish until SIGTERM or Ctrl-C; what is published then.
+
+    Raises:
+        BinlogError: what stopped the reader.
+        ConfigError: a setting does not fit the server.
+    """
+    with connect(settings.bootstrap, lazy=True) as client:
+        options = source_options(settings)
+        reader = BinlogReader(lambda: BinlogSource(options), client.clock, settings.source.start)
+        publisher = TransactionalPublisher(client, settings, lambda: reader.is_stopped)
+        with until_terminated(reader.stop):
+            return reader.run(publisher)

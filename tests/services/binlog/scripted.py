@@ -134,7 +134,11 @@ class ScriptedSource:
         self._script, self._ended, self._away_after = script, ended, away_after
         self._left: Iterator[TransactionPart] = iter(())
 
-    def start_position(self) -> Position:
+    def current_position(self) -> Position:
+        """See ``run.Source``."""
+        return Position("mariadb", "")
+
+    def oldest_position(self) -> Position:
         """See ``run.Source``."""
         return Position("mariadb", "")
 

@@ -191,10 +191,7 @@ class Gathering:
                 f'stopped before transaction {part.gtid}, as publish.ddl = "stop" says: {ddl.statement[:200]}; start '
                 'again with publish.ddl = "pass" when consumers can take what follows'
             )
-        topics: dict[str, TableName] = {}
-        for table in ddl.tables:
-            topics.setdefault(self._topics.place(table, part.gtid).topic, table)
-        for topic, table in topics.items():
+        for topic, table in self._topics.concerned(ddl.tables, part.gtid).items():
             self._add_to_all(messages, topic, self._events.statement(part, table, now_ms), now_ms)
 
     def _add_begin_markers(

@@ -10,7 +10,7 @@ stays in its partition. More partitions count from the reader's next start.
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from txmq.binlog.changes import TableName
 from txmq.binlog.config import PublishSettings
@@ -20,12 +20,6 @@ from txmq.client.partitioner import KeyHashSelector, checked
 from txmq.model import Message, is_valid_name
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
-
-
-class TopicMaker(Protocol):
-    """Makes a topic if it is missing; returns how many partitions it has."""
-
-    def __call__(self, topic: str) -> int: ...
 
 
 def topic_of(pattern: str, name: str, table: TableName) -> str:
@@ -64,11 +58,14 @@ class Topics:
     """The places of all tables. Used by one thread.
 
     Args:
-        make: makes a topic that is missing.
+        make: makes a topic if it is missing; returns how many partitions it has.
+        names: lists all topics of the broker.
     """
 
-    def __init__(self, settings: PublishSettings, name: str, make: TopicMaker) -> None:
-        self._pattern, self._name, self._make = settings.topic, name, make
+    def __init__(
+        self, settings: PublishSettings, name: str, make: Callable[[str], int], names: Callable[[], Iterable[str]]
+    ) -> None:  # fmt: skip
+        self._pattern, self._name, self._make, self._names = settings.topic, name, make, names
         self._is_by_key, self._selector = settings.by == "key", selector_of(settings.by)
         self._places: dict[TableName, TablePlace] = {}
         self._pieces: dict[str, TableName] = {}
@@ -91,6 +88,24 @@ class Topics:
             place.fixed = checked(found, place.topic, place.partitions)
         return place
 
+    def concerned(self, tables: Iterable[TableName], gtid: str) -> dict[str, TableName]:
+        """The topics that a statement concerns, each with the table that it named first.
+
+        A table without a name stands for all tables of its database that have a topic.
+        """
+        found: dict[str, TableName] = {}
+        for table in tables:
+            of_table = [self.place(table, gtid).topic] if table.name else self._of_database(table.database)
+            for topic in of_table:
+                found.setdefault(topic, table)
+        return found
+
+    def _of_database(self, database: str) -> list[str]:
+        escaped = {"name": re.escape(self._name), "database": re.escape(_escaped(database)), "table": "[A-Za-z0-9_-]+"}
+        pieces = re.split(r"\{([a-z]+)\}", self._pattern)  # texts, and between them names of fields
+        named = re.compile("".join(escaped[one] if odd else re.escape(one) for one, odd in _marked(pieces)) + r"\Z")
+        return sorted(topic for topic in self._names() if named.match(topic))
+
     def partitions(self, topic: str) -> int:
         """How many a topic has; it is made if it is missing."""
         known = self._partitions.get(topic)
@@ -105,3 +120,7 @@ class Topics:
         if other != table:
             raise BinlogError(f"{table} and {other} would share the topic {topic!r}: source.exclude one of them")
         return TablePlace(table, topic, self.partitions(topic))
+
+
+def _marked(pieces: list[str]) -> list[tuple[str, bool]]:
+    return [(piece, number % 2 == 1) for number, piece in enumerate(pieces)]

@@ -100,7 +100,7 @@ class TransactionalPublisher:
         parked_end = self._wait.answer(lambda: self._client.offsets(parked, 0).end)
         begin = self._published or Published("", position)
         self._gathering = Gathering(
-            self._settings, Topics(self._publish, self._settings.name, self._make),
+            self._settings, Topics(self._publish, self._settings.name, self._make, self._topic_names),
             EventEncoder(self._settings.name),
             ParkedTopic(self._client, parked, self._clock, self.flush), begin, parked_end,
         )  # fmt: skip
@@ -183,6 +183,9 @@ class TransactionalPublisher:
         partitions = self._wait.answer(make)
         crash_point("binlog.topic.made")
         return partitions
+
+    def _topic_names(self) -> list[str]:
+        return self._wait.answer(lambda: [topic.name for topic in self._client.topics.list()])
 
     # --- the publishing thread ---------------------------------------------------------------------------------------
 

@@ -93,6 +93,13 @@ class Server:
         """The oldest binlog file."""
         return str(self._rows("SHOW BINARY LOGS")[0][0])
 
+    def bytes_behind(self, position: Position) -> int | None:
+        """Bytes of the binlog behind a position's file and offset; None if that file is gone, or another server's."""
+        sizes = {str(row[0]): int(row[1]) for row in self._rows("SHOW BINARY LOGS")}
+        if position.file not in sizes or position.server != self.origin.server:
+            return None
+        return sum(size for file, size in sizes.items() if file >= position.file) - position.offset
+
     def check_position(self, position: Position) -> None:
         """Whether this server has the history up to ``position``, and all behind it."""
         if position.flavor != self.origin.flavor:

@@ -59,6 +59,10 @@ class BinlogSource:
         self._server.check()
         return self._server.oldest_position()
 
+    def bytes_behind(self, position: Position) -> int | None:
+        """Bytes of the binlog behind a position; None if they cannot be counted. Raises as ``current_position``."""
+        return self._server.bytes_behind(position)
+
     def open(self, position: Position) -> None:
         """Check the server, connect, and read from ``position`` on.
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.services.binlog.scripted import PART_ROWS, TABLES, part, parts_of
-from txmq.binlog.changes import Ddl, DdlKind, RowChange, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.changes import Ddl, DdlKind, RowChange, TableName, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.errors import BinlogError, SourceError
 from txmq.binlog.event_json import EventEncoder
@@ -27,6 +27,7 @@ from txmq.xid import Xid, xid_sql
 ORDERS, STOCK, _ = TABLES
 XID = Xid(1, b"x", b"b")
 PARTITIONS = 3
+TOPICS = ["s.shop.orders", "s.shop.stock", "s.crm.orders"]
 
 
 def inserts(count: int, first: int = 0, schema: Any = ORDERS) -> list[RowChange]:
@@ -59,7 +60,7 @@ def made(log: Log, begin: Published | None = None, **settings: Any) -> Gathering
     whole = BinlogSettings(name="s", publish=publish)
     begin = begin or Published("", Position("mariadb", ""))
     parked_end = sum(one[0] == "s.parked" for one in log.messages)
-    topics = Topics(publish, "s", lambda _: PARTITIONS)
+    topics = Topics(publish, "s", lambda _: PARTITIONS, lambda: TOPICS)
     return Gathering(whole, topics, EventEncoder("s"), log, begin, parked_end)
 
 
@@ -144,6 +145,13 @@ def test_a_statement_goes_to_every_partition_of_its_tables_topics() -> None:
     taken(made(log), log, ddl(DdlKind.RENAME, additive=False))
     for topic in ("s.shop.orders", "s.shop.stock"):
         assert log.ops(topic) == [("ddl", number) for number in range(PARTITIONS)]
+
+
+def test_a_dropped_database_is_told_to_all_its_topics() -> None:
+    log = Log()
+    dropped = Ddl(DdlKind.DATABASE, "DROP DATABASE shop", "shop", (TableName("shop", ""),))
+    taken(made(log), log, part(1, ddl=dropped))
+    assert [one[0] for one in log.messages] == ["s.shop.orders"] * PARTITIONS + ["s.shop.stock"] * PARTITIONS
 
 
 def test_a_topic_that_two_tables_share_gets_a_statement_once() -> None:

@@ -13,6 +13,7 @@ from txmq.client.partitioner import KeyHashSelector
 from txmq.errors import ConfigError
 
 ORDERS, STOCK = TableName("shop", "orders"), TableName("shop", "stock")
+TOPICS = ["s.shop", "s.shop.orders", "s.shop.stock", "s.shop2.orders", "s.crm.orders", "sxshop.a", "s.parked"]
 
 
 def topics(by: str = "key", pattern: str = "{name}.{database}.{table}") -> tuple[Topics, list[str]]:
@@ -23,7 +24,7 @@ def topics(by: str = "key", pattern: str = "{name}.{database}.{table}") -> tuple
         made.append(topic)
         return 8
 
-    return Topics(PublishSettings(by=by, topic=pattern), "s", make), made
+    return Topics(PublishSettings(by=by, topic=pattern), "s", make, lambda: TOPICS), made
 
 
 def test_a_topic_is_made_once_and_named_after_the_pattern() -> None:
@@ -89,3 +90,14 @@ def test_by_table_or_transaction_rows_have_one_partition(by: str) -> None:
 def test_an_unknown_selector_is_refused() -> None:
     with pytest.raises(ConfigError, match="key, table or transaction"):
         selector_of("row")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topics_of_shop"),
+    [("{name}.{database}.{table}", ["s.shop.orders", "s.shop.stock"]), ("{name}.{database}", ["s.shop"])],
+)
+def test_a_statement_about_a_database_concerns_its_topics(pattern: str, topics_of_shop: list[str]) -> None:
+    found, _ = topics(pattern=pattern)
+    everything = TableName("shop", "")
+    assert found.concerned([everything], "g") == dict.fromkeys(topics_of_shop, everything)
+    assert found.concerned([TableName("none", "")], "g") == {}

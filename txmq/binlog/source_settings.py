@@ -1,0 +1,32 @@
+"""The settings as the source takes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from txmq.binlog.changes import TableName
+from txmq.binlog.config import BinlogSettings
+from txmq.binlog.source import SourceOptions
+
+
+def source_options(settings: BinlogSettings) -> SourceOptions:
+    """What the source is told."""
+    source, publish = settings.source, settings.publish
+    return SourceOptions(
+        name=settings.name, server_id=settings.server_id, captures=captures(source.tables, source.exclude),
+        host=source.host, port=source.port, unix_socket=source.unix_socket or None, user=source.user,
+        password=source.password, rows_max=publish.transaction_rows_max, bytes_max=publish.transaction_bytes_max,
+        silence_s_max=source.silence_ms_max / 1000, connect_timeout_s=source.connect_timeout_ms // 1000,
+        accept_server=source.accept_server, cascades="pass" if source.cascades == "pass" else "stop",
+    )  # fmt: skip
+
+
+def captures(tables: Sequence[str], exclude: Sequence[str]) -> Callable[[TableName], bool]:
+    """Which tables the patterns name."""
+    wanted, others = _matcher(tables), _matcher(exclude)
+    return lambda table: bool(wanted.fullmatch(str(table))) and not others.fullmatch(str(table))
+
+
+def _matcher(patterns: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(pattern).replace(r"\*", "[^.]*") for pattern in patterns) or "(?!)", re.DOTALL)
