@@ -1,0 +1,211 @@
+"""The publisher against a real broker: who is the one reader, what a lost position means, what waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import txmq
+from tests.services.binlog.scripted import TABLES, part
+from txmq.binlog.changes import RowChange, TransactionPart
+from txmq.binlog.config import BinlogSettings, PublishSettings
+from txmq.binlog.errors import BinlogError, ReaderFencedError
+from txmq.binlog.position import Position
+from txmq.binlog.publish import position_log
+from txmq.binlog.publish.transactional import TransactionalPublisher
+from txmq.binlog.publish.waiting import BrokerWait
+from txmq.runtime.crashpoints import VARIABLE
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.broker import BrokerProcess
+
+START = Position("mariadb", "")
+TOPIC = "s.shop.orders"
+WAIT_S = 60.0
+
+
+def inserted(sequence: int) -> TransactionPart:
+    """A transaction with one row."""
+    return part(sequence, [RowChange("c", TABLES[0], None, (sequence, "v"))])
+
+
+@pytest.fixture
+def connect(broker: BrokerProcess) -> Iterator[Callable[[], txmq.Client]]:
+    """Makes clients, which are closed at the end."""
+    made: list[txmq.Client] = []
+
+    def make() -> txmq.Client:
+        made.append(txmq.connect(broker.address))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+def publisher(
+    client: txmq.Client, stop: threading.Event | None = None, **settings: Any
+) -> TransactionalPublisher:  # fmt: skip
+    """A publisher, not open."""
+    publish = PublishSettings(partitions=1, session_timeout_ms=1000, **settings)
+    is_stopped = (stop or threading.Event()).is_set
+    return TransactionalPublisher(client, BinlogSettings(name="s", publish=publish), is_stopped)
+
+
+def begun(client: txmq.Client, **settings: Any) -> TransactionalPublisher:
+    """A publisher that goes on from what is published."""
+    made = publisher(client, **settings)
+    found = made.open()
+    made.begin(START if found is None else found.position)
+    return made
+
+
+def rows(client: txmq.Client) -> int:
+    """How many events are there."""
+    return len(list(client.browse(TOPIC)))
+
+
+def test_a_first_start_saves_its_position_at_once(connect: Callable[[], txmq.Client]) -> None:
+    first = publisher(connect())
+    assert first.open() is None
+    first.begin(Position("mariadb", "0-1-7"))
+    first.close()
+    again = publisher(connect())
+    found = again.open()
+    again.close()
+    assert found is not None
+    assert (found.position.gtids, found.rows) == ("0-1-7", 0)
+
+
+def test_second_reader_of_another_machine_stands_by_until_first_ends(
+    connect: Callable[[], txmq.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = begun(connect())
+    first.publish(inserted(1))
+    first.flush()
+    monkeypatch.setattr(position_log, "host_name", lambda: "another")
+    second, opened = publisher(connect()), threading.Event()
+    found: list[Any] = []
+
+    def wait() -> None:
+        found.append(second.open())
+        opened.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    client = connect()
+    eventually(lambda: len(client.groups.describe("binlog-s")["members"]) == 2, "it stands by", WAIT_S)
+    assert not opened.is_set()
+    first.publish(inserted(2))
+    first.close()
+    assert opened.wait(WAIT_S)
+    assert found[0].position.gtids == "0-1-2"
+    second.begin(found[0].position)
+    second.publish(inserted(3))
+    second.close()
+    assert rows(client) == 3
+
+
+def test_second_reader_of_the_same_machine_fences_the_first(connect: Callable[[], txmq.Client]) -> None:
+    first = begun(connect())
+    first.publish(inserted(1))
+    first.flush()
+    second = begun(connect())
+    second.publish(inserted(2))
+    second.flush()
+    first.publish(inserted(2))
+    with pytest.raises(ReaderFencedError, match="took over"):
+        first.flush()
+    first.close()
+    second.close()
+    assert rows(connect()) == 2
+
+
+def test_a_reader_that_waits_for_its_turn_can_be_stopped(
+    connect: Callable[[], txmq.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = begun(connect())
+    monkeypatch.setattr(position_log, "host_name", lambda: "another")
+    stop = threading.Event()
+    second = publisher(connect(), stop)
+    stop.set()
+    assert second.open() is None
+    second.close()
+    first.close()
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_deleted_positions_are_an_error_and_no_first_start(connect: Callable[[], txmq.Client], made_anew: bool) -> None:
+    begun(connect()).close()
+    client = connect()
+    client.topics.delete("s.positions")
+    if made_anew:
+        client.topics.create("s.positions")
+    again = publisher(client)
+    with pytest.raises(BinlogError, match=r"s\.positions was deleted"):
+        again.open()
+    again.close()
+
+
+def test_another_programs_message_among_the_positions_stops_the_reader(connect: Callable[[], txmq.Client]) -> None:
+    begun(connect()).close()
+    client = connect()
+    client.producer().send("s.positions", b"hello")
+    again = publisher(client)
+    with pytest.raises(BinlogError, match=r"is no position"):
+        again.open()
+    again.close()
+
+
+def test_messages_the_broker_refuses_for_good_stop_the_reader(connect: Callable[[], txmq.Client]) -> None:
+    client = connect()
+    first = begun(client)
+    first.publish(inserted(1))
+    first.flush()
+    connect().topics.delete(TOPIC)
+    first.publish(inserted(2))
+    with pytest.raises(BinlogError, match=r"the broker refuses what is to be published.*s\.shop\.orders"):
+        first.flush()
+    first.close()
+
+
+def test_what_cannot_be_published_at_the_end_is_read_again(
+    connect: Callable[[], txmq.Client], broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.binlog.publish.transactional.CLOSE_S", 0.5)
+    first = begun(connect())
+    first.publish(inserted(1))
+    first.flush()
+    broker.kill()
+    first.publish(inserted(2))
+    published = first.close()
+    assert published is not None
+    assert published.position.gtids == "0-1-1"
+    broker.start()
+    again = begun(connect())
+    assert again.position.gtids == "0-1-1"
+    again.publish(inserted(2))
+    again.close()
+    assert rows(connect()) == 2
+
+
+def test_an_outcome_that_was_not_seen_is_read_not_guessed(
+    connect: Callable[[], txmq.Client], broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.stop()
+    broker.start(env={VARIABLE: "journal.sync.done:25:stop"})  # a commit is on disk, and is not answered
+    unseen: list[Exception] = []
+
+    def resume(_wait: BrokerWait, error: Exception) -> None:
+        unseen.append(error)
+        broker.resume()
+
+    monkeypatch.setattr(BrokerWait, "say", resume)
+    first = begun(connect(), transaction_timeout_ms=400)
+    for sequence in range(1, 31):
+        first.publish(inserted(sequence))
+        first.flush()
+    first.close()
+    assert isinstance(unseen[0], txmq.errors.OutcomeUnknownError)
+    assert rows(connect()) == 30
