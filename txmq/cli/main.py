@@ -30,6 +30,7 @@ from txmq.cli import (
 )
 from txmq.cli.audit import audit
 from txmq.cli.bench import bench
+from txmq.cli.binlog import binlog
 from txmq.cli.data import journal, log
 from txmq.cli.demo import audit as demo_audit
 from txmq.cli.demo import demo
@@ -76,6 +77,7 @@ app.add_typer(tx.app, name="tx")
 app.add_typer(query.app, name="query")
 app.add_typer(resolver.app, name="resolver")
 app.add_typer(spool.app, name="spool")
+app.add_typer(binlog.app, name="binlog")
 app.add_typer(journal.app, name="journal")
 app.add_typer(log.app, name="log")
 app.command("bench", help=bench.HELP)(bench.bench)

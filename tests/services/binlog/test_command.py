@@ -1,0 +1,184 @@
+"""``txmq binlog run`` and ``status`` against a real MariaDB and a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from txmq.testing.eventually import eventually
+from txmq.testing.processes import fork_server
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.fork_server import ForkServer, Process
+from txmq.testing.processes.mariadb import MariaDB
+
+WAIT_S = 60.0
+COMMAND = [sys.executable, "-m", "txmq.cli.main", "binlog"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def children() -> Iterator[ForkServer]:
+    """Commands are forked."""
+    with ForkServer(("txmq.cli.main", "txmq.binlog.status", "txmq.binlog.run")) as made:
+        yield made
+
+
+class Run:
+    """One configuration, its reader, and what was published."""
+
+    def __init__(self, directory: Path, server: MariaDB, broker: BrokerProcess, client: txmq.Client) -> None:
+        self.server, self.client = server, client
+        self.log, self.config = directory / "log", directory / "binlog.toml"
+        self.config.write_text(
+            f'name = "s"\nbootstrap = "{broker.address}"\n[source]\nport = {server.port}\nuser = "root"\n'
+            'tables = ["shop.*"]\nexclude = ["shop.secrets"]\nstart = "earliest"\n'
+            "[publish]\npartitions = 2\nsession_timeout_ms = 1000\n"
+        )
+        self.process: Process | None = None
+
+    def start(self) -> None:
+        """Start the reader."""
+        self.process = fork_server.start_logged([*COMMAND, "run", "--config", str(self.config)], self.log, os.environ)
+
+    def stop(self) -> int:
+        """SIGTERM; its status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(WAIT_S)
+
+    def status(self) -> dict[str, Any]:
+        """What the command says, as JSON."""
+        done = fork_server.run([*COMMAND, "status", "--config", str(self.config), "--json"], timeout=WAIT_S)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def published(self, topic: str) -> list[tuple[str, Any]]:
+        """Op and id of every row event."""
+        if topic not in {one.name for one in self.client.topics.list()}:
+            return []
+        events = [json.loads(message.value or b"") for message in self.client.browse(topic)]
+        return [(one["op"], (one["after"] or one["before"])["id"]) for one in events if one["op"] in "cud"]
+
+    def until(self, count: int, topic: str = "s.shop.orders") -> None:
+        """Wait until so many row events are there."""
+
+        def text() -> str:
+            return f"{len(self.published(topic))} of {count} events; {self.log.read_text()}"
+
+        eventually(lambda: len(self.published(topic)) >= count, text, WAIT_S)
+
+
+@pytest.fixture
+def run(tmp_path: Path, server: MariaDB, broker: BrokerProcess) -> Iterator[Run]:
+    """A database with two tables, one of which is excluded."""
+    server.execute("RESET MASTER")
+    for table in ("orders", "secrets"):
+        server.execute(f"CREATE OR REPLACE TABLE {table} (id INT PRIMARY KEY, v VARCHAR(20))")
+    with txmq.connect(broker.address) as client:
+        made = Run(tmp_path, server, broker, client)
+        yield made
+        if made.process is not None:
+            made.process.kill()
+            made.process.wait(WAIT_S)
+
+
+def test_changes_are_published_once_through_stops_and_outages(run: Run, broker: BrokerProcess) -> None:
+    run.start()
+    run.server.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+    run.server.execute("INSERT INTO secrets VALUES (1, 'hidden')")
+    run.until(2)
+    assert run.stop() == 0
+    assert "stopped; published up to 0-1-" in run.log.read_text()
+    run.server.execute("UPDATE orders SET v = 'c' WHERE id = 1")
+    run.start()
+    run.until(3)
+    run.server.kill()  # the database's outage
+    run.server.start()
+    run.server.execute("DELETE FROM orders WHERE id = 2")
+    run.until(4)
+    broker.kill()
+    run.server.execute("INSERT INTO orders VALUES (3, 'd')")
+    broker.start()
+    run.until(5)
+    assert sorted(run.published("s.shop.orders")) == [("c", 1), ("c", 2), ("c", 3), ("d", 2), ("u", 1)]
+    assert "s.shop.secrets" not in {one.name for one in run.client.topics.list()}
+    assert run.stop() == 0
+
+
+def test_an_xa_transaction_is_published_when_it_is_committed(run: Run) -> None:
+    run.start()
+    with closing(run.server.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
+        for gtrid, row in ((b"one", 1), (b"two", 2)):
+            xid = f"X'{gtrid.hex()}',X'62',1"
+            cursor.execute(f"XA START {xid}")
+            cursor.execute(f"INSERT INTO orders VALUES ({row}, 'xa')")
+            cursor.execute(f"XA END {xid}")
+            cursor.execute(f"XA PREPARE {xid}")
+            if row == 1:
+                run.server.execute("INSERT INTO orders VALUES (10, 'between')")
+                run.until(1)
+                eventually(lambda: len(run.status()["parked"]) == 1, "its rows are parked", WAIT_S)
+                assert run.stop() == 0
+                run.start()
+                cursor.execute(f"XA COMMIT {xid}")
+            else:
+                cursor.execute(f"XA ROLLBACK {xid}")
+    run.server.execute("INSERT INTO orders VALUES (11, 'last')")
+    run.until(3)
+    assert sorted(run.published("s.shop.orders")) == [("c", 1), ("c", 10), ("c", 11)]
+    eventually(lambda: run.status()["parked"] == {}, "nothing is parked", WAIT_S)
+
+
+def test_status_says_how_far_the_reader_is(run: Run) -> None:
+    run.start()
+    run.server.execute("INSERT INTO orders VALUES (1, 'a')")
+    run.until(1)
+    eventually(lambda: run.status()["lag_bytes"] == 0, "the reader is level", WAIT_S)
+    found = run.status()
+    assert (found["name"], found["rows"], found["lag_s"], found["database"]) == ("s", 1, 0.0, "answers")
+    assert found["reader"] is not None
+    assert run.stop() == 0
+    run.server.execute("INSERT INTO orders VALUES (2, 'b')")
+    behind = run.status()
+    assert behind["reader"] is None
+    assert behind["lag_bytes"] > 0
+    assert behind["lag_s"] >= 0
+    shown = fork_server.run([*COMMAND, "status", "--config", str(run.config)], timeout=WAIT_S).stdout.decode()
+    assert "lag_bytes" in shown
+    assert found["gtids"] in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["run", "--config", "none.toml"], "cannot read none.toml"),
+        (["status", "--config", "{config}"], "no reader named 's' has published anything"),
+    ],
+)
+def test_what_is_wrong_is_one_line(run: Run, words: list[str], text: str) -> None:
+    done = fork_server.run([*COMMAND, *(word.format(config=run.config) for word in words)], timeout=WAIT_S)
+    assert done.returncode != 0
+    assert text in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_what_stops_the_reader_is_one_line(run: Run) -> None:
+    run.start()
+    run.until(0)
+    run.server.execute("SET GLOBAL binlog_row_metadata = 'MINIMAL'")
+    try:
+        run.server.execute("INSERT INTO orders VALUES (1, 'a')")
+        assert run.process is not None
+        assert run.process.wait(WAIT_S) == 1
+        assert "binlog_row_metadata" in run.log.read_text().splitlines()[-1]
+    finally:
+        run.server.execute("SET GLOBAL binlog_row_metadata = 'FULL'")

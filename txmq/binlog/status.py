@@ -1,0 +1,139 @@
+"""How far a reader is: position, lag, rate. From the topic of its positions, and from the server that it reads.
+
+The reader itself is not asked: its position messages say what is published, how much that is, and when it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from txmq.binlog.config import BinlogSettings
+from txmq.binlog.errors import BinlogError
+from txmq.binlog.position import Position
+from txmq.binlog.publish.published import Published, read_published
+from txmq.binlog.source import BinlogSource
+from txmq.binlog.source_settings import source_options
+from txmq.client import Client
+from txmq.errors import UnknownGroupError, UnknownTopicError
+
+RATE_MS = 60_000  # rates are of the last minute
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEnd:
+    """Where the server's binlog ends.
+
+    Args:
+        position: behind its last transaction.
+        bytes_behind: from the reader's file and offset on; None if that file is gone.
+    """
+
+    position: Position
+    bytes_behind: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BinlogStatus:
+    """See the module's docstring.
+
+    Args:
+        name: of the reader.
+        reader: the member that publishes; None if none does.
+        gtids, file, offset: what is published.
+        rows, transactions: published since the first start.
+        rows_per_s: in the last minute.
+        lag_s: how old the newest published transaction is; 0 if the server has no newer one; None if the server does
+            not answer, or nothing was published yet.
+        lag_bytes: of the binlog that are not published; None likewise.
+        open_rows: changes that are published of a large transaction in parts; 0 if there is none.
+        parked: prepared XA transactions, with how many changes each waits.
+        published_ms: when the newest position was written.
+    """
+
+    name: str
+    reader: str | None
+    gtids: str
+    file: str
+    offset: int
+    rows: int
+    transactions: int
+    rows_per_s: float
+    lag_s: float | None
+    lag_bytes: int | None
+    open_rows: int
+    parked: dict[str, int]
+    published_ms: int
+
+    def as_fields(self) -> dict[str, Any]:
+        """By name, as JSON has it."""
+        return asdict(self)
+
+
+def newest_published(client: Client, settings: BinlogSettings) -> Published:
+    """The newest position.
+
+    Raises:
+        BinlogError: there is none: no reader of that name has ever begun.
+        TxmqError: the broker is away.
+    """
+    try:
+        found = _last(client, settings, client.offsets(settings.position_topic, 0).end - 1)
+    except UnknownTopicError:
+        found = None
+    if found is None:
+        raise BinlogError(f"no reader named {settings.name!r} has published anything: start one with txmq binlog run")
+    return found
+
+
+def binlog_status(
+    client: Client, settings: BinlogSettings, newest: Published, end: ServerEnd | None, now_ms: int
+) -> BinlogStatus:
+    """Put together what the newest position and the server say.
+
+    Args:
+        end: of the server; None if it does not answer.
+    """
+    position, lag_s, lag_bytes = newest.position, None, None
+    if end is not None and end.position.flavor == position.flavor:
+        is_level = position.gtid_set.covers(end.position.gtid_set)
+        lag_bytes = 0 if is_level else end.bytes_behind
+        lag_s = 0.0 if is_level else max(now_ms - newest.source_ms, 0) / 1000 if newest.source_ms else None
+    return BinlogStatus(
+        settings.name, _reader(client, settings), position.gtids, position.file, position.offset, newest.rows,
+        newest.transactions, _rate(client, settings, newest, now_ms), lag_s, lag_bytes,
+        0 if newest.open is None else newest.open.rows, {xid: rows.rows for xid, rows in newest.parked.items()},
+        newest.published_ms,
+    )  # fmt: skip
+
+
+def server_end(settings: BinlogSettings, published: Position) -> ServerEnd:
+    """Ask the server where its binlog ends.
+
+    Raises:
+        SourceError, SourceAwayError: it cannot be asked.
+    """
+    source = BinlogSource(source_options(settings))
+    return ServerEnd(source.current_position(), source.bytes_behind(published))
+
+
+def _last(client: Client, settings: BinlogSettings, offset: int) -> Published | None:
+    messages = client.fetch(settings.position_topic, 0, max(offset, 0)) if offset >= 0 else []
+    return read_published(messages[0].value, f"message {offset} of {settings.position_topic}") if messages else None
+
+
+def _rate(client: Client, settings: BinlogSettings, newest: Published, now_ms: int) -> float:
+    topic = settings.position_topic
+    first = client.offset_for(topic, 0, now_ms - RATE_MS)
+    held = client.offsets(topic, 0)
+    before = _last(client, settings, min(max(first - 1, held.start), held.end - 1))
+    return round((newest.rows - (0 if before is None else before.rows)) * 1000 / RATE_MS, 1)
+
+
+def _reader(client: Client, settings: BinlogSettings) -> str | None:
+    try:
+        rows = client.groups.describe(settings.group)["partitions"]
+    except UnknownGroupError:
+        return None
+    owners = [row["owner"] for row in rows if row["topic"] == settings.position_topic]
+    return str(owners[0]) if owners and owners[0] is not None else None

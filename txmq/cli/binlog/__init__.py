@@ -1,0 +1,1 @@
+"""``txmq binlog``: one file for each command."""

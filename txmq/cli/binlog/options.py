@@ -1,0 +1,42 @@
+"""The options that all ``txmq binlog`` commands have, and the file that they name."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from txmq.binlog.config import BinlogSettings
+
+Config = Annotated[
+    Path, typer.Option("--config", metavar="FILE", help="TOML file: docs/configuration-binlog.md.", show_default=False)
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", metavar="txmq://HOST:PORT", help="Goes before the file's."
+    ),
+]
+
+
+def settings_of(config: Path, bootstrap: str | None) -> BinlogSettings:
+    """What the file says.
+
+    Raises:
+        ConfigError: names the file and the key.
+    """
+    from txmq.binlog.config import read_settings
+
+    try:
+        settings = read_settings(config.read_text("utf-8"), os.environ)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {config}: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{config}: {error}") from None
+    return settings if bootstrap is None else replace(settings, bootstrap=bootstrap)

@@ -1,0 +1,60 @@
+"""``txmq binlog run``: read a database's binlog and publish it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from txmq.cli import output
+from txmq.cli.binlog.options import Address, Config, settings_of
+
+
+def run(
+    config: Config,
+    bootstrap: Address = None,
+    show_settings: Annotated[
+        bool, typer.Option("--show-settings", help="Print the settings that would be used, and end.")
+    ] = False,
+) -> None:
+    """Read the binlog and publish its changes, until SIGTERM or Ctrl-C.
+
+    A database or broker that is away is waited for. Everything else that stops the reader is one line, and nothing
+    behind it was published. The next run goes on there. A second reader of the same name stands by.
+
+    [bold]The file[/bold]
+
+      name = "shop"                     # topics are shop.<database>.<table>
+      bootstrap = "txmq://127.0.0.1:8123"
+
+      \\[source]
+      host = "db"
+      user = "txmq"
+      password = { env = "BINLOG_PASSWORD" }
+      tables = ["shop.*"]
+
+    [bold]What the database needs[/bold]
+
+      log-bin, binlog_format=ROW, binlog_row_metadata=FULL
+      CREATE USER txmq IDENTIFIED BY '...';
+      GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO txmq;
+      GRANT SELECT ON shop.* TO txmq;
+
+    [bold]Examples[/bold]
+
+      txmq binlog run --config binlog.toml
+      txmq consume --topic shop.shop.orders --from earliest
+    """
+    from txmq.binlog.config import shown
+
+    settings = settings_of(config, bootstrap)
+    if show_settings:
+        output.print_json(shown(settings))
+        return
+    from txmq.binlog.run import read_binlog
+    from txmq.runtime import logging
+
+    logging.configure("info")
+    published = read_binlog(settings)
+    behind = "nothing was published" if published is None else f"published up to {published.position.gtids}"
+    output.note(f"stopped; {behind}")
