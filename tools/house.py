@@ -30,7 +30,8 @@ FOLDER_FILES_MAX = 22
 CITED = re.compile(r"(?<![\w/*<.-])((?:[\w-]+/)*[\w-]+\.(?:py|md|toml))\b")
 CITED_ELSEWHERE = frozenset(
     {
-        "setup.py", "node.json", "manage.py", "settings.py", "conftest.py", "broker.toml", "resolver.toml",
+        "setup.py", "node.json", "manage.py", "settings.py", "conftest.py", "binlog.toml", "broker.toml",
+        "resolver.toml",
         "pyspark/sql/worker/lookup_data_sources.py",
     }
 )  # fmt: skip
