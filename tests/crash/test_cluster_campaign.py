@@ -25,7 +25,7 @@ PAUSE_S_MAX, SETTLE_S_MAX = 60.0, 60.0
 def test_cluster_keeps_every_promise_while_each_process_dies(tmp_path: Path) -> None:
     lines: list[str] = []
     campaign = ClusterCampaign(
-        tmp_path, SEED, lines.append, pause_s_max=PAUSE_S_MAX, settle_s_max=SETTLE_S_MAX, has_stream=False
+        tmp_path, SEED, lines.append, pause_s_max=PAUSE_S_MAX, settle_s_max=SETTLE_S_MAX, streamed=0
     )
     report = campaign.play(CHOSEN)
     assert report.complaints == [], "\n".join(lines)

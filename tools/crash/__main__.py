@@ -15,6 +15,7 @@ from pathlib import Path
 import txmq
 from tools.crash.campaign import SETTLE_S_MAX, Campaign, Report
 from tools.crash.cluster.campaign import ClusterCampaign
+from tools.crash.cluster.directory import STREAMED_PARTITIONS
 from tools.crash.cluster.plan import FAULTS_A_ROUND
 from tools.crash.groups.campaign import GroupCampaign, GroupReport
 from tools.crash.homes.campaign import HomesCampaign
@@ -39,6 +40,13 @@ def main() -> int:
     parser.add_argument("--homes", action="store_true", help="transactions over two homes, at each crash point")
     parser.add_argument("--cluster", action="store_true", help="three brokers, their ZooKeeper servers, all clients")
     parser.add_argument("--faults", type=int, default=FAULTS_A_ROUND, help="of --cluster")
+    parser.add_argument(
+        "--streamed",
+        type=int,
+        default=STREAMED_PARTITIONS,
+        metavar="PARTITIONS",
+        help="of the topic that --cluster's Spark stream writes; 0: without Spark",
+    )
     parser.add_argument("--kills", type=int, default=20, help="of --spark")
     parser.add_argument("--seconds", type=float, default=180.0, help="of --groups")
     parser.add_argument("--check-every", type=int, default=50, metavar="CYCLES")
@@ -52,7 +60,7 @@ def main() -> int:
     if arguments.spark:
         return _spark(seed, arguments.kills)
     if arguments.cluster:
-        return _cluster(seed, arguments.faults, arguments.settle_s)
+        return _cluster(seed, arguments.faults, arguments.settle_s, arguments.streamed)
     if arguments.ordered:
         return _ordered(seed, arguments.cycles, arguments.check_every)
     kind = " --xa" if arguments.xa else " --homes" if arguments.homes else ""
@@ -111,13 +119,15 @@ def _spark(seed: int, kills: int) -> int:
     return _in_a_directory(play, f"python -m tools.crash --spark --kills {kills} --seed {seed}", seed)
 
 
-def _cluster(seed: int, faults: int, settle_s: float) -> int:
+def _cluster(seed: int, faults: int, settle_s: float, streamed: int) -> int:
     def play(directory: Path) -> list[str]:
-        report = ClusterCampaign(directory, seed, _say, settle_s_max=settle_s).run(faults)
+        report = ClusterCampaign(directory, seed, _say, settle_s_max=settle_s, streamed=streamed).run(faults)
         print(*report.lines(), sep="\n")
         return report.complaints
 
-    return _in_a_directory(play, f"python -m tools.crash --cluster --faults {faults} --seed {seed}", seed)
+    return _in_a_directory(
+        play, f"python -m tools.crash --cluster --faults {faults} --seed {seed} --streamed {streamed}", seed
+    )
 
 
 def _in_a_directory(play: Callable[[Path], list[str]], again: str, seed: int) -> int:

@@ -61,15 +61,15 @@ class ClusterCampaign:
     Args:
         pause_s_max: a partition whose home lives may take no message for so long.
         settle_s_max: nothing may stay in doubt for longer, everything being up.
-        has_stream: a Spark stream reads and writes.
+        streamed: the partitions of the topic that a Spark stream writes, over all homes; 0: there is no stream.
     """
 
     def __init__(
         self, directory: Path, seed: int, say: Callable[[str], None] = print, *, pause_s_max: float = PAUSE_S_MAX,
-        settle_s_max: float = SETTLE_S_MAX, has_stream: bool = True,
+        settle_s_max: float = SETTLE_S_MAX, streamed: int = STREAMED_PARTITIONS,
     ) -> None:  # fmt: skip
-        self.world, self._say, self._has_stream = ClusterCampaignDirectory(directory), say, has_stream
-        self._plan, self._seeds = faults(random.Random(seed), has_stream=has_stream), random.Random(-seed - 1)
+        self.world, self._say, self._streamed = ClusterCampaignDirectory(directory), say, streamed
+        self._plan, self._seeds = faults(random.Random(seed), has_stream=streamed > 0), random.Random(-seed - 1)
         self._pause_s_max, self._settle_s_max = pause_s_max, settle_s_max
         self.report = ClusterReport()
 
@@ -108,15 +108,16 @@ class ClusterCampaign:
             for topic, partitions in PARTITIONS.items():
                 settings = SCRAP_SETTINGS if topic == SCRAP else {}
                 client.topics.create(topic, partitions=partitions, **settings)
-            client.topics.create(STREAMED, partitions=STREAMED_PARTITIONS)
+            if self._streamed:
+                client.topics.create(STREAMED, partitions=self._streamed)
             self.world.install(client)
-        self._processes.start_clients(has_stream=self._has_stream)
+        self._processes.start_clients(has_stream=self._streamed > 0)
 
     def _placed(self, client: txmq.Client) -> dict[tuple[str, int], int]:
         """The broker of each partition.
 
         Raises:
-            CampaignError: not every broker has some of the pulse's.
+            CampaignError: not every broker has some of the pulse's and, as far as they suffice, of the stream's.
         """
         described = json.loads(client.control.call("meta", "*", timeout=10.0))
         ports = [broker.port for broker in self._processes.cluster.brokers]
@@ -128,8 +129,10 @@ class ClusterCampaign:
             for topic in described["topics"]
             for number, home in enumerate(topic["homes"])
         }
-        if {broker for (topic, _), broker in placed.items() if topic == PULSE} != set(range(BROKERS)):
-            raise CampaignError(f"the pulse's partitions are not spread over all brokers: {placed}")
+        for spread, partitions in ((PULSE, PARTITIONS[PULSE]), (STREAMED, self._streamed)):
+            brokers_of = {broker for (topic, _), broker in placed.items() if topic == spread}
+            if len(brokers_of) < min(partitions, BROKERS):
+                raise CampaignError(f"the partitions of {spread} are not spread over all brokers: {placed}")
         self._broker_of = placed
         return placed
 
@@ -204,7 +207,7 @@ class ClusterCampaign:
         least = Coverage(ok=report.faults.total(), faults=report.faults.total())
         report.messages, report.group = check(messages, least), check_group(group, GroupRules(stopped_s_max=GIVEN_UP_S))
         report.count(messages, self._broker_of)
-        if self._has_stream:
+        if self._streamed:
             report.batches = newest_batch(client) + 1
             report.streamed, _, complaints = compare(client, PULSE, STREAMED)
             report.others += complaints
@@ -212,7 +215,8 @@ class ClusterCampaign:
     def _look_at_files(self) -> None:
         """Hold the files of the stopped brokers to what a client reads."""
         brokers = self._processes.cluster.brokers
-        drained = final_reads.drain(self._processes.cluster.address, PARTITIONS | {STREAMED: STREAMED_PARTITIONS})
+        streamed = {STREAMED: self._streamed} if self._streamed else {}
+        drained = final_reads.drain(self._processes.cluster.address, PARTITIONS | streamed)
         for child in self._processes.children:
             child.kill()
         for broker in brokers:

@@ -18,7 +18,7 @@ PARTITIONS: Final = {
     **ORDERED_PARTITIONS,
 }  # fmt: skip
 STREAMED: Final = "streamed"  # what the Spark stream makes of the pulse
-STREAMED_PARTITIONS: Final = 1
+STREAMED_PARTITIONS: Final = 3  # one at each home: each batch is a transaction over all
 
 
 class ClusterCampaignDirectory(XaCampaignDirectory):

@@ -22,6 +22,7 @@ from txmq.runtime.threads import until_terminated
 
 TIMEOUT_S = 60.0
 REST_S = 0.02
+KEYS_PER_PARTITION = 4  # what the stream makes of one partition goes to partitions of several homes
 _TAIL_BYTES = 4096
 
 
@@ -72,7 +73,8 @@ class Pulse:
     def _send(self) -> None:
         self._number += 1
         operation = f"{self._history.process}-{self._number}S"
-        planned = ["send", PULSE, f"u{self._partition}", f"{operation}.0"]
+        key = f"u{self._partition}.{self._number % KEYS_PER_PARTITION}"
+        planned = ["send", PULSE, key, f"{operation}.0"]
         self._history.write("send", "invoke", operation, [planned])
         try:
             result = self._producer.send(
