@@ -149,7 +149,11 @@ class Core:
 
     def home_lost(self, home: int) -> None:
         """The connection to a home is lost, or none can be made: it is asked again later."""
-        self.context.branch_asks.lost(home, self.context.now_ms)
+        resolving.lost(self.context, home)
+
+    def home_reached(self, home: int) -> None:
+        """The leader of a home has greeted: it can be asked."""
+        self.context.branch_asks.reached(home)
 
     def _is_durable(self, group: object) -> bool:
         context = self.context

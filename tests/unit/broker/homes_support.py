@@ -11,6 +11,7 @@ from txmq.broker.cluster import asks
 from txmq.broker.cluster.home_conversation import HomeConversation
 from txmq.broker.cluster.view import ClusterView
 from txmq.protocol.answers import encode_all
+from txmq.registry.port import Home, TopicMap
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.disk import SimDisk
 from txmq.xid import TxId
@@ -59,7 +60,10 @@ class HomeWire(Client):
 
     def take(self) -> None:
         data, self.client.out = encode_all(self.client.out), []
-        for answer in self.conversation.received(data, self.asking.clock.monotonic()):
+        answers = self.conversation.received(data, self.asking.clock.monotonic())
+        if self.conversation.is_greeted:
+            self.asking.core.home_reached(self.conversation.home)
+        for answer in answers:
             self.asking.core.branch_answered(answer.ask, answer.code, answer.body)
 
 
@@ -68,11 +72,13 @@ class Cluster:
 
     Attributes:
         away: homes that cannot be reached.
+        asked: how many asks the homes had sent, or tried to.
     """
 
     def __init__(self, *homes: HomeNode) -> None:
         self.homes = {home.identity.node: home for home in homes}
         self.away: set[int] = set()
+        self.asked = 0
         self._wires: dict[tuple[int, int], HomeWire] = {}
 
     def pump(self) -> None:
@@ -86,6 +92,7 @@ class Cluster:
 
     def _send(self, home: HomeNode) -> list[object]:
         asks = home.core.take_branch_asks()
+        self.asked += len(asks)
         for ask in asks:
             if ask.home in self.away or ask.home not in self.homes:
                 home.core.home_lost(ask.home)
@@ -107,10 +114,28 @@ class Cluster:
                 home.core.tick(home.clock.now_ms())
             self.pump()
 
+    def cut_off(self, home: HomeNode) -> None:
+        """The connections of a home are lost, and none can be made."""
+        number = home.identity.node
+        self.away.add(number)
+        self._lose(home)
+
+    def come_back(self, home: HomeNode) -> None:
+        """A home that was cut off can be reached; the registry tells of it only if its leader is another one."""
+        self.away.discard(home.identity.node)
+        told = [Home(number, "", node.state.epoch, f"h:{number}") for number, node in self.homes.items()]
+        for node in self.homes.values():
+            node.core.registry_changed(TopicMap(0, (), ()), told)
+
     def restart(self, home: HomeNode, *, checkpoint: bool = False) -> HomeNode:
         """A home dies and comes back; its connections are lost."""
         number = home.identity.node
         again = self.homes[number] = home.again(checkpoint=checkpoint)
+        self._lose(home)
+        return again
+
+    def _lose(self, home: HomeNode) -> None:
+        number = home.identity.node
         for pair, wire in list(self._wires.items()):
             if number in pair:
                 del self._wires[pair]
@@ -118,7 +143,6 @@ class Cluster:
                     wire.asking.core.home_lost(number)
                 else:
                     wire.disconnect()
-        return again
 
 
 def two_homes(**changes: object) -> tuple[HomeNode, HomeNode]:

@@ -114,5 +114,7 @@ class _Open:
         self.flush()
         context = self._owner.node.context
         context.now_ms = self._owner.node.clock.now_ms()
+        if self.conversation.is_greeted:
+            self._owner.node.core.home_reached(self.conversation.home)
         for answer in answers:
             self._owner.node.core.branch_answered(answer.ask, answer.code, answer.body)

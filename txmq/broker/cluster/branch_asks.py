@@ -1,10 +1,14 @@
 """When which home is asked about a branch: parts in doubt, and parts that are placed and have to be reported.
 
 Theory of operation. A prepared branch is looked at a second after it was prepared: by then its client has told its
-outcome, or is in trouble. While it is undecided, its look comes again after pauses that grow. If a commit must wait for
-the branch, it has an extra look at once. A placed part is reported as soon as its record is durable. Each look becomes
-one ask of the home that decided (``verbs/branches/resolving.py``), and the answer, or the loss of the connection, comes
-back under the ask's number.
+outcome, or is in trouble. While it is undecided, its look comes again after pauses that grow: to 30 s if the home has
+the transaction prepared, which may last; else to 2 s. If a commit must wait for the branch, or the home that decides is
+led anew or was lost, it has an extra look at once. A placed part is reported as soon as its record is durable. Each
+look becomes one ask of the home that decided (``verbs/branches/resolving.py``), and the answer, or the loss of the
+connection, comes back under the ask's number.
+
+A home that cannot be reached is tried once a second, or as soon as the registry has a new leader of it, with one ask:
+however many branches wait for it. The others follow when it has greeted.
 
 In memory only: after a restart each branch is looked at anew.
 
@@ -27,10 +31,11 @@ from txmq.xid import TxId
 
 FIRST_LOOK_MS: Final = 1000
 PAUSE_MS: Final = 1000
-PAUSE_MS_MAX: Final = 30_000
-HURRY_PAUSE_MS: Final = 250  # between two looks at a branch that commits wait for
+PAUSE_MS_MAX: Final = 2000
+PREPARED_PAUSE_MS_MAX: Final = 30_000
+HURRY_PAUSE_MS: Final = 250  # between two extra looks at a branch
 AWAY_MS: Final = 250  # a home that cannot be reached is tried again after this, and then after twice as long
-AWAY_MS_MAX: Final = 4000
+AWAY_MS_MAX: Final = 1000
 ASKED_MAX: Final = 1000
 
 
@@ -51,7 +56,7 @@ class Look(NamedTuple):
         of: id of the transaction.
         attempt: how often that was done without an end.
         is_fencing: its owner is gone: nothing that is not decided may be decided any more.
-        is_extra: something waits for the branch. It has its own look, too, which comes later.
+        is_extra: the branch has its own look, too, which comes later.
     """
 
     name: Name
@@ -110,7 +115,7 @@ class BranchAsks:
             self._pending[look.name] = look  # the branch's own look goes on from the answer to an extra one
 
     def hurry(self, branches: Iterable[Transaction], now_ms: int) -> None:
-        """A commit waits for these: look at them soon, whenever their own looks come."""
+        """Look at these soon, whenever their own looks come: a commit waits for them, or their home is back."""
         for branch in branches:
             if branch.hurried_ms > now_ms:
                 continue  # such a look is to come
@@ -121,7 +126,7 @@ class BranchAsks:
             else:
                 self.now(look)
 
-    def again(self, look: Look, now_ms: int, latest_ms: int = 0) -> None:
+    def again(self, look: Look, now_ms: int, latest_ms: int = 0, pause_ms_max: int = PAUSE_MS_MAX) -> None:
         """Look once more after a pause that grows; not if the branch has a look beside this one.
 
         Args:
@@ -129,7 +134,7 @@ class BranchAsks:
         """
         if look.is_extra:
             return
-        at_ms = now_ms + min(PAUSE_MS << min(look.attempt, 16), PAUSE_MS_MAX)
+        at_ms = now_ms + min(PAUSE_MS << min(look.attempt, 16), pause_ms_max)
         self.at(min(at_ms, latest_ms or at_ms), look._replace(attempt=look.attempt + 1, is_fencing=False))
 
     def tick(self, now_ms: int) -> None:
@@ -142,7 +147,8 @@ class BranchAsks:
         """Looks that are asked about now, each under its number."""
         self.has_ready = False
         for number, home in self._homes.items():
-            while home.ready and len(home.asked) < ASKED_MAX and home.quiet_until_ms <= now_ms:
+            asked_max = 1 if home.failures else ASKED_MAX
+            while home.ready and len(home.asked) < asked_max and home.quiet_until_ms <= now_ms:
                 name = next(iter(home.ready))
                 del home.ready[name]
                 look = self._pending[name]
@@ -160,25 +166,35 @@ class BranchAsks:
         name = home.asked.pop(number, None) if home is not None else None
         if home is None or name is None:
             return None
-        home.failures = 0
         self.has_ready = self.has_ready or bool(home.ready)
         return self._pending.pop(name)
 
-    def lost(self, number: int, now_ms: int) -> None:
-        """The connection to a home is lost, or there is none: what it was asked is asked again."""
+    def reached(self, number: int) -> None:
+        """A home has greeted: it is asked all that is to be asked."""
+        home = self._home(number)
+        home.failures = home.quiet_until_ms = 0
+        self.has_ready = self.has_ready or bool(home.ready)
+
+    def led_anew(self, number: int) -> None:
+        """A home has another leader: it is tried at once."""
         home = self._homes.get(number)
-        if home is None:
-            return
+        if home is not None:
+            home.quiet_until_ms = 0
+            self.has_ready = self.has_ready or bool(home.ready)
+
+    def lost(self, number: int, now_ms: int) -> bool:
+        """The connection to a home is lost, or there is none: what it was asked is asked again.
+
+        Returns:
+            Whether it is lost anew: it was reached before.
+        """
+        home = self._home(number)
         for ask in home.asked:
             del self._home_of[ask]
         home.ready, home.asked = dict.fromkeys([*home.asked.values(), *home.ready]), {}
         home.quiet_until_ms = now_ms + min(AWAY_MS << min(home.failures, 8), AWAY_MS_MAX)
         home.failures += 1
-
-    def is_away(self, number: int, now_ms: int) -> bool:
-        """Whether a home could not be reached the last time."""
-        home = self._homes.get(number)
-        return home is not None and home.quiet_until_ms > now_ms
+        return home.failures == 1
 
     def _home(self, number: int) -> _Home:
         home = self._homes.get(number)

@@ -40,6 +40,7 @@ class HomeConversation:
 
     Attributes:
         home: the other one.
+        is_greeted: the other side has proved to lead it.
         output: bytes to be sent; the caller takes them out.
     """
 
@@ -47,7 +48,7 @@ class HomeConversation:
         self.home, self._cluster = home, identity.cluster
         self.output: list[bytes] = []
         self._reader = AnswerReader(ANSWER_SIZE_BYTES_MAX)
-        self._is_greeted = False
+        self.is_greeted = False
         self._waiting: list[BranchAsk] = []  # for the greeting
         self._asked: dict[bytes, BranchAsk] = {}
         self._heard = self._pinged = now
@@ -56,7 +57,7 @@ class HomeConversation:
 
     def ask(self, ask: BranchAsk) -> None:
         """One more."""
-        if not self._is_greeted:
+        if not self.is_greeted:
             self._waiting.append(ask)
             return
         opaque = b"%d" % ask.number
@@ -89,11 +90,11 @@ class HomeConversation:
         Raises:
             ConnectionLostError: nothing was heard for too long.
         """
-        if self._is_greeted and not self._asked:
+        if self.is_greeted and not self._asked:
             return
-        if (self._is_pinging or not self._is_greeted) and now - max(self._heard, self._pinged) > SILENCE_S_MAX:
+        if (self._is_pinging or not self.is_greeted) and now - max(self._heard, self._pinged) > SILENCE_S_MAX:
             raise ConnectionLostError(f"home {self.home:016x} has not answered for {SILENCE_S_MAX:g} s")
-        if self._is_greeted and not self._is_pinging and now - self._pinged >= PING_S:
+        if self.is_greeted and not self._is_pinging and now - self._pinged >= PING_S:
             self._is_pinging, self._pinged = True, now
             self._send("ping", opaque=_PING)
 
@@ -103,7 +104,7 @@ class HomeConversation:
             raise RemoteProtocolError(
                 f"home {self.home:016x} of cluster {self._cluster:016x} was expected, answered {code} {body[:200]!r}"
             )
-        self._is_greeted = True
+        self.is_greeted = True
         waiting, self._waiting = self._waiting, []
         for ask in waiting:
             self.ask(ask)

@@ -73,9 +73,10 @@ class ClusterView:
         known = self.homes.get(home)
         return None if known is None else known.address
 
-    def set_homes(self, homes: Iterable[Home]) -> None:
-        """The registry told of the homes."""
-        self.homes = {home.home: home for home in homes}
+    def set_homes(self, homes: Iterable[Home]) -> list[int]:
+        """The registry told of the homes; those that have another leader than before."""
+        before, self.homes = self.homes, {home.home: home for home in homes}
+        return [number for number, home in self.homes.items() if home.address and home != before.get(number)]
 
     # --- asks --------------------------------------------------------------------------------------------------------
 

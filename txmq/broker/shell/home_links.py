@@ -22,7 +22,7 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 
 log = get_logger()
-CONNECT_TIMEOUT_S: Final = 3.0
+CONNECT_TIMEOUT_S: Final = 1.5
 
 
 class HomeLinks:
@@ -73,9 +73,11 @@ class HomeLinks:
                 log.warning("branches wait for another home", home=f"{home:016x}", reason=reason)
         link.close()
 
-    def answered(self, answers: Iterable[BranchAnswer]) -> None:
+    def answered(self, link: _HomeLink, answers: Iterable[BranchAnswer]) -> None:
         """A home has answered."""
         self.core.context.now_ms = self.clock.now_ms()
+        if link.conversation.is_greeted:
+            self.core.home_reached(link.conversation.home)
         for answer in answers:
             self._said.pop(answer.ask.home, None)
             self.core.branch_answered(answer.ask, answer.code, answer.body)
@@ -139,7 +141,7 @@ class _HomeLink(asyncio.Protocol):
             self._links.lost(self, str(error))
             return
         self.flush()
-        self._links.answered(answers)
+        self._links.answered(self, answers)
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection ended."""

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from txmq.broker.cluster.branch_asks import ASKED_MAX, AWAY_MS_MAX, PAUSE_MS_MAX, BranchAsks, Look
+import pytest
+
+from txmq.broker.cluster.branch_asks import (
+    ASKED_MAX,
+    AWAY_MS_MAX,
+    PREPARED_PAUSE_MS_MAX,
+    BranchAsks,
+    Look,
+)
 
 ONE, TWO = (f"{0xC1:016x}-{home:016x}-1-1" for home in (1, 2))
 
@@ -43,7 +51,7 @@ def test_home_has_so_many_asks_and_keeps_none_from_another() -> None:
     assert (queue.has_ready, names(queue, 1)) == (True, [(1, ASKED_MAX)])
 
 
-def test_lost_home_is_asked_again_after_a_while() -> None:
+def test_lost_home_is_tried_with_one_ask_after_a_while() -> None:
     queue, settled = asks()
     for counter in (1, 2, 3):
         queue.now(Look((1, counter), ONE))
@@ -51,27 +59,35 @@ def test_lost_home_is_asked_again_after_a_while() -> None:
     settled.add((1, 2))
     queue.now(Look((1, 4), ONE))
     now_ms, pauses = 0, []
-    for _ in range(12):
-        queue.lost(1, now_ms)
-        assert queue.is_away(1, now_ms)
+    for attempt in range(12):
+        assert queue.lost(1, now_ms) is (attempt == 0)
         began_ms = now_ms
         while not (again := dict(queue.take(now_ms))):
             now_ms += 1
         pauses.append(now_ms - began_ms)
-        assert [look.name for look in again.values()] == [(1, 1), (1, 3), (1, 4)]
+        assert [look.name for look in again.values()] == [(1, 1)]
+        assert names(queue, now_ms) == []
     assert pauses == sorted(pauses)
     assert (pauses[0] < 500, pauses[-1]) == (True, AWAY_MS_MAX)
     assert [queue.answered(number) for number in first] == [None] * 3
-    queue.answered(next(iter(again)))
-    queue.lost(1, now_ms)
-    assert not queue.is_away(1, now_ms + pauses[0])
+    queue.reached(1)
+    assert (queue.has_ready, names(queue, now_ms)) == (True, [(1, 3), (1, 4)])
+    assert queue.lost(1, now_ms)
+    assert queue.lost(1, now_ms) is False
+    assert names(queue, now_ms) == []
+    queue.led_anew(1)
+    assert (queue.has_ready, len(names(queue, now_ms))) == (True, 1)
 
 
-def test_looks_come_later_and_less_often() -> None:
+@pytest.mark.parametrize(
+    ("stated", "longest"),
+    [({}, [2000] * 4), ({"pause_ms_max": PREPARED_PAUSE_MS_MAX}, [4000, 8000, 16_000, PREPARED_PAUSE_MS_MAX])],
+)
+def test_looks_come_later_and_less_often(stated: dict[str, int], longest: list[int]) -> None:
     queue, settled = asks()
     queue.at(1000, Look((1, 1), ONE))
     now_ms, pauses = 0, []
-    for _ in range(8):
+    for _ in range(7):
         began_ms = now_ms
         while not (taken := list(queue.take(now_ms))):
             now_ms += 250
@@ -80,8 +96,8 @@ def test_looks_come_later_and_less_often() -> None:
         ((number, _),) = taken
         look = queue.answered(number)
         assert look is not None
-        queue.again(look, now_ms)
-    assert pauses == [1000, 1000, 2000, 4000, 8000, 16_000, PAUSE_MS_MAX, PAUSE_MS_MAX]
+        queue.again(look, now_ms, **stated)
+    assert pauses == [1000, 1000, 2000, *longest]
     settled.add((1, 1))
-    queue.tick(now_ms + 2 * PAUSE_MS_MAX)
-    assert names(queue, now_ms + 2 * PAUSE_MS_MAX) == []
+    queue.tick(now_ms + PREPARED_PAUSE_MS_MAX)
+    assert names(queue, now_ms + PREPARED_PAUSE_MS_MAX) == []

@@ -29,12 +29,17 @@ class Asking:
 
     def __init__(self, address: str | None) -> None:
         self.told: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
+        self.is_reached = False
         view = ClusterView()
         view.homes = {HOME: Home(HOME, "other", 1, address)}
         self.context = SimpleNamespace(identity=OWN, cluster=view, now_ms=0)
 
     def branch_answered(self, ask: BranchAsk, code: int, body: bytes) -> None:
+        assert self.is_reached  # it has greeted
         self.told.put_nowait(("answered", ask, code, body))
+
+    def home_reached(self, home: int) -> None:
+        self.is_reached = home == HOME
 
     def home_lost(self, home: int) -> None:
         self.told.put_nowait(("lost", home))

@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, BranchAsk, Look
+from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, PREPARED_PAUSE_MS_MAX, BranchAsk, Look
 from txmq.broker.context import Context
 from txmq.broker.state.branch_parts import BranchPart
-from txmq.broker.state.transaction import Transaction
+from txmq.broker.state.transaction import Transaction, group_key
 from txmq.broker.verbs import placing
 from txmq.broker.verbs.branches.complete import reported
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.recover import txid_of
+from txmq.model import TransactionKind
 from txmq.runtime.crashpoints import crash_point
 
 OWNER_GONE_MS = 1000
@@ -54,6 +55,24 @@ def placed_durably(context: Context, part: BranchPart) -> None:
         context.branch_asks.now(look)
     else:
         context.branch_asks.at(context.now_ms, look)
+
+
+def led_anew(context: Context, home: int) -> None:
+    """Another home has a new leader: what is undecided there may have been decided, and here it was not heard of."""
+    _look_soon(context, home)
+    context.branch_asks.led_anew(home)
+
+
+def lost(context: Context, home: int) -> None:
+    """The connection to another home is lost, or none can be made: it is asked again later, and about all branches."""
+    if context.branch_asks.lost(home, context.now_ms):
+        _look_soon(context, home)
+
+
+def _look_soon(context: Context, home: int) -> None:
+    key = group_key(TransactionKind.BRANCH.value, f"{home:016x}")
+    branches = [transaction for _, transaction in context.state.prepared.behind(0, key)]
+    context.branch_asks.hurry([branch for branch in branches if not branch.is_committing], context.now_ms)
 
 
 def take_asks(context: Context) -> list[BranchAsk]:
@@ -112,6 +131,8 @@ def _answered_outcome(context: Context, look: Look, branch: Transaction, code: i
         placing.commit_decided(context, branch)
     elif code == _OK and word == b"unknown":
         _look_for_owner(context, look, branch, rest)
+    elif code == _OK and word == b"prepared":
+        context.branch_asks.again(look, context.now_ms, pause_ms_max=PREPARED_PAUSE_MS_MAX)
     else:
         context.branch_asks.again(look, context.now_ms)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from txmq.broker.cluster.asks import FindAnchor, Result
 from txmq.broker.cluster.view import ClusterView, RegistryState
 from txmq.broker.context import Context
+from txmq.broker.verbs.branches import resolving
 from txmq.broker.verbs.cluster.topic_map import take_over
 from txmq.errors import BrokerError, InvariantError, RegistryAwayError, TxmqError, UnavailableError
 from txmq.redo import entries
@@ -37,7 +38,8 @@ def led(context: Context, leadership: Leadership) -> None:
 def changed(context: Context, topic_map: TopicMap, homes: Sequence[Home]) -> None:
     """Topics or homes changed, or may have."""
     view = view_of(context)
-    view.set_homes(homes)
+    for home in view.set_homes(homes):
+        resolving.led_anew(context, home)
     take_over(context, view, topic_map)
 
 

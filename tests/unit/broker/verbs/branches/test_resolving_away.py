@@ -1,0 +1,118 @@
+"""A home that was away, however long, is asked about all branches soon after it is back; meanwhile it is hardly tried.
+
+Virtual time: what stands here is the worst case of the design, on a machine that keeps no thread waiting.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from txmq.broker.cluster.branch_asks import AWAY_MS_MAX, PREPARED_PAUSE_MS_MAX
+
+from ...homes_support import Cluster, HomeNode, commit, prepare_branch, two_homes
+from ...support import batch, part, values
+from .test_resolving import is_quiet
+
+away_for = pytest.mark.parametrize("seconds", [0.5, 1.75, 3, 6, 17, 120])
+
+
+def cut_off(seconds: float) -> tuple[Cluster, HomeNode, HomeNode]:
+    """A branch is prepared and the transaction decided; then the home that decided was away for so long."""
+    here, there = two_homes()
+    cluster = Cluster(here, there)
+    cluster.come_back(here)
+    owner = here.session()
+    prepare_branch(there.session(), there.txid(1, 1), here.txid(1, 1), ("a", 0, b"x"))
+    cluster.later(1.5)
+    commit(owner, here.txid(1, 1), homes=there.txid(1, 1))
+    cluster.cut_off(here)
+    cluster.later(seconds)
+    assert values(there) == []
+    return cluster, here, there
+
+
+@away_for
+def test_home_that_starts_again_decides_at_once(seconds: float) -> None:
+    """Found: up to 4 s later."""
+    cluster, here, there = cut_off(seconds)
+    cluster.come_back(cluster.restart(here))
+    cluster.later(0.5)
+    assert (values(there), is_quiet(there)) == ([b"x"], True)
+
+
+@away_for
+def test_home_behind_a_cut_network_decides_in_a_second(seconds: float) -> None:
+    """Found: up to 4 s later. No registry tells of it."""
+    cluster, here, there = cut_off(seconds)
+    cluster.away.clear()
+    cluster.later(AWAY_MS_MAX / 1000 + 0.25)  # and a tick for the report
+    assert (values(there), is_quiet(here, there)) == ([b"x"], True)
+
+
+def test_branch_home_that_starts_again_asks_at_once() -> None:
+    here, there = two_homes()
+    cluster = Cluster(here, there)
+    prepare_branch(there.session(), there.txid(1, 1), here.txid(1, 1), ("a", 0, b"x"))
+    commit(here.session(), here.txid(1, 1), homes=there.txid(1, 1))
+    again = cluster.restart(there)
+    cluster.come_back(again)
+    cluster.later(0.5)
+    assert (values(again), is_quiet(here, again)) == ([b"x"], True)
+
+
+def test_decision_before_a_death_is_heard_of_at_once() -> None:
+    """Found: pauses of a branch that was undecided for long went on to 30 s."""
+    here, there = two_homes()
+    cluster = Cluster(here, there)
+    owner, of, txid = here.session(), here.txid(1, 1), there.txid(1, 1)
+    prepare_branch(there.session(), txid, of, ("a", 0, b"x"))
+    body = part("a", 0, batch(b"y"), "7")
+    assert owner.ask("prepare", of, "half", extensions={"group": "g", "homes": txid}, body=body).code == 200
+    cluster.later(40)
+    commit(owner, of)
+    cluster.cut_off(here)
+    cluster.later(1)
+    cluster.come_back(cluster.restart(here))
+    cluster.later(0.25)
+    assert values(there) == [b"x"]
+
+
+def test_living_owner_is_asked_about_every_two_seconds() -> None:
+    """Found: an owner that died behind a long wait was noticed up to 30 s later."""
+    here, there = two_homes()
+    cluster = Cluster(here, there)
+    owner = here.session()
+    prepare_branch(there.session(), there.txid(1, 1), here.txid(1, 1), ("a", 0, b"x"))
+    cluster.later(20)
+    assert not is_quiet(there)
+    owner.disconnect()
+    cluster.later(3.25)  # one pause, and the second for which it must be gone
+    assert (values(there), is_quiet(there)) == ([], True)
+
+
+def test_home_that_is_away_is_tried_once_a_second() -> None:
+    here, there = two_homes()
+    cluster = Cluster(here, there)
+    client = there.session()
+    for counter in range(1, 101):
+        prepare_branch(client, there.txid(1, counter), here.txid(1, counter), ("a", 0, b"x"), keys=counter)
+    cluster.away.add(here.identity.node)
+    cluster.later(10)
+    before = cluster.asked
+    cluster.later(600)
+    assert 590 <= cluster.asked - before <= 600
+
+
+def test_undecided_half_messages_are_asked_about_twice_a_minute() -> None:
+    here, there = two_homes()
+    cluster = Cluster(here, there)
+    owner, client = here.session(), there.session()
+    for counter in range(1, 11):
+        of, txid = here.txid(1, counter), there.txid(1, counter)
+        prepare_branch(client, txid, of, ("a", 0, b"x"), keys=counter)
+        body = part("a", 0, batch(b"y"), "7")
+        assert owner.ask("prepare", of, "half", extensions={"group": "g", "homes": txid}, body=body).code == 200
+    cluster.later(60)
+    before = cluster.asked
+    cluster.later(600)
+    assert cluster.asked - before <= 10 * 600_000 / PREPARED_PAUSE_MS_MAX
