@@ -34,3 +34,29 @@ class ColumnError(BinlogError):
 
 class ReaderFencedError(BinlogError):
     """Another reader of the same name has taken over: it goes on where this one stopped. Nothing is published twice."""
+
+
+class TargetError(BinlogError):
+    """The target cannot take the changes as asked; the text says what to correct."""
+
+
+class TargetAwayError(BinlogError):
+    """The connection to the target ended or could not be made, or its transaction was rolled back. Try it again."""
+
+    retriable: bool = True
+
+
+class ConflictError(BinlogError):
+    """The target's rows are not what a change presupposes: a row is missing, or another one is in its place.
+
+    Attributes:
+        table: ``database.table`` at the source.
+        event: the change, as its message says it.
+    """
+
+    def __init__(self, table: str, reason: str, event: str) -> None:
+        super().__init__(
+            f"{table}: {reason}: {event}. Nothing of it was applied. Correct the target and start again, or let "
+            'apply.on_conflict = "overwrite" make the row what the change says'
+        )
+        self.table, self.event = table, event
