@@ -146,8 +146,8 @@ class Ddl:
         kind: what it does.
         statement: its text.
         database: the database it was run in: unqualified names are of it.
-        tables: those it changes, in the order it names them. RENAME: old and new name of each; DATABASE: its name
-            and the empty name of a table.
+        tables: those it changes, in the order it names them. RENAME: old and new name of each; CREATE: the new table,
+            and the one that it is LIKE; DATABASE: its name and the empty name of a table.
         additive: rows and columns that there are stay what they are: consumers may go on.
     """
 

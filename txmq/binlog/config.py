@@ -30,6 +30,7 @@ from txmq.setting import names as words
 PAGE = "docs/configuration-binlog.md"
 NAME_LENGTH_MAX = 64  # it stands in front of the database's and the table's name
 _TABLE = re.compile(r"[^.\s]+\.[^.\s]+\Z")
+_STATE = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 _PLACES = re.compile(r"\{([a-z]*)\}")
 _MIB = 1 << 20
 _MADE_ID_MIN, _MADE_IDS = 1 << 31, 1 << 31  # far from what people number
@@ -141,6 +142,55 @@ class PublishSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ApplySettings:
+    """``[apply]``: the database that gets the changes."""
+
+    host: str = word("127.0.0.1", "Its address.", section="[apply]")
+    port: int = number(3306, 1, 65535, "Its port.", section="[apply]")
+    unix_socket: str = word("", "Its socket on this machine; goes before host and port.", section="[apply]")
+    user: str = word("txmq", "A user with all rights on the tables and on state_database.", section="[apply]")
+    password: str = word("", 'The user\'s password; best { env = "VARIABLE" }.', section="[apply]")
+    database: str = word(
+        "{database}", "What a database of the source is called there. With another name, statements that name the "
+        "source's stop the applier.", section="[apply]", form="text, perhaps with {database}",
+    )  # fmt: skip
+    state_database: str = word(
+        "txmq", "Where the applier keeps its offsets and the statements that it ran; made if it is missing.",
+        section="[apply]", form="letters, digits and _",
+    )  # fmt: skip
+    group: str = word(
+        "", "Its consumer group; another target needs another one. Empty: apply-<name>.", section="[apply]"
+    )
+    topics: tuple[str, ...] = words(
+        (), "Topics to apply; none: all those of publish.topic.", section="[apply]", form='["topic", ...]'
+    )
+    threads: int = number(
+        4, 1, 64, "Connections that write at the same time, each the changes of one partition.", section="[apply]"
+    )
+    batch_rows_max: int = number(500, 1, 1000, "Changes of one transaction there.", section="[apply]")
+    on_conflict: str = word(
+        "stop", "If a row is not there, or another one is in its place: stop, or overwrite, which makes the row what "
+        "the change says.", section="[apply]", choices=("stop", "overwrite"),
+    )  # fmt: skip
+    conflict_wait_ms: int = number(
+        10_000, 0, 600_000, "How long a value that must be unique may be in use by another row: the change that frees "
+        "it may be of another partition.", section="[apply]",
+    )  # fmt: skip
+    session_timeout_ms: int = number(
+        6_000, 300, 600_000, "An applier that is silent for so long is taken for dead: one that stands by takes over.",
+        section="[apply]",
+    )  # fmt: skip
+    connect_timeout_ms: int = number(10_000, 1_000, 600_000, "How long a connection may take.", section="[apply]")
+
+    def __post_init__(self) -> None:
+        _check_all(self, "apply.")
+        if not _STATE.match(self.state_database):
+            raise ConfigError(f"apply.state_database = {self.state_database[:80]!r}: expected letters, digits and _")
+        if not set(_PLACES.findall(self.database)) <= {"database"} or not self.database:
+            raise ConfigError(f"apply.database = {self.database[:80]!r}: expected text, perhaps with {{database}}")
+
+
+@dataclass(frozen=True, slots=True)
 class BinlogSettings:
     """The file: keys at its top, and its tables."""
 
@@ -153,6 +203,7 @@ class BinlogSettings:
     )
     source: SourceSettings = field(default_factory=SourceSettings)
     publish: PublishSettings = field(default_factory=PublishSettings)
+    apply: ApplySettings = field(default_factory=ApplySettings)
 
     def __post_init__(self) -> None:
         _check_all(self, "")
@@ -170,6 +221,11 @@ class BinlogSettings:
         return f"binlog-{self.name}"
 
     @property
+    def apply_group(self) -> str:
+        """The group whose offsets are in the target."""
+        return self.apply.group or f"apply-{self.name}"
+
+    @property
     def position_topic(self) -> str:
         """The topic that has the positions."""
         return f"{self.name}.positions"
@@ -180,7 +236,7 @@ class BinlogSettings:
         return f"{self.name}.parked"
 
 
-_TABLES: dict[str, type[Any]] = {"source": SourceSettings, "publish": PublishSettings}
+_TABLES: dict[str, type[Any]] = {"source": SourceSettings, "publish": PublishSettings, "apply": ApplySettings}
 _KEYS = {"": settings_of(BinlogSettings), **{name: settings_of(table) for name, table in _TABLES.items()}}
 
 BINLOG_SETTINGS = tuple(setting for known in _KEYS.values() for setting in known.values())
@@ -236,8 +292,21 @@ def _check_all(table: Any, place: str) -> None:
         check(setting, getattr(table, setting.name), place)
 
 
+def topics_named(pattern: str, **known: str) -> re.Pattern[str]:
+    """The topics that a pattern may name; a field that is not known stands for any text.
+
+    Args:
+        known: fields of the pattern, as they stand in topics.
+    """
+    pieces = _PLACES.split(pattern)  # texts, and between them names of fields
+    fields = [re.escape(known[name]) if name in known else "[A-Za-z0-9_-]+" for name in pieces[1::2]]
+    texts = [re.escape(text) for text in pieces[::2]]
+    return re.compile("".join(text + field for text, field in zip(texts, [*fields, ""], strict=True)) + r"\Z")
+
+
 def shown(settings: BinlogSettings) -> dict[str, Any]:
     """All settings for people: without secrets."""
     fields = dataclasses.asdict(settings)
-    fields["source"]["password"] = "***" if settings.source.password else ""
+    for table in ("source", "apply"):
+        fields[table]["password"] = "***" if fields[table]["password"] else ""
     return fields

@@ -93,10 +93,15 @@ class EventEncoder:
         value = f'{{"op":"r","before":null,"after":{text},"source":{{{source},{table.source}}},"ts_ms":{now_ms}}}'
         return EventMessage(schema.table, table.message_key(row, text), value.encode(), table.headers["r"])
 
-    def statement(self, part: TransactionPart, table: TableName, now_ms: int) -> EventMessage:
+    def statement(
+        self, part: TransactionPart, table: TableName, topics: Mapping[str, int], now_ms: int
+    ) -> EventMessage:  # fmt: skip
         """The message of a part's statement for one of its tables: ``t`` for TRUNCATE, else ``ddl``.
 
         The key is the table's name: what goes to every partition is sent to each by number.
+
+        Args:
+            topics: those that have this statement, each with its partitions.
         """
         ddl = part.ddl
         if ddl is None:
@@ -104,6 +109,7 @@ class EventEncoder:
         op = TRUNCATE if ddl.kind is DdlKind.TRUNCATE else DDL
         fields = {"ddl": ddl.statement, "kind": str(ddl.kind), "additive": ddl.additive, "database": ddl.database}
         fields["tables"] = [str(name) for name in ddl.tables]
+        fields["topics"] = dict(topics)
         return self._other(part, op, table, fields, now_ms)
 
     def marker(self, part: TransactionPart, op: str, table: TableName, rows: int | None, now_ms: int) -> EventMessage:

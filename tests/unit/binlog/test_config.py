@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from txmq.binlog import config
-from txmq.binlog.config import BinlogSettings, PublishSettings, SourceSettings, read_settings
+from txmq.binlog.config import ApplySettings, BinlogSettings, PublishSettings, SourceSettings, read_settings
 from txmq.errors import ConfigError
 from txmq.setting import settings_of
 
@@ -62,6 +62,9 @@ def test_no_password_is_shown() -> None:
         ("name = 's'\n[publish]\ntopic = '{database}/{table}'", ["publish.topic"]),
         ("name = 's'\n[publish]\ntopic = '{database}.{tabel}'", ["publish.topic"]),
         ("name = 's'\n[publish]\nlinger_ms = true", ["publish.linger_ms"]),
+        ("name = 's'\n[apply]\ndatabase = '{table}'", ["apply.database", "{database}"]),
+        ("name = 's'\n[apply]\ndatabase = ''", ["apply.database"]),
+        ("name = 's'\n[apply]\nstate_database = 'a b'", ["apply.state_database", "letters"]),
     ],
 )
 def test_what_is_wrong_is_named(text: str, parts: list[str]) -> None:
@@ -71,7 +74,7 @@ def test_what_is_wrong_is_named(text: str, parts: list[str]) -> None:
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("table", [SourceSettings, PublishSettings])
+@pytest.mark.parametrize("table", [SourceSettings, PublishSettings, ApplySettings])
 def test_every_field_of_a_table_is_a_setting(table: type[object]) -> None:
     fields = {field.name for field in dataclasses.fields(table)}  # type: ignore[arg-type]
     assert fields == set(settings_of(table))
@@ -79,7 +82,7 @@ def test_every_field_of_a_table_is_a_setting(table: type[object]) -> None:
 
 def test_every_key_is_read_as_its_default() -> None:
     text = ["name = 's'"]
-    for name, table in (("source", SourceSettings), ("publish", PublishSettings)):
+    for name, table in (("source", SourceSettings), ("publish", PublishSettings), ("apply", ApplySettings)):
         text.append(f"[{name}]")
         for setting in settings_of(table).values():
             value = setting.default

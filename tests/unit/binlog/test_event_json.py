@@ -38,6 +38,7 @@ PICTURES = TableSchema(
     (0,),
 )
 ENCODER = EventEncoder('the "shop"')
+TOPICS = {"s.shop.items": 4}  # that have a statement
 
 
 def _part(*changes: RowChange, **fields: Any) -> TransactionPart:
@@ -113,9 +114,9 @@ def test_a_row_of_a_snapshot_says_so() -> None:
 
 def test_a_statement_names_its_tables() -> None:
     ddl = Ddl(DdlKind.ALTER, "ALTER TABLE items ADD x INT", "shop", (ITEMS.table,), additive=True)
-    event = read_event(ENCODER.statement(_part(ddl=ddl), ITEMS.table, 1).value)
+    event = read_event(ENCODER.statement(_part(ddl=ddl), ITEMS.table, TOPICS, 1).value)
     assert (event.op, event.table) == ("ddl", ITEMS.table)
-    assert event.fields["tables"] == ["shop.items"]
+    assert (event.fields["tables"], event.fields["topics"]) == (["shop.items"], TOPICS)
     assert (event.fields["kind"], event.fields["additive"]) == ("alter", True)
     assert (event.fields["ddl"], event.fields["database"]) == (ddl.statement, "shop")
     assert event.fields["transaction"] == {"id": "0-1-5"}
@@ -123,13 +124,13 @@ def test_a_statement_names_its_tables() -> None:
 
 def test_truncate_has_its_own_op() -> None:
     ddl = Ddl(DdlKind.TRUNCATE, "TRUNCATE items", "shop", (ITEMS.table,))
-    message = ENCODER.statement(_part(ddl=ddl), ITEMS.table, 1)
+    message = ENCODER.statement(_part(ddl=ddl), ITEMS.table, TOPICS, 1)
     assert (read_event(message.value).op, message.headers) == ("t", {"txmq.op": b"t"})
 
 
 def test_a_part_without_a_statement_has_no_event_of_one() -> None:
     with pytest.raises(ValueError, match="0-1-5 has no statement"):
-        ENCODER.statement(_part(), ITEMS.table, 1)
+        ENCODER.statement(_part(), ITEMS.table, TOPICS, 1)
 
 
 def test_markers_stand_around_a_large_transaction() -> None:

@@ -191,8 +191,10 @@ class Gathering:
                 f'stopped before transaction {part.gtid}, as publish.ddl = "stop" says: {ddl.statement[:200]}; start '
                 'again with publish.ddl = "pass" when consumers can take what follows'
             )
-        for topic, table in self._topics.concerned(ddl.tables, part.gtid).items():
-            self._add_to_all(messages, topic, self._events.statement(part, table, now_ms), now_ms)
+        concerned = self._topics.concerned(ddl.tables, part.gtid)
+        partitions = {topic: self._topics.partitions(topic) for topic in concerned}
+        for topic, table in concerned.items():
+            self._add_to_all(messages, topic, self._events.statement(part, table, partitions, now_ms), now_ms)
 
     def _add_begin_markers(
         self, messages: list[Outgoing], part: TransactionPart, topic: str, table: TableName, now_ms: int

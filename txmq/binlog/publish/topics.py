@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from txmq.binlog.changes import TableName
-from txmq.binlog.config import PublishSettings
+from txmq.binlog.config import PublishSettings, topics_named
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.publish.selectors import GTID_HEADER, TABLE_HEADER, selector_of
 from txmq.client.partitioner import KeyHashSelector, checked
@@ -101,9 +101,7 @@ class Topics:
         return found
 
     def _of_database(self, database: str) -> list[str]:
-        escaped = {"name": re.escape(self._name), "database": re.escape(_escaped(database)), "table": "[A-Za-z0-9_-]+"}
-        pieces = re.split(r"\{([a-z]+)\}", self._pattern)  # texts, and between them names of fields
-        named = re.compile("".join(escaped[one] if odd else re.escape(one) for one, odd in _marked(pieces)) + r"\Z")
+        named = topics_named(self._pattern, name=self._name, database=_escaped(database))
         return sorted(topic for topic in self._names() if named.match(topic))
 
     def partitions(self, topic: str) -> int:
@@ -120,7 +118,3 @@ class Topics:
         if other != table:
             raise BinlogError(f"{table} and {other} would share the topic {topic!r}: source.exclude one of them")
         return TablePlace(table, topic, self.partitions(topic))
-
-
-def _marked(pieces: list[str]) -> list[tuple[str, bool]]:
-    return [(piece, number % 2 == 1) for number, piece in enumerate(pieces)]

@@ -128,7 +128,10 @@ def _create(words: _Words) -> _Found:
     replaces = words.skip("OR", "REPLACE")
     if words.skip("TABLE"):
         words.skip("IF", "NOT", "EXISTS")
-        return DdlKind.CREATE, (words.table(),), not replaces
+        tables = [words.table()]
+        if words.skip("LIKE") or words.skip("(", "LIKE"):
+            tables.append(words.table())
+        return DdlKind.CREATE, tuple(tables), not replaces
     return _index_or_other(words)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from pymysqlreplication.constants import BINLOG
@@ -352,6 +352,8 @@ class TransactionReader:
         if opened.is_void or ddl.kind is DdlKind.OTHER:
             return
         self._decoders.clear()  # the tables' keys are asked for anew
+        if ddl.kind is DdlKind.CREATE and not all(map(self._captures, ddl.tables)):
+            ddl = replace(ddl, tables=ddl.tables[:1])  # what it is LIKE is of no interest
         if ddl.kind is DdlKind.DATABASE or any(map(self._captures, ddl.tables)):
             opened.ddl = ddl
             self._catalog.changed(ddl)
