@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from txmq.cli.binlog.apply import apply
 from txmq.cli.binlog.run import run
 from txmq.cli.binlog.status import status
 
@@ -16,4 +17,5 @@ app = typer.Typer(
     application. docs/how-to/binlog.md says how to begin, docs/configuration-binlog.md has all settings.""",
 )
 app.command("run")(run)
+app.command("apply")(apply)
 app.command("status")(status)

@@ -1,0 +1,181 @@
+"""The applier with a real reader, broker and database: the copy is equal to the source, whatever is killed."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import txmq
+from tests.services.binlog.replica import WAIT_S, Replica
+from txmq.binlog.errors import ConflictError, TargetError
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.fork_server import ForkServer
+from txmq.testing.processes.mariadb import MariaDB
+
+NAMES = iter(f"a{number}" for number in range(1000))
+KINDS = (
+    "id BIGINT UNSIGNED PRIMARY KEY, i INT, d DECIMAL(30,10), f FLOAT, dd DOUBLE, b BIT(64), y YEAR, da DATE, "
+    "tm TIME(3), dt DATETIME(6), ts TIMESTAMP(3) NULL, c CHAR(9), vc VARCHAR(90) CHARACTER SET latin1, tx TEXT, "
+    "bi BINARY(6), vb VARBINARY(30), bl LONGBLOB, e ENUM('a','b'), s SET('x','y','z'), j JSON, u UUID, n INET6, "
+    "g GEOMETRY, gen INT GENERATED ALWAYS AS (i + 1) STORED, inv INT INVISIBLE DEFAULT 3, `od%d ``name` INT"
+)
+VALUES = (
+    "(1, -5, '12345678901234567890.0123456789', 1.1, 1e300, b'1', 0, '0000-00-00', '-838:59:59.999', "
+    "'2026-03-29 02:30:00.000001', '2026-03-29 02:30:00.125', 'ü ', 'é€', '😀 %s', 'a\\0', X'00FF27', "
+    "REPEAT(X'FF00', 50000), 'b', 'x,z', '{\"k\": [1, \"é\"]}', '123e4567-e89b-12d3-a456-426655440000', '::1', "
+    "ST_GeomFromText('POINT(1 2)', 4326), DEFAULT, 7, 8)",
+    "(18446744073709551615, NULL, NULL, NULL, NULL, X'FFFFFFFFFFFFFFFF', 1901, '2026-02-31', '00:00:00', "
+    "'0000-00-00 00:00:00', 0, '', '', '', '', '', '', 'nothing', '', 'null', NULL, NULL, NULL, DEFAULT, NULL, NULL)",
+    "(3, 0, 0, -0.25, 5e-324, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "
+    "NULL, NULL, NULL, DEFAULT, 1, 1)",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def children() -> Iterator[ForkServer]:
+    """Appliers are forked."""
+    with ForkServer(("txmq.cli.main", "txmq.binlog.apply.applier")) as made:
+        yield made
+
+
+@pytest.fixture
+def replica(
+    server: MariaDB, shared_broker: BrokerProcess, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Replica]:
+    """Two empty databases, under a new name."""
+    for database in ("shop", "copy_shop"):
+        server.execute(f"CREATE OR REPLACE DATABASE {database}")
+    with txmq.connect(shared_broker.address) as client:
+        yield Replica(next(NAMES), server, shared_broker, client, tmp_path, getattr(request, "param", ""))
+
+
+def test_every_kind_of_column_is_written_as_shown(replica: Replica) -> None:
+    names = "(id,i,d,f,dd,b,y,da,tm,dt,ts,c,vc,tx,bi,vb,bl,e,s,j,u,n,g,gen,inv,`od%d ``name`)"
+    with replica.reader():
+        replica.execute(
+            "SET SESSION sql_mode = '', time_zone = '+05:30'", f"CREATE TABLE kinds ({KINDS})",
+            *(f"INSERT INTO kinds {names} VALUES {values}" for values in VALUES),
+            f"CREATE TABLE plain ({KINDS.replace(' PRIMARY KEY', '')})",
+            f"INSERT INTO plain {names} VALUES {VALUES[0]}, {VALUES[0]}, {VALUES[1]}",
+            "UPDATE plain SET i = 4 WHERE i = -5 LIMIT 1", "DELETE FROM plain WHERE id > 3",
+        )  # fmt: skip
+    assert replica.apply().rows == 3 + 3 + 2 + 1
+    replica.require_equal()
+    shown = "*, inv, HEX(bi), f + 0e0, e + 0, da + 0, dt + 0, ts + 0, ST_AsText(g), ST_SRID(g)"
+    for table in ("kinds", "plain"):
+        assert replica.rows("shop", table, shown) == replica.rows("copy_shop", table, shown)
+
+
+def workload(seed: int) -> list[str]:
+    """Statements over two tables with unique values, that change keys and columns."""
+    drawn = random.Random(seed)
+    found = [
+        "CREATE TABLE users (id INT PRIMARY KEY, mail VARCHAR(20) UNIQUE, v INT)",
+        "CREATE TABLE log (v INT, t VARCHAR(9))",
+        *(f"INSERT INTO users VALUES ({id_}, 'm{id_}', 0)" for id_ in range(12)),
+    ]
+    for number in range(150):
+        one, other = drawn.sample(range(12), 2)
+        found += drawn.choice(
+            (
+                [f"UPDATE users SET v = v + 1 WHERE id IN ({one},{other})"],
+                [
+                    f"UPDATE users SET id = id + 100 WHERE id = {one}",
+                    f"UPDATE users SET id = id - 100 WHERE id = {one + 100}",
+                ],
+                [
+                    f"UPDATE users SET mail = 'free' WHERE id = {one}",
+                    f"UPDATE users SET mail = 'm{one}' WHERE id = {one}",
+                ],
+                [f"DELETE FROM users WHERE id = {one}", f"INSERT INTO users (id, mail) VALUES ({one}, 'm{one}')"],
+                [f"INSERT INTO log (v, t) VALUES ({number % 3}, 'x'), ({number % 3}, 'x')", "DELETE FROM log LIMIT 1"],
+            )
+        )
+        if number % 40 == 20:
+            found.append(f"ALTER TABLE users ADD COLUMN c{number} INT DEFAULT {number}")
+        if number == 90:
+            found += [
+                "TRUNCATE log",
+                "RENAME TABLE log TO journal",
+                "CREATE TABLE log LIKE journal",
+                "DROP TABLE journal",
+            ]
+            found.append("ALTER TABLE users ADD INDEX (v)")
+    return found
+
+
+POINTS = (
+    "binlog.apply.filled:2", "binlog.apply.committed:3", "binlog.ddl.begun:1", "binlog.ddl.run:1",
+    "binlog.ddl.noted:1", "binlog.ddl.run:1", "binlog.apply.committed:1", "binlog.apply.filled:9",
+)  # fmt: skip
+
+
+def test_killed_applier_repeats_nothing_and_skips_nothing(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute(*workload(3))
+    for point in POINTS:
+        assert replica.apply_child(point) == -signal.SIGKILL, (point, replica.log.read_text())
+    assert replica.apply_child() == 0, replica.log.read_text()
+    replica.require_equal()
+    states = replica.server.execute(f"SELECT state, COUNT(*) FROM state_{replica.name}.txmq_binlog_ddl GROUP BY state")
+    assert states == [("done", 2 + 4 + 4 + 1)]
+
+
+def test_killed_target_is_waited_for(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute(*workload(4))
+    child = replica.start_child("binlog.apply.filled:20:stop")
+    status = Path(f"/proc/{child.pid}/status")
+    eventually(lambda: "State:\tT" in status.read_text(), replica.log.read_text, WAIT_S)
+    replica.server.restart()
+    child.send_signal(signal.SIGCONT)
+    assert child.wait(WAIT_S) == 0, replica.log.read_text()
+    replica.require_equal()
+
+
+def test_missing_row_stops_the_applier_and_is_shown(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
+    replica.apply()
+    replica.server.execute("DELETE FROM copy_shop.t WHERE id = 2")
+    with replica.reader():
+        replica.execute("UPDATE t SET v = v + 10")
+    with pytest.raises(
+        ConflictError, match=r"shop\.t: message .* 0 of 1 rows are there.*'after': \{'id': 2, 'v': 12\}"
+    ):
+        replica.apply()
+    replica.server.execute("INSERT INTO copy_shop.t VALUES (2, 2)")
+    replica.apply()
+    replica.require_equal()
+
+
+@pytest.mark.parametrize("replica", ['on_conflict = "overwrite"\n'], indirect=True)
+def test_conflicts_are_overwritten_if_asked_for(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT UNIQUE)", "INSERT INTO t VALUES (1, 1), (2, 2)")
+    replica.apply()
+    replica.server.execute("DELETE FROM copy_shop.t WHERE id = 2")
+    replica.server.execute("INSERT INTO copy_shop.t VALUES (8, 30)")
+    with replica.reader():
+        replica.execute(
+            "UPDATE t SET v = v + 10 WHERE id = 2", "INSERT INTO t VALUES (3, 30)", "DELETE FROM t WHERE id = 1"
+        )
+    assert replica.apply().overwritten == 2
+    replica.require_equal()
+
+
+def test_a_refused_statement_can_be_skipped(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute(
+            "CREATE TABLE t (id INT PRIMARY KEY)", "ALTER TABLE shop.t ADD v INT", "INSERT INTO t VALUES (1, 1)"
+        )
+    with pytest.raises(TargetError, match="names the database shop, which is copy_shop in the target") as caught:
+        replica.apply()
+    replica.server.execute("ALTER TABLE copy_shop.t ADD v INT")
+    replica.apply(skipped=[str(caught.value).rsplit(" ", 1)[1]])
+    replica.require_equal()

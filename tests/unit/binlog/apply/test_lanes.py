@@ -1,0 +1,160 @@
+"""Lanes hand out the messages of partitions in order, each to one thread, and wait together at statements."""
+
+from __future__ import annotations
+
+import pytest
+
+from txmq.binlog.apply import lanes
+from txmq.binlog.apply.lanes import Lane, Lanes
+from txmq.binlog.errors import TargetError
+from txmq.errors import FencedError
+from txmq.model import Message, TopicPartition
+from txmq.testing.simulated.clock import SimClock
+
+A, B = ("t", 0), ("t", 1)
+
+
+def message(slot: TopicPartition, offset: int, op: bytes = b"c") -> Message:
+    """An event."""
+    return Message(*slot, offset, b"k", b"v", {"txmq.op": op}, None, 0, None)
+
+
+def begun(*slots: TopicPartition, offset: int | None = 0, batch: int = 3) -> tuple[Lanes, SimClock]:
+    """Lanes that were granted."""
+    clock = SimClock()
+    made = Lanes(batch, clock)
+    for slot in slots:
+        made.granted(slot, 7, offset)
+    return made, clock
+
+
+def taken(made: Lanes) -> tuple[Lane, list[int]]:
+    """What a thread gets: a lane, and the offsets of messages."""
+    found = made.take()
+    assert found is not None
+    return found[0], [one.offset for one in found[1]]
+
+
+def test_a_batch_is_handed_out_until_it_is_done() -> None:
+    made, _ = begun(A)
+    made.add([message(A, offset) for offset in range(5)])
+    lane, offsets = taken(made)
+    assert (lane.slot, lane.generation, offsets) == (A, 7, [0, 1, 2])
+    made.again(lane, 0.0)
+    lane, offsets = taken(made)
+    assert offsets == [0, 1, 2]
+    assert [one.offset for one in made.done(lane, 3)] == [0, 1, 2]
+    assert taken(made)[1] == [3, 4]
+
+
+def test_no_two_threads_have_one_lane() -> None:
+    made, _ = begun(A, B)
+    made.add([message(A, 0), message(B, 0), message(A, 1)])
+    assert {taken(made)[0].slot, taken(made)[0].slot} == {A, B}
+
+
+def test_batches_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "BATCH_BYTES_MAX", 2)
+    made, _ = begun(A)
+    made.add([message(A, offset) for offset in range(3)])
+    assert taken(made)[1] == [0, 1]
+
+
+def test_a_refused_batch_is_handed_out_one_by_one() -> None:
+    made, _ = begun(A)
+    made.add([message(A, offset) for offset in range(6)])
+    lane, _ = taken(made)
+    made.again(lane, 0.0, single_until=2)
+    for offset in range(2):
+        assert taken(made)[1] == [offset]
+        made.done(lane, offset + 1)
+    assert taken(made)[1] == [2, 3, 4]
+
+
+def test_a_lane_that_waits_lets_others_pass() -> None:
+    made, clock = begun(A, B)
+    made.add([message(A, 0)])
+    lane, _ = taken(made)
+    assert made.refused_for(lane) == 0.0
+    made.again(lane, 5.0)
+    made.add([message(B, 0)])
+    assert taken(made)[0].slot == B
+    clock.sleep(5.0)
+    assert taken(made)[0].slot == A
+    assert made.refused_for(lane) == 5.0
+    made.done(lane, 1)
+    assert lane.refused_since is None
+
+
+@pytest.mark.parametrize("op", [b"ddl", b"t"])
+def test_a_statement_is_handed_out_alone(op: bytes) -> None:
+    made, _ = begun(A)
+    made.add([message(A, 0), message(A, 1, op), message(A, 2)])
+    for offset in range(3):
+        lane, offsets = taken(made)
+        assert offsets == [offset]
+        made.done(lane, offset + 1)
+
+
+def test_statement_waits_for_every_partition_that_has_it() -> None:
+    made, _ = begun(A, B)
+    made.add([message(A, 0, b"ddl"), message(A, 1)])
+    first, _ = taken(made)
+    assert made.arrive(first, "0-1-5", {A, B}) is None
+    made.add([message(B, 0), message(B, 1, b"ddl")])
+    second, offsets = taken(made)
+    assert (second.slot, offsets) == (B, [0])
+    made.done(second, 1)
+    second, offsets = taken(made)
+    assert offsets == [1]
+    arrived = made.arrive(second, "0-1-5", {A, B})
+    assert arrived == [first, second]
+    assert sorted((one.partition, one.offset) for one in made.passed(arrived, "0-1-5")) == [(0, 0), (1, 1)]
+    assert (first.next, second.next) == (1, 2)
+    assert taken(made) == (first, [1])
+
+
+def test_full_lanes_are_told_until_they_are_half_empty() -> None:
+    made, _ = begun(A, batch=lanes.QUEUE_MAX)
+    assert made.add([message(A, offset) for offset in range(lanes.QUEUE_MAX)]) == [A]
+    assert (made.add([]), made.with_room()) == ([], [])
+    lane, _ = taken(made)
+    made.done(lane, lanes.QUEUE_MAX // 2)
+    assert (made.with_room(), made.with_room()) == ([A], [])
+
+
+def test_messages_that_are_missing_are_never_passed_over() -> None:
+    made, _ = begun(A, offset=4)
+    with pytest.raises(TargetError, match="t-0: messages 4 to 5 are gone"):
+        made.add([message(A, 6)])
+    made, _ = begun(A, offset=None)  # nothing was ever applied: it begins with what there is
+    made.add([message(A, 6)])
+    with pytest.raises(TargetError, match="messages 7 to 7 are gone"):
+        made.add([message(A, 8)])
+
+
+def test_partition_that_comes_back_ends_the_lanes() -> None:
+    made, _ = begun(A)
+    made.add([message(A, 0)])
+    made.granted(A, 8, 0)
+    assert made.take() is None
+    with pytest.raises(FencedError):
+        made.refuse_failed()
+
+
+def test_the_end_is_reached_when_all_lanes_have_passed_it() -> None:
+    made, _ = begun(A, offset=3)
+    assert made.has_passed({})
+    assert made.has_passed({A: 3})
+    assert not made.has_passed({A: 4})
+    assert not made.has_passed({A: 3, B: 1})
+
+
+def test_failure_of_a_thread_ends_all() -> None:
+    made, _ = begun(A)
+    made.began(1)
+    made.ended(ZeroDivisionError("of a thread"))
+    assert made.take() is None
+    assert made.stop(0.0)
+    with pytest.raises(ZeroDivisionError):
+        made.refuse_failed()

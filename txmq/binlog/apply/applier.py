@@ -1,0 +1,126 @@
+"""The applier: the topics of a sync into the tables of a second database, exactly once, in order per key.
+
+Theory of operation. One process of the group has all partitions; others stand by. Its consumer's messages go into
+``lanes``, one for each partition, and threads with connections of their own write them: the changes of a batch and the
+partition's offset are one transaction of the target (``target.py``). So a kill anywhere repeats nothing and skips
+nothing, and partitions are written at the same time. Statements wait until every partition has reached them
+(``lanes.py``), and are run once (``ddl.py``). The markers ``begin`` and ``end`` of large transactions are passed over:
+each partition commits for itself.
+
+If a batch does not fit the target, its changes are applied one by one. A value that must be unique may be in use only
+because another partition is behind: the change waits for a while, and the other partitions go on. So the oldest change
+that is not applied can always be, and all others follow. If it still does not fit, it is a conflict.
+
+The process begins anew, with a new consumer, if topics were made or a partition was another process's meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from txmq.binlog.apply.ddl import TargetStatements
+from txmq.binlog.apply.session import Applied, Replica, Session
+from txmq.binlog.apply.tables import TargetTables
+from txmq.binlog.apply.target import connector
+from txmq.binlog.config import BinlogSettings, topics_named
+from txmq.binlog.errors import TargetAwayError
+from txmq.client import Client, MySQLOffsetStore
+from txmq.errors import ConfigError, FencedError, StorageError
+from txmq.model import TopicPartition
+from txmq.runtime.logging import Sparingly, get_logger
+from txmq.runtime.threads import Signal, until_terminated
+
+TOPICS_S = 1.0  # between two looks, while there are no topics
+PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
+
+
+class Applier:
+    """See the module's docstring. ``stop`` from any thread; the rest by one.
+
+    Args:
+        skipped: ids of transactions whose statements are not run.
+    """
+
+    def __init__(self, client: Client, settings: BinlogSettings, *, skipped: Collection[str] = ()) -> None:
+        if settings.publish.by == "transaction":
+            raise ConfigError('publish.by = "transaction": the changes of a row are in no order then, and not applied')
+        self._client, self._settings = client, settings
+        self._sparingly = Sparingly(get_logger(group=settings.apply_group), client.clock)
+        connect, tables = connector(settings.apply), TargetTables(settings.apply.database)
+        store = MySQLOffsetStore(connect, table=f"{settings.apply.state_database}.txmq_offset")
+        statements = TargetStatements(
+            connect, tables, store, settings.apply_group, settings.apply.state_database, skipped
+        )
+        self._replica = Replica(connect, tables, store, statements)
+        self._woken, self._is_stopped = Signal(), False
+        self.applied = Applied()
+
+    def stop(self) -> None:
+        """End when what is being written is written."""
+        self._is_stopped = True
+        self._woken.set()
+
+    def run(self, *, until_end: bool = False) -> Applied:
+        """Apply until ``stop``.
+
+        Args:
+            until_end: end when all is applied that the topics hold now.
+
+        Raises:
+            BinlogError: what stopped it; nothing behind it was applied in that partition.
+        """
+        pause_s = PAUSE_S
+        ends = self._ends(self._topics()) if until_end else None
+        while not self._is_stopped:
+            try:
+                self._replica.statements.install()
+                if self._run_session(ends):
+                    break
+                pause_s = PAUSE_S
+            except (FencedError, StorageError, TargetAwayError) as error:
+                self._sparingly.warning("beginning anew", error=str(error))
+                self._woken.wait(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        return self.applied
+
+    def _run_session(self, ends: dict[TopicPartition, int] | None) -> bool:
+        """Apply with one consumer; True at the end."""
+        if ends is not None and not ends:
+            return True
+        topics = self._topics()
+        if not topics:
+            self._woken.wait(TOPICS_S)
+            return False
+        session = Session(self._client, self._settings, self._replica, self.applied, topics)
+        return session.run(ends, lambda: self._is_stopped, self._topics)
+
+    def _topics(self) -> list[str]:
+        settings = self._settings
+        if settings.apply.topics:
+            return sorted(settings.apply.topics)
+        named = topics_named(settings.publish.topic, name=settings.name)
+        internal = {settings.position_topic, settings.parked_topic}
+        return sorted(
+            topic.name for topic in self._client.topics.list() if named.match(topic.name) and topic.name not in internal
+        )
+
+    def _ends(self, topics: Iterable[str]) -> dict[TopicPartition, int]:
+        ends = {}
+        for topic in topics:
+            for partition in range(self._client.topics.known(topic).config.partitions):
+                held = self._client.offsets(topic, partition)
+                if held.end > held.start:
+                    ends[topic, partition] = held.end
+        return ends
+
+
+def apply_binlog(settings: BinlogSettings, client: Client, *, skipped: Collection[str], until_end: bool) -> Applied:
+    """Apply until SIGTERM or Ctrl-C, or until the end of what is there.
+
+    Raises:
+        BinlogError: what stopped it.
+        ConfigError: a setting cannot be used.
+    """
+    applier = Applier(client, settings, skipped=skipped)
+    with until_terminated(applier.stop):
+        return applier.run(until_end=until_end)

@@ -1,0 +1,201 @@
+"""Statements of the source, run in the target: each once.
+
+Theory of operation. A statement such as ALTER TABLE ends the transaction that it stands in, so it cannot share one with
+the offsets. Before it is run a row says that it begins, and what the definitions of its tables are; behind it the row
+says that it is done, in one transaction with the offsets of all partitions that have it. If the process dies in
+between, the next one compares the definitions: if they are the same as before, the statement was not run, for the
+database runs each whole or not at all (a statement that changes no definition may run twice). A lock of the server
+keeps out a predecessor whose statement is still running.
+
+Source: MariaDB 10.6 and later, "Atomic DDL"; MySQL 8.0, "Atomic Data Definition Statement Support".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from txmq.binlog.apply.tables import TargetTables
+from txmq.binlog.apply.target import LENIENT, as_binlog_error, open_session
+from txmq.binlog.changes import DdlKind, TableName
+from txmq.binlog.errors import TargetAwayError, TargetError
+from txmq.binlog.event_json import ChangeEvent
+from txmq.client import MySQLOffsetStore, OffsetPosition
+from txmq.errors import StorageError
+from txmq.runtime.crashpoints import crash_point
+from txmq.xa.database.dbapi import run
+from txmq.xa.database.dialects import MYSQL
+
+_CREATE = (
+    f"CREATE TABLE IF NOT EXISTS {{table}} (consumer_group {MYSQL.text} NOT NULL, gtid {MYSQL.text} NOT NULL, "
+    "state VARCHAR(8) NOT NULL, statement LONGTEXT CHARACTER SET utf8mb4 NOT NULL, "
+    "definitions LONGTEXT CHARACTER SET utf8mb4 NOT NULL, changed_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP "
+    f"ON UPDATE CURRENT_TIMESTAMP, PRIMARY KEY (consumer_group, gtid)){MYSQL.table_options}"
+)
+_LOCK_S = 60
+_NO_TABLE, _NO_DATABASE = 1146, 1049
+_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
+BEGUN, DONE, SKIPPED = "begun", "done", "skipped"
+
+
+class TargetStatements:
+    """See the module's docstring. One call at a time.
+
+    Args:
+        database: where the table of statements is.
+        skipped: ids of transactions whose statements are not run.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Any], tables: TargetTables, store: MySQLOffsetStore, group: str, database: str,
+        skipped: Collection[str],
+    ) -> None:  # fmt: skip
+        self._connect, self._tables, self._store, self._group = connect, tables, store, group
+        self._table, self._database, self._skipped = f"{database}.txmq_binlog_ddl", database, skipped
+
+    def install(self) -> None:
+        """Create the database and the tables that the applier keeps its state in, if they are missing.
+
+        Raises:
+            TargetAwayError, TargetError: the target cannot be reached, or refuses.
+        """
+        with self._session() as connection:
+            try:
+                run(connection, f"CREATE DATABASE IF NOT EXISTS {self._database}")
+                run(connection, _CREATE.format(table=self._table))
+            except Exception as error:
+                raise as_binlog_error(error) from error
+        try:
+            self._store.install()
+        except StorageError as error:
+            raise as_binlog_error(error.__cause__ or error) from error
+
+    def run_once(self, event: ChangeEvent, positions: Sequence[OffsetPosition]) -> None:
+        """Run a statement, unless it was, and save the offsets behind it.
+
+        Args:
+            positions: behind the statement's message, of every partition that has it.
+
+        Raises:
+            TargetError: the target refuses the statement, or it cannot be run there as it stands.
+            FencedError: a partition is another process's.
+            TargetAwayError: try it again.
+        """
+        gtid, sql = str(event.source["gtid"]), str(event.fields["ddl"])
+        with self._session() as connection:
+            try:
+                self._lock(connection)
+                self._run_once(connection, event, gtid, sql, positions)
+            except Exception as error:
+                raise as_binlog_error(error) from error
+        self._tables.forget()
+
+    def _run_once(
+        self, connection: Any, event: ChangeEvent, gtid: str, sql: str, positions: Sequence[OffsetPosition]
+    ) -> None:
+        definitions = "\n".join(self._definition(connection, name) for name in _tables_of(event))
+        state, before = self._begun(connection, gtid, sql, definitions, positions)
+        if gtid in self._skipped:
+            state = SKIPPED
+        elif before == definitions:
+            self._require_runnable(event, gtid, sql)
+            self._run(connection, event, gtid, sql)
+            crash_point("binlog.ddl.run")
+            state = DONE
+        for position in positions:
+            self._store.save_in(connection, self._group, position, None, most=position.offset - 1)
+        statement = f"UPDATE {self._table} SET state = %s WHERE consumer_group = %s AND gtid = %s"  # noqa: S608 - settings
+        run(connection, statement, (DONE if state == BEGUN else state, self._group, gtid))
+        connection.commit()
+        crash_point("binlog.ddl.noted")
+
+    @contextmanager
+    def _session(self) -> Iterator[Any]:
+        connection = open_session(self._connect, LENIENT)
+        try:
+            yield connection
+        finally:
+            with suppress(Exception):  # the offset store has closed it, if it refused an offset
+                connection.close()
+
+    def _lock(self, connection: Any) -> None:
+        ((is_mine,),) = run(connection, "SELECT GET_LOCK(%s, %s)", (f"txmq-{self._group}"[:64], _LOCK_S))[0]
+        if is_mine != 1:
+            raise TargetAwayError("another process of the group is running a statement in the target")
+
+    def _begun(
+        self, connection: Any, gtid: str, sql: str, definitions: str, positions: Sequence[OffsetPosition]
+    ) -> tuple[str, str]:
+        """Note that a statement begins; its state, and its tables' definitions when it began first."""
+        for position in positions:  # fences: a process that has lost a partition runs nothing
+            at = position._replace(offset=position.offset - 1)
+            self._store.save_in(connection, self._group, at, None, most=at.offset)
+        run(
+            connection,
+            f"INSERT INTO {self._table} (consumer_group, gtid, state, statement, definitions) "  # noqa: S608 - settings
+            "VALUES (%s, %s, %s, %s, %s) ON DUPLICATE KEY UPDATE state = state",
+            (self._group, gtid, BEGUN, sql, definitions),
+        )
+        where = "WHERE consumer_group = %s AND gtid = %s"
+        look = f"SELECT state, definitions FROM {self._table} {where}"  # noqa: S608 - settings
+        ((state, before),) = run(connection, look, (self._group, gtid))[0]
+        connection.commit()
+        crash_point("binlog.ddl.begun")
+        return str(state), str(before)
+
+    def _definition(self, connection: Any, table: TableName) -> str:
+        name = self._tables.name(table)
+        if not name.name:
+            found = run(connection, "SHOW DATABASES LIKE %s", (name.database,))[0]
+            return f"{name.database}: {len(found)}"
+        try:
+            ((_, text, *_rest),) = run(connection, f"SHOW CREATE TABLE {_quoted(name.database)}.{_quoted(name.name)}")[
+                0
+            ]
+        except Exception as error:
+            if error.args[:1] in ((_NO_TABLE,), (_NO_DATABASE,)):
+                return f"{name}: none"
+            raise
+        return f"{name}: {_COUNTER.sub('', str(text))}"
+
+    def _require_runnable(self, event: ChangeEvent, gtid: str, sql: str) -> None:
+        if event.fields["kind"] == DdlKind.SWAP:
+            raise self._not_run(gtid, sql, "an online-alter tool has put another table in the place of the table")
+        for database in {table.database for table in _tables_of(event)} | {str(event.fields["database"])}:
+            if database and self._tables.database(database) != database and (
+                event.fields["kind"] == DdlKind.DATABASE
+                or re.search(rf"(?<![\w$`])`?{re.escape(database)}`?\s*\.", sql)
+            ):  # fmt: skip
+                called = self._tables.database(database)
+                raise self._not_run(gtid, sql, f"it names the database {database}, which is {called} in the target")
+
+    def _run(self, connection: Any, event: ChangeEvent, gtid: str, sql: str) -> None:
+        database = self._tables.database(str(event.fields["database"])) if event.fields["database"] else ""
+        try:
+            if event.fields["kind"] == DdlKind.CREATE:
+                for table in _tables_of(event):
+                    run(connection, f"CREATE DATABASE IF NOT EXISTS {_quoted(self._tables.name(table).database)}")
+            if database and event.fields["kind"] != DdlKind.DATABASE:
+                connection.select_db(database)
+            run(connection, sql)
+        except Exception as error:
+            if MYSQL.may_pass(error):
+                raise
+            raise self._not_run(gtid, sql, str(error)) from error
+
+    @staticmethod
+    def _not_run(gtid: str, sql: str, why: str) -> TargetError:
+        return TargetError(
+            f"the statement of transaction {gtid} cannot be run in the target: {why}: {sql[:200]}. Give the target's "
+            f"table the form that the source's has, and start again with --skip-ddl {gtid}"
+        )
+
+
+def _tables_of(event: ChangeEvent) -> list[TableName]:
+    return [TableName(*str(name).split(".", 1)) for name in event.fields["tables"]]
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

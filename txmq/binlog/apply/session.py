@@ -1,0 +1,227 @@
+"""One run of the applier: a consumer, its lanes, and the threads that write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from txmq.binlog.apply.ddl import TargetStatements
+from txmq.binlog.apply.lanes import Lane, Lanes, is_statement
+from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent
+from txmq.binlog.apply.offsets import TargetOffsets
+from txmq.binlog.apply.tables import TargetTables
+from txmq.binlog.apply.target import AppliedError, DuplicateError, Target
+from txmq.binlog.changes import Op, TableName
+from txmq.binlog.config import BinlogSettings
+from txmq.binlog.errors import ConflictError, TargetAwayError, TargetError
+from txmq.binlog.event_json import ChangeEvent, read_event
+from txmq.client import Client, Consumer, ConsumerOptions, MySQLOffsetStore, OffsetPosition
+from txmq.errors import ClosedError, TxmqError
+from txmq.model import Message, TopicPartition
+from txmq.runtime.logging import Sparingly, get_logger
+from txmq.runtime.threads import Lock, start_daemon
+
+POLL_S = 0.2
+POLL_MAX = 2000
+TOPICS_S = 1.0  # between two looks for new topics
+STOP_S = 60.0
+PAUSE_S, REFUSED_PAUSE_S = 0.1, 0.01
+EVENT_SHOWN_MAX = 2000
+_ROW_OPS = frozenset(map(str, Op))
+
+
+@dataclass(slots=True)
+class Applied:
+    """What was written since the applier's start.
+
+    Args:
+        rows: changes of rows.
+        statements: that were run, or found to be.
+        overwritten: changes that did not fit the target, and were made to.
+    """
+
+    rows: int = 0
+    statements: int = 0
+    overwritten: int = 0
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def add(self, rows: int = 0, statements: int = 0, overwritten: int = 0) -> None:
+        """Count. Thread safety: any thread."""
+        with self._lock:
+            self.rows += rows
+            self.statements += statements
+            self.overwritten += overwritten
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The target, as all threads use it."""
+
+    connect: Callable[[], Any]
+    tables: TargetTables
+    store: MySQLOffsetStore
+    statements: TargetStatements
+
+
+class Session:
+    """See the module's docstring. ``run`` once.
+
+    Args:
+        applied: counts on.
+        topics: that are consumed.
+    """
+
+    def __init__(
+        self, client: Client, settings: BinlogSettings, replica: Replica, applied: Applied, topics: list[str]
+    ) -> None:
+        self._client, self._replica, self._applied, self._topics = client, replica, applied, topics
+        self._group, self._apply = settings.apply_group, settings.apply
+        self._lanes = Lanes(self._apply.batch_rows_max, client.clock)
+        self._log = get_logger(group=self._group)
+        self._sparingly = Sparingly(self._log, client.clock)
+        self._consumer: Consumer | None = None
+
+    # --- the thread of the applier -----------------------------------------------------------------------------------
+
+    def run(
+        self, ends: dict[TopicPartition, int] | None, is_stopped: Callable[[], bool], topics: Callable[[], list[str]]
+    ) -> bool:
+        """Apply; True at the end, False if there are other topics now.
+
+        Args:
+            ends: apply as far as this, or without end.
+            topics: lists those that there are.
+
+        Raises:
+            BinlogError, StorageError, FencedError: what stopped it.
+        """
+        offsets = TargetOffsets(self._replica.store, self._lanes.granted)
+        timeout_s = self._apply.session_timeout_ms / 1000
+        options = ConsumerOptions(
+            strategy="exclusive", session_timeout=timeout_s, heartbeat_interval=min(1.0, timeout_s / 4)
+        )
+        with self._client.consumer(self._group, self._topics, offset_store=offsets, options=options) as consumer:
+            self._consumer = consumer
+            self._lanes.began(self._apply.threads)
+            for _ in range(self._apply.threads):
+                start_daemon("txmq-apply", self._work)
+            try:
+                is_end = self._deliver(consumer, ends, is_stopped, topics)
+            finally:
+                has_ended = self._lanes.stop(STOP_S)
+            self._lanes.refuse_failed()
+            if not has_ended:
+                raise TargetAwayError(f"a transaction in the target did not end within {STOP_S:.0f} seconds")
+            return is_end
+
+    def _deliver(
+        self, consumer: Consumer, ends: dict[TopicPartition, int] | None, is_stopped: Callable[[], bool],
+        topics: Callable[[], list[str]],
+    ) -> bool:  # fmt: skip
+        clock = self._client.clock
+        look_at = clock.monotonic() + TOPICS_S
+        while not is_stopped():
+            self._lanes.refuse_failed()
+            full = self._lanes.add(consumer.poll(POLL_MAX, POLL_S))
+            if full:
+                consumer.pause(full)
+            room = self._lanes.with_room()
+            if room:
+                consumer.resume(room)
+            if ends is not None and self._lanes.has_passed(ends):
+                return True
+            if clock.monotonic() >= look_at:
+                look_at = clock.monotonic() + TOPICS_S
+                with suppress(TxmqError):  # the broker is away: the consumer waits for it, too
+                    if topics() != self._topics:
+                        return False
+        return True
+
+    # --- the threads that write --------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        replica = self._replica
+        target = Target(replica.connect, replica.tables, replica.store, self._group)
+        failure: BaseException | None = None
+        try:
+            while (taken := self._lanes.take()) is not None:
+                lane, messages = taken
+                if is_statement(messages[0]):
+                    self._reach(lane, _event(messages[0]))
+                else:
+                    self._apply_batch(target, lane, messages)
+        except BaseException as error:  # noqa: BLE001  raised in the applier's thread
+            failure = error
+        finally:
+            target.close()
+            self._lanes.ended(failure)
+
+    def _apply_batch(self, target: Target, lane: Lane, messages: list[Message]) -> None:
+        try:
+            self._write(target, lane, messages)
+        except AppliedError as error:
+            self._acknowledge(self._lanes.done(lane, error.offset))
+        except TargetAwayError as error:
+            self._sparingly.warning("waiting for the target", error=str(error))
+            self._lanes.again(lane, PAUSE_S)
+        except OutOfStepError as error:
+            if len(messages) > 1:
+                self._lanes.again(lane, 0.0, single_until=messages[-1].offset + 1)
+            else:
+                self._refused(target, lane, messages[0], error)
+
+    def _write(self, target: Target, lane: Lane, messages: list[Message], *, overwrites: bool = False) -> None:
+        changes: dict[TableName, list[RowEvent]] = {}
+        for message in messages:
+            event = _event(message)
+            if event.op in _ROW_OPS:
+                changes.setdefault(event.table, []).append(RowEvent(event.op, event.before, event.after))
+        end = messages[-1].offset + 1
+        position = OffsetPosition(lane.slot, lane.generation, end)
+        target.write(position, messages[0].offset, changes, overwrites=overwrites)
+        self._applied.add(rows=sum(map(len, changes.values())))
+        self._acknowledge(self._lanes.done(lane, end))
+
+    def _refused(self, target: Target, lane: Lane, message: Message, error: OutOfStepError) -> None:
+        """One change does not fit the target: wait for other partitions, or overwrite, or stop."""
+        wait_s = self._apply.conflict_wait_ms / 1000
+        if isinstance(error, DuplicateError) and self._lanes.refused_for(lane) < wait_s:
+            self._lanes.again(lane, REFUSED_PAUSE_S)
+            return
+        event = _event(message)
+        shown = str(dict(event.fields))[:EVENT_SHOWN_MAX]
+        if self._apply.on_conflict != "overwrite":
+            raise ConflictError(str(event.table), f"message {message.offset} of {lane} does not fit: {error}", shown)
+        self._log.warning("conflict: the target's row is overwritten", lane=str(lane), offset=message.offset)
+        self._write(target, lane, [message], overwrites=True)
+        self._applied.add(overwritten=1)
+
+    def _acknowledge(self, messages: Iterable[Message]) -> None:
+        consumer = self._consumer
+        assert consumer is not None
+        with suppress(ClosedError):
+            for message in messages:
+                consumer.ack(message)
+
+    # --- statements --------------------------------------------------------------------------------------------------
+
+    def _reach(self, lane: Lane, event: ChangeEvent) -> None:
+        gtid = str(event.source["gtid"])
+        wanted = {(topic, number) for topic, count in event.fields["topics"].items() for number in range(count)}
+        arrived = self._lanes.arrive(lane, gtid, wanted)
+        if arrived is None:
+            return
+        positions = [OffsetPosition(one.slot, one.generation, (one.next or 0) + 1) for one in arrived]
+        self._replica.statements.run_once(event, positions)
+        self._applied.add(statements=1)
+        self._acknowledge(self._lanes.passed(arrived, gtid))
+
+
+def _event(message: Message) -> ChangeEvent:
+    try:
+        return read_event(message.value or b"")
+    except ValueError as error:
+        where = f"message {message.offset} of {message.topic}-{message.partition}"
+        raise TargetError(f"{where}: {error}: set apply.topics to the topics of this sync") from None

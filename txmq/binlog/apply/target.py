@@ -1,0 +1,175 @@
+"""One connection to the target, and what is written over it: a partition's changes with its offset, in one transaction.
+
+Invariants:
+    * the offset is saved before the rows are written, under the generation of the lane: a process that has lost the
+      partition writes nothing, and one whose COMMIT had no answer finds that its offset is saved;
+    * a transaction is committed whole or not at all; after an error the connection is closed.
+
+Source: MariaDB 10.11, "sql_mode", "SET TRANSACTION".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent, Statement, statements
+from txmq.binlog.apply.tables import TargetTables
+from txmq.binlog.changes import TableName
+from txmq.binlog.config import ApplySettings
+from txmq.binlog.errors import TargetAwayError, TargetError
+from txmq.client import MySQLOffsetStore, OffsetPosition
+from txmq.errors import FencedError, TransactionStateError, TxmqError
+from txmq.runtime.crashpoints import SimulatedCrash, crash_point
+from txmq.xa.database.dbapi import is_error, run
+from txmq.xa.database.dialects import MYSQL
+from txmq.xa.database.mysql_driver import mysql_driver
+
+# Values that do not fit are refused, and dates that do not exist are written as they are.
+STRICT = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+LENIENT = "ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+_DUPLICATE = 1062  # ER_DUP_ENTRY
+_TRUNCATED = 1265  # WARN_DATA_TRUNCATED
+_SESSION = (
+    "SET NAMES utf8mb4",
+    "SET SESSION time_zone = '+00:00', foreign_key_checks = 0, autocommit = 0",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",  # fewer locks between rows
+)
+Changes = Mapping[TableName, Sequence[RowEvent]]
+
+
+class DuplicateError(OutOfStepError):
+    """Another row has a value that must be unique."""
+
+
+class AppliedError(Exception):
+    """The messages below ``offset`` are in the target already."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+
+def connector(settings: ApplySettings) -> Callable[[], Any]:
+    """What makes a connection to the target."""
+    place = (
+        {"unix_socket": settings.unix_socket}
+        if settings.unix_socket
+        else {"host": settings.host, "port": settings.port}
+    )
+    named = {"user": settings.user, "passwd": settings.password, "charset": "utf8mb4", "binary_prefix": True}
+    return lambda: mysql_driver().connect(**place, **named, connect_timeout=settings.connect_timeout_ms // 1000)
+
+
+def open_session(connect: Callable[[], Any], sql_mode: str) -> Any:
+    """A connection whose session writes values as the source has them.
+
+    Raises:
+        TargetAwayError, TargetError: it cannot be made.
+    """
+    try:
+        connection = connect()
+        for statement in (*_SESSION, f"SET SESSION sql_mode = '{sql_mode}'"):
+            run(connection, statement)
+    except Exception as error:
+        raise as_binlog_error(error) from error
+    return connection
+
+
+def as_binlog_error(error: BaseException) -> BaseException:
+    """A driver's error as one of ours; others stay as they are."""
+    if isinstance(error, TxmqError) or not is_error(error):
+        return error
+    if MYSQL.may_pass(error):
+        return TargetAwayError(f"the target: {error}")
+    return TargetError(f"the target refuses: {error}")
+
+
+class Target:
+    """See the module's docstring. Used by one thread.
+
+    Args:
+        connect: makes a connection.
+    """
+
+    def __init__(self, connect: Callable[[], Any], tables: TargetTables, store: MySQLOffsetStore, group: str) -> None:
+        self._connect, self._tables, self._store, self._group = connect, tables, store, group
+        self._connection: Any = None
+
+    def write(self, position: OffsetPosition, first: int, changes: Changes, *, overwrites: bool = False) -> None:
+        """Write changes, and save the offset behind them.
+
+        Args:
+            position: behind the last message.
+            first: the offset of the first one.
+
+        Raises:
+            AppliedError: some are written already.
+            OutOfStepError: source and target differ; nothing was written.
+            FencedError: the partition is another process's.
+            TargetAwayError: nothing was written, or its COMMIT had no answer: the next call finds out.
+            TargetError: the target refuses a change.
+        """
+        try:
+            connection = self._opened()
+            self._save_offset(connection, position, first)
+            for name, events in changes.items():
+                table = self._tables.get(connection, name)
+                for statement in statements(table, events, overwrites=overwrites):
+                    _run(connection, statement)
+            crash_point("binlog.apply.filled")
+            connection.commit()
+            crash_point("binlog.apply.committed")
+        except SimulatedCrash:
+            raise
+        except BaseException as error:
+            self.close()
+            if is_error(error) and error.args[:1] == (_DUPLICATE,):
+                raise DuplicateError(str(error.args[1])) from error
+            known = as_binlog_error(error)
+            if known is error:
+                raise
+            raise known from error
+
+    def _save_offset(self, connection: Any, position: OffsetPosition, first: int) -> None:
+        try:
+            self._store.save_in(connection, self._group, position, None, most=first)
+        except FencedError:
+            raise
+        except TransactionStateError:
+            found = self._store.saved(self._group, position.slot)
+            if found is None or found.offset <= first:
+                raise
+            raise AppliedError(found.offset) from None
+
+    def _opened(self) -> Any:
+        if self._connection is None:
+            self._connection = open_session(self._connect, STRICT)
+        return self._connection
+
+    def close(self) -> None:
+        """Undo what is not committed, and end the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
+
+def _run(connection: Any, statement: Statement) -> None:
+    if statement.is_lenient:
+        run(connection, f"SET SESSION sql_mode = '{LENIENT}'")
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(statement.sql, statement.parameters)
+        changed = cursor.rowcount
+    if statement.is_lenient:
+        _refuse_other_warnings(connection)
+        run(connection, f"SET SESSION sql_mode = '{STRICT}'")
+    if statement.rows is not None and changed != statement.rows:
+        raise OutOfStepError(f"{changed} of {statement.rows} rows are there")
+
+
+def _refuse_other_warnings(connection: Any) -> None:
+    for level, number, text in run(connection, "SHOW WARNINGS")[0]:
+        if int(number) != _TRUNCATED:
+            raise TargetError(f"the target changes a value: {level} {number}: {text}")
