@@ -196,12 +196,14 @@ class OpenCommits(BranchCommits):
 
     Attributes:
         waited: how often they were waited for.
+        deadlines: until when.
     """
 
     def __init__(self, clock: TurnedClock) -> None:
         super().__init__(clock)
         self.is_open = True
         self.waited = 0
+        self.deadlines: list[float] = []
 
     def __bool__(self) -> bool:
         return self.is_open
@@ -211,6 +213,7 @@ class OpenCommits(BranchCommits):
 
     def wait(self, slot: TopicPartition, deadline: float) -> None:
         self.waited += 1
+        self.deadlines.append(deadline)
         if self.is_open:
             raise BrokerAwayError("the home does not answer")
 

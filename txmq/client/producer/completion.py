@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from txmq.client.producer.batches import Batch
+from txmq.client.producer.batches import Batch, BatchQueue
 from txmq.client.transport.reply import Waiter
 from txmq.errors import TxmqError
 from txmq.model import SendResult, SendStatus
@@ -62,6 +62,17 @@ class Completion:
                 future.set_result(self.result(number))
             except TxmqError as error:
                 future.set_exception(error)
+
+
+def unsent(topic: str, partition: int, count: int, error: TxmqError) -> Completion:
+    """The completion of a batch that was not sent, with its one future."""
+    batch = Batch(BatchQueue(topic, partition), 0.0, 0.0)
+    batch.count, batch.error, batch.is_finished = count, error, True
+    completion = completion_of(batch)
+    completion.futures.append((0, Future()))
+    completion.finish()
+    completion.complete_futures()
+    return completion
 
 
 def completion_of(batch: Batch) -> Completion:

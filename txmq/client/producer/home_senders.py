@@ -30,7 +30,7 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from txmq.client.producer.batches import Batch, BatchQueue, ProducerLimits, Record
-from txmq.client.producer.completion import Completion
+from txmq.client.producer.completion import Completion, unsent
 from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender import LEFTOVERS_POLL_S
 from txmq.client.producer.sender_pool import SenderPool
@@ -184,14 +184,18 @@ class HomeSenders:
     def _sender_for(self, topic: str, partition: int, key: bytes | None, deadline: float) -> HomeSender:
         """The sender of a partition, once no message of the key is on its way there in a transaction."""
         destination = self._destination_of(topic, partition)
-        if key is not None and destination.commits:
+        if key is not None:
+            self._await_commits(destination, (topic, partition), deadline)
+        return destination.sender
+
+    def _await_commits(self, destination: _Destination, slot: TopicPartition, deadline: float) -> None:
+        if destination.commits:
             try:
-                destination.commits.wait((topic, partition), deadline)
+                destination.commits.wait(slot, deadline)
             except (ConnectionLostError, RequestTimeoutError) as error:
                 raise BrokerAwayError(
                     f"not sent, nothing was stored: messages of a transaction have to arrive before it: {error}"
                 ) from error
-        return destination.sender
 
     @property
     def request_size_bytes_max(self) -> int | None:
@@ -216,12 +220,24 @@ class HomeSenders:
         return sender.send_async(topic, partition, record, deadline, is_movable)
 
     def add(
-        self, topic: str, partition: int, content: bytearray, size: int, deadline: float, *, is_movable: bool
-    ) -> Completion:
-        """Send an encoded batch in the background; its one future tells its end. It has keys unless it is movable."""
+        self, topic: str, partition: int, content: bytearray, size: int, deadline: float, *, is_movable: bool,
+        owing: set[BranchCommits],
+    ) -> Completion:  # fmt: skip
+        """Send an encoded batch in the background; its one future tells its end. It has keys unless it is movable.
+
+        Args:
+            owing: commits that batches before it waited for in vain: it fails as they did, and does not wait as long.
+        """
         self._wait_for_room(len(content), deadline)
-        sender = self._sender_for(topic, partition, None if is_movable else b"", deadline)
-        return sender.add_async(topic, partition, content, size, deadline, is_movable)
+        destination = self._destination_of(topic, partition)
+        if not is_movable:
+            until = self._client.clock.monotonic() if destination.commits in owing else deadline
+            try:
+                self._await_commits(destination, (topic, partition), until)
+            except BrokerAwayError as error:
+                owing.add(destination.commits)
+                return unsent(topic, partition, size, error)
+        return destination.sender.add_async(topic, partition, content, size, deadline, is_movable)
 
     def _wait_for_room(self, size: int, deadline: float) -> None:
         """Wait until the buffers of all senders together have room."""

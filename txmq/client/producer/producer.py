@@ -22,6 +22,7 @@ from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checke
 from txmq.client.producer.home_senders import HomeSenders, SendingClient
 from txmq.client.producer.sender import Sender
 from txmq.client.transaction.block import Resource, Transaction
+from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
@@ -219,9 +220,10 @@ class Producer:
     def _send_pairs(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
         lone = self._senders.open_lone()
         slices: list[Slice] = []
+        owing: set[BranchCommits] = set()
         try:
             for part in bulk.cut(pairs):
-                slices.append(self._send_slice(lone, topic, part, timeout))
+                slices.append(self._send_slice(lone, topic, part, timeout, owing))
                 if lone is not None:
                     lone.take_arrived()
         finally:
@@ -235,7 +237,9 @@ class Producer:
         _raise_first(slices)
         return SendResults(slices, len(pairs))
 
-    def _send_slice(self, lone: Sender | None, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Slice:
+    def _send_slice(
+        self, lone: Sender | None, topic: str, pairs: Sequence[Pair], timeout: float | None, owing: set[BranchCommits]
+    ) -> Slice:
         now_ms = self.client.clock.now_ms()
         assigned = Slice(self._assign(topic, pairs, now_ms, timeout, has_many=lone is None))
         limit = self._batch_size_bytes_max()
@@ -245,17 +249,19 @@ class Producer:
                 if lone is not None:
                     completion = lone.add(topic, partition, content, size, self._deadline(timeout))
                 else:
-                    completion = self._add_to_home(topic, partition, content, size, timeout)
+                    completion = self._add_to_home(topic, partition, content, size, timeout, owing)
                 completions.append(completion)
         return assigned
 
     def _add_to_home(
-        self, topic: str, partition: int, content: bytearray, size: int, timeout: float | None
+        self, topic: str, partition: int, content: bytearray, size: int, timeout: float | None,
+        owing: set[BranchCommits],
     ) -> Completion:  # fmt: skip
         is_in_turn = partition == bulk.IN_TURN
         where = self._next_partition(topic) if is_in_turn else partition
         is_movable = is_in_turn or goes_in_turn(self._selector, b"")
-        return self._senders.add(topic, where, content, size, self._deadline(timeout), is_movable=is_movable)
+        until = self._deadline(timeout)
+        return self._senders.add(topic, where, content, size, until, is_movable=is_movable, owing=owing)
 
     def _assign(
         self, topic: str, pairs: Sequence[Pair], now_ms: int, timeout: float | None, *, has_many: bool
