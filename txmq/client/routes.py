@@ -231,13 +231,23 @@ class Routes:
                 self._clock.sleep(min(_RETRY_S, max(deadline - self._clock.monotonic(), 0.0)))
 
     def ask_owner(self, topic: str, partition: int, ask: Callable[[HomeLink], T]) -> T:
-        """Ask the home that owns a partition; a home that refuses it leads to the right one."""
-        for _ in range(CORRECTIONS_MAX):
+        """Ask the home that owns a partition; a home that refuses it leads to the right one.
+
+        A home of a cluster that starts is asked again for ``timeout`` seconds.
+        """
+        deadline, corrections = self._clock.monotonic() + self._timeout, 0
+        while True:
             try:
                 return ask(self.link_for(topic, partition))
             except NotOwnerError:
+                if corrections == CORRECTIONS_MAX:
+                    raise
+                corrections += 1
                 self.corrected(topic)
-        return ask(self.link_for(topic, partition))
+            except UnavailableError:
+                if self.sole is not None or self._closed or self._clock.monotonic() >= deadline:
+                    raise
+                self._clock.sleep(_RETRY_S)
 
     def ask_each(self, links: Sequence[HomeLink], ask: Callable[[HomeLink, float], Sequence[T]]) -> list[T]:
         """Ask several homes, within so many seconds each, and put together what they tell.

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.client.scripted import TOPIC_ID, ScriptedBroker
 from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
 from txmq.client.client import Client
-from txmq.errors import BrokerAwayError, UnknownTopicError
+from txmq.errors import BrokerAwayError, UnavailableError, UnknownTopicError
 from txmq.testing.eventually import eventually
 
 
@@ -143,6 +143,27 @@ def test_broker_that_waits_for_its_registry_is_passed_over(cluster: ScriptedClus
     routed.topics.refresh("t")
     cluster.homes[1].waits_for_registry = True
     assert routed.topics.refresh("t").config.partitions == 3
+
+
+def test_reads_wait_for_a_home_that_starts(
+    cluster: ScriptedCluster, routed: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routed.topics.refresh("t")
+    cluster.homes[2].waits_for_registry = True
+    begun, sleep = cluster.clock.now, cluster.clock.sleep
+    with pytest.raises(UnavailableError, match="waits for the registry"):
+        routed.fetch("t", 1, 0, timeout=0)
+    assert cluster.clock.now - begun == pytest.approx(routed.timeout, abs=0.1)
+
+    def begin_to_serve(seconds: float) -> None:
+        cluster.homes[2].waits_for_registry = False
+        sleep(seconds)
+
+    for read in (lambda: routed.fetch("t", 1, 0, timeout=0), lambda: routed.offsets("t", 1)):
+        cluster.homes[2].waits_for_registry = True
+        monkeypatch.setattr(cluster.clock, "sleep", begin_to_serve)
+        read()
+        assert not cluster.homes[2].waits_for_registry
 
 
 def test_partitions_of_other_homes_go_on_beside_one_away(cluster: ScriptedCluster, routed: Client) -> None:
