@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 __all__ = [
-    "Condition", "Forked", "Future", "Lock", "Signal", "ThreadLocal", "processor_count", "start_daemon",
+    "Condition", "Forked", "Future", "Lock", "Signal", "ThreadLocal", "Turn", "processor_count", "start_daemon",
     "start_threads", "thread_number", "until_terminated", "watch_forks",
 ]  # fmt: skip
 
@@ -56,6 +56,38 @@ class Signal:
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds; whether the signal came."""
         return self._lock.acquire(timeout=min(max(timeout, 0.0), _TIMEOUT_S_MAX))
+
+
+class Turn:
+    """What one thread has at a time, and may hold over calls: an interrupt anywhere leaves it free.
+
+    A lock would stay taken if a KeyboardInterrupt struck behind its ``acquire``. Each attempt has its own object::
+
+        me = object()
+        try:
+            if turn.take(me):
+                ...
+        finally:
+            turn.leave(me)
+    """
+
+    __slots__ = ("_holder", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: object = None
+
+    def take(self, me: object) -> bool:
+        """Take it if no other attempt has it; whether this one has it now."""
+        with self._lock:
+            if self._holder is None:
+                self._holder = me
+        return self._holder is me
+
+    def leave(self, me: object) -> None:
+        """Leave it to others, if this attempt has it."""
+        if self._holder is me:
+            self._holder = None
 
 
 def start_threads(name: str, count: int, run: Callable[[], None]) -> None:

@@ -34,10 +34,11 @@ from txmq.model import TopicPartition
 from txmq.protocol.parts import PartResult, parse_result_lines
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Lock, watch_forks
+from txmq.runtime.threads import Lock, Turn, watch_forks
 from txmq.xa.broker_port import Answer
 
 TELL_TIMEOUT_S = 30.0  # of a request; it may wait for an earlier part of the same key
+_TURN_S = 0.001  # a thread that finds another one waiting for the answer looks again this often
 _CONTRARY = (TransactionConflictError, UnknownTransactionError, FencedError, NotOwnerError)
 
 
@@ -94,7 +95,7 @@ class _Entry:
     __slots__ = ("answer", "branch", "is_open", "turn")
 
     def __init__(self, branch: Committed) -> None:
-        self.branch, self.is_open, self.turn = branch, True, Lock()
+        self.branch, self.is_open, self.turn = branch, True, Turn()
         self.answer: Answer | None = None
 
     def submit(self) -> None:
@@ -131,17 +132,20 @@ class BranchCommits:
     def look(self) -> None:
         """Take the answers that are in, and write again what was lost. Without a wait for answers."""
         for entry in list(self._open):
-            if not entry.turn.acquire(blocking=False):
-                continue
+            me = object()
             try:
-                with suppress(TxmqError):
-                    if entry.answer is not None and entry.answer.done:
-                        self._take(entry, 0.0)
-                with suppress(TxmqError):
-                    if entry.is_open and entry.answer is None:
-                        entry.submit()
+                if entry.turn.take(me):
+                    self._look_at(entry)
             finally:
-                entry.turn.release()
+                entry.turn.leave(me)
+
+    def _look_at(self, entry: _Entry) -> None:
+        with suppress(TxmqError):
+            if entry.is_open and entry.answer is not None and entry.answer.done:
+                self._take(entry, 0.0)
+        with suppress(TxmqError):
+            if entry.is_open and entry.answer is None:
+                entry.submit()
 
     def wait(self, slot: TopicPartition, deadline: float) -> None:
         """Wait until those that write to a partition are answered, and write again what was lost.
@@ -164,13 +168,17 @@ class BranchCommits:
                 self._finish(entry, deadline)
 
     def _finish(self, entry: _Entry, deadline: float) -> None:
-        if not entry.turn.acquire(timeout=max(deadline - self._clock.monotonic(), 0.0)):
-            raise RequestTimeoutError("a commit of this partition is not answered, and another thread waits for it")
+        me = object()
         try:
+            while not entry.turn.take(me):
+                if self._clock.monotonic() >= deadline:
+                    text = "a commit of this partition is not answered, and another thread waits for it"
+                    raise RequestTimeoutError(text)
+                self._clock.sleep(_TURN_S)
             while entry.is_open:
                 self._try(entry, deadline)
         finally:
-            entry.turn.release()
+            entry.turn.leave(me)
 
     def _try(self, entry: _Entry, deadline: float) -> None:
         try:
@@ -197,9 +205,11 @@ class BranchCommits:
         except TxmqError:
             entry.answer = None
             raise
-        entry.is_open = False
-        self._open.remove(entry)
-        branch.told(lines, contrary)
+        try:
+            self._open.remove(entry)
+        finally:  # also if an interrupt strikes behind it
+            entry.is_open = False
+            branch.told(lines, contrary)
 
     def forked(self) -> None:
         """In a forked child: the parent tells its own."""

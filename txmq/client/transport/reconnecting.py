@@ -44,7 +44,7 @@ from txmq.protocol.commands import Stated, Word
 from txmq.protocol.json_text import Fields
 from txmq.runtime import net
 from txmq.runtime.ports import Buffer, Clock
-from txmq.runtime.threads import Lock, watch_forks
+from txmq.runtime.threads import Turn, watch_forks
 from txmq.xid import TxId
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
@@ -75,8 +75,7 @@ class ReconnectingConnection:
         self._connect_timeout = connect_timeout
         self._connection: Connection | None = None
         self._session: ClientSession | None = None
-        self._lock = Lock()  # held for a moment
-        self._maker: object = None  # the thread that makes or changes the connection or the session
+        self._turn = Turn()  # to make or change the connection or the session
         self._backoff_s = 0.0
         self._retry_at = 0.0
         self._last_failure = "no time was left to connect"
@@ -293,19 +292,13 @@ class ReconnectingConnection:
         """
         me = object()
         try:
-            while True:
-                with self._lock:
-                    if self._maker is None:
-                        self._maker = me
-                if self._maker is me:
-                    return work()
+            while not self._turn.take(me):
                 if self._clock.monotonic() >= deadline:
                     raise BrokerAwayError(self._last_failure if self._backoff_s else "another thread is connecting")
                 self._clock.sleep(_TURN_S)
+            return work()
         finally:
-            # A lock held over calls would stay taken if a KeyboardInterrupt struck behind its ``acquire``.
-            if self._maker is me:
-                self._maker = None
+            self._turn.leave(me)
 
     def _wait_out_backoff(self, deadline: float) -> None:
         if self._backoff_s and not self._closed:
@@ -413,6 +406,6 @@ class ReconnectingConnection:
     def forked(self) -> None:
         """In a forked child: start anew."""
         connection, self._connection, self._session = self._connection, None, None
-        self._lock, self._maker = Lock(), None
+        self._turn = Turn()
         if connection is not None:
             connection.forget()

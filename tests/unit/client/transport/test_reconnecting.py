@@ -83,14 +83,15 @@ def test_callers_with_less_time_than_the_backoff_succeed_eventually(broker: Scri
 
 def test_caller_waiting_for_a_failing_connect_is_told_the_cause(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
-    connection._maker = object()  # a thread that waits out the back-off, or for an answer
+    other = object()
+    assert connection._turn.take(other)  # a thread that waits out the back-off, or for an answer
     with pytest.raises(BrokerAwayError, match="another thread is connecting"):
         connection.call("ping", timeout=0.3)
-    connection._maker = None
+    connection._turn.leave(other)
     broker.connections_refused = 1
     with pytest.raises(ConnectionLostError, match="refused"):
         connection.call("ping", timeout=5)
-    connection._maker = object()
+    assert connection._turn.take(object())
     with pytest.raises(BrokerAwayError, match="refused"):
         connection.call("ping", timeout=0.3)
 
