@@ -39,11 +39,10 @@ from txmq.errors import (
 from txmq.protocol.commands import Word
 from txmq.protocol.json_text import Fields, json_object
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Lock, watch_forks
+from txmq.runtime.threads import Lock, Turn, watch_forks
 
 ROUTE_REFRESH_INTERVAL_S: Final = 30.0
 CORRECTIONS_MAX: Final = 3  # 409s that one request follows
-_TURN_S: Final = 0.002  # a thread that finds another one asking for the homes looks again this often
 _RETRY_S: Final = 0.05  # after every home was asked in vain
 
 T = TypeVar("T")
@@ -76,7 +75,7 @@ class Routes:
         self._links: dict[int, HomeLink] = {}
         self.sole: HomeLink | None = self._first
         self.is_lone = True
-        self._asker: object = None  # who asks for the homes
+        self._asking = Turn()  # to ask for the homes
         self._asked_at = self._refresh_at = float("-inf")
         self._closed = False
         watch_forks(self)
@@ -333,18 +332,11 @@ class Routes:
         """Ask for the homes and their leaders, or wait for the thread that does; whether a broker answered."""
         me, begun = object(), self._clock.monotonic()
         try:
-            while True:
-                with self._lock:
-                    if self._asker is None:
-                        self._asker = me
-                if self._asker is me:
-                    return self._asked_at > begun or self._ask_for_homes(deadline)
-                if self._clock.monotonic() >= deadline:
-                    return False
-                self._clock.sleep(_TURN_S)
+            if not self._asking.take_before(deadline, me, self._clock):
+                return False
+            return self._asked_at > begun or self._ask_for_homes(deadline)
         finally:
-            if self._asker is me:
-                self._asker = None
+            self._asking.leave(me)
 
     def _ask_for_homes(self, deadline: float) -> bool:
         for ask in (self._ask_live, self._ask_leaders, self._ask_bootstrap):
@@ -393,7 +385,7 @@ class Routes:
 
     def forked(self) -> None:
         """In a forked child: replace the lock, which a thread of the parent may hold."""
-        self._lock, self._asker = Lock(), None
+        self._lock, self._asking = Lock(), Turn()
 
 
 class _Scout(AnyBroker):

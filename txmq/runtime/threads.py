@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol
 
+from txmq.runtime.ports import Clock
+
 __all__ = [
     "Condition", "Forked", "Future", "Lock", "Signal", "ThreadLocal", "Turn", "processor_count", "start_daemon",
     "start_threads", "thread_number", "until_terminated", "watch_forks",
@@ -24,6 +26,7 @@ Condition = threading.Condition
 Lock = threading.Lock
 ThreadLocal = threading.local
 _JOIN_S = 0.2
+_LOOK_S = 0.05  # an interrupt may come between the end of a turn and the signal for those that wait
 _TIMEOUT_S_MAX = threading.TIMEOUT_MAX
 
 
@@ -59,7 +62,7 @@ class Signal:
 
 
 class Turn:
-    """What one thread has at a time, and may hold over calls: an interrupt anywhere leaves it free.
+    """What one thread has at a time, and may hold over calls.
 
     A lock would stay taken if a KeyboardInterrupt struck behind its ``acquire``. Each attempt has its own object::
 
@@ -71,11 +74,12 @@ class Turn:
             turn.leave(me)
     """
 
-    __slots__ = ("_holder", "_lock")
+    __slots__ = ("_holder", "_lock", "_waiting")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holder: object = None
+        self._waiting: list[Signal] = []
 
     def take(self, me: object) -> bool:
         """Take it if no other attempt has it; whether this one has it now."""
@@ -84,10 +88,38 @@ class Turn:
                 self._holder = me
         return self._holder is me
 
+    def take_before(self, deadline: float, me: object, clock: Clock) -> bool:
+        """Take it when the others have left it; whether this attempt has it before ``deadline`` (monotonic time)."""
+        while not self.take(me):
+            now = clock.monotonic()
+            if now >= deadline:
+                return False
+            wait_s = min(deadline - now, _LOOK_S)
+            if not self._wait(wait_s) and clock.monotonic() == now:
+                clock.sleep(wait_s)  # simulated time
+        return True
+
+    def _wait(self, timeout: float) -> bool:
+        waiter = Signal()
+        with self._lock:
+            if self._holder is None:
+                return True
+            self._waiting.append(waiter)
+        is_left = waiter.wait(timeout)
+        with self._lock:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+        return is_left
+
     def leave(self, me: object) -> None:
         """Leave it to others, if this attempt has it."""
-        if self._holder is me:
+        if self._holder is not me:
+            return
+        with self._lock:
             self._holder = None
+            waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.set()
 
 
 def start_threads(name: str, count: int, run: Callable[[], None]) -> None:

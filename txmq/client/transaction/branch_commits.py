@@ -38,7 +38,6 @@ from txmq.runtime.threads import Lock, Turn, watch_forks
 from txmq.xa.broker_port import Answer
 
 TELL_TIMEOUT_S = 30.0  # of a request; it may wait for an earlier part of the same key
-_TURN_S = 0.001  # a thread that finds another one waiting for the answer looks again this often
 _CONTRARY = (TransactionConflictError, UnknownTransactionError, FencedError, NotOwnerError)
 
 
@@ -170,11 +169,8 @@ class BranchCommits:
     def _finish(self, entry: _Entry, deadline: float) -> None:
         me = object()
         try:
-            while not entry.turn.take(me):
-                if self._clock.monotonic() >= deadline:
-                    text = "a commit of this partition is not answered, and another thread waits for it"
-                    raise RequestTimeoutError(text)
-                self._clock.sleep(_TURN_S)
+            if not entry.turn.take_before(deadline, me, self._clock):
+                raise RequestTimeoutError("a commit of this partition is not answered, and another thread waits for it")
             while entry.is_open:
                 self._try(entry, deadline)
         finally:

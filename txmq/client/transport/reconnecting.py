@@ -48,7 +48,6 @@ from txmq.runtime.threads import Turn, watch_forks
 from txmq.xid import TxId
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
-_TURN_S = 0.002  # a thread that finds another one connecting looks again this often
 IDLE_CHECK_S = 0.05  # unused for longer, a connection is checked before use: the broker may have been restarted
 SILENT_S = 0.05  # a broker without a sign of life for longer is asked before rows are locked: it may be frozen
 JUST_HEARD_S = 0.001  # an answer to a request no older than this spares ``reach`` one look at the socket
@@ -292,10 +291,8 @@ class ReconnectingConnection:
         """
         me = object()
         try:
-            while not self._turn.take(me):
-                if self._clock.monotonic() >= deadline:
-                    raise BrokerAwayError(self._last_failure if self._backoff_s else "another thread is connecting")
-                self._clock.sleep(_TURN_S)
+            if not self._turn.take_before(deadline, me, self._clock):
+                raise BrokerAwayError(self._last_failure if self._backoff_s else "another thread is connecting")
             return work()
         finally:
             self._turn.leave(me)
