@@ -5,7 +5,8 @@ Theory of operation. The decision of a transaction over homes is its deciding ho
 home in passing (``look``), ``tx.results``, and everything that must not come before them (``wait``): the broker places
 keyed parts of transactions in their order by itself, but a plain message of the same key would pass a branch that is
 not placed. So a producer waits here before it writes to a partition of such a branch. The same holds for messages that
-the deciding home has not placed yet (``homes``).
+the deciding home has not placed yet (``homes``). A home lets a lone commit wait for company, so that it shares a sync
+with the next transaction; a caller that waits sends it once more, and it is forced at once.
 
 Invariants:
     * a commit that was lost is sent again before anything else that waits;
@@ -91,15 +92,23 @@ class _Entry:
     ``turn`` belongs to the thread that takes the answer: an answer has one waiter.
     """
 
-    __slots__ = ("answer", "branch", "is_open", "turn")
+    __slots__ = ("answer", "branch", "is_hurried", "is_open", "turn")
 
     def __init__(self, branch: Committed) -> None:
         self.branch, self.is_open, self.turn = branch, True, Turn()
+        self.is_hurried = False
         self.answer: Answer | None = None
 
     def submit(self) -> None:
         """Write it. Raises as a request."""
         self.answer = self.branch.broker.submit_commit(TELL_TIMEOUT_S)
+
+    def hurry(self) -> None:
+        """Send it once more, if it is not answered: then the home lets it wait for company no longer."""
+        if self.answer is not None and not self.answer.done and not self.is_hurried:
+            self.is_hurried = True
+            with suppress(TxmqError):
+                self.submit()
 
 
 class BranchCommits:
@@ -171,6 +180,7 @@ class BranchCommits:
         try:
             if not entry.turn.take_before(deadline, me, self._clock):
                 raise RequestTimeoutError("a commit of this partition is not answered, and another thread waits for it")
+            entry.hurry()
             while entry.is_open:
                 self._try(entry, deadline)
         finally:
