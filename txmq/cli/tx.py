@@ -1,7 +1,7 @@
 """``txmq tx``: transactions that hang, what became of one, and what an operator may do about it.
 
 ``list`` and ``show`` only read. ``commit``, ``rollback`` and ``complete`` decide for a resource: they want
-``--heuristic``, a reason, and a yes to a sentence that names the risk.
+``--heuristic``, a reason, and a yes to a sentence that names the risk. So does ``give-up``, for a home that is lost.
 """
 
 from __future__ import annotations
@@ -226,6 +226,34 @@ def complete(
         client.transactions.complete(txid, resource, heuristic, reason)
     said = {"txid": txid, "resource": resource, "heuristic": heuristic}
     output.report(said, f"transaction {txid} no longer waits for {resource}", as_json=as_json)
+
+
+@app.command("give-up")
+def give_up(
+    txid: Txid, reason: Reason,
+    home: Annotated[
+        str, typer.Option("--home", metavar="ID", help="Of the lost home, as txmq tx show has it.", show_default=False)
+    ],
+    yes: Yes = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Stop waiting for a home of a committed transaction: its directory is lost for ever, with no copy.
+
+    A home that a broker leads is never given up. A home that is only away, and comes back after this, rolls back what
+    it had not placed: the transaction is torn. See docs/how-to/in-doubt-at-3am.md.
+
+    [bold]Examples[/bold]
+
+      txmq tx show TXID
+      txmq tx give-up TXID --home 00000000000000b2 --reason 'ada: disk burnt'
+    """
+    _confirm(yes, f"Give up home {home} for {txid}? Its messages there are lost, also if the home comes back.")
+    with connected(bootstrap) as client:
+        client.transactions.give_up_home(txid, home, reason)
+    output.report(
+        {"txid": txid, "home": home, "heuristic": "hazard"},
+        f"transaction {txid} no longer waits for home {home}", as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command()

@@ -95,12 +95,18 @@ def _decider(row: Row) -> str:
 
 
 def _fact(fact: Row) -> str:
-    where = f" in {fact['resource']}" if fact.get("resource") else ""
+    where = f" in {_place(fact)}" if fact.get("resource") else ""
     return f"{fact['what']}{where}: {fact['reason'] or 'no reason was given'} (the transaction is {fact['outcome']})"
+
+
+def _place(fact: Row) -> str:
+    return f"home {fact['resource']}" if "branch" in fact else str(fact["resource"])
 
 
 def _repair(fact: Row) -> str:
     """The damage that a heuristic decision may have done, and its repair."""
+    if "branch" in fact:
+        return f"its messages at {_place(fact)} are lost: send them again, by what its other messages and its rows tell"
     where = fact.get("resource") or "the application"
     if fact["outcome"] == "rolled-back":
         return f"its messages were never sent: if its rows are in {where}, send what they tell, or take them back"
@@ -160,11 +166,13 @@ def next_steps(row: Row) -> list[str]:
     if row.get("state") == "heuristic":
         return [*dict.fromkeys(_repair(fact) for fact in row["heuristics"]), f"txmq tx forget {txid}"]
     if row.get("state") == "decided":
+        homes = [_home(branch["txid"]) for branch in row.get("homes", ()) if not branch["complete"]]
+        lost = [f"home lost for ever: txmq tx give-up {txid} --home {home} --reason WHY" for home in homes]
         if not any(not branch["complete"] for branch in row["branches"]):
-            return ["txmq cluster describe: bring the homes back that it waits for; the brokers do the rest"]
+            return ["txmq cluster describe: bring the homes back that it waits for; the brokers do the rest", *lost]
         first = f"make the databases reachable, and run: {_RESOLVER}"
         last = f"database gone for ever: txmq tx complete {txid} --resource NAME --heuristic hazard --reason WHY"
-        return [first, "or paste the SQL; the resolver sees it and completes the branch", last]
+        return [first, "or paste the SQL; the resolver sees it and completes the branch", last, *lost]
     if row.get("state") == "placing":
         return ["txmq tx list --state prepared: settle the branches of the same partitions; the broker does the rest"]
     if row.get("state") != "prepared":

@@ -196,6 +196,27 @@ def test_brokers_settle_branches_that_clients_left(cluster: Cluster) -> None:
     assert b"of a client that dies" not in values(there, theirs)
 
 
+def test_an_operator_gives_a_lost_home_up(cluster: Cluster) -> None:
+    here, there = cluster.brokers[:2]
+    mine, theirs = _own(here)[0], _own(there)[0]
+    homes = Home(here, mine), Home(there, theirs)
+    decided = OverTwoHomes.prepared(*homes, b"lost there")
+    there.kill()
+    decided.decide(b"found here")
+    eventually(lambda: theirs in _unavailable(here), "nobody leads the home")
+    lost = decided.branch.split("-")[1]
+    with txmq.connect(f"txmq://{here.host}:{here.port}") as client:
+        client.transactions.give_up_home(decided.txid, lost, "ada: it is a test")
+        [row] = client.transactions.show(decided.txid)["heuristics"]
+        assert (row["what"], row["resource"], row["reason"]) == ("heuristic-hazard", lost, "ada: it is a test")
+        client.transactions.forget(decided.txid)
+    there.start()
+    for home in homes:
+        home.close()
+    eventually(lambda: not _branches(here) and not _branches(there), "nothing is in doubt, nothing to be reported")
+    assert (b"found here" in values(here, mine), b"lost there" in values(there, theirs)) == (True, False)
+
+
 def _branches(broker: BrokerProcess) -> list[object]:
     branches: list[object] = described(broker)["branches"]
     return branches

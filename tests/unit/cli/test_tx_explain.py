@@ -46,10 +46,22 @@ def test_decision_names_the_homes_it_waits_for() -> None:
     said = "committed; not known to have committed in home 00000000000000b2; its messages are visible already"
     assert tx_explain.why(row) == said
     assert "homes back" in tx_explain.next_steps(row)[0]
+    give_up = f"txmq tx give-up {TXID} --home {HOME} --reason WHY"
+    assert tx_explain.next_steps(row)[1].endswith(give_up)
+    assert tx_explain.next_steps(row | {"branches": [BRANCH]})[-1].endswith(give_up)
     assert "wait for their place" in tx_explain.why(row | {"is_placed": False})
     placing = PREPARED | {"state": "placing", "kind": "local"}
     assert "wait for their place" in tx_explain.why(placing)
     assert "settle the branches" in tx_explain.next_steps(placing)[0]
+
+
+def test_home_given_up_is_told_with_its_repair() -> None:
+    fact = {"what": "heuristic-hazard", "resource": HOME, "branch": "t", "reason": "burnt", "outcome": "committed"}
+    row = HEURISTIC | {"heuristics": [fact]}
+    assert tx_explain.why(row) == f"heuristic-hazard in home {HOME}: burnt (the transaction is committed)"
+    repair, forget = tx_explain.next_steps(row)
+    assert f"its messages at home {HOME} are lost: send them again" in repair
+    assert forget == f"txmq tx forget {TXID}"
 
 
 def test_marker_of_a_part_is_that_of_its_transaction() -> None:

@@ -31,6 +31,7 @@ class ScriptedHome(ScriptedBroker):
         taken_over: how many of its partitions it knows already.
         changes: what was asked of ``topic``.
         in_doubt: rows of ``recover``.
+        completed: the words of ``complete``.
     """
 
     def __init__(self, cluster: ScriptedCluster, number: int) -> None:
@@ -41,6 +42,7 @@ class ScriptedHome(ScriptedBroker):
         self.taken_over = 100
         self.changes: list[str] = []
         self.in_doubt: list[dict[str, object]] = []
+        self.completed: list[dict[bytes, str]] = []
 
     def serve(self, stream: ScriptedStream, request: Request) -> None:
         if self.waits_for_registry and request[0] not in (b"hello", b"ping", b"cluster"):
@@ -95,6 +97,10 @@ class ScriptedHome(ScriptedBroker):
     def _resource(self, _stream: ScriptedStream, request: Request) -> bytes:
         told = {"resources": [{"resource": f"db of {self.number}"}]}
         return answers.result(200, request[4], json.dumps(told).encode())
+
+    def _complete(self, _stream: ScriptedStream, request: Request) -> bytes:
+        self.completed.append({key: (value or b"").decode() for key, value in (request[2] or {}).items()})
+        return answers.result(200, request[4], b"")
 
     def _outcome(self, _stream: ScriptedStream, request: Request) -> bytes:
         return answers.result(200, request[4], b"unknown")

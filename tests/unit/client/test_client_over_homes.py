@@ -10,7 +10,7 @@ import pytest
 from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
 from txmq.client.client import Client
 from txmq.client.home_link import LOOK_S
-from txmq.errors import PartialResultError, TopicExistsError
+from txmq.errors import PartialResultError, TopicExistsError, TransactionConflictError, UnknownTransactionError
 from txmq.model import Outcome
 from txmq.xid import TxId
 
@@ -65,6 +65,37 @@ def test_transaction_is_asked_for_at_the_home_in_its_id(cluster: ScriptedCluster
     assert [home.verbs.count("outcome") for home in cluster.homes.values()] == [0, 1, 0]
     assert routed.transactions.show(txid(3))["outcome"] == "unknown"
     assert [home.verbs.count("outcome") for home in cluster.homes.values()] == [0, 1, 1]
+
+
+def waits_for_third(cluster: ScriptedCluster) -> list[dict[bytes, str]]:
+    """The second home has decided a transaction with a part at the third."""
+    homes = [{"txid": txid(1), "complete": True}, {"txid": txid(3), "complete": False}]
+    cluster.homes[2].in_doubt[0] |= {"homes": homes}
+    return cluster.homes[2].completed
+
+
+def test_lost_home_is_given_up_at_the_deciding_home(cluster: ScriptedCluster, routed: Client) -> None:
+    completed = waits_for_third(cluster)
+    routed.ping()
+    cluster.kill(3)
+    routed.transactions.give_up_home(txid(2), f"{3:016x}", "the disk burnt")
+    assert completed == [{b"branch": txid(3), b"heuristic": "hazard", b"reason": "the%20disk%20burnt"}]
+
+
+def test_home_that_a_broker_leads_is_not_given_up(cluster: ScriptedCluster, routed: Client) -> None:
+    completed = waits_for_third(cluster)
+    routed.ping()
+    with pytest.raises(TransactionConflictError, match=r"home 0{15}3 is led at host:3"):
+        routed.transactions.give_up_home(txid(2), f"{3:016x}", "by mistake")
+    assert completed == []
+
+
+def test_home_that_is_not_waited_for_is_not_given_up(cluster: ScriptedCluster, routed: Client) -> None:
+    completed = waits_for_third(cluster)
+    routed.ping()
+    with pytest.raises(UnknownTransactionError, match=r"waits for no home '0{15}1'; waited for: 0{15}3"):
+        routed.transactions.give_up_home(txid(2), f"{1:016x}", "by mistake")
+    assert completed == []
 
 
 def test_watermarks_are_those_of_the_owners(routed: Client) -> None:

@@ -140,7 +140,7 @@ class Redo:
         if kind in (entries.SHOWN, entries.REPORTED):
             self._redo_shown(kind, name)
         elif kind == entries.COMPLETED and "branch" in fields:
-            self._state.complete_home(name, fields["branch"])
+            self._state.complete_home(name, fields["branch"], fields.get("fact"))
         elif kind == entries.COMPLETED:
             decided = self._state.complete(name, fields["uuid"], fields["fact"])
             if decided is not None:

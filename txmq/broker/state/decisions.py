@@ -21,6 +21,7 @@ from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
 from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.visibility import VisibilityBarrier, VisibilityBarriers
 from txmq.log.partition import LogPosition, Partition
+from txmq.model import TransactionKind
 from txmq.xid import home_word
 
 Name = tuple[int, int]  # session, counter
@@ -59,6 +60,11 @@ class XADecision:
         self.homes: dict[str, bool] = dict(meta.pop("homes", ()))
         self.is_placed = True
         self.waiting: list[Any] = []
+
+    @property
+    def kind(self) -> TransactionKind:
+        """XA if it has branches in databases."""
+        return TransactionKind.XA if self.branches else TransactionKind.LOCAL
 
     @property
     def has_rows_to_come(self) -> bool:
@@ -158,9 +164,15 @@ class XADecisions:
         self._end_if_over(decided)
         return decided
 
-    def complete_home(self, name: Name, txid: str) -> None:
-        """Another home has placed its part."""
+    def complete_home(self, name: Name, txid: str, fact: Mapping[str, Any] | None) -> None:
+        """Another home has placed its part.
+
+        Args:
+            fact: why it is waited for no longer, if it has not.
+        """
         decided = self.incomplete[name]
+        if fact is not None:
+            self.record(name, fact)
         decided.homes = {**decided.homes, txid: True}
         self.index.remove_under(decided.number, home_key(txid))
         self._end_if_over(decided)

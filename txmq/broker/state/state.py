@@ -306,9 +306,9 @@ class State:
             self.may_load(decided)
         return decided
 
-    def complete_home(self, name: Name, txid: str) -> None:
-        """Another home has placed its part of a transaction that was decided here."""
-        self.decisions.complete_home(name, txid)
+    def complete_home(self, name: Name, txid: str, fact: dict[str, Any] | None) -> None:
+        """Another home has placed its part of a transaction that was decided here, or is given up (``fact``)."""
+        self.decisions.complete_home(name, txid, fact)
         self._owe_if_over(name)
 
     def _owe_if_over(self, name: Name) -> None:

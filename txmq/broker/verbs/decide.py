@@ -11,7 +11,6 @@ A *heuristic* decision is one that a database or an operator made alone. It is j
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
@@ -20,7 +19,7 @@ from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, TransactionEvent, next_action
 from txmq.broker.verbs import placing
 from txmq.broker.verbs.branches import stated
-from txmq.broker.verbs.branches.complete import complete_home, may_show, show_overdue_parts
+from txmq.broker.verbs.branches.complete import complete_home, may_show, show_overdue_parts, stated_fact
 from txmq.broker.verbs.recover import txid_of
 from txmq.broker.verbs.transaction_checks import (
     at_home,
@@ -41,8 +40,6 @@ from txmq.protocol.parts import split_parts
 from txmq.protocol.requests import Request
 from txmq.redo import entries
 from txmq.xid import TxId
-
-_HEURISTICS = ("commit", "rollback", "mixed", "hazard")
 
 
 def decide(context: Context, client: ClientConnection, request: Request) -> None:
@@ -97,7 +94,7 @@ def complete(context: Context, client: ClientConnection, request: Request) -> No
     elif action is not Action.COMPLETE or decided is None:
         raise refusal(action, arguments[0])
     elif b"branch" in given:
-        complete_home(context, client, decided, given[b"branch"], opaque)
+        complete_home(context, client, decided, given, opaque)
     else:
         _complete(context, client, decided, given, opaque)
 
@@ -112,10 +109,9 @@ def _complete(
     if branch["complete"]:
         context.answer_from_state(client, opaque, b"")
         return
-    fact = None
-    if b"heuristic" in given:
-        fact = _fact(context, given[b"heuristic"].decode(), given.get(b"reason", b""), TransactionKind.XA.value)
-        fact.update(resource=branch["resource"], uuid=uuid, outcome="committed")
+    fact = stated_fact(context, decided, given)
+    if fact is not None:
+        fact.update(resource=branch["resource"], uuid=uuid)
         context.counters.heuristics += 1
     fields = {"session": name[0], "counter": name[1], "uuid": uuid, "fact": fact}
     context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
@@ -125,15 +121,6 @@ def _complete(
         may_show(context, over)
     context.group.delayable += fact is None
     context.answer_when_durable(client, opaque)
-
-
-def _fact(context: Context, what: str, reason: bytes, kind: str) -> dict[str, Any]:
-    if what not in _HEURISTICS:
-        raise BadRequestError(f"heuristic={what[:40]}: expected one of {', '.join(_HEURISTICS)}")
-    return {
-        "what": f"heuristic-{what}", "reason": unquote(reason.decode(), errors="replace"), "time_ms": context.now_ms,
-        "kind": kind,
-    }  # fmt: skip
 
 
 def forget(context: Context, client: ClientConnection, request: Request) -> None:

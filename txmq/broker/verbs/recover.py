@@ -227,9 +227,8 @@ def _decided_row(context: Context, decided: XADecision) -> Row:
     meta = decided.meta
     row = _common(context, decided.name, "decided", meta["decided_ms"])
     first = decided.branches[0] if decided.branches else {"resource": "", "uuid": ""}
-    kind = TransactionKind.XA if decided.branches else TransactionKind.LOCAL
     row.update(
-        kind=kind.value, resource=first["resource"], uuid=first["uuid"], deadline_ms=0,
+        kind=decided.kind.value, resource=first["resource"], uuid=first["uuid"], deadline_ms=0,
         prepared_ms=meta["decided_ms"], decided_ms=meta["decided_ms"], client=meta["client"],
         branches=decided.branches, is_held=bool(decided.barrier.places) and not decided.barrier.is_ended,
         heuristics=context.state.decisions.heuristics.get(decided.name, []),

@@ -3,7 +3,8 @@
 Theory of operation. ``list`` pages through ``recover``; ``show`` joins the answer to ``outcome`` and the row of
 ``recover``, if there is one. ``commit`` and ``rollback`` resolve a *prepared* transaction without proof, in place of
 its owner. The broker journals that as a heuristic outcome, which stays listed until ``forget``. ``complete`` ends the
-wait for one branch of a *decided* transaction whose database will never answer. ``fence`` makes "never seen" final.
+wait for one branch of a *decided* transaction whose database will never answer, ``give_up_home`` that for a home.
+``fence`` makes "never seen" final.
 
 Invariants:
     * Only a prepared transaction is resolved here: a mistyped id is refused, not rolled back.
@@ -23,7 +24,7 @@ from txmq.model import Message, Outcome
 from txmq.protocol.json_text import Fields, json_object
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines, split_parts
 from txmq.xa.broker_port import recover_rows
-from txmq.xid import TxId
+from txmq.xid import TxId, home_word
 
 RECOVER_LIMIT = 1000  # transactions per request
 REASON_LENGTH_MAX = 3000  # percent-encoded: it must fit a line
@@ -197,6 +198,38 @@ class Transactions:
         for branch in waiting:
             fields = {"uuid": branch["uuid"], "heuristic": heuristic, "reason": encoded}
             self._link_of(text).control.repeat("complete", text, extensions=fields, timeout=self._timeout)
+
+    def give_up_home(self, txid: TxId | str, home: str, reason: str) -> None:
+        """Stop waiting for a home of a decided transaction: its directory is lost for ever, and its messages there.
+
+        The decision stands. If the home comes back nevertheless, it rolls back what it has not placed.
+
+        Args:
+            home: its id, 16 hex digits, as ``show`` and ``txmq cluster describe`` have it.
+            reason: the reason, and the name of the operator; kept as a heuristic hazard until ``forget``.
+
+        Raises:
+            UnknownTransactionError: the transaction waits for no such home.
+            TransactionConflictError: a broker leads that home, and will end its part.
+        """
+        text, encoded = _checked(txid), _encoded(reason)
+        row = self._row(text, "decided") or {}
+        waiting = {
+            home_word(branch["txid"]): branch["txid"] for branch in row.get("homes", ()) if not branch["complete"]
+        }
+        branch = waiting.get(home)
+        if branch is None:
+            hint = f"; waited for: {', '.join(waiting)}" if waiting else ""
+            raise UnknownTransactionError(f"transaction {text} waits for no home {home[:40]!r}{hint}")
+        control = self._link_of(text).control
+        known = json_object(control.repeat("cluster", "homes", timeout=self._timeout))["homes"]
+        leader = next((each["leader"] for each in known if each["home"] == home), None)
+        if leader is not None:
+            raise TransactionConflictError(
+                f"home {home} is led at {leader}, and ends its part by itself within 30 s: nothing was done"
+            )
+        fields = {"branch": branch, "heuristic": "hazard", "reason": encoded}
+        control.repeat("complete", text, extensions=fields, timeout=self._timeout)
 
     def fence(self, txid: TxId | str) -> Outcome:
         """Its final outcome: an id that the broker never saw is journaled as rolled back.
