@@ -29,7 +29,7 @@ def test_cluster_keeps_every_promise_while_each_process_dies(tmp_path: Path) -> 
     )
     report = campaign.play(CHOSEN)
     assert report.complaints == [], "\n".join(lines)
-    assert report.faults.total() == len(CHOSEN)
+    assert len(report.faults) == len(CHOSEN)
     assert report.messages.counts["ok"] > 50
     assert report.group.counts["handled"] > 10
     assert report.over_homes["XA, two databases"] > 0

@@ -1,11 +1,8 @@
-"""``python -m tools.crash [--xa | --homes | --groups | --ordered | --spark | --cluster]``: long campaigns.
-
-Exit 1: a promise was broken.
-"""
+"""``python -m tools.crash``: long campaigns. ``--help`` says which there are and how to read what they say."""
 
 from __future__ import annotations
 
-import argparse
+import json
 import shutil
 import tempfile
 import time
@@ -13,10 +10,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import txmq
-from tools.crash.campaign import SETTLE_S_MAX, Campaign, Report
+from tools.crash.arguments import parser
+from tools.crash.campaign import Campaign, Report
 from tools.crash.cluster.campaign import ClusterCampaign
-from tools.crash.cluster.directory import STREAMED_PARTITIONS
-from tools.crash.cluster.plan import FAULTS_A_ROUND
 from tools.crash.groups.campaign import GroupCampaign, GroupReport
 from tools.crash.homes.campaign import HomesCampaign
 from tools.crash.homes.cells import CELLS as HOMES_CELLS
@@ -29,38 +25,14 @@ from txmq.testing.checkers.history import describe
 
 def main() -> int:
     """Run, report, and keep the directory where something was found."""
-    parser = argparse.ArgumentParser(prog="python -m tools.crash", description=__doc__)
-    parser.add_argument("--cycles", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=None, help="repeats the deaths of an earlier campaign")
-    parser.add_argument("--sync", choices=("always", "interval", "never"), default="always")
-    parser.add_argument("--xa", action="store_true", help="with two MariaDB servers: XA and last resource")
-    parser.add_argument("--groups", action="store_true", help="a consumer group whose members come, go, pause and die")
-    parser.add_argument("--ordered", action="store_true", help="an ordered producer through outages and kills")
-    parser.add_argument("--spark", action="store_true", help="a Spark stream from txmq to txmq; driver and broker die")
-    parser.add_argument("--homes", action="store_true", help="transactions over two homes, at each crash point")
-    parser.add_argument("--cluster", action="store_true", help="three brokers, their ZooKeeper servers, all clients")
-    parser.add_argument("--faults", type=int, default=FAULTS_A_ROUND, help="of --cluster")
-    parser.add_argument(
-        "--streamed",
-        type=int,
-        default=STREAMED_PARTITIONS,
-        metavar="PARTITIONS",
-        help="of the topic that --cluster's Spark stream writes; 0: without Spark",
-    )
-    parser.add_argument("--kills", type=int, default=20, help="of --spark")
-    parser.add_argument("--seconds", type=float, default=180.0, help="of --groups")
-    parser.add_argument("--check-every", type=int, default=50, metavar="CYCLES")
-    parser.add_argument(
-        "--settle-s", type=float, default=SETTLE_S_MAX, help="more, where the machine is busy with others"
-    )
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     if arguments.groups:
         return _groups(seed, arguments.seconds)
     if arguments.spark:
         return _spark(seed, arguments.kills)
     if arguments.cluster:
-        return _cluster(seed, arguments.faults, arguments.settle_s, arguments.streamed)
+        return _cluster(seed, arguments.faults, arguments.settle_s, arguments.streamed, arguments.json)
     if arguments.ordered:
         return _ordered(seed, arguments.cycles, arguments.check_every)
     kind = " --xa" if arguments.xa else " --homes" if arguments.homes else ""
@@ -119,15 +91,18 @@ def _spark(seed: int, kills: int) -> int:
     return _in_a_directory(play, f"python -m tools.crash --spark --kills {kills} --seed {seed}", seed)
 
 
-def _cluster(seed: int, faults: int, settle_s: float, streamed: int) -> int:
+def _cluster(seed: int, faults: int, settle_s: float, streamed: int, json_file: Path | None) -> int:
     def play(directory: Path) -> list[str]:
-        report = ClusterCampaign(directory, seed, _say, settle_s_max=settle_s, streamed=streamed).run(faults)
-        print(*report.lines(), sep="\n")
-        return report.complaints
+        campaign = ClusterCampaign(directory, seed, _say, settle_s_max=settle_s, streamed=streamed)
+        try:
+            return campaign.run(faults).complaints
+        finally:  # one that got stuck has played something, too
+            print(*campaign.report.lines(), sep="\n")
+            text = json.dumps({"seed": seed} | campaign.report.as_json(), indent=1)
+            (json_file or directory / "report.json").write_text(text + "\n", "utf-8")
 
-    return _in_a_directory(
-        play, f"python -m tools.crash --cluster --faults {faults} --seed {seed} --streamed {streamed}", seed
-    )
+    again = f"python -m tools.crash --cluster --faults {faults} --seed {seed} --streamed {streamed}"
+    return _in_a_directory(play, again, seed)
 
 
 def _in_a_directory(play: Callable[[Path], list[str]], again: str, seed: int) -> int:

@@ -31,11 +31,12 @@ from pathlib import Path
 
 import txmq
 from tools.crash import final_reads, offline
+from tools.crash.cluster.clues import Clues
 from tools.crash.cluster.directory import PARTITIONS, PULSE, STREAMED, STREAMED_PARTITIONS, ClusterCampaignDirectory
 from tools.crash.cluster.plan import BROKERS, SERVERS, Fault, faults
 from tools.crash.cluster.processes import Processes
 from tools.crash.cluster.recovery import GIVEN_UP_S, SETTLED, Recovery
-from tools.crash.cluster.report import ClusterReport
+from tools.crash.cluster.report import Bounds, ClusterReport, Played
 from tools.crash.directory import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, HistoryFile
 from tools.crash.groups.directory import GROUP, GroupCampaignDirectory
 from tools.crash.groups.directory import PARTITIONS as GROUP_PARTITIONS
@@ -70,8 +71,7 @@ class ClusterCampaign:
     ) -> None:  # fmt: skip
         self.world, self._say, self._streamed = ClusterCampaignDirectory(directory), say, streamed
         self._plan, self._seeds = faults(random.Random(seed), has_stream=streamed > 0), random.Random(-seed - 1)
-        self._pause_s_max, self._settle_s_max = pause_s_max, settle_s_max
-        self.report = ClusterReport()
+        self.report = ClusterReport(Bounds(pause_s_max, settle_s_max))
 
     def run(self, count: int) -> ClusterReport:
         """Play so many faults of the plan.
@@ -146,25 +146,14 @@ class ClusterCampaign:
         self._processes.befall(fault)
         recovered_s = self._recovery.await_all(fault, time.monotonic())
         self._processes.refuse_dead()
-        self._history.write("settled", "ok", name, [recovered_s[SETTLED], self._settle_s_max])
+        self._history.write("settled", "ok", name, [recovered_s[SETTLED], self.report.bounds.settled_s])
         self._history.write("nemesis", "ok", name, [])
-        paused_s = self._recovery.longest_pause(fault, begun)
-        self.report.machine_paused_s.append(self._recovery.machine_pause(begun))
-        self._note(fault, number, recovered_s, paused_s)
-        times = ", ".join(f"{what} {seconds:.2f} s" for what, seconds in recovered_s.items())
-        self._say(
-            f"{number}  {fault}: living homes paused {paused_s:.2f} s "
-            f"(the machine {self.report.machine_paused_s[-1]:.2f} s); {times}"
-        )
-
-    def _note(self, fault: Fault, number: int, recovered_s: dict[str, float], paused_s: float) -> None:
-        report = self.report
-        report.faults[fault.what] += 1
-        report.pauses_s[fault.what].append(paused_s)
-        for what, seconds in recovered_s.items():
-            report.recovered_s[fault.what][what].append(seconds)
-        if paused_s > self._pause_s_max:
-            report.others.append(f"fault {number} ({fault}): a partition of a living home paused {paused_s:.2f} s")
+        played = Played(
+            number, fault.what, str(fault), self._recovery.longest_pause(fault, begun),
+            self._recovery.machine_pause(begun), recovered_s,
+        )  # fmt: skip
+        self.report.add(played)
+        self._say(str(played))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -204,9 +193,11 @@ class ClusterCampaign:
         files = GroupCampaignDirectory(self.world.directory)
         final_reads.ask_for_outcomes(client, files.read()[0], self._history)
         messages, group = files.read()
-        least = Coverage(ok=report.faults.total(), faults=report.faults.total())
+        least = Coverage(ok=len(report.faults), faults=len(report.faults))
         report.messages, report.group = check(messages, least), check_group(group, GroupRules(stopped_s_max=GIVEN_UP_S))
         report.count(messages, self._broker_of)
+        texts = [fault.text for fault in report.faults]
+        report.clues = Clues(self.world.histories, messages, self._broker_of, texts).of
         if self._streamed:
             report.batches = newest_batch(client) + 1
             report.streamed, _, complaints = compare(client, PULSE, STREAMED)

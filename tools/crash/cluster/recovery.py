@@ -1,7 +1,7 @@
 """How long until everything works again behind a fault, and how long the partitions of living homes paused.
 
 Theory of operation. From the moment when the victims are up, several things are looked at again and again, until each
-has come true: the *partitions* of the victims take messages (the pulse's), and so do all others; killed *clients*, or
+has come true: the partitions of the *victims* take messages (the pulse's), and so do all *others*; killed *clients*, or
 rather their successors, have been acknowledged something; each partition of the *group* is a living member's; what was
 in doubt is *settled*; the Spark *stream* has committed another batch.
 """
@@ -25,7 +25,8 @@ from txmq.model import TransactionKind
 from txmq.testing.eventually import eventually
 
 GIVEN_UP_S = 300.0  # a Spark stream on a loaded machine
-SETTLED = "settled"
+# The names of what is waited for; columns of the report's table.
+VICTIMS, OTHERS, CLIENTS, GROUP_OWNED, SETTLED, STREAM = "victims", "others", "clients", "group", "settled", "stream"
 Holds = Callable[[], bool]
 
 
@@ -77,14 +78,14 @@ class Recovery:
     def _conditions(self, fault: Fault, since: float) -> Iterator[tuple[str, Holds]]:
         living = self.living(fault)
         if broken := self._pulses.keys() - set(living):
-            yield "its partitions take messages", lambda: self._take(broken, since)
-        yield "other partitions take messages", lambda: self._take(living, since)
+            yield VICTIMS, lambda: self._take(broken, since)
+        yield OTHERS, lambda: self._take(living, since)
         if files := list(self._files_of(fault)):
-            yield "clients go on", lambda: all(acknowledged_since(file, since) for file in files)
-        yield "group owned", self._is_owned
+            yield CLIENTS, lambda: all(acknowledged_since(file, since) for file in files)
+        yield GROUP_OWNED, self._is_owned
         yield SETTLED, self._settling()
         if self._processes.driver is not None:
-            yield "stream goes on", self._streaming()
+            yield STREAM, self._streaming()
 
     def _take(self, partitions: Collection[int], since: float) -> bool:
         name = self._processes.pulse.run_name
