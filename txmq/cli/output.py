@@ -13,18 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from txmq.cli import table
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 STATUS_FAILED = 1
 STATUS_USAGE = 2
 STATUS_INTERRUPTED = 130
 SHOWN_BYTES_MAX = 200
 DEFAULT_BOOTSTRAP = "txmq://127.0.0.1:8123"
-PROGRESS_FROM_BYTES = 1 << 20
+PROGRESS_FROM_BYTES, PROGRESS_FROM_ROWS = 1 << 20, 10_000
 
 Bootstrap = Annotated[
     str,
@@ -157,10 +160,29 @@ def progress(size: int | None) -> Iterator[Callable[[float], None]]:
     if not sys.stderr.isatty() or (size is not None and size < PROGRESS_FROM_BYTES):
         yield lambda _: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with _bar(size, BarColumn(), DownloadColumn(), TransferSpeedColumn()) as advance:
+        yield advance
+
+
+@contextmanager
+def progress_of_rows(rows: int) -> Iterator[Callable[[float], None]]:
+    """The same of a number of rows, which may be a guess."""
+    if not sys.stderr.isatty() or rows < PROGRESS_FROM_ROWS:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+    with _bar(rows, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(size: int | None, *columns: ProgressColumn) -> Iterator[Callable[[float], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=size)
         yield lambda amount: bar.advance(task, amount)

@@ -17,7 +17,7 @@ from typing import Any
 from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent, Statement, statements
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.changes import TableName
-from txmq.binlog.config import ApplySettings
+from txmq.binlog.config import ApplySettings, SourceSettings
 from txmq.binlog.errors import TargetAwayError, TargetError
 from txmq.client import MySQLOffsetStore, OffsetPosition
 from txmq.errors import FencedError, TransactionStateError, TxmqError
@@ -29,6 +29,7 @@ from txmq.xa.database.mysql_driver import mysql_driver
 # Values that do not fit are refused, and dates that do not exist are written as they are.
 STRICT = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
 LENIENT = "ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+TARGET = "the target"
 _DUPLICATE = 1062  # ER_DUP_ENTRY
 _TRUNCATED = 1265  # WARN_DATA_TRUNCATED
 _SESSION = (
@@ -51,8 +52,8 @@ class AppliedError(Exception):
         self.offset = offset
 
 
-def connector(settings: ApplySettings) -> Callable[[], Any]:
-    """What makes a connection to the target."""
+def connector(settings: ApplySettings | SourceSettings) -> Callable[[], Any]:
+    """What makes a connection to a database."""
     place = (
         {"unix_socket": settings.unix_socket}
         if settings.unix_socket
@@ -62,7 +63,7 @@ def connector(settings: ApplySettings) -> Callable[[], Any]:
     return lambda: mysql_driver().connect(**place, **named, connect_timeout=settings.connect_timeout_ms // 1000)
 
 
-def open_session(connect: Callable[[], Any], sql_mode: str) -> Any:
+def open_session(connect: Callable[[], Any], sql_mode: str, side: str = TARGET) -> Any:
     """A connection whose session writes values as the source has them.
 
     Raises:
@@ -73,17 +74,17 @@ def open_session(connect: Callable[[], Any], sql_mode: str) -> Any:
         for statement in (*_SESSION, f"SET SESSION sql_mode = '{sql_mode}'"):
             run(connection, statement)
     except Exception as error:
-        raise as_binlog_error(error) from error
+        raise as_binlog_error(error, side) from error
     return connection
 
 
-def as_binlog_error(error: BaseException) -> BaseException:
+def as_binlog_error(error: BaseException, side: str = TARGET) -> BaseException:
     """A driver's error as one of ours; others stay as they are."""
     if isinstance(error, TxmqError) or not is_error(error):
         return error
     if MYSQL.may_pass(error):
-        return TargetAwayError(f"the target: {error}")
-    return TargetError(f"the target refuses: {error}")
+        return TargetAwayError(f"{side}: {error}")
+    return TargetError(f"{side} refuses: {error}")
 
 
 class Target:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from txmq.cli.binlog.apply import apply
+from txmq.cli.binlog.compare import compare
 from txmq.cli.binlog.run import run
 from txmq.cli.binlog.status import status
 
@@ -18,4 +19,5 @@ app = typer.Typer(
 )
 app.command("run")(run)
 app.command("apply")(apply)
+app.command("compare")(compare)
 app.command("status")(status)
