@@ -147,7 +147,7 @@ class Node:
     def __init__(
         self, disk: SimDisk, settings: BrokerSettings = SMALL, *, clock: SimClock | None = None,
         incarnation: str | None = None, cluster: ClusterView | None = None, cluster_id: int | None = None,
-        identity_seed: int = IDENTITY_SEED,
+        identity_seed: int = IDENTITY_SEED, is_home: bool = False,
     ) -> None:  # fmt: skip
         self.disk, self.settings = disk, settings
         self.clock = clock if clock is not None else SimClock()
@@ -156,6 +156,8 @@ class Node:
             disk, self.clock, chance, settings, incarnation=incarnation, cluster_id=cluster_id
         )
         self.store, self.state = self.recovered.store, self.recovered.state
+        if is_home:
+            self.state.order.queue_together()
         chance = SimRandom(random.Random(self.state.epoch))
         now_ms = self.clock.now_ms()
         self.core = Core(self.recovered.identity, settings, self.state, now_ms, chance, cluster=cluster)

@@ -19,7 +19,7 @@ _DEADLINE_PASSED_MS = 1000  # what a resolver waits behind a deadline
 
 Row = Mapping[str, Any]
 
-_PLACING = "its messages wait for their place, behind branches that are in doubt here and have the same keys"
+_PLACING = "its messages wait for their place, behind transactions that are in doubt here and have the same keys"
 _RESOLVER = "txmq resolver --config resolver.toml (seconds; txmq resolver --help shows the file)"
 
 

@@ -25,7 +25,7 @@ class HomeNode(Node):
     """A node that is one home of a cluster."""
 
     def __init__(self, number: int, disk: SimDisk, clock: SimClock, **changes: object) -> None:
-        super().__init__(disk, small_settings(**changes), clock=clock, identity_seed=number)
+        super().__init__(disk, small_settings(**changes), clock=clock, identity_seed=number, is_home=True)
         self.number, self._changes = number, changes
         if not len(self.state.topics):
             client = self.connect()

@@ -5,9 +5,11 @@ which the database committed them: the second got its row lock only after the fi
 first one's prepare. So a commit waits until every earlier-prepared, unsettled transaction of the same resource (by
 uuid) that shares a partition and a key with it is settled. A key of ``*`` collides with every key of its partition.
 
-*Transactions over homes.* Parts that other homes decide about (kind ``branch``) have queues of their own, in place of a
-resource's. A decision made here that collides with one of them queues there as well (``PLACING``): the part's rows may
-have been written first. A decision itself never waits, only its place does, so no two transactions wait for each other.
+*In a cluster* a caller is told of a commit before each home has placed its part, and what begins afterwards may be of
+any kind. So all prepared transactions of a partition and key share one queue (``queue_together``): parts that other
+homes decide about (kind ``branch``), and those of every resource. A decision made here that collides with one of them
+queues there as well (``PLACING``). A decision itself never waits, only its place does, so no two transactions wait for
+each other. A broker that is alone places before it answers, and needs no more than the queues of its resources.
 
 Queues per (uuid, partition, key) and per partition make both questions a look at the head of a few queues, however many
 transactions are in doubt.
@@ -24,7 +26,7 @@ _Name = TypeVar("_Name")
 _Queue = dict[Transaction, None]
 _ResourcePartition = tuple[str, int, int]  # uuid, topic id, partition
 _Pair = tuple[_ResourcePartition, int | str]  # and a key
-_OVER_HOMES = ""  # stands for a uuid: the queues of parts that other homes decide about
+_COMMON = ""  # stands for a uuid: the queues that all resources share
 LOOKED_AT_MAX: Final = 100  # transactions before one: a broker may have tens of thousands that wait for one branch
 
 
@@ -32,27 +34,36 @@ class CommitOrder:
     """All prepared transactions, by what they may collide on.
 
     Attributes:
-        over_homes: how many of them are in the queues of parts that other homes decide about.
+        in_common: how many of them are in the queues that all share.
     """
 
     def __init__(self) -> None:
-        self.over_homes = 0
+        self.in_common = 0
+        self._is_together = False
         self._by_key: dict[_Pair, _Queue] = {}  # the key ANY_KEY holds those that collide with all
         self._by_place: dict[_ResourcePartition, _Queue] = {}  # all in a partition
         self._pairs: dict[Transaction, list[_Pair]] = {}  # of each: asked for again and again
 
+    def queue_together(self) -> None:
+        """From now on resources share their queues: the broker is one of several."""
+        unsettled, self._is_together = list(self._pairs), True
+        for transaction in unsettled:
+            self.remove(transaction)
+        for transaction in unsettled:
+            self.add(transaction)
+
     def add(self, transaction: Transaction) -> None:
         """Append; call in order of preparation."""
-        pairs = self._pairs[transaction] = _pairs_of(transaction)
+        pairs = self._pairs[transaction] = self._pairs_of(transaction)
         for place, key in pairs:
             self._by_key.setdefault((place, key), {})[transaction] = None
             self._by_place.setdefault(place, {})[transaction] = None
-        self.over_homes += _is_over_homes(pairs)
+        self.in_common += _is_common(pairs)
 
     def remove(self, transaction: Transaction) -> None:
         """A transaction is settled."""
         pairs = self._pairs.pop(transaction, [])
-        self.over_homes -= _is_over_homes(pairs)
+        self.in_common -= _is_common(pairs)
         for place, key in pairs:
             _drop(self._by_key, (place, key), transaction)
             _drop(self._by_place, place, transaction)
@@ -72,11 +83,11 @@ class CommitOrder:
         return False
 
     def must_queue(self, collisions: Iterable[Collision]) -> bool:
-        """Whether messages that come with a decision collide with a part that another home decides about."""
-        if not self.over_homes:
+        """Whether messages that are decided now collide with a transaction in the common queues."""
+        if not self.in_common:
             return False
         for topic_id, partition, key in collisions:
-            place = _OVER_HOMES, topic_id, partition
+            place = _COMMON, topic_id, partition
             if key == ANY_KEY:
                 if place in self._by_place:
                     return True
@@ -89,7 +100,7 @@ class CommitOrder:
         found: dict[Transaction, None] = {}
         looked_at = 0
         pairs = self._pairs[transaction]
-        for place, key in pairs if _is_over_homes(pairs) else ():
+        for place, key in pairs if _is_common(pairs) else ():
             for earlier in self._before(transaction, place, key):
                 looked_at += 1
                 if earlier.is_branch and not earlier.is_committing:
@@ -109,10 +120,14 @@ class CommitOrder:
     def behind(self, transaction: Transaction) -> list[Transaction]:
         """Those that may go on now that ``transaction`` was removed: waiting, and nothing before them."""
         found: dict[Transaction, None] = {}
-        for place, key in _pairs_of(transaction):
+        for place, key in self._pairs_of(transaction):
             candidates = self._held_by_all(place) if key == ANY_KEY else self._heads(place, key)
             found.update((t, None) for t in candidates if t.is_committing and not self.must_wait(t))
         return list(found)
+
+    def _pairs_of(self, transaction: Transaction) -> list[_Pair]:
+        uuid = _COMMON if self._is_together else transaction.meta["uuid"]
+        return [((uuid, topic_id, partition), key) for topic_id, partition, key in transaction.collisions()]
 
     def _heads(self, place: _ResourcePartition, key: int | str) -> Iterator[Transaction]:
         for queue in (self._by_key.get((place, key)), self._by_key.get((place, ANY_KEY))):
@@ -128,13 +143,8 @@ class CommitOrder:
                 return
 
 
-def _pairs_of(transaction: Transaction) -> list[_Pair]:
-    uuid = transaction.meta["uuid"]
-    return [((uuid, topic_id, partition), key) for topic_id, partition, key in transaction.collisions()]
-
-
-def _is_over_homes(pairs: list[_Pair]) -> bool:
-    return bool(pairs) and pairs[0][0][0] == _OVER_HOMES
+def _is_common(pairs: list[_Pair]) -> bool:
+    return bool(pairs) and pairs[0][0][0] == _COMMON
 
 
 def _drop(queues: dict[_Name, _Queue], name: _Name, transaction: Transaction) -> None:

@@ -198,6 +198,8 @@ class State:
     def await_place(self, session: int, counter: int, meta: dict[str, Any]) -> Transaction:
         """All parts are there and it is decided; its messages wait for their place."""
         transaction = self._closed(session, counter, meta)
+        if transaction.state is TransactionState.PREPARED:
+            self._unlist(transaction)
         transaction.await_place(meta, self.next_order)
         self.next_order += 1
         self.list_in_doubt(transaction)
@@ -225,6 +227,14 @@ class State:
         self.saved.hold(transaction.name, transaction.meta.get("offsets", ()), self.partition)
         self.owe(transaction.session, 1)
 
+    def _unlist(self, transaction: Transaction) -> None:
+        self.owe(transaction.session, -1)
+        self.order.remove(transaction)
+        self.prepared.remove(transaction.order, transaction.index_keys)
+        self.foreign.pop(transaction.meta.get("xid", ""), None)
+        if "offsets" in transaction.meta:
+            self.saved.let_go(transaction.name, transaction.meta["offsets"])
+
     def owe(self, session: int, more: int) -> None:
         """So many more of a session's transactions are unsettled."""
         owner = self.sessions.get(session)
@@ -238,12 +248,10 @@ class State:
             self.streams.pop((session, counter), None)
             self.payload_bytes -= transaction.size_bytes
             if transaction.state is not TransactionState.OPEN:
-                self.owe(session, -1)
-                self.order.remove(transaction)
-                self.prepared.remove(transaction.order, transaction.index_keys)
-                self.foreign.pop(transaction.meta.get("xid", ""), None)
-                if "offsets" in transaction.meta:
-                    self._settle_offsets(transaction, is_committed=outcome is not None)
+                self._unlist(transaction)
+                if outcome is not None and "offsets" in transaction.meta:
+                    meta = transaction.meta
+                    self.saved.save_of_transaction(meta["offsets"], meta["prepared_ms"], self.partition)
         owner = self.sessions.get(session)
         if owner is not None:
             owner.keep(counter, outcome, floor, self.limits.outcomes_kept)
@@ -291,12 +299,6 @@ class State:
     def _decide(self, name: Name, meta: Mapping[str, Any], outcome: CommittedParts, places: Places) -> None:
         self.decisions.decide(name, meta, outcome, places)
         self.owe(name[0], 1)
-
-    def _settle_offsets(self, transaction: Transaction, *, is_committed: bool) -> None:
-        meta = transaction.meta
-        self.saved.let_go((transaction.session, transaction.counter), meta["offsets"])
-        if is_committed:
-            self.saved.save_of_transaction(meta["offsets"], meta["prepared_ms"], self.partition)
 
     def complete(self, name: Name, uuid: str, fact: dict[str, Any] | None) -> XADecision | None:
         """A database's branch has completed; the decision, if that was the last of them."""

@@ -12,7 +12,8 @@
 
   NONE, OPEN --DECIDE--> DECIDED --COMPLETE, of every branch--> COMMITTED
   PREPARED, with branch homes --COMMIT--> DECIDED
-  NONE, OPEN --COMMIT, DECIDE, behind a branch of the same key--> PLACING --its turn--> COMMITTED or DECIDED
+  NONE, OPEN --COMMIT, DECIDE, behind one of the same key--> PLACING --its turn--> COMMITTED or DECIDED
+  PREPARED, decided here, --COMMIT, behind one of the same key--> PLACING
 ```
 
 NONE: never seen here. OPEN: parts of a large local transaction are streaming in. PREPARED: all parts are in the journal

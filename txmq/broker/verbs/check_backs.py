@@ -16,7 +16,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.check_backs import CheckPoll
 from txmq.broker.state.session import BrokerSession
-from txmq.broker.state.transaction import Transaction, halves_key
+from txmq.broker.state.transaction import Transaction, TransactionState, halves_key
 from txmq.broker.verbs.recover import txid_of
 from txmq.model import TransactionKind
 from txmq.protocol.answers import Records
@@ -94,6 +94,8 @@ def _watch(context: Context, half: Transaction) -> bool:
 
 
 def _due_ms(context: Context, half: Transaction) -> int | None:
+    if half.state is not TransactionState.PREPARED:
+        return None  # it is committed, and waits for its place
     owner, deadline_ms = context.state.sessions.get(half.session), half.meta["deadline_ms"]
     times = [deadline_ms] if deadline_ms else []
     if owner is None:

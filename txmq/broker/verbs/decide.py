@@ -17,7 +17,7 @@ from txmq.broker.context import Context
 from txmq.broker.state.decisions import XADecision
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, TransactionEvent, next_action
-from txmq.broker.verbs import placing
+from txmq.broker.verbs import placing, turns
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.branches.complete import complete_home, may_show, show_overdue_parts, stated_fact
 from txmq.broker.verbs.recover import txid_of
@@ -78,7 +78,7 @@ def _decide(
     if offsets:
         meta["offsets"] = check_offsets(context, offsets)
     name, kind = (session.number, txid.counter), TransactionKind.XA.value
-    lines = placing.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
+    lines = turns.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
     context.answer_when_durable(client, opaque, lines)
 
 

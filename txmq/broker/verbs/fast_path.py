@@ -18,7 +18,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import TransactionState
-from txmq.broker.verbs import placing, prepare_commit
+from txmq.broker.verbs import placing, prepare_commit, turns
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.placing import check_parts
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
@@ -46,11 +46,12 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     if session is not None and not session.is_ended and 0 < len(floor_text) <= _FLOOR_SIZE_MAX:
         counter = _counter_of(client, arguments[0])
         if body:
-            if not context.state.order.over_homes and _is_new(context, session, counter, len(body)):
-                parts, _ = check_parts(context, split_parts(body))
-                lines = placing.commit(context, session.number, counter, int(floor_text), None, parts)
-                context.answer_as_configured(client, opaque, lines)
-                return
+            if _is_new(context, session, counter, len(body)):
+                parts, keys = check_parts(context, split_parts(body))
+                if not context.state.order.in_common or not turns.must_queue(context, None, parts, keys):
+                    lines = placing.commit(context, session.number, counter, int(floor_text), None, parts)
+                    context.answer_as_configured(client, opaque, lines)
+                    return
         else:
             transaction = context.state.transactions.get((session.number, counter))
             if (
@@ -58,7 +59,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
                 and transaction.state is _PREPARED
                 and transaction.meta["kind"] != _DECIDED_BY_ITS_DRIVER
             ):
-                placing.commit_in_order(context, transaction, client, opaque, int(floor_text))
+                turns.commit_in_order(context, transaction, client, opaque, int(floor_text))
                 return
     elif session is not None and body and _decide_over_homes(context, client, session, request):
         return
@@ -75,7 +76,7 @@ def _decide_over_homes(context: Context, client: ClientConnection, session: Brok
         return False
     homes = stated.homes(context, extensions)
     parts, keys = check_parts(context, split_parts(body))
-    if placing.must_queue(context, None, parts, keys):
+    if turns.must_queue(context, None, parts, keys):
         return False
     meta = {"decided_ms": context.now_ms, "client": client.name, "branches": [], **homes}
     lines = placing.decide(context, (session.number, counter), int(floor_text), None, parts, meta)

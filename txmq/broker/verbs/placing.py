@@ -1,8 +1,8 @@
 """Placing messages: the checks of a batch, its place in the partition, and the places of a transaction's parts.
 
 ``put`` and the verbs of transactions check their batches here, and each batch gets its offset in ``place`` (or, many
-plain puts at once, in ``place_run``). A decision places all parts of its transaction in one record. Prepared
-transactions commit in order (``commit_order``).
+plain puts at once, in ``place_run``). A decision places all parts of its transaction in one record. Which
+of them wait for their turn is in ``turns``.
 
 Invariants:
     * a batch is placed only after every check of its request: placing cannot refuse;
@@ -23,7 +23,7 @@ from txmq.broker.state.branch_parts import BranchPart
 from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.session import BrokerSession, CommittedParts
 from txmq.broker.state.state import Places, State
-from txmq.broker.state.transaction import ANY_KEY, PreparedPart, Transaction, TransactionState
+from txmq.broker.state.transaction import ANY_KEY, PreparedPart, Transaction
 from txmq.broker.verbs.partitions import refuse_stale, writable
 from txmq.errors import (
     BadRequestError,
@@ -274,62 +274,6 @@ def _committed(context: Context, placed: BranchPart | XADecision | None) -> None
         crash_point("broker.branch.placed")
 
 
-def must_queue(context: Context, transaction: Transaction | None, fresh: list[Part], keys: list[Keys]) -> bool:
-    """Whether a decision's messages wait for a part that another home decides about (``commit_order``)."""
-    order = context.state.order
-    if not order.over_homes:
-        return False
-    streamed = transaction.parts if transaction is not None else []
-    places = [(part.topic_id, part.partition) for part in streamed]
-    places += [(partition.topic_id, partition.number) for _, partition, *_ in fresh]
-    stated: list[Keys] = [*[ANY_KEY] * len(streamed), *keys]
-    return order.must_queue(
-        (*place, key)
-        for place, listed in zip(places, stated, strict=True)
-        for key in ([ANY_KEY] if isinstance(listed, str) else listed)
-    )
-
-
-def decide_in_turn(
-    context: Context, name: Name, floor: int, transaction: Transaction | None, fresh: list[Part], keys: list[Keys],
-    meta: dict[str, Any], kind: str,
-) -> bytes:  # fmt: skip
-    """Journal and fold a decision at once; its messages are placed with it, unless they wait for their turn."""
-    if must_queue(context, transaction, fresh, keys):
-        return _await_place(context, name, transaction, fresh, keys, {"kind": kind, "floor": floor, **meta})
-    return decide(context, name, floor, transaction, fresh, meta)
-
-
-def _await_place(
-    context: Context,
-    name: Name,
-    transaction: Transaction | None,
-    fresh: list[Part],
-    keys: list[Keys],
-    meta: dict[str, Any],
-) -> bytes:
-    """Journal and fold a decision whose messages wait for their place. Nothing here can refuse.
-
-    Args:
-        meta: kind, floor, decided_ms, client; branches and homes if there are any; offsets.
-
-    Returns:
-        The answer: what waits.
-    """
-    streamed = len(transaction.parts) if transaction is not None else 0
-    for part in fresh:
-        add_part(context, *name, part)
-    meta = {
-        "resource": "", "uuid": "", "deadline_ms": 0, "prepared_ms": meta["decided_ms"],
-        "keys": [ANY_KEY] * streamed + keys, **meta,
-    }  # fmt: skip
-    context.group.add_entry(entries.encode_place_awaited(*name, entries.json_body(meta)))
-    crash_point("broker.decision.awaits_place")
-    awaiting = context.state.await_place(*name, meta)
-    context.branch_asks.hurry(context.state.order.blockers(awaiting), context.now_ms)
-    return _awaited_lines(context, awaiting)
-
-
 def decide(
     context: Context,
     name: Name,
@@ -338,7 +282,7 @@ def decide(
     fresh: list[Part],
     meta: dict[str, Any],
 ) -> bytes:
-    """The same, with branches that must hear of it, those in databases before readers may see the messages."""
+    """As ``commit``, with branches that must hear of it, those in databases before readers may see the messages."""
     at, placements, outcome, lines = _assign(context, transaction, fresh)
     entry = entries.encode_decided(*name, floor, placements, entries.json_body(meta))
     context.group.insert_entry(at, entry)
@@ -365,12 +309,13 @@ def kept_lines(context: Context, session: BrokerSession, counter: int) -> bytes:
     """The answer to a commit again, from what is kept of it."""
     placing = context.state.transactions.get((session.number, counter))
     if placing is not None:
-        return _awaited_lines(context, placing)
+        return awaited_lines(context, placing)
     decided = context.state.decisions.incomplete.get((session.number, counter))
     return _lines(context, (decided.parts if decided else session.outcomes[counter]) or ())
 
 
-def _awaited_lines(context: Context, transaction: Transaction) -> bytes:
+def awaited_lines(context: Context, transaction: Transaction) -> bytes:
+    """The answer to a decision whose messages wait for their place."""
     return _lines(context, [(part.topic_id, part.partition, None, part.count) for part in transaction.parts])
 
 
@@ -381,67 +326,3 @@ def _lines(context: Context, parts: Iterable[tuple[int, int, int | None, int]]) 
         name = topic.config.name if topic else f"deleted-{topic_id}"
         lines.append(wire_parts.encode_result_line(name, partition, base_offset, count))
     return b"".join(lines)
-
-
-def commit_in_order(
-    context: Context, transaction: Transaction, client: ClientConnection, opaque: bytes, floor: int
-) -> None:
-    """Commit a prepared transaction, or let the request wait for an earlier one it collides with."""
-    transaction.waiting.append((client, opaque, floor))
-    _commit_in_turn(context, transaction)
-
-
-def commit_decided(context: Context, transaction: Transaction) -> None:
-    """The home that decides about a part has said that it is committed."""
-    transaction.is_decided = True
-    _commit_in_turn(context, transaction)
-
-
-def _commit_in_turn(context: Context, transaction: Transaction) -> None:
-    if context.state.order.must_wait(transaction):
-        context.branch_asks.hurry(context.state.order.blockers(transaction), context.now_ms)
-    else:
-        _commit_all(context, [transaction])
-
-
-def commit_now(context: Context, transaction: Transaction, client: ClientConnection, opaque: bytes, floor: int) -> None:
-    """Commit a prepared transaction out of its turn: an operator says so."""
-    transaction.waiting.append((client, opaque, floor))
-    _commit_all(context, [transaction])
-
-
-def wake(context: Context, transaction: Transaction) -> None:
-    """A prepared transaction was rolled back: those that waited only for it go on."""
-    if transaction.state is TransactionState.PREPARED:
-        _commit_all(context, context.state.order.behind(transaction))
-
-
-def place_what_waited(context: Context) -> None:
-    """The broker has started: decisions go on whose turn came just before the former one ended."""
-    waited = [t for _, t in context.state.prepared.behind(0) if t.state is TransactionState.PLACING]
-    _commit_all(context, [t for t in reversed(waited) if not context.state.order.must_wait(t)])
-
-
-def _commit_all(context: Context, due: list[Transaction]) -> None:
-    while due:
-        transaction = due.pop()
-        if (transaction.session, transaction.counter) in context.state.transactions:
-            _commit_prepared(context, transaction)
-            context.group_with_room()  # thousands may have waited for one
-            due.extend(context.state.order.behind(transaction))
-
-
-def _commit_prepared(context: Context, transaction: Transaction) -> None:
-    meta, floor = transaction.meta, 0
-    for _, _, stated in transaction.waiting:
-        floor = max(floor, stated)
-    if transaction.state is TransactionState.PREPARED and "homes" in meta:
-        decided = {"decided_ms": context.now_ms, "client": meta["client"], "branches": [], "homes": meta["homes"]}
-        lines = decide(context, transaction.name, floor, transaction, [], decided)
-    else:
-        floor = max(floor, meta.get("floor", 0))
-        lines = commit(context, *transaction.name, floor, transaction, [])
-    if transaction.is_branch and len(transaction.waiting) == 1:
-        context.group.delayable += 1  # its client has the decision, and waits for nothing more
-    for client, opaque, _ in transaction.waiting:
-        context.answer_when_durable(client, opaque, lines)

@@ -27,7 +27,7 @@ from txmq.broker.state.transaction import (
     TransactionState,
     next_action,
 )
-from txmq.broker.verbs import check_backs, placing, session_expiry
+from txmq.broker.verbs import check_backs, placing, session_expiry, turns
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.transaction_checks import (
     check_streamed,
@@ -96,6 +96,9 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
         meta["keys"] = [ANY_KEY] * streamed + keys
     else:
         meta["keys"] = [[]] * (streamed + len(parts))
+        # Those queue when they are decided. A batch of a query is in order with the query's other batches alone.
+        if context.cluster is not None and meta["kind"] != TransactionKind.SPARK.value:
+            meta["decided_keys"] = [ANY_KEY] * streamed + keys
     if offsets:
         meta["offsets"] = check_offsets(context, offsets)
     text = entries.json_body(meta)
@@ -130,11 +133,11 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
         transaction = context.state.transactions[session.number, txid.counter]
         if b"heuristic" in given and transaction.state is TransactionState.PREPARED:
             _record(context, transaction, "commit", given[b"heuristic"])
-            placing.commit_now(context, transaction, client, opaque, floor)
+            turns.commit_now(context, transaction, client, opaque, floor)
         elif transaction.meta["kind"] == TransactionKind.SPARK.value:
             raise TransactionConflictError(f"transaction {txid} is part of a batch: query commit decides it")
         else:
-            placing.commit_in_order(context, transaction, client, opaque, floor)
+            turns.commit_in_order(context, transaction, client, opaque, floor)
     else:
         raise refusal(action, arguments[0])
 
@@ -204,7 +207,7 @@ def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
     transaction = context.state.settle(session, counter, floor, ROLLED_BACK)
     context.counters.rolled_back += 1
     if transaction is not None:
-        placing.wake(context, transaction)
+        turns.wake(context, transaction)
 
 
 def owner_gone(context: Context, session: BrokerSession) -> None:
@@ -342,14 +345,14 @@ def _decide(
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
     saved = check_offsets(context, offsets)
-    if homes or placing.must_queue(context, transaction, parts, keys):
+    if homes or turns.must_queue(context, transaction, parts, keys):
         meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name}
         if homes:
             meta.update(branches=[], **homes)
         if saved:
             meta["offsets"] = saved
         name, kind = (session.number, txid.counter), TransactionKind.LOCAL.value
-        lines = placing.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
+        lines = turns.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
         context.answer_when_durable(client, opaque, lines)
         return
     lines = placing.commit(context, session.number, txid.counter, floor, transaction, parts)

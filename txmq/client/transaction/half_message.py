@@ -90,6 +90,7 @@ class HalfMessage:
         self._broker = RoutedTransaction(client, client.clock, timeout_s)
         self._messages = MessageBuffer(compression, client.routes.topic_id)
         self._record: tuple[str, int, Record] | None = None
+        self._lines: list[PartResult] = []
         self._decided: Resolution | None = None
         self._process = 0  # that stands in the block
         self._lock = Lock()
@@ -142,7 +143,12 @@ class HalfMessage:
 
     @property
     def result(self) -> SendResult:
-        """Where the message is: PENDING, or ACKNOWLEDGED with its offset after ``commit``."""
+        """Where the message is: PENDING, or ACKNOWLEDGED with its offset after ``commit``.
+
+        In a cluster it may wait for its place behind an earlier transaction of its key; this waits for it.
+        """
+        if self._messages.results[0].offset is None and self._lines:
+            self._messages.place(self._broker.gather(self._lines))
         return self._messages.results[0]
 
     # --- deciding ----------------------------------------------------------------------------------------------------
@@ -157,7 +163,8 @@ class HalfMessage:
             OutcomeUnknownError: the broker no longer knows.
             TransactionStateError: it was rolled back here.
 
-        Durability: readers see the message when this returns, unless it is ``pending``.
+        Durability: readers see the message when this returns, unless it is ``pending``, or waits for its place behind
+        an earlier transaction of its key (``result``).
         """
         self._decide(Resolution.COMMIT)
 
@@ -214,7 +221,9 @@ class HalfMessage:
 
     def _ended(self, outcome: Outcome, lines: list[PartResult] | None = None) -> None:
         if lines:
+            self._lines = lines
             self._messages.place(lines)
+            self._broker.decided(lines)
         self.outcome, self.pending = outcome, ()
         self._broker.finished()
 

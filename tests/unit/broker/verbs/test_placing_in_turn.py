@@ -138,4 +138,4 @@ def test_nothing_waits_if_no_branch_is_open() -> None:
         prepare_branch(client, there.txid(1, counter), here.txid(1, counter), ("a", 0, b"x"))
         commit(client, there.txid(1, counter))
         assert "-" not in commit(client, there.txid(1, counter + 1), ("a", 0, b"y")).text
-    assert there.state.order.over_homes == 0
+    assert there.state.order.in_common == 0

@@ -267,8 +267,8 @@ def test_part_of_a_last_resource_names_its_transaction() -> None:
     body = part("a", 0, batch(b"x"), "7")
     assert client.ask("prepare", there.txid(1, 1), "last-resource", extensions=words, body=body).code == 200
     assert [(row["kind"], row["of"]) for row in listed(client, uuid=UUID)] == [("last-resource", of)]
-    assert commit(client, there.txid(1, 2), ("a", 0, b"y")).text == "a 0 0 1\n"  # no home waits for another
-    assert commit(client, there.txid(1, 1)).text == "a 0 1 1\n"
+    assert commit(client, there.txid(1, 2), ("a", 0, b"y"), keys=8).text == "a 0 0 1\n"
+    assert commit(client, there.txid(1, 1)).text == "a 0 1 1\n"  # without a word from the other home
     assert there.state.branch_parts.unreported == {}
 
 

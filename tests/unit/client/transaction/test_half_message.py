@@ -10,6 +10,7 @@ import pytest
 from tests.chains import has_circle
 from tests.crash_points import crash_at
 from tests.logged import said
+from txmq.client.transaction.branch_commits import branch_commits_of
 from txmq.client.transaction.checker import CheckBacks, CheckRequest
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.errors import (
@@ -29,6 +30,7 @@ from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol.halves import DueHalf, encode_half
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.broker import SimulatedBroker
+from txmq.testing.simulated.cluster import SimulatedCluster
 from txmq.testing.simulated.faults import Fault, lost
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
@@ -37,7 +39,7 @@ COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.U
 class Group:
     """A member of the group: what it was asked, and what it answers."""
 
-    def __init__(self, home: SimulatedBroker) -> None:
+    def __init__(self, home: SimulatedBroker | SimulatedCluster) -> None:
         self.home = home
         self.asked: list[CheckRequest] = []
         self.answer: Callable[[CheckRequest], Any] = lambda _: UNKNOWN
@@ -343,3 +345,22 @@ def test_late_decision_that_meets_another_is_logged_and_dropped(
     group.group.report_decisions()
     assert (half.outcome, half.pending) == (Outcome.ROLLED_BACK, ())
     assert said(caplog)[0]["event"] == "a half message ended otherwise than decided"
+
+
+def test_half_that_waits_for_place_holds_its_partition() -> None:
+    cluster = SimulatedCluster(2)
+    home = cluster.homes[0]
+    group = Group(cluster)
+    half, commit = group.half(), home._commit
+    answers = [b"orders 0 - 1\n"]
+
+    def places_late(txid: str, fields: Any, body: bytes) -> bytes:
+        return answers.pop() if answers else commit(txid, fields, body)
+
+    home._commit = places_late  # type: ignore[method-assign]
+    half.commit()
+    commits = branch_commits_of(home)
+    assert (half.outcome, half.pending, commits.holds(("orders", 0))) == (Outcome.COMMITTED, (), True)
+    assert home.session.finished_through == 0  # else the home may drop the outcome, and with it the place
+    assert (half.result.status, half.result.offset) == (SendStatus.ACKNOWLEDGED, 0)
+    assert (bool(commits), home.session.finished_through) == (False, 1)

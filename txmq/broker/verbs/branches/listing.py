@@ -40,7 +40,7 @@ def _in_doubt(context: Context) -> Iterator[dict[str, Any]]:
     for _, transaction in context.state.prepared.behind(0):
         since_ms = transaction.meta["prepared_ms"]
         if transaction.state is TransactionState.PLACING:
-            yield _row(context, transaction.name, "placing", "branches before it, of the same keys", since_ms)
+            yield _row(context, transaction.name, "placing", "transactions before it, of the same keys", since_ms)
         elif transaction.is_branch:
             yield _row(context, transaction.name, "prepared", _home(transaction.meta["of"]), since_ms)
 

@@ -22,7 +22,7 @@ from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, PREPARED_PAUSE_MS_MAX
 from txmq.broker.context import Context
 from txmq.broker.state.branch_parts import BranchPart
 from txmq.broker.state.transaction import Transaction, group_key
-from txmq.broker.verbs import placing
+from txmq.broker.verbs import turns
 from txmq.broker.verbs.branches.complete import reported
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.recover import txid_of
@@ -35,7 +35,7 @@ _OK, _GONE = 200, 410
 
 def began(context: Context) -> None:
     """The broker has started: what can be placed is, and every branch that the journal brought back is looked at."""
-    placing.place_what_waited(context)
+    turns.place_what_waited(context)
     for _, transaction in context.state.prepared.behind(0):
         if transaction.is_branch:
             look = Look(transaction.name, transaction.meta["of"])
@@ -128,7 +128,7 @@ def _answered_outcome(context: Context, look: Look, branch: Transaction, code: i
         roll_back(context, *branch.name, 0)
     elif code == _OK and word == b"committed":
         crash_point("broker.branch.told_committed")
-        placing.commit_decided(context, branch)
+        turns.commit_decided(context, branch)
     elif code == _OK and word == b"unknown":
         _look_for_owner(context, look, branch, rest)
     elif code == _OK and word == b"prepared":

@@ -30,6 +30,7 @@ def led(context: Context, leadership: Leadership) -> None:
     context.group.add_entry(entries.json_entry(entries.REGISTERED, fields))
     context.group.needs_sync = True
     state.registered(epoch, incarnation)
+    state.order.queue_together()
     view = view_of(context)
     view.state, view.since_ms = RegistryState.CONNECTED, context.now_ms
     view.map_version = max((placed.version for placed in state.placed.values()), default=0)
