@@ -26,6 +26,7 @@ from pymysqlreplication.constants import FIELD_TYPE
 from pymysqlreplication.json_binary import parse_json
 
 from txmq.binlog.changes import ColumnKind, Value
+from txmq.binlog.source.events import EVENT_BYTES_MAX
 from txmq.binlog.source.table_map import MapColumn
 
 Reader = Callable[[bytes, int], tuple[Value, int]]
@@ -169,6 +170,8 @@ def _varchar(column: MapColumn, text: TextDecoder | None) -> Described:
 
 def _blob(column: MapColumn, text: TextDecoder | None) -> Described:
     prefix = column.meta[0]
+    if prefix not in _BLOBS:
+        raise UnsupportedTypeError(f"its length has {prefix} bytes")
     name = (_BLOBS if text is None else _TEXTS)[prefix]
     return _variable(name, prefix, text, compressed=column.type == BLOB_COMPRESSED)
 
@@ -214,6 +217,8 @@ def _inflated(raw: bytes) -> bytes:
     behind = 1 + (header & 7)
     size = int.from_bytes(raw[1:behind], "big")
     inflate = zlib.decompressobj(-zlib.MAX_WBITS if header & 8 else zlib.MAX_WBITS)
+    if size > EVENT_BYTES_MAX:
+        raise ValueError(f"a compressed value of {size} bytes, over the limit of {EVENT_BYTES_MAX}")
     value = inflate.decompress(raw[behind:], size + 1)
     if len(value) != size:
         raise ValueError(f"a compressed value of {size} bytes has {len(value)}")
@@ -221,7 +226,10 @@ def _inflated(raw: bytes) -> bytes:
 
 
 def _json_text(raw: bytes) -> str:
-    return json.dumps(_decoded(parse_json(raw[0], raw[1:])) if raw else None, ensure_ascii=False)
+    try:
+        return json.dumps(_decoded(parse_json(raw[0], raw[1:])) if raw else None, ensure_ascii=False)
+    except Exception as error:  # the library's own, of any kind
+        raise ValueError(f"a JSON document cannot be read: {error!r}") from error
 
 
 def _decoded(value: Any) -> Any:

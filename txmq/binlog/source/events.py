@@ -8,6 +8,7 @@ Sources: MariaDB, "Replication Protocol: Event Types"; MariaDB server 10.11, ``s
 
 from __future__ import annotations
 
+import struct
 import zlib
 from dataclasses import dataclass
 from struct import Struct
@@ -24,6 +25,8 @@ HEADER_SIZE: Final = 19
 CHECKSUM_SIZE: Final = 4
 
 QUERY_COMPRESSED: Final = 165
+EVENT_BYTES_MAX: Final = 64 << 20
+UNREADABLE: Final = (ValueError, LookupError, OverflowError, struct.error, zlib.error)  # bytes that are no such event
 IGNORABLE_FLAG: Final = 0x80  # LOG_EVENT_IGNORABLE_F: a reader that does not know it may pass over it
 
 ROWS: Final[dict[int, tuple[RowOp, bool, bool]]] = {  # type of a rows event: (op, version 2, compressed)
@@ -87,11 +90,9 @@ def mariadb_gtid(body: bytes) -> MariadbGtid:
     sequence, domain, flags = _MARIADB_GTID.unpack_from(body)
     at, xid = 13 + 8 * bool(flags & _GROUP_COMMIT_ID), None
     if flags & (_PREPARED_XA | _COMPLETED_XA):
-        middle = at + 6 + body[at + 4]
-        behind = middle + body[at + 5]
-        if flags & _PREPARED_XA:
-            xid = Xid(int.from_bytes(body[at : at + 4], "little"), body[at + 6 : middle], body[middle:behind])
-        at = behind
+        named = _xid(body, at + 6, int.from_bytes(body[at : at + 4], "little"), body[at + 4], body[at + 5])
+        at += 6 + len(named.gtrid) + len(named.bqual)
+        xid = named if flags & _PREPARED_XA else None
     extra = body[at] if at < len(body) else 0
     is_unfinished = bool(extra & (_START_ALTER | _ROLLBACK_ALTER))
     return MariadbGtid(domain, sequence, bool(flags & _STANDALONE), xid, is_unfinished)
@@ -120,6 +121,8 @@ def query(body: bytes, *, compressed: bool) -> Query:
     charset, ansi_quotes = _status(body[_QUERY.size : behind])
     database = body[behind : behind + database_size].decode()
     statement = body[behind + database_size + 1 :]
+    if not statement:
+        raise ValueError("it holds no statement")
     return Query(database, uncompressed(statement) if compressed else statement, charset, ansi_quotes)
 
 
@@ -149,13 +152,16 @@ def uncompressed(data: bytes) -> bytes:
     """What MariaDB's ``log_bin_compress`` has compressed: header, length, zlib.
 
     Raises:
-        ValueError: it is compressed in another way, or damaged.
+        ValueError: it is compressed in another way, damaged, or too large.
+        zlib.error: it is damaged.
     """
     header = data[0]
     behind = 1 + (header & 7)
     size = int.from_bytes(data[1:behind], "big")
     if header & 0xF8 != 0x80:
         raise ValueError(f"compressed in a way that is not known (header {header:#x})")
+    if size > EVENT_BYTES_MAX:
+        raise ValueError(f"an event of {size} bytes, over the limit of {EVENT_BYTES_MAX}")
     inflate = zlib.decompressobj()
     found = inflate.decompress(data[behind:], size + 1)
     if len(found) != size:
@@ -166,9 +172,15 @@ def uncompressed(data: bytes) -> bytes:
 def xa_prepare(body: bytes) -> tuple[Xid, bool]:
     """The xid of an XA PREPARE, and whether it was committed in the same breath (ONE PHASE)."""
     one_phase, format_id, gtrid_size, bqual_size = _XA_PREPARE.unpack_from(body)
-    at = _XA_PREPARE.size
+    return _xid(body, _XA_PREPARE.size, format_id, gtrid_size, bqual_size), bool(one_phase)
+
+
+def _xid(body: bytes, at: int, format_id: int, gtrid_size: int, bqual_size: int) -> Xid:
     middle = at + gtrid_size
-    return Xid(format_id, body[at:middle], body[middle : middle + bqual_size]), bool(one_phase)
+    behind = middle + bqual_size
+    if behind > len(body):
+        raise ValueError(f"an xid of {gtrid_size} and {bqual_size} bytes has {len(body) - at}")
+    return Xid(format_id, body[at:middle], body[middle:behind])
 
 
 def rotation(body: bytes) -> str:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.binlog.errors import BinlogError, SourceAwayError, SourceError
+from txmq.binlog.source.events import EVENT_BYTES_MAX
 
-EVENT_BYTES_MAX: Final = 64 << 20
 _FULL: Final = 0xFFFFFF
 _FATAL_READING: Final = 1236  # ER_MASTER_FATAL_ERROR_READING_BINLOG
 
@@ -53,7 +53,7 @@ class Packets:
                 if len(packet) == _FULL:
                     continue
                 packet, self._parts = b"".join(self._parts), []
-            if packet[0]:
+            if not packet or packet[0]:
                 raise _error(packet)
             return packet[1:]
 
@@ -74,7 +74,7 @@ class Packets:
 
 
 def _error(packet: bytes) -> BinlogError:
-    if packet[0] != 0xFF:
+    if packet[:1] != b"\xff":
         return SourceAwayError("the server has ended the stream of events")
     code, text = int.from_bytes(packet[1:3], "little"), packet[3:].decode("utf-8", "replace")
     if text.startswith("#"):

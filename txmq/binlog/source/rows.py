@@ -9,7 +9,6 @@ not end with its last row as well.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,11 +18,11 @@ from pymysqlreplication.constants import FIELD_TYPE
 from txmq.binlog.changes import Column, Row, RowChange, TableSchema, Value
 from txmq.binlog.errors import ColumnError, SourceError
 from txmq.binlog.source.column_types import Reader, UnsupportedTypeError, describe_column
-from txmq.binlog.source.events import RowOp, uncompressed
+from txmq.binlog.source.events import UNREADABLE, RowOp, uncompressed
 from txmq.binlog.source.table_map import MapColumn, TableMap
 
 RowReader = Callable[[bytes, int], tuple[Row, int]]
-_UNREADABLE: Final = (ValueError, IndexError, OverflowError, struct.error, UnsupportedTypeError)
+_UNREADABLE: Final = (*UNREADABLE, UnsupportedTypeError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class Server:
             raise SourceError(
                 f"this is another server: the position is of {position.server}, the connection leads to "
                 f"{self.origin.server}, and its binlog does not prove that it has replicated that one's transactions "
-                f"({gtids}); if it has, accept it by name (--accept-server), else take a new snapshot"
+                f"({gtids}); if it has, accept it by name (source.accept_server), else take a new snapshot"
             )
 
     def _knows(self, gtids: MariadbGtids | MysqlGtids) -> bool:
@@ -161,7 +161,8 @@ class Server:
         if hidden:
             raise SourceError(
                 f"foreign keys with CASCADE, SET NULL or SET DEFAULT: {', '.join(hidden[:10])}. InnoDB changes the "
-                "rows of these tables without row events; drop them, or say cascades = pass if consumers do the same"
+                'rows of these tables without row events; drop them, or set source.cascades = "pass" if consumers do '
+                "the same"
             )
 
     # --- what the reader of events asks (Catalog) ----------------------------------------------------------------

@@ -92,8 +92,10 @@ def recognise(text: str, database: str, *, ansi_quotes: bool = False) -> Stateme
         return Statement(What.ROLLBACK_TO, words.name())
     if words.skip("SAVEPOINT"):
         return Statement(What.SAVEPOINT, words.name())
-    if first in ("", "RELEASE", "XA") or words.starts("START", "TRANSACTION"):
-        return Statement(What.BEGIN if first == "START" else What.NOTHING)
+    if first in ("", "RELEASE") or words.starts("XA", "START") or words.starts("XA", "END"):
+        return Statement(What.NOTHING)
+    if words.starts("START", "TRANSACTION"):
+        return Statement(What.BEGIN)
     found = _ddl(words)
     if found is None:
         return Statement(What.DML)

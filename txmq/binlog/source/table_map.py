@@ -20,6 +20,7 @@ from txmq.binlog.changes import TableName
 from txmq.binlog.errors import SourceError
 from txmq.binlog.position import Flavor
 from txmq.binlog.source.charsets import Charset
+from txmq.binlog.source.events import UNREADABLE
 
 _META_BYTES: Final = {
     FIELD_TYPE.FLOAT: 1, FIELD_TYPE.DOUBLE: 1, FIELD_TYPE.TIMESTAMP2: 1, FIELD_TYPE.DATETIME2: 1, FIELD_TYPE.TIME2: 1,
@@ -77,7 +78,7 @@ def parse_table_map(body: bytes, flavor: Flavor, charset_of: CharsetOf) -> Table
     """
     try:
         return _parse(_Cursor(body), flavor, charset_of)
-    except (IndexError, UnicodeDecodeError, ValueError) as error:
+    except UNREADABLE as error:
         raise SourceError(f"a table map event cannot be read: {error}") from error
 
 
@@ -86,6 +87,8 @@ def _parse(cursor: _Cursor, flavor: Flavor, charset_of: CharsetOf) -> TableMap:
     name, _ = cursor.text(cursor.byte()), cursor.byte()
     found = TableMap(TableName(database, name))
     types = cursor.take(cursor.number())
+    if not types:
+        raise ValueError(f"{found.table} has no columns")
     metadata = _Cursor(cursor.take(cursor.number()))
     for kind in types:
         meta = metadata.take(_META_BYTES.get(kind, 0))
@@ -112,7 +115,9 @@ def _add_metadata(found: TableMap, fields: Mapping[int, bytes], flavor: Flavor, 
     for column in columns:
         column.name = names.text(names.number())
     numeric = [column for column in columns if column.type in _NUMERIC]
-    signs = fields.get(_SIGNS, bytes((len(numeric) + 7) // 8))
+    if numeric and _SIGNS not in fields:
+        raise ValueError("the signs of the numbers are absent")
+    signs = fields.get(_SIGNS, b"")
     for place, column in enumerate(numeric):
         column.is_unsigned = bool(signs[place // 8] & 0x80 >> place % 8)
     character = _CHARACTER | {FIELD_TYPE.GEOMETRY} if flavor == "mariadb" else _CHARACTER

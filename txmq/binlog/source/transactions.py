@@ -31,6 +31,7 @@ from txmq.binlog.source.events import (
     QUERY_COMPRESSED,
     REFUSED,
     ROWS,
+    UNREADABLE,
     has_checksums,
     is_checked,
     mariadb_gtid,
@@ -46,6 +47,7 @@ from txmq.binlog.source.table_map import parse_table_map
 
 _STATEMENT_SHOWN_MAX: Final = 200
 _DECODERS_MAX: Final = 10_000
+_NO_TABLE: Final = (0xFFFFFF, 0xFFFFFFFFFFFF)  # of an event without rows, which only ends a statement
 
 
 class Catalog(Protocol):
@@ -114,6 +116,14 @@ class TransactionReader:
             SourceError: it holds what cannot be published, or is damaged.
             ColumnError: a captured column's value cannot be read.
         """
+        try:
+            self._feed(event)
+        except UNREADABLE as error:
+            raise SourceError(
+                f"{self._place()}: an event of {len(event)} bytes, kind {event[4:5].hex()}, cannot be read: {error}"
+            ) from error
+
+    def _feed(self, event: bytes) -> None:
         self._timestamp, kind, self._server_id, size, position, flags = HEADER.unpack_from(event)
         if size != len(event):
             raise SourceError(f"{self.file}: an event of {size} bytes has {len(event)}")
@@ -173,7 +183,10 @@ class TransactionReader:
 
     def _mysql_gtid(self, body: bytes) -> None:
         gtid = mysql_gtid(body)
-        self._begin(gtid, self._gtids.including(gtid)).is_standalone = True  # until BEGIN or XA START says otherwise
+        gtids = self._gtids.including(gtid)
+        if gtids == self._gtids:
+            raise SourceError(f"{gtid} is published already, and the server sends it again in {self.file}")
+        self._begin(gtid, gtids).is_standalone = True  # until BEGIN or XA START says otherwise
 
     def _begin(self, gtid: str, gtids: MariadbGtids | MysqlGtids) -> _Open:
         if self._open is not None:
@@ -261,6 +274,8 @@ class TransactionReader:
         try:
             decoder = self._tables[number]
         except KeyError:
+            if number in _NO_TABLE:
+                return
             raise SourceError(f"{self._place()}: rows without a table map ({number})") from None
         if decoder is None:
             return

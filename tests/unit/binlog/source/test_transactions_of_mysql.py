@@ -1,0 +1,159 @@
+"""MySQL's events, made by hand after its documentation: GTIDs, transactions, XA, JSON, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.binlog.source import wire
+from txmq.binlog.changes import DdlKind, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.errors import ColumnError, SourceError
+from txmq.binlog.position import Position
+from txmq.binlog.source.events import REFUSED
+from txmq.xid import Xid
+
+BEGIN = Position("mysql", f"{wire.SERVER}:1-10")
+DOCUMENT = bytes.fromhex("00 0100 0c00 0b00 0100 05 0700 61".replace(" ", ""))  # {"a": 7}: one small object
+TEN = wire.image(2**64 - 1, "grün", DOCUMENT)
+
+
+def transaction(number: int, *events: bytes) -> list[bytes]:
+    """A transaction of InnoDB."""
+    return [wire.gtid(number), wire.query("BEGIN"), *events, wire.xid()]
+
+
+def only(events: list[bytes]) -> TransactionPart:
+    (part,) = wire.read(events, BEGIN)
+    return part
+
+
+def test_rows_come_with_their_gtid() -> None:
+    changed = wire.image(3, "b")
+    part = only(
+        transaction(
+            11, wire.table_map(), wire.rows(wire.WRITE, TEN, wire.image(3, "a")),
+            wire.rows(wire.UPDATE, wire.image(3, "a"), changed), wire.rows(wire.DELETE, changed),
+        )
+    )  # fmt: skip
+    assert part.gtid == f"{wire.SERVER}:11"
+    assert part.after.gtids == f"{wire.SERVER}:1-11"
+    assert [(change.op, change.before, change.after) for change in part.changes] == [
+        ("c", None, (2**64 - 1, "grün", '{"a": 7}')), ("c", None, (3, "a", None)),
+        ("u", (3, "a", None), (3, "b", None)), ("d", (3, "b", None), None),
+    ]  # fmt: skip
+    schema = part.changes[0].schema
+    assert (schema.key, [column.type for column in schema.columns]) == (
+        (0,),
+        ["bigint unsigned", "varchar(10)", "json"],
+    )
+    assert json.loads(str((part.changes[0].after or ())[2])) == {"a": 7}
+
+
+def test_a_statement_is_a_transaction_of_its_own() -> None:
+    events = [wire.gtid(11), wire.query("CREATE TABLE u (id INT)"), wire.gtid(12), wire.query("ALTER TABLE u DROP x")]
+    parts = wire.read(events, BEGIN)
+    assert [part.ddl.kind for part in parts if part.ddl is not None] == [DdlKind.CREATE, DdlKind.ALTER]
+    assert [part.after.gtids for part in parts] == [f"{wire.SERVER}:1-11", f"{wire.SERVER}:1-12"]
+
+
+def test_a_table_made_from_rows_is_one_transaction() -> None:
+    statement = wire.query("CREATE TABLE t (id BIGINT UNSIGNED, v VARCHAR(10), doc JSON) START TRANSACTION")
+    part = only(transaction(11, statement, wire.table_map(), wire.rows(wire.WRITE, wire.image(1, "a"))))
+    assert part.ddl is not None
+    assert (part.ddl.kind, len(part.changes)) == (DdlKind.CREATE, 1)
+
+
+def test_xa_rows_stand_at_the_prepare() -> None:
+    xid = "X'ff',X'02',7"
+    prepared = wire.event(wire.XA_PREPARE, b"\0" + b"".join(n.to_bytes(4, "little") for n in (7, 1, 1)) + b"\xff\x02")
+    parts = wire.read(
+        [
+            wire.gtid(11), wire.query(f"XA START {xid}"), wire.table_map(),
+            wire.rows(wire.WRITE, wire.image(1, "a")), wire.query(f"XA END {xid}"), prepared,
+            wire.gtid(12), wire.query(f"XA ROLLBACK {xid}"),
+        ],
+        BEGIN,
+    )  # fmt: skip
+    known = Xid(7, b"\xff", b"\x02")
+    assert [(part.xa, len(part.changes)) for part in parts] == [
+        (XaPrepare(known), 1), (XaEnd(known, committed=False), 0),
+    ]  # fmt: skip
+
+
+def test_gtids_of_several_servers_are_one_set() -> None:
+    other = "3e11fa47-71ca-11e1-9e33-c80aa9429563"
+    position = Position("mysql", f"{other}:1-3:5,{wire.SERVER}:1-10")
+    (part,) = wire.read(transaction(12), position)
+    assert part.after.gtids == f"{wire.SERVER}:1-10:12,{other}:1-3:5"
+
+
+def test_a_transaction_that_is_sent_again_is_refused() -> None:
+    with pytest.raises(SourceError, match=":10 is published already"):
+        wire.read(transaction(10), BEGIN)
+
+
+def test_a_position_within_a_transaction_goes_on_there() -> None:
+    position = Position("mysql", BEGIN.gtids, 1, partial=f"{wire.SERVER}:11")
+    images = [wire.image(number, "a") for number in (1, 2, 3)]
+    (part,) = wire.read(transaction(11, wire.table_map(), wire.rows(wire.WRITE, *images)), position)
+    assert [(change.after or ())[0] for change in part.changes] == [2, 3]
+    assert (part.first, part.number) == (False, 1)
+    with pytest.raises(SourceError, match=":11 was expected"):
+        wire.read(transaction(12), position)
+
+
+@pytest.mark.parametrize("kind", sorted(REFUSED))
+def test_what_cannot_be_read_is_named(kind: int) -> None:
+    with pytest.raises(SourceError, match=f"transaction {wire.SERVER}:11: "):
+        wire.read([wire.gtid(11), wire.query("BEGIN"), wire.event(int(kind), bytes(40))], BEGIN)
+
+
+def test_an_event_that_only_ends_a_statement_has_no_rows() -> None:
+    events = [wire.table_map(), wire.rows(wire.WRITE, wire.image(1, "a")), wire.rows(wire.WRITE, number=0xFFFFFF)]
+    assert len(only(transaction(11, *events)).changes) == 1
+
+
+def test_unknown_events_are_refused_unless_the_server_marks_them() -> None:
+    unknown = wire.event(200, b"what")
+    with pytest.raises(SourceError, match=r"not known \(200\)"):
+        wire.read(transaction(11, unknown), BEGIN)
+    assert only(transaction(11, wire.event(200, b"what", flags=0x80))).changes == []
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        ([wire.query("BEGIN")], "outside of every transaction"),
+        ([wire.gtid(11), wire.gtid(12)], "begins before it has ended"),
+        (transaction(11, wire.rows(wire.WRITE, TEN)), "rows without a table map"),
+        (transaction(11, wire.table_map(), wire.rows(wire.WRITE, TEN + b"\0")), "cannot be read|behind it|column"),
+        ([wire.gtid(11), wire.query("INSERT INTO t VALUES (1)")], "changes rows by a statement"),
+        ([wire.gtid(11)[:-1]], "has"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(events: list[bytes], text: str) -> None:
+    with pytest.raises((SourceError, ColumnError), match=text):
+        wire.read(events, BEGIN)
+
+
+def test_a_transaction_that_a_crash_cut_off_is_dropped() -> None:
+    description = wire.event(wire.DESCRIPTION, bytes(57) + b"\x01")  # with checksums: the last byte of the body
+    cut = [wire.gtid(11), wire.query("BEGIN"), wire.table_map(), wire.rows(wire.WRITE, TEN), description]
+    assert wire.read(cut, BEGIN) == []
+    parts = wire.read([*cut, *transaction(11, wire.table_map(), wire.rows(wire.WRITE, TEN))], BEGIN)
+    assert [len(part.changes) for part in parts] == [1]
+    with pytest.raises(SourceError, match="a crash of the server cut it off, and part of it was handed out"):
+        wire.read(cut, BEGIN, rows_max=1)
+
+
+def test_a_damaged_document_names_its_column() -> None:
+    with pytest.raises(ColumnError, match="column doc") as caught:
+        wire.read(transaction(11, wire.table_map(), wire.rows(wire.WRITE, wire.image(1, "a", b"\x00\xff\xff"))), BEGIN)
+    assert caught.value.column == "doc"
+
+
+def test_shadow_tables_and_other_databases_are_not_read() -> None:
+    events = transaction(11, wire.table_map(table="_t_gho"), wire.rows(wire.WRITE, TEN))
+    events += transaction(12, wire.table_map(database="other"), wire.rows(wire.WRITE, TEN))
+    assert [part.changes for part in wire.read(events, BEGIN)] == [[], []]
