@@ -194,7 +194,10 @@ class ClusterCampaign:
         final_reads.ask_for_outcomes(client, files.read()[0], self._history)
         messages, group = files.read()
         least = Coverage(ok=len(report.faults), faults=len(report.faults))
-        report.messages, report.group = check(messages, least), check_group(group, GroupRules(stopped_s_max=GIVEN_UP_S))
+        report.messages, report.group = (
+            check(messages, least, is_cluster=True),
+            check_group(group, GroupRules(stopped_s_max=GIVEN_UP_S)),
+        )
         report.count(messages, self._broker_of)
         texts = [fault.text for fault in report.faults]
         report.clues = Clues(self.world.histories, messages, self._broker_of, texts).of

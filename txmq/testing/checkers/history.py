@@ -13,7 +13,7 @@ acknowledged transaction, L5 says only of plain sends, and so on.
     L8  hole                     offsets of a partition are not dense
     L9  int-poll                 a gap or a step back inside one poll
     L10 poll                     a gap or a step back between two polls of a process
-    L11 nonmonotonic-send        one process's operations out of order in a partition
+    L11 nonmonotonic-send        ``order``: one process's operations out of order in a partition
     L12 realtime-order           written after another was acknowledged, and in front of it
     L13 torn-contiguity          another message between two of one transaction
     A1  ok-but-missing           a transaction acknowledged, and not all of it there
@@ -37,16 +37,16 @@ a run that proves nothing is ``unknown``, never ``valid``.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
-from typing import NamedTuple
 
 from txmq.testing.checkers.decisions import DECISION_RULES
 from txmq.testing.checkers.events import History, Log, Operation, Row
 from txmq.testing.checkers.index import Finding, Index, LogPosition, Rule, at
+from txmq.testing.checkers.order import program_order, realtime_order
 
 FINDINGS_PER_RULE_MAX = 20  # of one defect the first few tell the story
 
@@ -70,8 +70,11 @@ class Verdict:
     counts: dict[str, int]
 
 
-def check(history: History, minimum: Coverage = Coverage()) -> Verdict:
+def check(history: History, minimum: Coverage = Coverage(), *, is_cluster: bool = False) -> Verdict:
     """Ask every rule.
+
+    Args:
+        is_cluster: whether there were several brokers; see ``order``.
 
     Returns:
         The verdict; at most ``FINDINGS_PER_RULE_MAX`` findings of each rule.
@@ -80,7 +83,7 @@ def check(history: History, minimum: Coverage = Coverage()) -> Verdict:
     missing = _missing(history, counts, minimum)
     if history.drain is None or history.rows is None or history.in_doubt is None:
         return Verdict("unknown", (), missing, counts)
-    index = Index(history)
+    index = Index(history, is_cluster=is_cluster)
     findings: list[Finding] = []
     for rule in RULES:
         findings += (finding for finding, _ in zip(rule(index), range(FINDINGS_PER_RULE_MAX), strict=False))
@@ -202,65 +205,6 @@ def _polls_between(index: Index) -> Iterator[Finding]:
         if first != expected and not (first > expected and index.has_expired(LogPosition(poll.log, expected))):
             yield Finding("L10", "poll", f"{poll.process} read {at(poll.log, first)}, due was {expected}")
         following[reader] = poll.messages[-1][0] + 1
-
-
-def _program_order(index: Index) -> Iterator[Finding]:
-    """L11. What is pending may become visible after later work of its process: it takes no part."""
-    last: dict[tuple[str, Log], tuple[int, str]] = {}
-    for operation in sorted(index.operations, key=lambda operation: operation.invoked_ns):
-        if operation.status == "fail" or operation.is_pending:
-            continue
-        for log, offsets in index.offsets_of(operation).items():
-            before, other = last.get((operation.process, log), (-1, ""))
-            if min(offsets) < before:
-                text = f"{operation.id} at {at(log, min(offsets))}, before {other} at {before}, of {operation.process}"
-                yield Finding("L11", "nonmonotonic-send", text)
-            last[operation.process, log] = max((max(offsets), operation.id), (before, other))
-
-
-class _Written(NamedTuple):
-    operation: Operation
-    first: int
-    last: int
-
-
-def _realtime_order(index: Index) -> Iterator[Finding]:
-    """L12, between processes: the greatest offset acknowledged before an operation began lies in front of it."""
-    by_log: dict[Log, list[_Written]] = defaultdict(list)
-    for operation in index.operations:
-        if operation.status != "fail":
-            for log, offsets in index.offsets_of(operation).items():
-                by_log[log].append(_Written(operation, min(offsets), max(offsets)))
-    for log, written in by_log.items():
-        for early, late in _reversed_pairs(written):
-            text = (
-                f"{late.operation.id} at {at(log, late.first)} began after {early.operation.id} at {early.last} ended"
-            )
-            yield Finding("L12", "realtime-order", text)
-
-
-def _reversed_pairs(written: Sequence[_Written]) -> Iterator[tuple[_Written, _Written]]:
-    ended = sorted(
-        (item for item in written if item.operation.status == "ok" and not item.operation.is_pending),
-        key=lambda item: item.operation.completed_ns or 0,
-    )
-    position = 0
-    greatest: list[_Written] = []  # the greatest of all processes, and the greatest of any other process
-    for item in sorted(written, key=lambda item: item.operation.invoked_ns):
-        began = item.operation.invoked_ns
-        while position < len(ended) and (ended[position].operation.completed_ns or 0) < began:
-            greatest = _two_greatest([*greatest, ended[position]])
-            position += 1
-        for early in greatest:
-            if early.operation.process != item.operation.process and early.last > item.first:
-                yield early, item
-                break
-
-
-def _two_greatest(items: list[_Written]) -> list[_Written]:
-    items.sort(key=lambda item: -item.last)
-    first = items[0]
-    return [first, *[item for item in items[1:] if item.operation.process != first.operation.process][:1]]
 
 
 def _contiguity(index: Index) -> Iterator[Finding]:
@@ -385,7 +329,7 @@ def _running_ends(history: History) -> tuple[list[int], list[float]]:
 
 RULES: tuple[Rule, ...] = (
     _inconsistent_offsets, _aborted_reads, _lost_writes, _unexpected, _duplicates, _holes, _polls_inside,
-    _polls_between, _program_order, _realtime_order, _contiguity, _missing_and_torn, _in_doubt_left, _order_inside,
+    _polls_between, program_order, realtime_order, _contiguity, _missing_and_torn, _in_doubt_left, _order_inside,
     _one_partition_per_key, _order_of_rows, _visible_before_row, _wrong_outcomes, _unknown_without_fault,
     *DECISION_RULES,
 )  # fmt: skip

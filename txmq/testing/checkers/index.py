@@ -30,8 +30,8 @@ class LogPosition(NamedTuple):
 class Index:
     """The maps that all rules share: the writer of a value, where it is at the end, where readers saw it."""
 
-    def __init__(self, history: History) -> None:
-        self.history = history
+    def __init__(self, history: History, *, is_cluster: bool = False) -> None:
+        self.history, self.is_cluster = history, is_cluster
         self.drain = history.drain or {}
         self.operations = list(history.operations.values())
         self.owner: dict[str, Operation] = {}

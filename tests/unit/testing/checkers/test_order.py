@@ -1,0 +1,47 @@
+"""L11 and L12: in a cluster what was acknowledged without its place holds up its own key only."""
+
+from __future__ import annotations
+
+import pytest
+
+from txmq.testing.checkers.events import Drained, History, Operation, Send
+from txmq.testing.checkers.history import check
+
+PLACED, UNPLACED = 1, None
+
+
+def _found(
+    early_offset: int | None, late_key: str, late_kind: str, late_process: str, *, is_cluster: bool = True
+) -> list[str]:
+    """Of two operations in one partition: the later one stands in front of the one that was acknowledged before."""
+    partition = None if early_offset is None else 0
+    early = Operation("t1", "a", "txn", 10, [Send("orders", "ada", "a-1", partition, early_offset)], [], "ok", 20)
+    late = Operation("t2", late_process, late_kind, 30, [Send("orders", late_key, "b-1", 0, 0)], [], "ok", 40)
+    drain = {("orders", 0): Drained(0, [(0, "b-1", late_key), (1, "a-1", "ada")])}
+    history = History({"t1": early, "t2": late}, drain=drain, rows={}, in_doubt=[])
+    return [finding.rule for finding in check(history, is_cluster=is_cluster).findings]
+
+
+@pytest.mark.parametrize(("process", "rule"), [("a", "L11"), ("b", "L12")])
+@pytest.mark.parametrize("key", ["ada", "ben"])
+@pytest.mark.parametrize("is_cluster", [False, True])
+def test_acknowledged_with_its_offset_holds_up_every_key(
+    process: str, rule: str, key: str, *, is_cluster: bool
+) -> None:
+    assert _found(PLACED, key, "send", process, is_cluster=is_cluster) == [rule]
+
+
+@pytest.mark.parametrize(("process", "rule"), [("a", "L11"), ("b", "L12")])
+def test_acknowledged_without_its_offset_holds_up_its_key(process: str, rule: str) -> None:
+    assert _found(UNPLACED, "ada", "txn", process) == [rule]
+    assert _found(UNPLACED, "ben", "txn", process) == []
+
+
+def test_plain_message_of_the_same_client_waits_too() -> None:
+    assert _found(UNPLACED, "ada", "send", "a") == ["L11"]
+    assert _found(UNPLACED, "ada", "send", "b") == []
+
+
+@pytest.mark.parametrize(("process", "rule"), [("a", "L11"), ("b", "L12")])
+def test_lone_broker_keeps_the_order_of_the_whole_partition(process: str, rule: str) -> None:
+    assert _found(UNPLACED, "ben", "send", process, is_cluster=False) == [rule]
