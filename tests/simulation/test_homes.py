@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tools.simulation.__main__ import campaign, digest_elsewhere, report
 from tools.simulation.homes.run import HOMES, SITUATIONS_OF_HOMES, simulate_homes
 from tools.simulation.run import Result
+from txmq.client.client import Client
 from txmq.registry.port import Leadership
 from txmq.registry.zookeeper.homes import HomeNodes
 
@@ -50,3 +52,10 @@ def test_leader_that_is_announced_only_once_is_caught(monkeypatch: pytest.Monkey
 def test_topic_map_that_is_not_taken_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txmq.broker.verbs.cluster.events.take_over", lambda *_: None)
     assert any(simulate_homes(seed).error for seed in MUTATED_SEEDS)
+
+
+def test_clients_of_a_history_are_freed_with_it() -> None:
+    simulate_homes(4)
+    gc.collect()
+    gc.collect()  # what compiled objects kept
+    assert not [client for client in gc.get_objects() if type(client) is Client]

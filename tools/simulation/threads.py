@@ -20,7 +20,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from txmq.client.transaction import background_resolver as resolver
 from txmq.runtime import owner, threads
 from txmq.runtime.crashpoints import SimulatedCrash
 
@@ -427,7 +426,6 @@ def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
         yield
     finally:
         all_threads.close()
-        resolver._resolvers.clear()  # a process that was killed closed no client; each would keep its world for ever
         _threads = None
         for module, name, value in undo:
             setattr(module, name, value)

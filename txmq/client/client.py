@@ -35,7 +35,7 @@ from txmq.client.routes import Routes
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.retrying_producer import RetryingProducer
 from txmq.client.topics import Topics
-from txmq.client.transaction.background_resolver import resolver_of, stop_resolver
+from txmq.client.transaction.background_resolver import BackgroundResolver, resolver_of, stop_resolver
 from txmq.client.transaction.checker import CheckBacks, Checker
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.client.transport.destination import Address
@@ -95,6 +95,7 @@ class Client:
         transactions: transactions in doubt, and what an operator may do about them.
         groups: consumer groups: list, describe, reset, delete.
         routes: the links to its homes.
+        resolver: in the background, of transactions in doubt; None before one of its databases is known.
 
     Thread safety: any thread. After ``fork`` the child's client connects anew, with another session.
     """
@@ -122,6 +123,7 @@ class Client:
         self.groups = Groups(self.routes, timeout)
         self._fetcher = Fetcher(self.routes, self.topics, self.clock, timeout)
         self._lock = Lock()
+        self.resolver: BackgroundResolver | None = None
         self._checks: dict[str, CheckBacks] = {}  # by producer group
         self._ordered: list[OrderedMessageProducer] = []
         self._closed = False

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from txmq.client.producer.sender_pool import SenderPool
-from txmq.client.transaction.branch_commits import branch_commits_of
+from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.destination import Address
 from txmq.client.transport.presence import Presence
 from txmq.client.transport.reconnecting import ReconnectingConnection
@@ -70,7 +70,7 @@ class HomeLink:
         self.reader = self.new_connection()
         self.senders = SenderPool(lambda: self.control, self.new_connection, clock, on_unknown_topic)
         self._presence = Presence(self._answers)
-        self.branch_commits = branch_commits_of(self)
+        self.branch_commits = BranchCommits(clock)
         self._lock = Lock()
         self._closed = False
         watch_forks(self)

@@ -58,6 +58,7 @@ class Routes:
     Attributes:
         sole: the only link, for as long as no broker has said that it has a registry; None from then on.
         is_lone: whether there is a sole link.
+        likely_home: see ``Routing``.
 
     Thread safety: any thread.
     """
@@ -75,6 +76,7 @@ class Routes:
         self._links: dict[int, HomeLink] = {}
         self.sole: HomeLink | None = self._first
         self.is_lone = True
+        self.likely_home: int | None = None
         self._asking = Turn()  # to ask for the homes
         self._asked_at = self._refresh_at = float("-inf")
         self._closed = False

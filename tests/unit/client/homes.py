@@ -18,6 +18,7 @@ from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.reading import Fetcher
 from txmq.client.topics import Topics
+from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.destination import Address
 from txmq.client.transport.ports import Asking, HomeBroker
@@ -112,6 +113,7 @@ class HomeRoutes:
     def __init__(self, links: Sequence[HomeLink], homes: Sequence[Home]) -> None:
         self._links, self._homes = links, homes
         self.is_lone = False
+        self.likely_home: int | None = None
         self.believed = self.true_owners()
         self.corrections = 0
         self.forget: Callable[[str], None] = lambda _topic: None
@@ -223,6 +225,7 @@ class ClusterClient:
 
     def __init__(self, routes: HomeRoutes, clock: TurnedClock) -> None:
         self.routes, self.clock, self.timeout, self.name = routes, clock, 5.0, "test"
+        self.resolver: BackgroundResolver | None = None
         self.topics = Topics(cast(Asking, routes), clock, self.timeout)
         routes.forget = self.topics.forget
         fetcher = Fetcher(cast(Asking, routes), self.topics, clock, self.timeout)

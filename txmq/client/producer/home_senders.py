@@ -34,7 +34,7 @@ from txmq.client.producer.completion import Completion, unsent
 from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender import LEFTOVERS_POLL_S
 from txmq.client.producer.sender_pool import SenderPool
-from txmq.client.transaction.branch_commits import BranchCommits
+from txmq.client.transaction.branch_commits import BranchCommits, BranchHome
 from txmq.client.transport.ports import HomeBroker, Routing, TopicDirectory
 from txmq.errors import (
     BrokerAwayError,
@@ -51,16 +51,12 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, watch_forks
 
 
-class SendingLink(HomeBroker, Protocol):
+class SendingLink(HomeBroker, BranchHome, Protocol):
     """The client's side of one home, as producers use it."""
 
     @property
     def senders(self) -> SenderPool:
         """The senders of producers."""
-
-    @property
-    def branch_commits(self) -> BranchCommits:
-        """What the home has yet to answer of transactions over homes."""
 
     @property
     def home(self) -> int:

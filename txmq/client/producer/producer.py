@@ -21,12 +21,11 @@ from txmq.client.producer.completion import Completion
 from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
 from txmq.client.producer.home_senders import HomeSenders, SendingClient
 from txmq.client.producer.sender import Sender
-from txmq.client.transaction.block import Resource, Transaction
+from txmq.client.transaction.block import BlockClient, Resource, Transaction
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
-from txmq.client.transport.ports import RoutedBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
@@ -42,7 +41,7 @@ from txmq.runtime.threads import Future
 T = TypeVar("T")
 
 
-class ProducerClient(SendingClient, RoutedBroker, Protocol):
+class ProducerClient(SendingClient, BlockClient, Protocol):
     """A client, as its producers use it."""
 
     @property

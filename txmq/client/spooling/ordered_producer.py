@@ -35,8 +35,9 @@ from txmq.client.spooling.log_lookup import Reader
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
 from txmq.client.spooling.spool_homes import HomesClient, SpoolHome, SpoolHomes
+from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.current import refuse_enclosed
-from txmq.client.transport.ports import Log, RoutedBroker
+from txmq.client.transport.ports import Log
 from txmq.errors import (
     ClosedError,
     ConfigError,
@@ -96,7 +97,7 @@ class OrderedOptions:
 ORDERED_DEFAULTS = OrderedOptions()
 
 
-class SpoolClient(HomesClient, RoutedBroker, Log, Reader, Protocol):
+class SpoolClient(HomesClient, BranchClient, Log, Reader, Protocol):
     """A client, as ordered producers use it."""
 
 

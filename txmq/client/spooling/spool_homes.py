@@ -20,7 +20,7 @@ from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import SpoolIdentity
-from txmq.client.transaction.branch_commits import BranchCommits
+from txmq.client.transaction.branch_commits import BranchHome
 from txmq.client.transport.ports import HomeBroker, Routing, TopicDirectory
 from txmq.errors import RequestTimeoutError
 from txmq.model import TopicPartition
@@ -30,12 +30,8 @@ from txmq.runtime.threads import Lock, Signal, watch_forks
 ROOM_LOOK_S = 0.02  # a thread that waits for room in all buffers looks again this often
 
 
-class SpoolLink(HomeBroker, Protocol):
+class SpoolLink(HomeBroker, BranchHome, Protocol):
     """The client's side of one home, as ordered producers use it."""
-
-    @property
-    def branch_commits(self) -> BranchCommits:
-        """What the home has yet to answer of transactions over homes."""
 
     @property
     def home(self) -> int:

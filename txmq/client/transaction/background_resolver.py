@@ -8,8 +8,8 @@ fork.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.ports import RoutedBroker
@@ -118,22 +118,31 @@ class BackgroundResolver:
             self._ended.set()
 
 
-_resolvers: weakref.WeakKeyDictionary[RoutedBroker, BackgroundResolver] = weakref.WeakKeyDictionary()
+class ResolvingClient(RoutedBroker, Protocol):
+    """A client, as transactions with databases use it.
+
+    Attributes:
+        resolver: its resolver, once it was asked for.
+    """
+
+    resolver: BackgroundResolver | None
+
+
 _lock = Lock()
 
 
-def resolver_of(client: RoutedBroker) -> BackgroundResolver:
+def resolver_of(client: ResolvingClient) -> BackgroundResolver:
     """The client's resolver, made when first asked for."""
-    found = _resolvers.get(client)
+    found = client.resolver
     if found is None:
         made = BackgroundResolver(client)  # asks for the homes: other clients do not wait for that
         with _lock:
-            found = _resolvers.setdefault(client, made)
+            found = client.resolver = client.resolver or made
     return found
 
 
-def stop_resolver(client: RoutedBroker) -> None:
+def stop_resolver(client: ResolvingClient) -> None:
     """Called when a client is closed."""
-    found = _resolvers.pop(client, None)
+    found, client.resolver = client.resolver, None
     if found is not None:
         found.stop()

@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from txmq.client.arguments import require_transaction_timeout
 from txmq.client.transaction.acks import TransactionAcks
-from txmq.client.transaction.background_resolver import resolver_of
+from txmq.client.transaction.background_resolver import ResolvingClient, resolver_of
+from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.broker_side import rolled_back
 from txmq.client.transaction.current import Entered, current_transaction, enter, note_use
 from txmq.client.transaction.ending import BlockEnding
@@ -35,7 +36,7 @@ from txmq.client.transaction.last_resource_block import LastResourceBlock
 from txmq.client.transaction.local_block import LocalBlock
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.xa_block import XABlock, is_xa, refuse_twins
-from txmq.client.transport.ports import MessageRouter, RoutedBroker
+from txmq.client.transport.ports import MessageRouter
 from txmq.errors import (
     ConfigError,
     HeuristicError,
@@ -60,6 +61,10 @@ _UNKNOWN = Outcome.UNKNOWN  # an enum's member is slow to look up
 _savepoint: ContextVar[object | None] = ContextVar("txmq_savepoint", default=None)  # the innermost one of the context
 
 
+class BlockClient(BranchClient, ResolvingClient, Protocol):
+    """A client, as its transaction blocks use it."""
+
+
 class Transaction:
     """A unit of messages and database rows that become visible all or none.
 
@@ -79,7 +84,7 @@ class Transaction:
     """
 
     def __init__(
-        self, client: RoutedBroker, producer: MessageRouter, resources: Sequence[Resource] = (), timeout: float = 30.0,
+        self, client: BlockClient, producer: MessageRouter, resources: Sequence[Resource] = (), timeout: float = 30.0,
         *, compression: str | None = None,
     ) -> None:  # fmt: skip
         require_transaction_timeout(timeout)

@@ -15,14 +15,13 @@ Invariants:
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from txmq.client.transaction.broker_side import LOST, BrokerTransaction
-from txmq.client.transport.ports import Broker
+from txmq.client.transport.ports import Broker, RoutedBroker, Routing
 from txmq.errors import (
     FencedError,
     NotOwnerError,
@@ -222,12 +221,17 @@ class BranchCommits:
         self._open = deque()
 
 
-_commits: weakref.WeakKeyDictionary[Broker, BranchCommits] = weakref.WeakKeyDictionary()
+class BranchHome(Broker, Protocol):
+    """``HomeLink``, as transactions over homes use it."""
+
+    @property
+    def branch_commits(self) -> BranchCommits:
+        """What the home has yet to answer."""
 
 
-def branch_commits_of(home: Broker) -> BranchCommits:
-    """Those of a home, as this client knows it."""
-    found = _commits.get(home)
-    if found is None:
-        found = _commits.setdefault(home, BranchCommits(home.clock))
-    return found
+class BranchClient(RoutedBroker, Protocol):
+    """A client, as transactions over homes use it."""
+
+    @property
+    def routes(self) -> Routing[BranchHome]:
+        """The choice among the homes."""

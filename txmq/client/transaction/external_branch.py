@@ -23,10 +23,10 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
+from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transport.ports import RoutedBroker
 from txmq.errors import TransactionStateError, TxmqError, XAError
 from txmq.model import SendResult
 from txmq.runtime.threads import Lock
@@ -98,7 +98,7 @@ class ExternalBranch:
     Thread safety: ``add`` from any thread.
     """
 
-    def __init__(self, client: RoutedBroker, xid: Xid, timeout_s: float) -> None:
+    def __init__(self, client: BranchClient, xid: Xid, timeout_s: float) -> None:
         self.client, self.xid = client, xid
         self.state = BranchState.ACTIVE
         self.broker = RoutedTransaction(client, client.clock, timeout_s)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.broker_side import (
     LOST,
     ROLLBACK_TIMEOUT_S,
@@ -31,7 +32,7 @@ from txmq.client.transaction.broker_side import (
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, resolve
-from txmq.client.transport.ports import Broker, RoutedBroker
+from txmq.client.transport.ports import Broker
 from txmq.errors import (
     FencedError,
     HeuristicCommitError,
@@ -85,7 +86,7 @@ class HalfMessage:
     Thread safety: any thread.
     """
 
-    def __init__(self, client: RoutedBroker, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
+    def __init__(self, client: BranchClient, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
         self._group = group
         self._broker = RoutedTransaction(client, client.clock, timeout_s)
         self._messages = MessageBuffer(compression, client.routes.topic_id)

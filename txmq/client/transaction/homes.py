@@ -17,11 +17,10 @@ Invariants:
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from txmq.client.transaction.branch_commits import WaitingPlace, branch_commits_of
+from txmq.client.transaction.branch_commits import BranchClient, BranchHome, WaitingPlace
 from txmq.client.transaction.broker_side import (
     ROLLBACK_TIMEOUT_S,
     BrokerTransaction,
@@ -30,7 +29,7 @@ from txmq.client.transaction.broker_side import (
 )
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets
 from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
-from txmq.client.transport.ports import Broker, RoutedBroker
+from txmq.client.transport.ports import Broker
 from txmq.errors import RolledBackError, TransactionError, TxmqError
 from txmq.model import TopicPartition
 from txmq.protocol.parts import PartResult
@@ -48,9 +47,6 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-_likely_homes: weakref.WeakKeyDictionary[RoutedBroker, int] = weakref.WeakKeyDictionary()
-
-
 class HomeBranch:
     """What a transaction wrote to a home that does not decide.
 
@@ -64,9 +60,9 @@ class HomeBranch:
         on_told: called when it has.
     """
 
-    def __init__(self, home: Broker, clock: Clock, decides: RoutedTransaction) -> None:
+    def __init__(self, home: BranchHome, clock: Clock, decides: RoutedTransaction) -> None:
         self.broker = BrokerTransaction(home, clock, decides.timeout_s)
-        self.commits = branch_commits_of(home)
+        self.commits = home.branch_commits
         self.broker.deadline, self.broker.on_other_topic = decides.deadline, decides.on_other_topic
         self._decides = decides
         self.slots: set[TopicPartition] = set()
@@ -224,9 +220,11 @@ class RoutedTransaction(BrokerTransaction):
         branches: its parts at other homes than the one that decides.
     """
 
-    def __init__(self, client: RoutedBroker, clock: Clock, timeout_s: float) -> None:
+    home: BranchHome
+
+    def __init__(self, client: BranchClient, clock: Clock, timeout_s: float) -> None:
         super().__init__(client.routes.any_link(), clock, timeout_s)
-        self._client, self._routes, self.on_other_topic = client, client.routes, client.routes.forget_topics
+        self._routes, self.on_other_topic = client.routes, client.routes.forget_topics
         self._has_homes = False
         self._own_acks: SavedOffsets | None = None
         self._waiting: WaitingPlace | None = None
@@ -237,14 +235,14 @@ class RoutedTransaction(BrokerTransaction):
 
         If this one writes elsewhere, it costs one home more.
         """
-        home = _likely_homes.get(self._client)
+        home = self._routes.likely_home
         if home is not None and not self._routes.is_lone:
             link = self._routes.link_of_home(home)
             if link is not self.home:
                 try:
                     self._go_to(link)
                 except RolledBackError:
-                    _likely_homes.pop(self._client, None)  # it is away
+                    self._routes.likely_home = None  # it is away
 
     @property
     def is_alone(self) -> bool:
@@ -271,17 +269,17 @@ class RoutedTransaction(BrokerTransaction):
                 self.branches.append(branch)
         if owners and self.txid:
             likely = self.home if self.home in owners else next(iter(owners))
-            _likely_homes[self._client] = likely.session.home
+            self._routes.likely_home = likely.session.home
         if self.acks is not None and self.acks is not self._own_acks:
             self._share(self.acks)
 
-    def _owners(self, messages: MessageBuffer) -> dict[Broker, list[TopicPartition]]:
-        owners: dict[Broker, list[TopicPartition]] = {}
+    def _owners(self, messages: MessageBuffer) -> dict[BranchHome, list[TopicPartition]]:
+        owners: dict[BranchHome, list[TopicPartition]] = {}
         for slot in [*messages.slots(), *(() if self.acks is None else self.acks.slots())]:
             owners.setdefault(self._routes.link_for(*slot), []).append(slot)
         return owners
 
-    def _go_to(self, home: Broker) -> None:
+    def _go_to(self, home: BranchHome) -> None:
         before = self.home, self._control, self._is_attached
         self.home, self._control, self._is_attached = home, home.control, False
         try:
@@ -375,7 +373,7 @@ class RoutedTransaction(BrokerTransaction):
         slots = {(line.topic, line.partition) for line in lines if line.base_offset is None}
         if slots:
             self._waiting = WaitingPlace(self, slots, super().finished)
-            branch_commits_of(self.home).add(self._waiting)
+            self.home.branch_commits.add(self._waiting)
 
     def gather(self, lines: Sequence[PartResult]) -> list[PartResult]:
         """The places of all parts: waits for those that have none yet, and for the homes that were told.
@@ -386,8 +384,7 @@ class RoutedTransaction(BrokerTransaction):
         waiting = self._waiting
         if waiting is not None:
             with suppress(TxmqError):
-                commits = branch_commits_of(self.home)
-                commits.wait_for(waiting, self._clock.monotonic() + self.home.timeout)
+                self.home.branch_commits.wait_for(waiting, self._clock.monotonic() + self.home.timeout)
             lines = waiting.lines or lines
         return [*lines, *(line for branch in self.branches for line in branch.gather())]
 
@@ -418,7 +415,7 @@ class RoutedTransaction(BrokerTransaction):
             branch.broker.find_lost()
 
 
-def _several(owners: dict[Broker, list[TopicPartition]]) -> str:
+def _several(owners: dict[BranchHome, list[TopicPartition]]) -> str:
     """The partitions, home by home."""
     found = []
     for home, slots in owners.items():

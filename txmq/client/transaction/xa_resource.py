@@ -27,11 +27,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from txmq.client.transaction import local_block
+from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.broker_side import LOST
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
 from txmq.client.transaction.external_branch import BranchState, Call, ExternalBranch, Row, listed_xid, xid_text
 from txmq.client.transaction.prepared import prepare, resolve
-from txmq.client.transport.ports import Broker, RoutedBroker
+from txmq.client.transport.ports import Broker
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -73,7 +74,7 @@ class BrokerXAResource:
     Thread safety: any thread; ``end`` belongs to the thread that called ``start``, unless it is suspended.
     """
 
-    def __init__(self, client: RoutedBroker, timeout: float) -> None:
+    def __init__(self, client: BranchClient, timeout: float) -> None:
         self._client, self._timeout = client, timeout
         self._branches: dict[Xid, ExternalBranch] = {}
         self._lock = Lock()

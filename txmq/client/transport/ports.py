@@ -120,7 +120,13 @@ LinkT = TypeVar("LinkT", bound=Broker, covariant=True)
 
 
 class Routing(Protocol[LinkT]):
-    """``Routes``: which home owns a partition."""
+    """``Routes``: which home owns a partition.
+
+    Attributes:
+        likely_home: where the last transaction that took its id early wrote to; None before there was one.
+    """
+
+    likely_home: int | None
 
     @property
     def is_lone(self) -> bool:

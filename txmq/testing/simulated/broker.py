@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from txmq.client.transaction.background_resolver import BackgroundResolver
+from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transaction.messages import Streamed
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
@@ -83,6 +85,8 @@ class SimulatedBroker:
         self.clock = clock or SimClock()
         self.control: SimulatedBroker = self
         self.routes: SimulatedRoutes[SimulatedBroker] = SimulatedRoutes(self)
+        self.resolver: BackgroundResolver | None = None
+        self.branch_commits = BranchCommits(self.clock)
         self._home, self._slots, self._request_size_bytes_max = home, slots, request_size_bytes_max
         self.session = self._new_session(7)
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)

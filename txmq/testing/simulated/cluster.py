@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transport.session import ClientSession
 from txmq.log.records import Record
 from txmq.testing.simulated.broker import SimulatedBroker
@@ -31,6 +32,7 @@ class SimulatedCluster:
         ]
         self.routes = SimulatedRoutes(*self.homes)
         self.timeout = 5.0
+        self.resolver: BackgroundResolver | None = None
 
     @property
     def control(self) -> SimulatedBroker:

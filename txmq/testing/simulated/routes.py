@@ -30,6 +30,7 @@ class SimulatedRoutes(Generic[HomeT]):
         self._homes = homes
         self.is_lone = len(homes) == 1
         self._topic_ids: dict[str, int] = {}
+        self.likely_home: int | None = None
 
     def link_for(self, topic: str, partition: int) -> HomeT:
         """The partition's home."""

@@ -12,7 +12,7 @@ import pytest
 from tests.interrupts import Strike
 from tests.unit.client.transaction.test_block_homes import A, B, block
 from txmq.client.transaction import branch_commits
-from txmq.client.transaction.branch_commits import BranchCommits, Committed, branch_commits_of
+from txmq.client.transaction.branch_commits import BranchCommits, Committed
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.errors import ConnectionLostError, RequestTimeoutError, TxmqError
 from txmq.protocol.parts import PartResult
@@ -79,7 +79,7 @@ def test_interrupt_anywhere_leaves_no_commit_untaken(take: Callable[[BranchCommi
         with block(cluster) as tx:
             tx.send("orders", b"1", key=A)
             tx.send("orders", b"2", key=B)
-        commits = branch_commits_of(cluster.homes[1])
+        commits = cluster.homes[1].branch_commits
         assert commits.holds(SLOT)
         strike = Strike(number, branch_commits, threads)
         sys.setprofile(strike)

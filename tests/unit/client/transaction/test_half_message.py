@@ -10,7 +10,6 @@ import pytest
 from tests.chains import has_circle
 from tests.crash_points import crash_at
 from tests.logged import said
-from txmq.client.transaction.branch_commits import branch_commits_of
 from txmq.client.transaction.checker import CheckBacks, CheckRequest
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.errors import (
@@ -359,7 +358,7 @@ def test_half_that_waits_for_place_holds_its_partition() -> None:
 
     home._commit = places_late  # type: ignore[method-assign]
     half.commit()
-    commits = branch_commits_of(home)
+    commits = home.branch_commits
     assert (half.outcome, half.pending, commits.holds(("orders", 0))) == (Outcome.COMMITTED, (), True)
     assert home.session.finished_through == 0  # else the home may drop the outcome, and with it the place
     assert (half.result.status, half.result.offset) == (SendStatus.ACKNOWLEDGED, 0)

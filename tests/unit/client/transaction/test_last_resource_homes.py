@@ -11,7 +11,6 @@ import pytest
 from tests.crash_points import crash_at
 from tests.unit.client.transaction.shop import Shop
 from tests.unit.xa.support import quiet_resolver
-from txmq.client.transaction.branch_commits import branch_commits_of
 from txmq.errors import (
     DiskFullError,
     HeuristicMixedError,
@@ -66,7 +65,7 @@ def heal(shop: Shop) -> None:
         home.is_away, home.witness = False, None
         home.faults.clear()
     for home in shop.cluster.homes:
-        branch_commits_of(home).look()
+        home.branch_commits.look()
     shop.resolve(shop.resource)
     shop.die()
     for _ in range(2):
@@ -85,7 +84,7 @@ def test_each_home_prepares_its_part_and_the_marker_goes(shop: Shop) -> None:
 def test_results_are_there_when_the_block_ends(shop: Shop) -> None:
     tx = shop.order(b"1", A, B, B)
     assert [(r.partition, r.offset) for r in tx.results] == [(0, 0), (1, 0), (1, 1)]
-    assert not branch_commits_of(shop.cluster.homes[1])
+    assert not shop.cluster.homes[1].branch_commits
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -108,8 +107,8 @@ def test_untold_home_is_pending_and_keeps_the_marker(shop: Shop) -> None:
     assert (tx.outcome, tx.pending) == (Outcome.COMMITTED, ("home 00000000000000a2",))
     assert not shop.resource.finished
     shop.cluster.homes[1].faults.clear()
-    branch_commits_of(shop.cluster.homes[1]).look()
-    branch_commits_of(shop.cluster.homes[1]).look()
+    shop.cluster.homes[1].branch_commits.look()
+    shop.cluster.homes[1].branch_commits.look()
     assert not tx.pending
     assert [*shop.resource.finished] == [tx.txid]
     assert shop.check()

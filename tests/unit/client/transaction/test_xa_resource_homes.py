@@ -8,7 +8,6 @@ import pytest
 
 from tests.unit.client.transaction.moments import Moments
 from txmq.client.transaction import current, external_branch
-from txmq.client.transaction.branch_commits import branch_commits_of
 from txmq.client.transaction.current import associated_branch
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import DiskFullError, TopicClosedError, XAError
@@ -65,7 +64,7 @@ def homes_settle(cluster: SimulatedCluster) -> None:
         home.is_away, home.witness, home.owner_connected = False, None, False
         home.faults.clear()
     for home in cluster.homes:
-        branch_commits_of(home).look()
+        home.branch_commits.look()
     cluster.talk()
     cluster.check()
 

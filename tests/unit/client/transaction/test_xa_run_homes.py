@@ -8,7 +8,6 @@ import pytest
 
 from tests.unit.xa.xa_support import Database, FakeResource, Notes
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.branch_commits import branch_commits_of
 from txmq.errors import DiskFullError, OutcomeUnknownError, RolledBackError
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -56,7 +55,7 @@ class World:
         for home in self.cluster.homes:
             home.is_away, home.owner_connected, home.witness = False, False, None
         for home in self.cluster.homes:
-            branch_commits_of(home).look()
+            home.branch_commits.look()
         for database in self.databases:
             for session in list(database.sessions):
                 database.end_session(session)
@@ -206,7 +205,7 @@ def test_interrupt_at_any_moment_leads_to_an_end(world: World, at: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         world.transfer()
     for home in world.cluster.homes:
-        branch_commits_of(home).look()
+        home.branch_commits.look()
     if at >= 4:
         assert world.cluster.homes[1].values("orders") == [b"1"], "told in spite of the interrupt"
     world.heal()
