@@ -18,7 +18,7 @@ from txmq.errors import RegistryAwayError, RegistryConflictError, TxmqError
 from txmq.registry.port import Leadership, PlacedTopic, Registry, Standing
 from txmq.registry.zookeeper.attempts import LOSSES_MAX, RACES_MAX
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-from txmq.registry.zookeeper.session import SessionState
+from txmq.registry.zookeeper.session import BadVersionError, SessionState
 from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper, Tree
 
 STEPS_MAX = 60
@@ -48,6 +48,7 @@ CALLS: dict[str, Call] = {
     "draw above": lambda registry: registry.draw_query_epoch(above=9),
     "anchor at A": lambda registry: registry.anchor("group", "new", A),
     "anchor at B": lambda registry: registry.anchor("group", "new", B),
+    "anchor at B again": lambda registry: registry.anchor("group", "billing", B),
     "release": lambda registry: registry.release_anchor("group", "billing", B),
     "anchor the released": lambda registry: registry.anchor("group", "billing", A),
 }
@@ -253,3 +254,15 @@ def _disconnect_after(session: SimSession, steps: int) -> Callable[[], bool]:
 
     session.before_call = step
     return lambda: left < 0
+
+
+def test_late_release_of_a_dead_process_leaves_a_found_anchor() -> None:
+    """Its home lives on in another process, and is told that it is the anchor."""
+    ensemble = _world()
+    dead, path = ensemble.open(), "/txmq/anchors/group.billing"
+    seen = dead.get(path)
+    registry = ZooKeeperRegistry(ensemble.open())
+    assert registry.anchor("group", "billing", B) == B
+    with pytest.raises(BadVersionError):
+        dead.delete(path, seen.stat.version)
+    assert registry.anchor("group", "billing", A) == B
