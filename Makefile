@@ -1,4 +1,5 @@
 # make demo      see it work: install the core, start a broker, kill everything in the middle, compare (under 2 minutes)
+# make demo-binlog   see a shop's database rebuilt in a second one, while everything is killed in turn
 # make demo-cluster  see three brokers and three ZooKeeper servers be killed in turn: installs Spark, whose jars have ZooKeeper
 # make demo-audit  see the audit find what was damaged: installs Spark and Java if they are missing
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
@@ -35,7 +36,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-cluster demo-audit test test-compiled check compiled bench crash soak simulate docs house clean
+.PHONY: demo demo-binlog demo-cluster demo-audit test test-compiled check compiled bench crash soak simulate docs house clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -60,6 +61,9 @@ demo: .venv/.core
 
 demo-cluster: .venv/.spark
 	@$(BIN)/python examples/cluster/demo.py
+
+demo-binlog: .venv/.dev
+	@$(BIN)/python examples/binlog_sync/demo.py
 
 demo-audit: .venv/.spark
 	@$(BIN)/txmq demo-audit

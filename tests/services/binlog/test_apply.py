@@ -78,6 +78,7 @@ def workload(seed: int) -> list[str]:
         "CREATE TABLE users (id INT PRIMARY KEY, mail VARCHAR(20) UNIQUE, v INT)",
         "CREATE TABLE log (v INT, t VARCHAR(9))",
         *(f"INSERT INTO users VALUES ({id_}, 'm{id_}', 0)" for id_ in range(12)),
+        "INSERT INTO log SELECT seq, 'large' FROM seq_1_to_180",  # a transaction of several parts
     ]
     for number in range(150):
         one, other = drawn.sample(range(12), 2)
