@@ -26,6 +26,7 @@ from txmq.broker.state.silence_clock import LivenessClock
 from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
 from txmq.log.partition import Partition
+from txmq.model import Outcome
 from txmq.protocol.answers import Reply, size_of
 from txmq.runtime.ports import Random
 
@@ -136,6 +137,9 @@ class Context:
 
     def _is_settled(self, look: Look) -> bool:
         """Whether a branch is over: rolled back, or placed and reported."""
+        if look.hint is not None:
+            decided = self.state.decisions.incomplete.get(look.name)
+            return look.hint is Outcome.COMMITTED and (decided is None or decided.homes.get(look.of, True))
         return look.name not in self.state.transactions and look.name not in self.state.branch_parts.unreported
 
     def answer(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:

@@ -7,6 +7,9 @@ led anew or was lost, it has an extra look at once. A placed part is reported as
 look becomes one ask of the home that decided (``verbs/branches/resolving.py``), and the answer, or the loss of the
 connection, comes back under the ask's number.
 
+A transaction that was prepared here for longer may have branches whose homes look at it every 30 s. When it is decided,
+and a home has not reported its branch within a second, that home is asked for the branch's outcome: it looks then.
+
 A home that cannot be reached is tried once a second, or as soon as the registry has a new leader of it, with one ask:
 however many branches wait for it. The others follow when it has greeted.
 
@@ -27,6 +30,7 @@ from typing import Final, NamedTuple
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.transaction import Transaction
+from txmq.model import Outcome
 from txmq.xid import TxId
 
 FIRST_LOOK_MS: Final = 1000
@@ -50,13 +54,14 @@ class BranchAsk(NamedTuple):
 
 
 class Look(NamedTuple):
-    """One branch that the home which decides is to be asked about.
+    """One branch that the home which decides is to be asked about; with a hint, one that its own home is to look at.
 
     Attributes:
-        of: id of the transaction.
+        of: id of the transaction; with a hint, of the branch.
         attempt: how often that was done without an end.
         is_fencing: its owner is gone: nothing that is not decided may be decided any more.
         is_extra: the branch has its own look, too, which comes later.
+        hint: what became of the transaction ``name``, which was decided here: its branch's home may not look for long.
     """
 
     name: Name
@@ -64,11 +69,16 @@ class Look(NamedTuple):
     attempt: int = 0
     is_fencing: bool = False
     is_extra: bool = False
+    hint: Outcome | None = None
 
     @property
     def home(self) -> int:
-        """The home that decides."""
+        """The home that is asked."""
         return TxId.parse(self.of).home
+
+
+_Key = tuple[Name, str]
+"""A name, and the other home's id of the transaction: a decision may have several."""
 
 
 class _Home:
@@ -77,8 +87,8 @@ class _Home:
     __slots__ = ("asked", "failures", "quiet_until_ms", "ready")
 
     def __init__(self) -> None:
-        self.ready: dict[Name, None] = {}
-        self.asked: dict[int, Name] = {}
+        self.ready: dict[_Key, None] = {}
+        self.asked: dict[int, _Key] = {}
         self.failures = self.quiet_until_ms = 0
 
 
@@ -96,7 +106,7 @@ class BranchAsks:
         self._is_over = is_over
         self._later: Deadlines[Look] = Deadlines(is_over)
         self._homes: dict[int, _Home] = {}
-        self._pending: dict[Name, Look] = {}  # those that are ready or asked
+        self._pending: dict[_Key, Look] = {}  # those that are ready or asked
         self._home_of: dict[int, int] = {}  # of an ask that has no answer, by number
         self._next_number = 1
         self.has_ready = False
@@ -107,12 +117,13 @@ class BranchAsks:
 
     def now(self, look: Look) -> None:
         """Look as soon as the home can be asked; nothing if that is so already."""
-        pending = self._pending.get(look.name)
+        key = look.name, look.of
+        pending = self._pending.get(key)
         if pending is None:
-            self._home(look.home).ready[look.name] = None
+            self._home(look.home).ready[key] = None
             self.has_ready = True
         if pending is None or pending.is_extra:
-            self._pending[look.name] = look  # the branch's own look goes on from the answer to an extra one
+            self._pending[key] = look  # the branch's own look goes on from the answer to an extra one
 
     def hurry(self, branches: Iterable[Transaction], now_ms: int) -> None:
         """Look at these soon, whenever their own looks come: a commit waits for them, or their home is back."""
@@ -125,6 +136,11 @@ class BranchAsks:
                 self.at(at_ms, look)
             else:
                 self.now(look)
+
+    def hint(self, branches: Iterable[str], name: Name, outcome: Outcome, now_ms: int) -> None:
+        """A transaction that was prepared here is decided: remind the homes of its branches, if they say nothing."""
+        for txid in branches:
+            self.at(now_ms + FIRST_LOOK_MS, Look(name, txid, hint=outcome))
 
     def again(self, look: Look, now_ms: int, latest_ms: int = 0, pause_ms_max: int = PAUSE_MS_MAX) -> None:
         """Look once more after a pause that grows; not if the branch has a look beside this one.
@@ -149,25 +165,25 @@ class BranchAsks:
         for number, home in self._homes.items():
             asked_max = 1 if home.failures else ASKED_MAX
             while home.ready and len(home.asked) < asked_max and home.quiet_until_ms <= now_ms:
-                name = next(iter(home.ready))
-                del home.ready[name]
-                look = self._pending[name]
+                key = next(iter(home.ready))
+                del home.ready[key]
+                look = self._pending[key]
                 if self._is_over(look):
-                    del self._pending[name]
+                    del self._pending[key]
                     continue
                 ask = self._next_number
                 self._next_number += 1
-                home.asked[ask], self._home_of[ask] = name, number
+                home.asked[ask], self._home_of[ask] = key, number
                 yield ask, look
 
     def answered(self, number: int) -> Look | None:
         """An ask has its answer; None if it was given up before."""
         home = self._homes.get(self._home_of.pop(number, 0))
-        name = home.asked.pop(number, None) if home is not None else None
-        if home is None or name is None:
+        key = home.asked.pop(number, None) if home is not None else None
+        if home is None or key is None:
             return None
         self.has_ready = self.has_ready or bool(home.ready)
-        return self._pending.pop(name)
+        return self._pending.pop(key)
 
     def reached(self, number: int) -> None:
         """A home has greeted: it is asked all that is to be asked."""

@@ -36,7 +36,7 @@ from txmq.errors import (
 from txmq.log import records
 from txmq.log.batch import check, stamp, stamp_run
 from txmq.log.partition import Partition
-from txmq.model import Storage
+from txmq.model import Outcome, Storage
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
 from txmq.redo.entries import IN_JOURNAL
@@ -302,6 +302,9 @@ def commit_batch(context: Context, transactions: list[Transaction], meta: dict[s
         placed.append((*transaction.name, outcome, _places(context.state, placements)))
     context.group.add_entry(entries.encode_batch_committed(packed, json.dumps(meta).encode()))
     context.state.commit_batch(placed, meta)
+    for transaction in transactions:
+        homes = transaction.meta.get("homes", ())
+        context.branch_asks.hint(homes, transaction.name, Outcome.COMMITTED, context.now_ms)
     context.counters.committed += len(transactions)
 
 

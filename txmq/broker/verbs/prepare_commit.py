@@ -42,7 +42,7 @@ from txmq.broker.verbs.transaction_checks import (
 from txmq.broker.verbs.transaction_offsets import check_offsets, save_with_commit, take_offsets
 from txmq.errors import BadRequestError, OverloadedError, TransactionConflictError
 from txmq.log.batch import checksum
-from txmq.model import TransactionKind, is_valid_name, is_valid_table
+from txmq.model import Outcome, TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.parts import Buffer, WirePart, split_parts
 from txmq.protocol.requests import Request
 from txmq.redo import entries
@@ -193,11 +193,20 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
             told = _told_branch(context, state, (session.number, txid.counter), given[b"branch"].decode())
         else:
             told = _told(context, state, session, txid.counter)
+        if state is TransactionState.PREPARED:
+            _look_at_branch(context, (session.number, txid.counter))
         if b"owner" in given and not told.startswith(b"committed"):
             told += _owner_line(context, session)
         context.answer_from_state(client, opaque, told)
     else:
         raise refusal(action, arguments[0])
+
+
+def _look_at_branch(context: Context, name: tuple[int, int]) -> None:
+    """The home that decided may be the one that asks."""
+    transaction = context.state.transactions[name]
+    if transaction.is_branch and not transaction.is_committing:
+        context.branch_asks.hurry([transaction], context.now_ms)
 
 
 def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
@@ -207,6 +216,8 @@ def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
     transaction = context.state.settle(session, counter, floor, ROLLED_BACK)
     context.counters.rolled_back += 1
     if transaction is not None:
+        homes = transaction.meta.get("homes", ())
+        context.branch_asks.hint(homes, transaction.name, Outcome.ROLLED_BACK, context.now_ms)
         turns.wake(context, transaction)
 
 

@@ -79,6 +79,9 @@ def take_asks(context: Context) -> list[BranchAsk]:
     """Effects: what other homes are asked now."""
     asks = []
     for number, look in context.branch_asks.take(context.now_ms):
+        if look.hint is not None:
+            asks.append(BranchAsk(number, look.home, "outcome", look.of, {}))
+            continue
         words: Mapping[str, str | None] = {"branch": txid_of(context, look.name)}
         part = context.state.branch_parts.unreported.get(look.name)
         if part is not None and not part.is_durable:
@@ -101,7 +104,7 @@ def take_asks(context: Context) -> list[BranchAsk]:
 def answered(context: Context, ask: BranchAsk, code: int, body: bytes) -> None:
     """The leader of a home has answered."""
     look = context.branch_asks.answered(ask.number)
-    if look is None:
+    if look is None or look.hint is not None:
         return
     part = context.state.branch_parts.unreported.get(look.name)
     if part is not None:

@@ -60,8 +60,8 @@ def test_branch_home_that_starts_again_asks_at_once() -> None:
     assert (values(again), is_quiet(here, again)) == ([b"x"], True)
 
 
-def test_decision_before_a_death_is_heard_of_at_once() -> None:
-    """Found: pauses of a branch that was undecided for long went on to 30 s."""
+def undecided_half() -> tuple[Cluster, HomeNode, HomeNode]:
+    """A half message with a branch; undecided for so long that its branch is looked at every 30 s."""
     here, there = two_homes()
     cluster = Cluster(here, there)
     owner, of, txid = here.session(), here.txid(1, 1), there.txid(1, 1)
@@ -69,12 +69,37 @@ def test_decision_before_a_death_is_heard_of_at_once() -> None:
     body = part("a", 0, batch(b"y"), "7")
     assert owner.ask("prepare", of, "half", extensions={"group": "g", "homes": txid}, body=body).code == 200
     cluster.later(40)
-    commit(owner, of)
+    return cluster, here, there
+
+
+def test_decision_before_a_death_is_heard_of_at_once() -> None:
+    """Found: pauses of a branch that was undecided for long went on to 30 s."""
+    cluster, here, there = undecided_half()
+    commit(here.connect(), here.txid(1, 1))
     cluster.cut_off(here)
     cluster.later(1)
     cluster.come_back(cluster.restart(here))
     cluster.later(0.25)
     assert values(there) == [b"x"]
+
+
+@pytest.mark.parametrize(("verb", "left"), [("commit", [b"x"]), ("rollback", [])])
+def test_decision_of_a_checker_is_heard_of_in_seconds(verb: str, left: list[bytes]) -> None:
+    """Found: up to 30 s later. The checker tells the home that decides, and no other one."""
+    cluster, here, there = undecided_half()
+    checker = here.connect()
+    assert checker.ask(verb, here.txid(1, 1), body=b"" if verb == "commit" else None).code == 200
+    cluster.later(1.75)
+    assert (values(there), is_quiet(here, there)) == (left, True)
+
+
+def test_home_that_reports_by_itself_is_not_reminded() -> None:
+    cluster, here, there = undecided_half()
+    before = cluster.asked
+    commit(here.connect(), here.txid(1, 1))
+    commit(there.connect(), there.txid(1, 1))
+    cluster.later(3)
+    assert (cluster.asked - before, is_quiet(here, there)) == (1, True)
 
 
 def test_living_owner_is_asked_about_every_two_seconds() -> None:
