@@ -20,7 +20,7 @@ Invariants:
       and only of transactions whose home is this broker;
     * nothing is rolled back unless the broker has said so durably; nothing is committed unless it has decided;
     * a branch that looks lost is looked at again a round later before it is reported;
-    * a round ends with a forced write, so that its rollbacks do not come back;
+    * a round ends with a forced write, so that its rollbacks, and unanswered ones of owners, do not come back;
     * a marker leaves only when ``complete`` of its branch is durable: answered, or not in the broker's list any more.
 """
 
@@ -80,8 +80,7 @@ class BranchResolver:
         client: one home; of ``homes``.
 
     Attributes:
-        client: as given.
-        resource: the database of the branches.
+        client, resource: as given; the resource is the database of the branches.
         has_failed: the last round left something undone.
         problem: the error that kept the last round from the database or the broker.
 
@@ -136,8 +135,7 @@ class BranchResolver:
     def round(self) -> set[str]:
         """Finish what is due, then remove markers. Returns the txids whose branch here is finished."""
         was_failing, self.has_failed, self._failures = self.has_failed, False, 0
-        self.problem, self._is_reached = None, False
-        resolved: set[str] = set()
+        self.problem, self._is_reached, resolved = None, False, set[str]()
         try:
             self._take_answers()
             resolved = self._resolve()
@@ -368,9 +366,8 @@ class BranchResolver:
                 doubtful.append((orphan, may_kill))
         listed = {entry.xid for entry in self._database().prepared()} if doubtful else set()
         for orphan, may_kill in doubtful:
-            is_held = orphan.listed.xid in listed
             # If it is not held, its owner was faster.
-            if not is_held or (may_kill and self._end_of_held(orphan.listed, commits=False)):
+            if orphan.listed.xid not in listed or (may_kill and self._end_of_held(orphan.listed, commits=False)):
                 done.add(orphan.txid)
         if done:
             crash_point("resolver.xa.rolled_back")
@@ -412,7 +409,10 @@ class BranchResolver:
                 self._sweep.finished.append(txid)
 
     def _notify_watchers(self, still_open: set[str]) -> None:
-        for txid in [txid for txid in self._watched if txid not in still_open]:
+        gone = [txid for txid in self._watched if txid not in still_open]
+        if gone:
+            self._database().force()  # what an owner rolled back without an answer may come back with a crash
+        for txid in gone:
             self._watched.pop(txid).on_resolved()
 
     # --- helpers -----------------------------------------------------------------------------------------------------
