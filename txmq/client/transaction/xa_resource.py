@@ -191,7 +191,7 @@ class BrokerXAResource:
         else:
             branch.broker.decided(lines)
             branch.broker.commit_branches()
-        self._forget(branch)
+        self._committed(branch)
         return XACode.XA_OK
 
     def rollback(self, xid: Xid) -> XACode:
@@ -284,7 +284,7 @@ class BrokerXAResource:
         except BaseException:
             branch.state = BranchState.IN_DOUBT
             raise
-        self._forget(branch)
+        self._committed(branch)
         return XACode.XA_OK
 
     def _look_up(self, branch: ExternalBranch) -> XACode:
@@ -363,6 +363,12 @@ class BrokerXAResource:
             self._branches.pop(branch.xid, None)
             branch.broker.leave_branches()
             branch.broker.finished()
+
+    def _committed(self, branch: ExternalBranch | None) -> None:
+        """Forget it, and ask its homes, which answer now, for an earlier end that was not seen."""
+        self._forget(branch)
+        if branch is not None and branch.messages:
+            branch.broker.find_lost()
 
     def _row(self, xid: Xid) -> Row | None:
         """The branch, which one home has; any that does not answer may be that one."""

@@ -11,6 +11,7 @@ from txmq.client.transaction import current, external_branch
 from txmq.client.transaction.current import associated_branch
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import DiskFullError, TopicClosedError, XAError
+from txmq.model import Outcome
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.cluster import SimulatedCluster
@@ -95,6 +96,27 @@ def test_one_phase_is_one_transaction_over_homes(cluster: SimulatedCluster, reso
     assert [home.requests for home in cluster.homes] == [["recover", "commit"], ["recover", "prepare", "commit"]]
     assert values(cluster) == BOTH
     homes_settle(cluster)
+
+
+@pytest.mark.parametrize("flags", [XAFlag.TMNOFLAGS, XAFlag.TMONEPHASE])
+def test_branch_left_before_is_asked_for_at_commit(
+    cluster: SimulatedCluster, resource: BrokerXAResource, flags: XAFlag
+) -> None:
+    away, session = cluster.homes[1], cluster.homes[1].session
+    idle(resource, cluster)
+    resource.prepare(XID)
+    away.faults["rollback"].extend([lost(is_executed=False)] * 40)
+    resource.rollback(XID)
+    away.faults.clear()
+    assert ([*session.lost], session.finished_through) == ([1], 0)
+    cluster.talk()
+    idle(resource, cluster)
+    if flags is XAFlag.TMNOFLAGS:
+        resource.prepare(XID)
+    assert resource.commit(XID, flags) is XACode.XA_OK
+    assert session.known_outcome(1) is Outcome.ROLLED_BACK
+    homes_settle(cluster)
+    assert ([*session.lost], session.finished_through, values(cluster)) == ([], 2, BOTH)
 
 
 @pytest.mark.parametrize("is_same", [True, False])
