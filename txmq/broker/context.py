@@ -73,6 +73,7 @@ class Context:
         random: draws the secrets of sessions.
         ids: draws the ids of topics and sessions.
         cluster: the other homes and the registry; None for a broker that is alone.
+        address: where clients reach this broker; set by the shell.
         is_serving: False until the registry has said that this process leads the home.
         now_ms: wall clock, set by the shell before it hands in requests.
         liveness: the clock by which the silence of peers is judged.
@@ -100,6 +101,7 @@ class Context:
     random: Random
     ids: Ids
     cluster: ClusterView | None = None
+    address: str = ""
     is_serving: bool = True
     now_ms: int = 0
     started_ms: int = 0

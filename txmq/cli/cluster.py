@@ -36,9 +36,12 @@ def describe(
         output.print_json(found)
         return
     registry = found["registry"]
-    address = "none: this broker is alone" if registry is None else registry["address"]
-    output.print_fields("cluster", {"cluster": found["cluster"], "registry": address, "map": found["map_version"]})
-    output.show_rows("homes", _HOMES, [_home(row) for row in found["homes"]], as_json=False)
+    fields = {"cluster": found["cluster"], "registry": "none: this broker is alone"}
+    if registry is not None:
+        fields |= {"registry": registry["address"], "map": found["map_version"]}
+    output.print_fields("cluster", fields)
+    columns = _HOMES if registry is not None else tuple(column for column in _HOMES if column != "registry")
+    output.show_rows("homes", columns, [_home(row) for row in found["homes"]], as_json=False)
     output.show_rows("topics", _TOPICS, [_topic(row) for row in found["topics"]], as_json=False)
     if found["branches"]:
         output.show_rows("branches that wait", tuple(found["branches"][0]), found["branches"], as_json=False)

@@ -56,6 +56,7 @@ def describe(
         found = client.groups.describe(group)
     if as_json:
         output.print_json(found)
+        _raise_away(found)
         return
     columns = ("member", "client", "topics", "connected", "heard_ms_ago")
     rows = [[",".join(m[c]) if c == "topics" else m[c] for c in columns] for m in found["members"]]
@@ -63,12 +64,11 @@ def describe(
     output.print_table("members", columns, rows)
     fields = ("topic", "partition", "owner", "generation", "offset", "start", "end", "lag")
     output.print_table("partitions", fields, [[p[field] for field in fields] for p in found["partitions"]])
-    for home in found.get("away", ()):
-        print(f"{home} is away: its partitions are not shown")
     if any(p["owner"] and p["offset"] is None for p in found["partitions"]):
         print(_NOTHING_SAVED)
     for held in (p for p in found["partitions"] if p["held_by"]):
         print(f"{held['topic']} {held['partition']} waits for a transaction: txmq tx show {held['held_by']}")
+    _raise_away(found)
 
 
 @app.command()
@@ -138,6 +138,12 @@ def delete(group: Group, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     with connected(bootstrap, group=group) as client:
         client.groups.delete(group)
     output.report({"group": group, "deleted": True}, f"group {group} is forgotten", as_json=as_json)
+
+
+def _raise_away(found: dict[str, Any]) -> None:
+    away = found.get("away", ())
+    if away:
+        output.fail(f"{', '.join(away)} did not answer: {'its' if len(away) == 1 else 'their'} partitions are missing")
 
 
 def _partitions(client: txmq.Client, topic: str, partition: int | None) -> list[int]:

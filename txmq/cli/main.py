@@ -144,6 +144,14 @@ def _reflowed(text: str) -> str:
     return "\n\n".join(folded).replace("[/bold]\n\n", "\n[/bold]\n")
 
 
+def _hint(away: str) -> str:
+    """The next step, if a broker is away."""
+    if "cannot connect to home" in away:
+        return ": start the broker that has this home (txmq cluster describe names it)"
+    hint = "" if "txmq broker" in away else ": is a broker running? start one with: txmq broker"
+    return f"{hint} (or name another with --bootstrap)"
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:
@@ -153,8 +161,7 @@ def main() -> None:
     except PartialResultError as error:
         output.fail(str(error))
     except (ConnectionLostError, RequestTimeoutError) as error:
-        hint = "" if "txmq broker" in str(error) else ": is a broker running? start one with: txmq broker"
-        output.fail(f"{error}{hint} (or name another with --bootstrap)")
+        output.fail(f"{error}{_hint(str(error))}")
     except OverloadedError as error:
         output.fail(f"{error}; the broker is busy, try again")
     except TxmqError as error:

@@ -16,7 +16,11 @@ from txmq.errors import ConfigError
 if TYPE_CHECKING:
     from txmq.model import TopicConfig
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Create, list, change and delete topics.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Create, list, change and delete topics. A partition never moves from one broker to another.",
+)
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
 Settings = Annotated[
@@ -44,7 +48,8 @@ def create(
 ) -> None:
     """Create a topic.
 
-    Defaults are the broker's settings that begin with default_.
+    Defaults are the broker's settings that begin with default_. In a cluster its partitions are spread over the homes
+    that are led now; each stays at its home for good (txmq cluster describe).
 
     [bold]Examples[/bold]
 
@@ -108,7 +113,8 @@ def alter(
 ) -> None:
     """Change a topic's settings; those that are not named stay.
 
-    More partitions move keys: the order per key starts anew.
+    More partitions move keys: the order per key starts anew. In a cluster they go to the homes that have fewest of the
+    topic, among those that are led now; those that exist stay where they are, with their messages.
 
     [bold]Examples[/bold]
 

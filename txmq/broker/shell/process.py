@@ -122,7 +122,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    advertised = settings.advertised_address or address
+    core.context.address = advertised = settings.advertised_address or address
 
     def serves() -> None:
         if ready_file is not None:

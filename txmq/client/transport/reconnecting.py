@@ -304,7 +304,7 @@ class ReconnectingConnection:
                 self._clock.sleep(wait)
 
     def _connected(self, deadline: float) -> Connection:
-        failures = []
+        failures, elsewhere = list[str](), list[str]()
         for host, port in self._destination.addresses(deadline):
             remaining = min(deadline - self._clock.monotonic(), self._connect_timeout)
             if remaining <= 0:
@@ -323,12 +323,13 @@ class ReconnectingConnection:
                     error, ConnectionLostError | RequestTimeoutError | NotOwnerError | UnavailableError
                 ):
                     raise
-                failures.append(str(error))
+                if isinstance(error, NotOwnerError):
+                    elsewhere.append(f"{host}:{port}")
+                else:
+                    failures.append(str(error))
                 continue
             return connection
-        home = self._destination.home_wish
-        where = "" if home is None else f"home {home}: "
-        raise BrokerAwayError(f"cannot connect to {where}{'; '.join(failures) or 'the broker in time'}")
+        raise BrokerAwayError(_cannot_connect(self._destination.home_wish, failures, elsewhere))
 
     # --- hello -------------------------------------------------------------------------------------------------------
 
@@ -406,3 +407,11 @@ class ReconnectingConnection:
         self._turn = Turn()
         if connection is not None:
             connection.forget()
+
+
+def _cannot_connect(home: str | None, failures: Sequence[str], elsewhere: Sequence[str]) -> str:
+    """The text for a caller; ``elsewhere``: addresses of brokers that lead another home."""
+    reasons = [*failures, f"it is not led at {', '.join(elsewhere)}"] if elsewhere else failures
+    if not reasons:
+        return f"cannot connect to {'the broker' if home is None else f'home {home}'} in time"
+    return f"cannot connect to {'' if home is None else f'home {home}: '}{'; '.join(reasons)}"

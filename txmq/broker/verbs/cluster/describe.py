@@ -47,7 +47,7 @@ def _homes(context: Context) -> dict[str, Any]:
     if view is None:
         own = {
             "home": f"{identity.node:016x}", "name": identity.name, "epoch": context.state.epoch,
-            "leader": context.settings.listen,
+            "leader": context.address or context.settings.listen,
         }  # fmt: skip
         return {"cluster": f"{identity.cluster:016x}", "map_version": 0, "homes": [own]}
     rows = [

@@ -180,6 +180,9 @@ def test_lone_broker_describes_itself() -> None:
     assert told["topics"] == [
         {"topic": "a", "partitions": 2, "unavailable": []}, {"topic": "b", "partitions": 1, "unavailable": []},
     ]  # fmt: skip
+    broker.context.address = "here:8123"  # as the shell says it, which knows the port
+    told = json.loads(broker.connect().ask("cluster", "homes").body)
+    assert told["homes"][0]["leader"] == "here:8123"
     refused = broker.connect().ask("cluster", "move")
     assert (refused.code, refused.text) == (400, "bad-request unknown action 'move'; known: describe, homes\n")
 
