@@ -1,4 +1,4 @@
-"""A client of a broker that is a script."""
+"""A client of a broker that is a script, and three homes that are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.unit.client.homes import Cluster
 from tests.unit.client.scripted import ScriptedBroker, scripted_broker
 from txmq.client.client import Client
 
@@ -19,3 +20,10 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
 def client(broker: ScriptedBroker) -> Iterator[Client]:
     with Client([("host", 1)], clock=broker.clock) as opened:
         yield opened
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    opened = Cluster(monkeypatch)
+    yield opened
+    opened.routes.close()

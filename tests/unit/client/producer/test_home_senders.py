@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,13 +11,6 @@ from tests.unit.client.homes import Cluster, OpenCommits
 from txmq.client.partitioner import FixedSelector, RoundRobinSelector
 from txmq.errors import BrokerAwayError, DeliveryUnknownError, NotOwnerError, RequestTimeoutError
 from txmq.testing.eventually import eventually
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    opened = Cluster(monkeypatch)
-    yield opened
-    opened.routes.close()
 
 
 def test_each_home_gets_its_partitions_in_its_own_session(cluster: Cluster) -> None:

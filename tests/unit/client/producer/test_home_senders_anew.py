@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,13 +10,6 @@ import pytest
 from tests.unit.client.homes import Cluster
 from txmq.errors import DeliveryUnknownError, NotOwnerError, StaleTopicError, UnknownTopicError
 from txmq.testing.eventually import eventually
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    opened = Cluster(monkeypatch)
-    yield opened
-    opened.routes.close()
 
 
 def test_every_batch_says_which_topic_is_meant(cluster: Cluster) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,6 @@ class NamedPartition:
     def select(self, topic: str, partitions: int, message: Message) -> int:
         assert message.key is not None
         return int(message.key)
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    opened = Cluster(monkeypatch)
-    yield opened
-    opened.routes.close()
 
 
 def ordered(cluster: Cluster, spool: Path) -> OrderedMessageProducer:

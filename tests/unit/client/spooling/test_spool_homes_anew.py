@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,6 @@ from txmq.client.spooling.ordered_producer import OrderedMessageProducer, Ordere
 from txmq.client.spooling.spool import Spool
 from txmq.errors import StaleTopicError
 from txmq.model import SendStatus
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    opened = Cluster(monkeypatch)
-    yield opened
-    opened.routes.close()
 
 
 def _spool_then_create_anew(cluster: Cluster, producer: OrderedMessageProducer, count: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,13 +20,6 @@ from txmq.runtime.threads import Future, Lock
 
 POINTS = 18  # the first life passes more
 MESSAGES = 24
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    opened = Cluster(monkeypatch)
-    yield opened
-    opened.routes.close()
 
 
 def _opened(cluster: Cluster, path: Path) -> OrderedMessageProducer:

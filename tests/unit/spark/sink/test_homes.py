@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 import pytest
 
 from tests.unit.client.scripted import ScriptedStream
-from tests.unit.spark.sink.sink_cluster import Job, SinkCluster, lone_broker, rows, sink_cluster
+from tests.unit.spark.sink.sink_cluster import Job, SinkCluster, lone_broker, rows
 from txmq.errors import (
     ConnectionLostError,
     FencedError,
@@ -23,19 +22,6 @@ from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.spark.sink import homes
 from txmq.spark.sink.homes import Opened, Winner
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> SinkCluster:
-    return sink_cluster(monkeypatch, 1, 2, 3)
-
-
-@pytest.fixture
-def job(cluster: SinkCluster) -> Iterator[Job]:
-    """One whose anchor is home 3; partition n is at home n + 1."""
-    with cluster.client(1) as client:
-        client.ping()
-        yield Job(client)
 
 
 def anchored(cluster: SinkCluster, home: int, topic: str | None = "t", query: str = "q") -> Opened:

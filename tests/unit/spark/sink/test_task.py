@@ -25,22 +25,6 @@ from txmq.spark.sink import task
 from txmq.xid import TxId
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> SinkCluster:
-    return sink_cluster(monkeypatch, 1, 2, 3)
-
-
-@pytest.fixture
-def job(cluster: SinkCluster) -> Iterator[Job]:
-    """One whose anchor is home 3; partition n is at home n + 1."""
-    with cluster.client(1) as client:
-        client.ping()
-        made = Job(client)
-        assert made.opened.home == 3
-        cluster.requests()
-        yield made
-
-
 def home_of(txid: str) -> int:
     return TxId.parse(txid).home
 
