@@ -16,7 +16,7 @@ from typing import Any
 from txmq.addresses import is_loopback, is_wildcard, parse_ensemble, split_address, without_secret
 from txmq.errors import ConfigError
 from txmq.model import PARTITIONS_PER_TOPIC_MAX, RetentionPolicy, Storage, TopicConfig, is_valid_name
-from txmq.setting import Setting, check, decimal, flag, number, settings_of, word
+from txmq.setting import Setting, check_all, decimal, flag, number, settings_of, word
 
 NAME_LENGTH_MAX = 200
 KIB = 1 << 10
@@ -212,8 +212,7 @@ class BrokerSettings:
     )
 
     def __post_init__(self) -> None:
-        for setting in SETTINGS.values():
-            check(setting, getattr(self, setting.name))
+        check_all(self)
         _check_together(self)
 
     def shown(self) -> dict[str, Any]:

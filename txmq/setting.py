@@ -1,7 +1,8 @@
 """Tables of settings: the fields of a frozen dataclass, each with its allowed values and its line of help.
 
 A field is made by ``number``, ``decimal``, ``word``, ``flag`` or ``names``; ``settings_of`` reads the table, ``check``
-refuses a value that is out of range. The table drives the file's keys, flags, and the page of documentation.
+refuses a value that is out of range, ``check_all`` those of a whole table. The table drives the file's keys, flags, and
+the page of documentation.
 """
 
 from __future__ import annotations
@@ -128,3 +129,9 @@ def check(setting: Setting, value: object, place: str = "") -> None:
         is_quoted = isinstance(value, str) and type(parse_value(setting, value)) is setting.kind is not str
         hint = ", without quotes" if is_quoted else ""
         raise ConfigError(f"{place}{setting.name} = {str(value)[:80]!r}: expected {setting.allowed}{hint}")
+
+
+def check_all(table: Any, place: str = "") -> None:
+    """Refuse the first value of a table that is out of range. Raises as ``check``."""
+    for setting in settings_of(type(table)).values():
+        check(setting, getattr(table, setting.name), place)

@@ -23,7 +23,7 @@ from txmq.config_sources import near_miss
 from txmq.errors import ConfigError
 from txmq.log.compression import CODECS
 from txmq.model import PARTITIONS_PER_TOPIC_MAX, is_valid_name
-from txmq.setting import check, number, settings_of, word
+from txmq.setting import check_all, number, settings_of, word
 from txmq.setting import flag as flag
 from txmq.setting import names as words
 
@@ -78,7 +78,7 @@ class SourceSettings:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        _check_all(self, "source.")
+        check_all(self, "source.")
         for key in ("tables", "exclude"):
             for pattern in getattr(self, key):
                 if not _TABLE.match(pattern):
@@ -130,7 +130,7 @@ class PublishSettings:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        _check_all(self, "publish.")
+        check_all(self, "publish.")
         places = set(_PLACES.findall(self.topic))
         if "database" not in places or not places <= {"name", "database", "table"} or not is_valid_name(
             _PLACES.sub("x", self.topic)
@@ -183,7 +183,7 @@ class ApplySettings:
     connect_timeout_ms: int = number(10_000, 1_000, 600_000, "How long a connection may take.", section="[apply]")
 
     def __post_init__(self) -> None:
-        _check_all(self, "apply.")
+        check_all(self, "apply.")
         if not _STATE.match(self.state_database):
             raise ConfigError(f"apply.state_database = {self.state_database[:80]!r}: expected letters, digits and _")
         if not set(_PLACES.findall(self.database)) <= {"database"} or not self.database:
@@ -206,7 +206,7 @@ class BinlogSettings:
     apply: ApplySettings = field(default_factory=ApplySettings)
 
     def __post_init__(self) -> None:
-        _check_all(self, "")
+        check_all(self)
         if not is_valid_name(self.name) or len(self.name) > NAME_LENGTH_MAX:
             raise ConfigError(f"name = {self.name[:80]!r}: expected {_KEYS['']['name'].form}")
 
@@ -285,11 +285,6 @@ def _from_environment(value: Mapping[str, Any], key: str, environment: Mapping[s
     if variable not in environment:
         raise ConfigError(f"{key}: the environment has no variable {variable}: set it")
     return environment[variable]
-
-
-def _check_all(table: Any, place: str) -> None:
-    for setting in settings_of(type(table)).values():
-        check(setting, getattr(table, setting.name), place)
 
 
 def topics_named(pattern: str, **known: str) -> re.Pattern[str]:
