@@ -164,12 +164,13 @@ class History:
             assert not any(seen[number].count(made.value) for number in set(self.numbers) - set(made.homes))
         for number in self.numbers:
             for key in range(KEYS):
-                mine = [v for v in values(self.home(number), "a", key % 2) if str(key).encode() in _keys(v)]
+                mine = [v for v in values(self.home(number), "a", key % 2) if str(key).encode() in keys_of(v)]
                 order = [int(value.partition(b":")[0]) for value in mine]
                 assert order == sorted(order), f"order of key {key} at {number}: {order}"
 
 
-def _keys(value: bytes) -> list[bytes]:
+def keys_of(value: bytes) -> list[bytes]:
+    """The keys of a message, as its value states them."""
     return value.partition(b":")[2].split(b",")
 
 
