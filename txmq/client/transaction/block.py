@@ -243,7 +243,10 @@ class Transaction:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Where the decision has yet to arrive: "broker", names of XA resources, "home <id>"; empty when it has."""
+        """Where the decision has yet to arrive: "broker", names of XA resources, "home <id>"; empty when it has.
+
+        A home is named, too, while it is known that a message of the transaction waits there for its place.
+        """
         return () if self._ending is None else self._ending.pending
 
     @property

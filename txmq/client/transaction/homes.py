@@ -72,6 +72,7 @@ class HomeBranch:
         self.state = BranchState.ACTIVE
         self.error: TransactionError | None = None
         self.on_told: Callable[[], None] = _nothing
+        self._is_late = False
         self.lines: list[PartResult] | None = None
 
     def begin(self) -> None:
@@ -156,7 +157,8 @@ class HomeBranch:
         """Wait for the answer to ``commit``; whether it has come."""
         with suppress(TxmqError):
             self.commits.wait_for(self, deadline)
-        return self.lines is not None
+        self._is_late = self.lines is None
+        return not self._is_late
 
     def submit_rollback(self) -> None:
         """Send ``rollback``, unless the home has nothing of it."""
@@ -179,14 +181,17 @@ class HomeBranch:
 
     @property
     def pending(self) -> str | None:
-        """The home, if its commit could not be written."""
-        is_told = self.state is not BranchState.COMMITTED or self.commits.is_written(self)
-        return None if is_told else self.name
+        """The home, if its commit could not be written, or was waited for and not answered."""
+        if self._is_late:
+            self.commits.look()
+        if self.state is not BranchState.COMMITTED or self.lines is not None:
+            return None
+        return self.name if self._is_late or not self.commits.is_written(self) else None
 
     @property
     def name(self) -> str:
         """The home, as it is shown to people."""
-        return f"home {TxId.parse(self.broker.txid).home:016x}"
+        return _name_of_home(self.broker.txid)
 
     def gather(self) -> Sequence[PartResult]:
         """Where its parts went, waiting for the home's answer; nothing if it does not come."""
@@ -365,8 +370,11 @@ class RoutedTransaction(BrokerTransaction):
 
     @property
     def pending_homes(self) -> tuple[str, ...]:
-        """Homes that could not be told of the decision yet."""
-        return tuple(name for branch in self.branches if (name := branch.pending) is not None)
+        """Homes that could not be told of the decision yet, or have yet to place their part, as far as is known."""
+        if self._waiting is not None:
+            branch_commits_of(self.home).look()
+        here = (_name_of_home(self.txid),) if self._waiting is not None and self._waiting.lines is None else ()
+        return (*here, *(name for branch in self.branches if (name := branch.pending) is not None))
 
     def decided(self, lines: Sequence[PartResult]) -> None:
         """Take the answer to the decision: nothing of the same keys must pass what waits for its place."""
@@ -413,6 +421,10 @@ class RoutedTransaction(BrokerTransaction):
         super().find_lost()
         for branch in self.branches:
             branch.broker.find_lost()
+
+
+def _name_of_home(txid: str) -> str:
+    return f"home {TxId.parse(txid).home:016x}"
 
 
 def _several(owners: dict[BranchHome, list[TopicPartition]]) -> str:

@@ -62,7 +62,7 @@ class LocalBlock:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """Other homes that could not be told of the decision yet."""
+        """See ``RoutedTransaction.pending_homes``."""
         return self._broker.pending_homes
 
     def begin(self) -> None:

@@ -457,3 +457,34 @@ def test_untold_home_is_told_in_the_background(cluster: SimulatedCluster, monkey
     assert not background.wait(0.0)
     assert not tx.pending
     assert cluster.values("orders") == [b"1"] * 3
+
+
+def test_home_that_places_later_is_pending(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, commit = cluster.homes[0], cluster.homes[0]._commit
+    is_placing = [False]
+
+    def places_late(txid: str, fields: Any, body: bytes) -> bytes:
+        if not body and not is_placing[0]:
+            raise ConnectionLostError("before its turn")
+        lines = commit(txid, fields, body)
+        return b"orders 0 - 1\n" if body else lines
+
+    monkeypatch.setattr(home, "_commit", places_late)
+    with block(cluster) as tx:
+        tx.send("orders", b"1", key=A)
+    assert (tx.outcome, tx.pending) == (Outcome.COMMITTED, ("home 00000000000000a1",))
+    assert [result.offset for result in tx.results] == [None]
+    is_placing[0] = True
+    assert ([result.offset for result in tx.results], len(tx.pending)) == ([0], 0)
+
+
+def test_home_whose_answer_was_waited_for_in_vain_is_pending(cluster: SimulatedCluster) -> None:
+    home = cluster.homes[1]
+    home.faults["commit"].extend([lost(is_executed=False)] * 40)
+    tx = transfer(cluster)
+    home.is_away = True
+    assert [r.offset for r in tx.results] == [0, None, 0]
+    assert tx.pending == ("home 00000000000000a2",)
+    home.faults.clear()
+    home.is_away = False
+    assert [len(tx.pending) for _ in range(2)] == [1, 0]  # the first look sends it again
