@@ -88,7 +88,7 @@ def commit_in_order(
 
     What is decided here, and held nobody up before, is answered at once; its messages queue from now on.
     """
-    if _takes_its_turn_now(context, transaction):
+    if context.state.order.in_common and _takes_its_turn_now(context, transaction):
         meta = {**transaction.meta, "floor": floor, "decided_ms": context.now_ms}
         meta["keys"] = meta.pop("decided_keys")
         meta.pop("xid", None)  # its transaction manager has nothing more to resolve
@@ -101,7 +101,7 @@ def commit_in_order(
 
 
 def _takes_its_turn_now(context: Context, transaction: Transaction) -> bool:
-    if not context.state.order.in_common or transaction.state is not TransactionState.PREPARED:
+    if transaction.state is not TransactionState.PREPARED:
         return False
     keys = transaction.meta.get("decided_keys")
     places = [(part.topic_id, part.partition) for part in transaction.parts]
