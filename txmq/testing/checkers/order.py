@@ -25,10 +25,10 @@ class _Written(NamedTuple):
 
 
 def program_order(index: Index) -> Iterator[Finding]:
-    """L11. What is pending may become visible after later work of its process: it takes no part."""
+    """L11: within a process."""
     last: dict[tuple[str, Queue], tuple[int, str]] = {}
     for operation in sorted(index.operations, key=lambda operation: operation.invoked_ns):
-        if operation.status == "fail" or operation.is_pending:
+        if operation.status == "fail" or _takes_no_part(index, operation):
             continue
         for queue, written in _written(index, operation):
             before, other = last.get((operation.process, queue), (-1, ""))
@@ -48,18 +48,23 @@ def realtime_order(index: Index) -> Iterator[Finding]:
             for queue, written in _written(index, operation):
                 by_queue[queue].append(written)
     for (log, key), items in by_queue.items():
-        later = items if key is None else [item for item in items if item.operation.kind == "txn"]
+        later = items if key is None else [item for item in items if item.operation.kind != "send"]
         for early, late in _reversed_pairs(items, later):
             name, place = late.operation.id, at(log, late.first)
             text = f"{name} at {place} began after {early.operation.id} at {early.last} ended"
             yield Finding("L12", "realtime-order", text)
 
 
+def _takes_no_part(index: Index, operation: Operation) -> bool:
+    """What a lone broker has yet to be told may become visible after later work of its process."""
+    return operation.is_pending and not index.is_cluster
+
+
 def _written(index: Index, operation: Operation) -> Iterator[tuple[Queue, _Written]]:
     """What it wrote to each partition and, in a cluster, to each key of one."""
     placed = {(send.topic, send.partition) for send in operation.sends if send.offset is not None}
     for log, offsets in index.offsets_of(operation).items():
-        is_placed = log in placed or not index.is_cluster
+        is_placed = log in placed if index.is_cluster else not operation.is_pending
         yield (log, None), _Written(operation, min(offsets), max(offsets), is_placed)
         if index.is_cluster:
             for key, found in _by_key(index, operation, log).items():
@@ -77,7 +82,7 @@ def _by_key(index: Index, operation: Operation, log: Log) -> dict[str, list[int]
 
 def _reversed_pairs(written: Sequence[_Written], late: Sequence[_Written]) -> Iterator[tuple[_Written, _Written]]:
     ended = sorted(
-        (item for item in written if item.is_bound and item.operation.status == "ok" and not item.operation.is_pending),
+        (item for item in written if item.is_bound and item.operation.status == "ok"),
         key=lambda item: item.operation.completed_ns or 0,
     )
     position = 0
