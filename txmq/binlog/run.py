@@ -37,6 +37,9 @@ class Source(Protocol):
     def current_position(self) -> Position:
         """Where the binlog ends now."""
 
+    def prepared(self) -> list[str]:
+        """XA transactions that are prepared now, as SQL names them."""
+
     def oldest_position(self) -> Position:
         """Where the oldest binlog begins that the server has."""
 
@@ -151,6 +154,10 @@ class BinlogReader:
     def _first_position(self, source: Source) -> Position:
         current = source.current_position()
         if self._start == "now":
+            if prepared := source.prepared():  # their changes lie before this position, their XA COMMIT behind it
+                raise SourceAwayError(
+                    f"XA transactions are prepared: {', '.join(prepared[:10])}; the first start waits for their end"
+                )
             return current
         if self._start == "earliest":
             return source.oldest_position()

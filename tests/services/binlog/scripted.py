@@ -138,6 +138,10 @@ class ScriptedSource:
         """See ``run.Source``."""
         return Position("mariadb", "")
 
+    def prepared(self) -> list[str]:
+        """See ``run.Source``."""
+        return []
+
     def oldest_position(self) -> Position:
         """See ``run.Source``."""
         return Position("mariadb", "")

@@ -138,6 +138,20 @@ def test_an_xa_transaction_is_published_when_it_is_committed(run: Run) -> None:
     eventually(lambda: run.status()["parked"] == {}, "nothing is parked", WAIT_S)
 
 
+def test_a_first_start_waits_for_what_is_prepared(run: Run) -> None:
+    run.config.write_text(run.config.read_text().replace("earliest", "now"))
+    with closing(run.server.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
+        for statement in ("XA START 'a'", "INSERT INTO orders VALUES (1, 'xa')", "XA END 'a'", "XA PREPARE 'a'"):
+            cursor.execute(statement)
+        run.start()
+        eventually(lambda: "XA transactions are prepared: X'61',X'',1" in run.log.read_text(), "it waits", WAIT_S)
+        cursor.execute("XA COMMIT 'a'")
+    eventually(lambda: "reading the binlog" in run.log.read_text(), "it begins", WAIT_S)
+    run.server.execute("INSERT INTO orders VALUES (2, 'b')")
+    run.until(1)
+    assert run.published("s.shop.orders") == [("c", 2)]
+
+
 def test_status_says_how_far_the_reader_is(run: Run) -> None:
     run.start()
     run.server.execute("INSERT INTO orders VALUES (1, 'a')")

@@ -79,6 +79,14 @@ def test_a_first_start_saves_its_position_at_once(connect: Callable[[], txmq.Cli
     assert (found.position.gtids, found.rows) == ("0-1-7", 0)
 
 
+def test_parked_changes_are_kept_for_ever(connect: Callable[[], txmq.Client], broker: BrokerProcess) -> None:
+    broker.stop()
+    broker.start(env={"TXMQ_DEFAULT_RETENTION_MS": "1"})
+    begun(connect()).close()
+    config = connect().topics.known("s.parked").config
+    assert (config.retention_ms, config.retention_size_bytes) == (None, None)
+
+
 def test_second_reader_of_another_machine_stands_by_until_first_ends(
     connect: Callable[[], txmq.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,9 @@ class PositionLog:
             if self._held:
                 self._require_saved()
                 newest = self._newest()
-                self._client.topics.ensure(self._settings.parked_topic, 1)
+                self._client.topics.ensure(
+                    self._settings.parked_topic, 1, retention_ms=None, retention_size_bytes=None
+                )  # what is prepared may wait for longer than anything else is kept
                 return newest
             held = self._client.offsets(self._topic, 0)
             if self._is_ours and held.end == 0:

@@ -19,9 +19,12 @@ from txmq.binlog.source.charsets import UNDEFINED, Charset, charset
 from txmq.binlog.source.connection import replica_name
 from txmq.binlog.source.options import SourceOptions
 from txmq.binlog.source.rows import TableDescription
+from txmq.errors import ConfigError
 from txmq.xa.database.dialects import MYSQL
 from txmq.xa.database.fingerprint import fingerprint
 from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.database.mysql_server import listed_xids
+from txmq.xid import xid_sql
 
 _WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
 _WANTED_OF: Final[dict[Flavor, dict[str, str]]] = {
@@ -88,6 +91,18 @@ class Server:
         else:
             gtids = str(self._rows("SELECT BINLOG_GTID_POS(%s, 4)", file)[0][0] or "")
         return Position(self.origin.flavor, gtids, 0, file, 4, self.origin.server)
+
+    def prepared(self) -> list[str]:
+        """XA transactions that are prepared now, as SQL names them."""
+        driver = mysql_driver()
+        try:
+            with closing(driver.connect(**self._arguments())) as connection:
+                xids = listed_xids(connection, is_mariadb=self.origin.flavor == "mariadb")
+        except driver.Error as error:
+            raise _refusal(error) from error
+        except ConfigError as error:
+            raise SourceError(str(error)) from error
+        return [xid_sql(xid) for xid in xids]
 
     def first_file(self) -> str:
         """The oldest binlog file."""

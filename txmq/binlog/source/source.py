@@ -59,6 +59,10 @@ class BinlogSource:
         self._server.check()
         return self._server.oldest_position()
 
+    def prepared(self) -> list[str]:
+        """XA transactions that are prepared now, as SQL names them. After ``current_position``; raises as it does."""
+        return self._server.prepared()
+
     def bytes_behind(self, position: Position) -> int | None:
         """Bytes of the binlog behind a position; None if they cannot be counted. Raises as ``current_position``."""
         return self._server.bytes_behind(position)
