@@ -29,6 +29,7 @@ from txmq.setting import names as words
 
 PAGE = "docs/configuration-binlog.md"
 NAME_LENGTH_MAX = 64  # it stands in front of the database's and the table's name
+SNAPSHOT_MODES = ("initial", "never", "only")
 _TABLE = re.compile(r"[^.\s]+\.[^.\s]+\Z")
 _STATE = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 _PLACES = re.compile(r"\{([a-z]*)\}")
@@ -191,6 +192,35 @@ class ApplySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotSettings:
+    """``[snapshot]``: the rows that the database has already."""
+
+    mode: str = word(
+        "initial", "Which rows are read before their changes. initial: all, if no position is saved. never: none. "
+        "only: as initial, and the reader ends with the snapshot. Tables: these, again, at each start. --snapshot goes "
+        "before it.", section="[snapshot]", form="initial, never, only or database.table, ... where * is any text",
+    )  # fmt: skip
+    chunk_rows: int = number(10_000, 1, 1_000_000, "Rows of one SELECT; fewer if they are large.", section="[snapshot]")
+    view_ms_max: int = number(
+        10_000, 1, 3_600_000, "How long one consistent read of the database is kept. Changes are published between "
+        "two, and a table that is read cannot be altered for so long.", section="[snapshot]",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_all(self, "snapshot.")
+        for pattern in self.tables:
+            if not _TABLE.match(pattern):
+                raise ConfigError(
+                    f"snapshot.mode: {pattern!r}: expected initial, never, only or database.table, where * is any text"
+                )
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that ``mode`` names."""
+        return () if self.mode in SNAPSHOT_MODES else tuple(name.strip() for name in self.mode.split(","))
+
+
+@dataclass(frozen=True, slots=True)
 class BinlogSettings:
     """The file: keys at its top, and its tables."""
 
@@ -204,6 +234,7 @@ class BinlogSettings:
     source: SourceSettings = field(default_factory=SourceSettings)
     publish: PublishSettings = field(default_factory=PublishSettings)
     apply: ApplySettings = field(default_factory=ApplySettings)
+    snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -237,6 +268,7 @@ class BinlogSettings:
 
 
 _TABLES: dict[str, type[Any]] = {"source": SourceSettings, "publish": PublishSettings, "apply": ApplySettings}
+_TABLES: dict[str, type[Any]] = {"source": SourceSettings, "publish": PublishSettings, "snapshot": SnapshotSettings}
 _KEYS = {"": settings_of(BinlogSettings), **{name: settings_of(table) for name, table in _TABLES.items()}}
 
 BINLOG_SETTINGS = tuple(setting for known in _KEYS.values() for setting in known.values())

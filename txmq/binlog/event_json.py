@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -73,11 +73,19 @@ class EventEncoder:
         self._name = _dumps(name)
         self._tables: dict[int, tuple[TableSchema, _TableJson]] = {}
 
-    def changes(self, part: TransactionPart, now_ms: int) -> Iterator[EventMessage]:
-        """The messages of a part's row changes, in order; one change makes two if it changes the row's key."""
+    def changes(
+        self, part: TransactionPart, now_ms: int, judged: Sequence[RowChange | None] | None = None
+    ) -> Iterator[EventMessage]:
+        """The messages of a part's row changes, in order; one change makes two if it changes the row's key.
+
+        Args:
+            judged: what is published in the place of each change, None for nothing; all changes by default.
+        """
         before, behind = self._source(part), f'"ts_ms":{now_ms}}}'
         transaction = f'"transaction":{{"id":{_dumps(part.gtid)},"total_order":'
-        for number, change in enumerate(part.changes, part.number):
+        for number, change in enumerate(part.changes if judged is None else judged, part.number):
+            if change is None:
+                continue
             table = self._table(change.schema)
             ending = f'"source":{{{before},"row":{number},{table.source}}},{transaction}{number + 1}}},{behind}'
             yield from _messages(change, table, ending)

@@ -5,24 +5,31 @@ The source is opened at that position. A source whose connection ends is opened 
 publisher has taken, with longer and longer pauses. ``stop`` ends the loop. The publisher then publishes what it has
 taken, and its position is the one at which the next reader begins.
 
+While a snapshot is unfinished, the source is read up to the position of its view. Then the view's rows are published,
+and the source is opened again.
+
 Every other error of source or publisher stops the reader, and is raised: nothing behind it was published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from txmq.binlog.changes import TransactionPart
+from txmq.binlog.changes import Row, TableSchema, TransactionPart
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import SourceAwayError
 from txmq.binlog.position import Position, parse_gtids
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.transactional import TransactionalPublisher
+from txmq.binlog.publish.unread import SnapshotState, Unread
+from txmq.binlog.snapshot.snapshot import Snapshot
+from txmq.binlog.snapshot.view import ViewEndedError
 from txmq.binlog.source import BinlogSource
-from txmq.binlog.source_settings import source_options
+from txmq.binlog.source_settings import captures, source_options
 from txmq.client import connect
 from txmq.errors import ConfigError
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal, until_terminated
@@ -69,11 +76,16 @@ class Publisher(Protocol):
     def open(self) -> Published | None:
         """Wait until this is the one reader; what is published, None if nothing ever was."""
 
-    def begin(self, position: Position) -> None:
-        """Go on from a position; if nothing was published before, it is saved at once."""
+    def begin(self, position: Position, snapshot: SnapshotState | None = None) -> None:
+        """Go on from a position, and begin a snapshot; if nothing was published before, both are saved at once."""
 
     def publish(self, part: TransactionPart) -> None:
         """Take the next part. Raises what stopped the publisher."""
+
+    def publish_read(
+        self, schema: TableSchema | None, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None]
+    ) -> None:
+        """Take rows that a snapshot has read at this position."""
 
     def refuse_failed(self) -> None:
         """Raise what stopped the publisher, if anything did."""
@@ -81,6 +93,10 @@ class Publisher(Protocol):
     @property
     def position(self) -> Position:
         """Behind the last part that was taken."""
+
+    @property
+    def snapshot(self) -> SnapshotState | None:
+        """What a snapshot has still to read behind what was taken."""
 
     def close(self) -> Published | None:
         """Publish what was taken, if the broker is there, and end; what is published then."""
@@ -91,12 +107,15 @@ class BinlogReader:
 
     Args:
         new_source: makes a source, which is not open.
-        start: where a reader without a saved position begins (``source.start``).
+        start: where a reader without a saved position begins (``source.start``), if it takes no snapshot.
+        snapshot: takes one; None: none is ever taken.
     """
 
-    def __init__(self, new_source: Callable[[], Source], clock: Clock, start: str = "now") -> None:
-        self._new_source, self._start, self._woken = new_source, start, Signal()
-        self._is_stopped = False
+    def __init__(
+        self, new_source: Callable[[], Source], clock: Clock, start: str = "now", snapshot: Snapshot | None = None
+    ) -> None:  # fmt: skip
+        self._new_source, self._start, self._snapshot, self._woken = new_source, start, snapshot, Signal()
+        self._is_stopped, self._pause_s = False, PAUSE_S_MIN
         self._log = get_logger()
         self._sparingly = Sparingly(self._log, clock)
 
@@ -117,39 +136,73 @@ class BinlogReader:
             BinlogError: what stopped it.
         """
         try:
-            published = publisher.open()
-            self._publish_from(None if published is None else published.position, publisher)
+            self._publish_from(publisher.open(), publisher)
         finally:
             published = publisher.close()
+            if self._snapshot is not None:
+                self._snapshot.close()
         return published
 
-    def _publish_from(self, position: Position | None, publisher: Publisher) -> None:
-        pause_s, has_begun = PAUSE_S_MIN, False
+    def _publish_from(self, published: Published | None, publisher: Publisher) -> None:
+        has_begun = False
         while not self._is_stopped:
             source = self._new_source()
             try:
-                position = position or self._first_position(source)
-                source.open(position)
                 if not has_begun:
-                    publisher.begin(position)
-                    self._log.info("reading the binlog", gtids=position.gtids)
-                    has_begun = True
-                while not self._is_stopped:
-                    part = source.read(READ_S)
-                    if part is None:
-                        publisher.refuse_failed()
-                        continue
-                    publisher.publish(part)
-                    pause_s = PAUSE_S_MIN
+                    has_begun = self._begin(published, source, publisher)
+                elif not self._is_due(publisher):
+                    source.open(publisher.position)
+                self._read(source, publisher)
+            except ViewEndedError as error:
+                self._log.info("a table was altered: a new view is taken", reason=str(error))
             except SourceAwayError as error:
                 self._sparingly.warning("waiting for the database", error=str(error))
                 if has_begun:
                     publisher.refuse_failed()
-                    position = publisher.position
-                self._woken.wait(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                self._woken.wait(self._pause_s)
+                self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
             finally:
                 source.close()
+
+    def _begin(self, published: Published | None, source: Source, publisher: Publisher) -> bool:
+        """Open source and publisher, with a snapshot if one begins; False if the reader was stopped meanwhile."""
+        position = state = None
+        if self._snapshot is not None:
+            position, state = self._snapshot.beginning(published, source.current_position)
+        if published is not None:
+            position = published.position
+        position = position or self._first_position(source)
+        if self._is_stopped:
+            return False
+        source.open(position)
+        publisher.begin(position, state)
+        if state is not None:
+            crash_point("binlog.snapshot.begun")
+        self._log.info("reading the binlog", gtids=position.gtids)
+        return True
+
+    def _is_due(self, publisher: Publisher) -> bool:
+        return self._snapshot is not None and self._snapshot.is_due(publisher)
+
+    def _read(self, source: Source, publisher: Publisher) -> None:
+        """Publish what the source has, until the reader is stopped; or up to the snapshot's view, and its rows."""
+        while not self._is_stopped:
+            if self._snapshot is not None and self._snapshot.is_over(publisher):
+                self.stop()
+            elif self._is_due(publisher):
+                if self._snapshot is not None:
+                    self._snapshot.read(publisher)
+                return
+            else:
+                self._read_part(source, publisher)
+
+    def _read_part(self, source: Source, publisher: Publisher) -> None:
+        part = source.read(READ_S)
+        if part is None:
+            publisher.refuse_failed()
+            return
+        publisher.publish(part)
+        self._pause_s = PAUSE_S_MIN
 
     def _first_position(self, source: Source) -> Position:
         current = source.current_position()
@@ -178,8 +231,12 @@ def read_binlog(settings: BinlogSettings) -> Published | None:
         ConfigError: a setting does not fit the server.
     """
     with connect(settings.bootstrap, lazy=True) as client:
-        options = source_options(settings)
-        reader = BinlogReader(lambda: BinlogSource(options), client.clock, settings.source.start)
-        publisher = TransactionalPublisher(client, settings, lambda: reader.is_stopped)
+        options, snapshot = source_options(settings), settings.snapshot
+        reader: BinlogReader
+        tables = Snapshot(
+            options, snapshot, captures(snapshot.tables or ("*.*",), ()), client.clock, lambda: reader.is_stopped
+        )
+        reader = BinlogReader(lambda: BinlogSource(options), client.clock, settings.source.start, tables)
+        publisher = TransactionalPublisher(client, settings, lambda: reader.is_stopped, Unread(tables.compare))
         with until_terminated(reader.stop):
             return reader.run(publisher)

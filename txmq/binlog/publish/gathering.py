@@ -8,6 +8,9 @@ one, and an end marker behind the last, in every partition. A statement (DDL) go
 topics. The changes of a prepared XA transaction go to the parked topic, each with its destination in its headers. At XA
 COMMIT they are taken from there, and at XA ROLLBACK forgotten.
 
+While a snapshot is unfinished, the changes of rows that it has still to read are passed over (``unread``). Its rows are
+steps as well, each with how far the snapshot then is.
+
 No I/O but that of ``Topics`` and ``Parked``.
 
 Invariants:
@@ -17,16 +20,27 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from txmq.binlog.changes import Ddl, DdlKind, TableName, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.changes import (
+    Ddl,
+    DdlKind,
+    Row,
+    RowChange,
+    TableName,
+    TableSchema,
+    TransactionPart,
+    XaEnd,
+    XaPrepare,
+)
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError, SourceError
-from txmq.binlog.event_json import BEGIN, END, EventEncoder, EventMessage, read_event
+from txmq.binlog.event_json import BEGIN, END, REKEY_HEADER, EventEncoder, EventMessage, read_event
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import OpenTransaction, ParkedRows, Published
 from txmq.binlog.publish.topics import Topics
+from txmq.binlog.publish.unread import SnapshotState, Unread
 from txmq.log.records import Headers
 from txmq.xid import xid_sql
 
@@ -45,16 +59,23 @@ class Parked(Protocol):
 
 
 class Step(NamedTuple):
-    """What is published together, and where that leads."""
+    """What is published together, and where that leads.
+
+    Args:
+        rows: how many changes, or rows of a snapshot.
+        transactions: 1 if it ends one.
+        snapshot: what one has still to read behind it.
+    """
 
     messages: list[Outgoing]
     size_bytes: int
-    rows: int  # changes
+    rows: int
     at: TransactionPart | Position
     open: OpenTransaction | None
     parked: Mapping[str, ParkedRows]
-    transactions: int  # 1 if it ends one
+    transactions: int
     source_ms: int
+    snapshot: SnapshotState | None = None
 
 
 class Batch:
@@ -90,7 +111,7 @@ class Batch:
         position = last.at if isinstance(last.at, Position) else last.at.after
         return Published(
             id_, position, last.open, last.parked, rows + self.rows, transactions + self.transactions, last.source_ms,
-            now_ms,
+            now_ms, last.snapshot,
         )  # fmt: skip
 
 
@@ -100,15 +121,17 @@ class Gathering:
     Args:
         begin: what is published.
         parked_end: no change that is parked from now on stands before this offset of the parked topic.
+        unread: says which changes are passed over while a snapshot is unfinished.
     """
 
     def __init__(
         self, settings: BinlogSettings, topics: Topics, events: EventEncoder, parked: Parked, begin: Published,
-        parked_end: int,
+        parked_end: int, unread: Unread | None = None,
     ) -> None:  # fmt: skip
         self._settings, self._topics, self._events, self._parked = settings, topics, events, parked
         self._at: TransactionPart | Position = begin.position
         self._open, self._parked_rows, self._parked_end = begin.open, dict(begin.parked), parked_end
+        self._unread, self._snapshot, self._source_ms = unread, begin.snapshot, begin.source_ms
         self._fresh: dict[str, list[Outgoing]] = {}
         self._fresh_bytes = 0
 
@@ -116,6 +139,11 @@ class Gathering:
     def position(self) -> Position:
         """Behind the last step."""
         return self._at if isinstance(self._at, Position) else self._at.after
+
+    @property
+    def snapshot(self) -> SnapshotState | None:
+        """What a snapshot has still to read."""
+        return self._snapshot
 
     def steps(self, part: TransactionPart, now_ms: int) -> Iterator[Step]:
         """The steps of a part, in order: each must be taken before the next one is made.
@@ -129,15 +157,63 @@ class Gathering:
         if isinstance(part.xa, XaEnd):
             yield from self._xa_end(part, part.xa, now_ms)
             return
+        snapshot = self._snapshot
         if isinstance(part.xa, XaPrepare):
             messages = self._parked_messages(part, xid_sql(part.xa.xid), now_ms)
         else:
-            messages = self._messages(part, now_ms)
+            if snapshot is not None and part.ddl is not None:
+                snapshot = snapshot.behind(part.ddl)
+            messages = self._messages(part, now_ms, self._judged(snapshot, part.changes))
         done = part.number + len(part.changes)
         is_open = not part.last
         self._open = OpenTransaction(part.gtid, self._open_topics, done) if is_open else None
-        self._at = part
-        yield _step(part, messages, len(part.changes), part, self._open, self._parked_rows)
+        self._at, self._snapshot, self._source_ms = part, snapshot, part.timestamp_ms
+        yield self._step(part, messages, len(part.changes), part, self._parked_rows)
+
+    def read_steps(
+        self, schema: TableSchema, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None], now_ms: int
+    ) -> Iterator[Step]:
+        """The steps of rows that a snapshot has read at this position.
+
+        Args:
+            behind: what it has still to read behind so many of the rows.
+        """
+        place, position = self._topics.place(schema.table, self.position.gtids), self.position
+        publish, messages, size, first = self._settings.publish, list[Outgoing](), 0, 0
+        for number, row in enumerate(rows):
+            of, key, value, headers = self._events.snapshot_row(schema, row, position, now_ms)
+            if len(value) > MESSAGE_SIZE_BYTES_MAX:
+                raise _too_large(of, "a row of a snapshot", len(value))
+            grown = size + len(key) + len(value) + _OVERHEAD_BYTES
+            if messages and (grown > publish.transaction_bytes_max or len(messages) >= publish.transaction_rows_max):
+                yield self._read_step(messages, number - first, behind(number))
+                messages, grown, first = [], grown - size, number
+            size = grown
+            messages.append((place.topic, place.partition_of(key), key, value, tuple(headers.items()), now_ms))
+        yield self._read_step(messages, len(rows) - first, behind(len(rows)))
+
+    def skip_step(self, snapshot: SnapshotState | None) -> Step:
+        """A step without rows: a table is gone, or has none."""
+        return self._read_step([], 0, snapshot)
+
+    def _read_step(self, messages: list[Outgoing], rows: int, snapshot: SnapshotState | None) -> Step:
+        self._snapshot = snapshot
+        return Step(
+            messages, _size(messages), rows, self._at, self._open, self._parked_rows, 0, self._source_ms, snapshot
+        )
+
+    def _judged(self, snapshot: SnapshotState | None, changes: Sequence[RowChange]) -> Sequence[RowChange | None]:
+        if snapshot is None or self._unread is None or not changes:
+            return changes
+        return self._unread.judged(snapshot, changes)
+
+    def _step(
+        self, part: TransactionPart, messages: list[Outgoing], rows: int, at: TransactionPart | Position,
+        parked: Mapping[str, ParkedRows],
+    ) -> Step:  # fmt: skip
+        open_ = self._open
+        ends = 0 if open_ is not None else 1
+        return Step(messages, _size(messages), rows, at, open_, parked, ends, part.timestamp_ms, self._snapshot)
 
     @property
     def _open_topics(self) -> Mapping[str, TableName]:
@@ -158,30 +234,33 @@ class Gathering:
 
     # --- rows and statements -----------------------------------------------------------------------------------------
 
-    def _messages(self, part: TransactionPart, now_ms: int) -> list[Outgoing]:
+    def _messages(self, part: TransactionPart, now_ms: int, changes: Sequence[RowChange | None]) -> list[Outgoing]:
         messages: list[Outgoing] = []
         if part.ddl is not None:
             self._add_ddl(messages, part, part.ddl, now_ms)
         is_whole = part.first and part.last
         if not is_whole and part.first:
             self._open = OpenTransaction(part.gtid)
-        self._add_rows(messages, part, now_ms, has_markers=not is_whole)
+        self._add_rows(messages, part, now_ms, changes, has_markers=not is_whole)
         if not is_whole and part.last:
             self._add_end_markers(messages, part, part.number + len(part.changes), now_ms)
         return messages
 
-    def _add_rows(self, messages: list[Outgoing], part: TransactionPart, now_ms: int, *, has_markers: bool) -> None:
+    def _add_rows(
+        self, messages: list[Outgoing], part: TransactionPart, now_ms: int, changes: Sequence[RowChange | None], *,
+        has_markers: bool,
+    ) -> None:  # fmt: skip
         """Hot: once for each change."""
         table: TableName | None = None
         add = messages.append
-        for of, key, value, headers in self._events.changes(part, now_ms):
+        for of, key, value, headers in self._events.changes(part, now_ms, changes):
             if of is not table:
                 place = self._topics.place(of, part.gtid)
                 table, topic, where = of, place.topic, place.partition_of
                 if has_markers:
                     self._add_begin_markers(messages, part, topic, of, now_ms)
             if len(value) > MESSAGE_SIZE_BYTES_MAX:
-                raise _too_large(of, part, len(value))
+                raise _too_large(of, f"a change of transaction {part.gtid}", len(value))
             add((topic, where(key), key, value, tuple(headers.items()), now_ms))
 
     def _add_ddl(self, messages: list[Outgoing], part: TransactionPart, ddl: Ddl, now_ms: int) -> None:
@@ -219,7 +298,7 @@ class Gathering:
 
     def _parked_messages(self, part: TransactionPart, xid: str, now_ms: int) -> list[Outgoing]:
         messages: list[Outgoing] = []
-        self._add_rows(messages, part, now_ms, has_markers=False)
+        self._add_rows(messages, part, now_ms, part.changes, has_markers=False)
         if part.first:
             self._forget_fresh(xid)
             self._fresh[xid] = []
@@ -259,7 +338,7 @@ class Gathering:
         if rows is None or not end.committed or rows.rows == 0:
             self._parked_rows = left
             self._open, self._at = None, part
-            yield _step(part, [], 0, part, None, left)
+            yield self._step(part, [], 0, part, left)
             return
         if fresh is not None and len(fresh) == rows.rows:
             found: Iterable[Outgoing] = fresh
@@ -277,20 +356,33 @@ class Gathering:
         for chunk in _chunks(found, done, self._settings.publish.transaction_rows_max):
             messages: list[Outgoing] = []
             is_whole = rows.rows == len(chunk)
-            for one in chunk:
+            for one in self._read_of(chunk):
                 if not is_whole and one[0] not in self._open_topics:
                     self._add_begin_markers(messages, part, one[0], read_event(one[3]).table, now_ms)
                 messages.append((*one[:5], now_ms))
             done += len(chunk)
             if done < rows.rows:
                 self._open = OpenTransaction(part.gtid, self._open_topics, done)
-                yield _step(part, messages, len(chunk), self.position, self._open, self._parked_rows)
+                yield self._step(part, messages, len(chunk), self.position, self._parked_rows)
                 continue
             if not is_whole:
                 self._add_end_markers(messages, part, rows.rows, now_ms)
             self._parked_rows = dict(left)
             self._open, self._at = None, part
-            yield _step(part, messages, len(chunk), part, None, left)
+            yield self._step(part, messages, len(chunk), part, left)
+
+    def _read_of(self, messages: list[Outgoing]) -> list[Outgoing]:
+        """Those of rows that a snapshot has read. Half of an update that changed a key is then a change by itself."""
+        snapshot, unread = self._snapshot, self._unread
+        if snapshot is None or unread is None:
+            return messages
+        events = [read_event(one[3]) for one in messages]
+        told = unread.are_read(snapshot, [(event.table, dict(event.after or event.before or {})) for event in events])
+        return [
+            (*one[:4], [header for header in one[4] if header[0] != REKEY_HEADER], one[5])
+            for one, is_read in zip(messages, told, strict=True)
+            if is_read
+        ]
 
 
 def parked_key(xid: str, gtid: str) -> bytes:
@@ -302,14 +394,6 @@ def _enveloped(one: Outgoing) -> tuple[bytes, Headers, int]:
     topic, partition, key, value, headers, now_ms = one
     to = [(TOPIC_HEADER, topic.encode()), (PARTITION_HEADER, str(partition).encode()), (KEY_HEADER, key or b"")]
     return value, [*headers, *to], now_ms
-
-
-def _step(
-    part: TransactionPart, messages: list[Outgoing], rows: int, at: TransactionPart | Position,
-    open_: OpenTransaction | None, parked: Mapping[str, ParkedRows],
-) -> Step:  # fmt: skip
-    ends = 0 if open_ is not None else 1
-    return Step(messages, _size(messages), rows, at, open_, parked, ends, part.timestamp_ms)
 
 
 def _size(messages: Iterable[Outgoing]) -> int:
@@ -328,8 +412,8 @@ def _chunks(found: Iterable[Outgoing], skipped: int, size: int) -> Iterator[list
     yield chunk
 
 
-def _too_large(table: TableName, part: TransactionPart, size: int) -> BinlogError:
+def _too_large(table: TableName, what: str, size: int) -> BinlogError:
     return BinlogError(
-        f"{table}: a change of transaction {part.gtid} is an event of {size} bytes, over the limit of "
+        f"{table}: {what} is an event of {size} bytes, over the limit of "
         f"{MESSAGE_SIZE_BYTES_MAX}: source.exclude the table, or store such values elsewhere"
     )

@@ -1,6 +1,7 @@
 """What is published, as a position message says it: read at a start, and by ``txmq binlog status``.
 
-``{"id", "position": {}, "open": {} | null, "parked": {}, "rows", "transactions", "source_ms", "published_ms"}``
+``{"id", "position": {}, "open": {} | null, "parked": {}, "rows", "transactions", "source_ms", "published_ms"}``, and
+``"snapshot": {}`` while one is unfinished.
 
 The first message of a position topic is ``{"genesis": true}``: the group then has an offset to save, and the first
 transaction a message to acknowledge. More than one does no harm.
@@ -16,6 +17,7 @@ from typing import Any
 from txmq.binlog.changes import TableName
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
+from txmq.binlog.publish.unread import SnapshotState
 
 GENESIS = b'{"genesis": true}'
 
@@ -63,6 +65,7 @@ class Published:
         transactions: transactions of the source, likewise.
         source_ms: when the newest of them was run there; 0 if there is none.
         published_ms: when the message was made.
+        snapshot: what one has still to read; None if there is none.
     """
 
     id: str
@@ -73,11 +76,12 @@ class Published:
     transactions: int = 0
     source_ms: int = 0
     published_ms: int = 0
+    snapshot: SnapshotState | None = None
 
     def to_json(self) -> bytes:
         """The message's value."""
         open_ = self.open
-        fields = {
+        fields: dict[str, Any] = {
             "id": self.id,
             "position": json.loads(self.position.to_json()),
             "open": None if open_ is None else {"gtid": open_.gtid, "topics": open_.topics, "rows": open_.rows},
@@ -85,6 +89,8 @@ class Published:
             "rows": self.rows, "transactions": self.transactions,
             "source_ms": self.source_ms, "published_ms": self.published_ms,
         }  # fmt: skip
+        if self.snapshot is not None:
+            fields["snapshot"] = self.snapshot.to_fields()
         return json.dumps(fields).encode()
 
 
@@ -108,6 +114,7 @@ def read_published(value: bytes | None, where: str) -> Published | None:
             None if open_ is None else _open(open_),
             {xid: ParkedRows(*rows) for xid, rows in found["parked"].items()},
             found["rows"], found["transactions"], found["source_ms"], found["published_ms"],
+            SnapshotState.from_fields(found["snapshot"]) if "snapshot" in found else None,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BinlogError(

@@ -16,9 +16,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from txmq.binlog.changes import TransactionPart
+from txmq.binlog.changes import Row, TableSchema, TransactionPart
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.event_json import EventEncoder
@@ -28,6 +29,7 @@ from txmq.binlog.publish.parked import ParkedTopic
 from txmq.binlog.publish.position_log import PositionLog
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.topics import Topics
+from txmq.binlog.publish.unread import SnapshotState, Unread
 from txmq.binlog.publish.waiting import PAUSE_S_MIN, BrokerWait
 from txmq.client import Client
 from txmq.errors import (
@@ -57,11 +59,13 @@ class TransactionalPublisher:
 
     Args:
         is_stopped: the reader is to end: ``open`` returns, and nothing waits for a broker that is away.
+        unread: says which changes are passed over while a snapshot is unfinished.
     """
 
     def __init__(
-        self, client: Client, settings: BinlogSettings, is_stopped: Callable[[], bool]
+        self, client: Client, settings: BinlogSettings, is_stopped: Callable[[], bool], unread: Unread | None = None
     ) -> None:  # fmt: skip
+        self._unread = unread
         self._client, self._settings = client, settings
         self._clock, self._publish = client.clock, settings.publish
         self._is_stopped, self._gives_up = is_stopped, False
@@ -94,19 +98,26 @@ class TransactionalPublisher:
         self._published = self._wait.answer(log.take)
         return self._published
 
-    def begin(self, position: Position) -> None:
-        """Go on from a position; if nothing was published before, it is saved at once."""
+    def begin(self, position: Position, snapshot: SnapshotState | None = None) -> None:
+        """Go on from a position; if nothing was published before, it is saved at once.
+
+        Args:
+            snapshot: what one has to read that begins here; None: go on with the saved one, if there is one.
+        """
         parked = self._settings.parked_topic
         parked_end = self._wait.answer(lambda: self._client.offsets(parked, 0).end)
         begin = self._published or Published("", position)
+        if snapshot is not None:
+            begin = replace(begin, snapshot=snapshot)
         self._gathering = Gathering(
             self._settings, Topics(self._publish, self._settings.name, self._make, self._topic_names),
             EventEncoder(self._settings.name),
             ParkedTopic(self._client, parked, self._clock, self.flush), begin, parked_end,
+            self._unread,
         )  # fmt: skip
         if self._published is None:
             first = Batch(0.0)
-            first.add(Step([], 0, 0, position, None, {}, 0, 0))
+            first.add(Step([], 0, 0, position, None, {}, 0, 0, snapshot))
             self._commit(first)
         start_daemon("txmq-binlog", self._work)
 
@@ -114,6 +125,11 @@ class TransactionalPublisher:
     def position(self) -> Position:
         """Behind the last part that was taken."""
         return self._open_gathering.position
+
+    @property
+    def snapshot(self) -> SnapshotState | None:
+        """What a snapshot has still to read behind what was taken."""
+        return self._open_gathering.snapshot
 
     def publish(self, part: TransactionPart) -> None:
         """Take the next part; waits while as much as fits a transaction is to be published before it.
@@ -123,6 +139,22 @@ class TransactionalPublisher:
             TxmqError: publishing failed for good.
         """
         for step in self._open_gathering.steps(part, self._clock.now_ms()):
+            self._add(step)
+
+    def publish_read(
+        self, schema: TableSchema | None, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None]
+    ) -> None:
+        """Take rows that a snapshot has read at this position; raises as ``publish``.
+
+        Args:
+            schema: of their table; None if there are no rows.
+            behind: what the snapshot has still to read behind so many of them.
+        """
+        gathering = self._open_gathering
+        if schema is None or not rows:
+            self._add(gathering.skip_step(behind(0)))
+            return
+        for step in gathering.read_steps(schema, rows, behind, self._clock.now_ms()):
             self._add(step)
 
     def _add(self, step: Step) -> None:

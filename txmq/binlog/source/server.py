@@ -59,7 +59,7 @@ class Server:
             with closing(driver.connect(**self._arguments())) as connection:
                 self.origin = Origin(flavor, fingerprint(connection, MYSQL))
         except driver.Error as error:
-            raise _refusal(error) from error
+            raise refusal(error) from error
         for name, wanted in _WANTED_OF[flavor].items():
             found = self._variable(name)
             if found.upper() != wanted:
@@ -78,7 +78,7 @@ class Server:
             gtids = "".join(self._variable("gtid_executed").split())
         else:
             gtids = self._variable("gtid_binlog_pos")
-        status = self._rows("SHOW MASTER STATUS")
+        status = self.rows("SHOW MASTER STATUS")
         if not status:
             raise SourceError("the server keeps no binlog: start it with log-bin")
         return Position(self.origin.flavor, gtids, 0, str(status[0][0]), int(status[0][1]), self.origin.server)
@@ -89,7 +89,7 @@ class Server:
         if self.origin.flavor == "mysql":
             gtids = "".join(self._variable("gtid_purged").split())
         else:
-            gtids = str(self._rows("SELECT BINLOG_GTID_POS(%s, 4)", file)[0][0] or "")
+            gtids = str(self.rows("SELECT BINLOG_GTID_POS(%s, 4)", file)[0][0] or "")
         return Position(self.origin.flavor, gtids, 0, file, 4, self.origin.server)
 
     def prepared(self) -> list[str]:
@@ -106,11 +106,11 @@ class Server:
 
     def first_file(self) -> str:
         """The oldest binlog file."""
-        return str(self._rows("SHOW BINARY LOGS")[0][0])
+        return str(self.rows("SHOW BINARY LOGS")[0][0])
 
     def bytes_behind(self, position: Position) -> int | None:
         """Bytes of the binlog behind a position's file and offset; None if that file is gone, or another server's."""
-        sizes = {str(row[0]): int(row[1]) for row in self._rows("SHOW BINARY LOGS")}
+        sizes = {str(row[0]): int(row[1]) for row in self.rows("SHOW BINARY LOGS")}
         if position.file not in sizes or position.server != self.origin.server:
             return None
         return sum(size for file, size in sizes.items() if file >= position.file) - position.offset
@@ -155,7 +155,7 @@ class Server:
         if mine == theirs:
             raise SourceError(f"server id {mine} is that of the server itself: take another one")
         try:
-            replicas = self._rows("SHOW SLAVE HOSTS" if self.origin.flavor == "mariadb" else "SHOW REPLICAS")
+            replicas = self.rows("SHOW SLAVE HOSTS" if self.origin.flavor == "mariadb" else "SHOW REPLICAS")
         except SourceError as error:
             if _code(error.__cause__) == _MAY_NOT_SEE:
                 return
@@ -167,7 +167,7 @@ class Server:
     def _check_cascades(self) -> None:
         if self._options.cascades == "pass":
             return
-        found = self._rows(
+        found = self.rows(
             "SELECT constraint_schema, table_name, constraint_name FROM information_schema.referential_constraints "
             "WHERE delete_rule IN %s OR update_rule IN %s",
             _ACTIONS, _ACTIONS,
@@ -189,14 +189,14 @@ class Server:
 
     def describe(self, table: TableName) -> TableDescription:
         """A table as it is now."""
-        kinds = self._rows(
+        kinds = self.rows(
             "SELECT table_type FROM information_schema.tables WHERE table_schema = %s AND table_name = %s", *table
         )
         if kinds and kinds[0][0] not in ("BASE TABLE", "SYSTEM VERSIONED"):
             return TableDescription(is_table=False)
         if kinds and kinds[0][0] == "SYSTEM VERSIONED":
             raise SourceError(f"{table} is system-versioned: its history has rows of its own, which are not published")
-        columns = self._rows(
+        columns = self.rows(
             "SELECT column_name, column_type, generation_expression FROM information_schema.columns "
             "WHERE table_schema = %s AND table_name = %s", *table,
         )  # fmt: skip
@@ -207,7 +207,7 @@ class Server:
         )
 
     def _unique(self, table: TableName) -> tuple[tuple[str, ...], ...]:
-        rows = self._rows(
+        rows = self.rows(
             "SELECT index_name, column_name, nullable, sub_part FROM information_schema.statistics "
             "WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index", *table,
         )  # fmt: skip
@@ -232,12 +232,12 @@ class Server:
 
     def _collations(self) -> dict[int, tuple[str, int]]:
         lists = "collations AS c"
-        if self.origin.flavor == "mariadb" and self._rows(
+        if self.origin.flavor == "mariadb" and self.rows(
             "SELECT 1 FROM information_schema.columns WHERE table_schema = 'information_schema' "
             "AND table_name = 'COLLATION_CHARACTER_SET_APPLICABILITY' AND column_name = 'ID'"
         ):
             lists = "collation_character_set_applicability AS c"  # since 10.10 collations serve several sets
-        rows = self._rows(
+        rows = self.rows(
             f"SELECT c.id, s.character_set_name, s.maxlen FROM information_schema.{lists} "  # noqa: S608 - our own
             "JOIN information_schema.character_sets AS s ON s.character_set_name = c.character_set_name"
         )
@@ -248,7 +248,7 @@ class Server:
         each = ",".join(
             f"CONVERT(CAST(X'{byte:02x}' AS CHAR CHARACTER SET {name}) USING utf8mb4)" for byte in range(256)
         )
-        (row,) = self._rows(f"SELECT {each}")
+        (row,) = self.rows(f"SELECT {each}")
         return "".join(
             UNDEFINED if not text or (text == "?" and byte != ord("?")) else text for byte, text in enumerate(row)
         )
@@ -256,14 +256,15 @@ class Server:
     # --- connections ---------------------------------------------------------------------------------------------
 
     def _variable(self, name: str) -> str:
-        rows = self._rows("SHOW GLOBAL VARIABLES LIKE %s", name.replace("_", r"\_"))
+        rows = self.rows("SHOW GLOBAL VARIABLES LIKE %s", name.replace("_", r"\_"))
         value = str(rows[0][1]) if rows else ""
         return {"ON": "1", "OFF": "0"}.get(value, value) if name in _SWITCHES else value
 
     def _arguments(self) -> dict[str, Any]:
         return self._options.connect_arguments()
 
-    def _rows(self, sql: str, *parameters: object) -> Sequence[Any]:
+    def rows(self, sql: str, *parameters: object) -> Sequence[Any]:
+        """The rows of a statement."""
         driver = mysql_driver()
         try:
             with closing(driver.connect(**self._arguments())) as connection, closing(connection.cursor()) as cursor:
@@ -271,7 +272,7 @@ class Server:
                 found: Sequence[Any] = cursor.fetchall()
                 return found
         except driver.Error as error:
-            raise _refusal(error) from error
+            raise refusal(error) from error
 
 
 _SWITCHES: Final = frozenset({"log_bin", "binlog_transaction_compression"})
@@ -281,8 +282,8 @@ def _code(error: BaseException | None) -> int:
     return error.args[0] if error is not None and error.args and isinstance(error.args[0], int) else 0
 
 
-def _refusal(error: Exception) -> BinlogError:
-    """Whether asking again may help: not if the server has understood the question."""
+def refusal(error: Exception) -> BinlogError:
+    """The driver's error as ours: asking again may help, but not if the server has understood the question."""
     driver = mysql_driver()
     if isinstance(error, driver.OperationalError) and _code(error) not in _NOT_AWAY:
         return SourceAwayError(f"the database cannot be asked: {error}")

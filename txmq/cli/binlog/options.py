@@ -23,9 +23,16 @@ Address = Annotated[
         "--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", metavar="txmq://HOST:PORT", help="Goes before the file's."
     ),
 ]
+Snapshot = Annotated[
+    str | None,
+    typer.Option(
+        "--snapshot", metavar="initial|never|only|TABLES",
+        help="Goes before the file's snapshot.mode: which rows are read before their changes.",
+    ),
+]  # fmt: skip
 
 
-def settings_of(config: Path, bootstrap: str | None) -> BinlogSettings:
+def settings_of(config: Path, bootstrap: str | None, snapshot: str | None = None) -> BinlogSettings:
     """What the file says.
 
     Raises:
@@ -39,4 +46,6 @@ def settings_of(config: Path, bootstrap: str | None) -> BinlogSettings:
         raise ConfigError(f"cannot read {config}: {error}") from None
     except ConfigError as error:
         raise ConfigError(f"{config}: {error}") from None
-    return settings if bootstrap is None else replace(settings, bootstrap=bootstrap)
+    if bootstrap is not None:
+        settings = replace(settings, bootstrap=bootstrap)
+    return settings if snapshot is None else replace(settings, snapshot=replace(settings.snapshot, mode=snapshot))

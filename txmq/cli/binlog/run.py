@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from txmq.cli import output
-from txmq.cli.binlog.options import Address, Config, settings_of
+from txmq.cli.binlog.options import Address, Config, Snapshot, settings_of
 
 
 def run(
     config: Config,
     bootstrap: Address = None,
+    snapshot: Snapshot = None,
     show_settings: Annotated[
         bool, typer.Option("--show-settings", help="Print the settings that would be used, and end.")
     ] = False,
@@ -21,6 +22,8 @@ def run(
 
     A database or broker that is away is waited for. Everything else that stops the reader is one line, and nothing
     behind it was published. The next run goes on there. A second reader of the same name stands by.
+
+    The first run begins with a snapshot: the rows that the tables have already. It may be ended at any time, too.
 
     [bold]The file[/bold]
 
@@ -43,11 +46,13 @@ def run(
     [bold]Examples[/bold]
 
       txmq binlog run --config binlog.toml
+      txmq binlog run --config binlog.toml --snapshot only
+      txmq binlog run --config binlog.toml --snapshot 'shop.items, shop.price*'
       txmq consume --topic shop.shop.orders --from earliest
     """
     from txmq.binlog.config import shown
 
-    settings = settings_of(config, bootstrap)
+    settings = settings_of(config, bootstrap, snapshot)
     if show_settings:
         output.print_json(shown(settings))
         return

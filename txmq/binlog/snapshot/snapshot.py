@@ -1,0 +1,290 @@
+"""Takes a snapshot beside the stream: begins it, says up to where the stream is read, and publishes chunks.
+
+Theory of operation. It begins at a position at which no XA transaction is prepared: the stream knows the rows of each
+that is prepared later. Then views follow one another. The reader publishes the binlog up to the view's position
+(``is_due``), and ``read`` publishes chunks until the view is old. What is read is saved with each chunk, in the same
+txmq transaction (``publish``). So a start finds in its position how far the snapshot is, and takes a new view.
+
+A table of which the key was altered, and one without a key that was cut off, is read again from its start: from then on
+none of its changes is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from txmq.binlog.changes import Row, TableName, TableSchema
+from txmq.binlog.config import SnapshotSettings
+from txmq.binlog.errors import BinlogError, SourceAwayError
+from txmq.binlog.position import Position
+from txmq.binlog.publish.published import Published
+from txmq.binlog.publish.unread import Key, SnapshotState, TableProgress
+from txmq.binlog.snapshot.tables import SnapshotTable, literal, parameters
+from txmq.binlog.snapshot.view import View
+from txmq.binlog.source import SourceOptions
+from txmq.binlog.source.server import Server
+from txmq.binlog.source.statements import shadowed
+from txmq.errors import ConfigError
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Signal
+
+CHUNK_BYTES_MAX: Final = 32 << 20  # about: of the rows that are in memory
+_TABLES_MAX: Final = 50  # of one view
+_COMPARED_MAX: Final = 500  # keys in one SELECT
+_WAIT_S: Final = 0.5
+_TOLD_S: Final = 5.0
+_VIEWS_MAX: Final = 100
+_SYSTEM: Final = ("information_schema", "performance_schema", "mysql", "sys")
+
+
+class Rows(Protocol):
+    """What takes a snapshot's rows: a publisher."""
+
+    @property
+    def position(self) -> Position:
+        """Behind the last part that was taken."""
+
+    @property
+    def snapshot(self) -> SnapshotState | None:
+        """What is still to be read."""
+
+    def publish_read(
+        self, schema: TableSchema | None, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None]
+    ) -> None:
+        """Take rows that were read at this position."""
+
+
+class Snapshot:
+    """See the module's docstring. Used by one thread.
+
+    Args:
+        options: which server, and which tables are captured.
+        named: whether ``mode`` names a table.
+        is_stopped: the reader is to end.
+    """
+
+    def __init__(
+        self, options: SourceOptions, settings: SnapshotSettings, named: Callable[[TableName], bool], clock: Clock,
+        is_stopped: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._options, self._settings, self._named = options, settings, named
+        self._clock, self._is_stopped = clock, is_stopped
+        self._server = Server(options)
+        self._view: View | None = None
+        self._pause = Signal()
+        self._log = get_logger()
+        self._told_at, self._told_rows = clock.monotonic(), 0
+
+    def is_over(self, publisher: Rows) -> bool:
+        """Whether the reader is to end with the snapshot, which is complete."""
+        return self._settings.mode == "only" and publisher.snapshot is None
+
+    def close(self) -> None:
+        """End the view."""
+        view, self._view = self._view, None
+        if view is not None:
+            view.close()
+
+    # --- its beginning -----------------------------------------------------------------------------------------------
+
+    def beginning(
+        self, published: Published | None, current_position: Callable[[], Position]
+    ) -> tuple[Position | None, SnapshotState | None]:
+        """Position and state of a snapshot that begins now; None for each that another says: what is saved, or else
+        ``source.start``.
+
+        Raises:
+            BinlogError, ConfigError: it cannot be taken as asked.
+        """
+        mode, unfinished = self._settings.mode, None if published is None else published.snapshot
+        if unfinished is not None:
+            if mode == "never":
+                raise BinlogError(
+                    "a snapshot is unfinished: changes of rows that it has not read were passed over, in "
+                    f"{len(unfinished.left)} tables or more. Start with --snapshot initial: it goes on"
+                )
+            self._log.info("going on with the snapshot", rows=unfinished.rows, tables_left=len(unfinished.left))
+            return None, None
+        if mode == "never" or (published is not None and not self._settings.tables):
+            return None, None
+        position = self._unprepared(current_position) if published is None else None
+        tables = self._tables()
+        if self._settings.tables and not tables:
+            raise ConfigError(f"snapshot.mode = {self._settings.mode!r}: no captured table has such a name")
+        self._log.info("beginning a snapshot", tables=len(tables))
+        if not tables:
+            return position, None
+        return position, SnapshotState(tuple(tables), None, len(tables), 0, published is not None)
+
+    def _unprepared(self, current_position: Callable[[], Position]) -> Position:
+        """A position at which no XA transaction is prepared: their rows would be known to nobody."""
+        while True:
+            position = current_position()
+            with_name = self._server.rows("XA RECOVER FORMAT='SQL'")
+            if not with_name or self._is_stopped():
+                return position
+            names = [str(row[-1]) for row in with_name]
+            self._log.warning("waiting for prepared XA transactions: commit or roll back each", xids=names)
+            self._pause.wait(_WAIT_S)
+
+    def _tables(self) -> list[TableName]:
+        rows = self._server.rows(
+            "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type IN "
+            "('BASE TABLE', 'SYSTEM VERSIONED') AND table_schema NOT IN %s ORDER BY table_schema, table_name",
+            _SYSTEM,
+        )
+        tables = [TableName(str(row[0]), str(row[1])) for row in rows]
+        return [table for table in tables if self._captures(table) and self._named(table)]
+
+    def _captures(self, table: TableName) -> bool:
+        base = shadowed(table)
+        return self._options.captures(table) and (base is None or not (base == table or self._options.captures(base)))
+
+    # --- views -------------------------------------------------------------------------------------------------------
+
+    def is_due(self, publisher: Rows) -> bool:
+        """Whether the stream has reached the view: its rows are next. Takes one if there is none.
+
+        Raises:
+            SourceError, SourceAwayError: none can be taken.
+        """
+        state = publisher.snapshot
+        if state is None:
+            return False
+        position = publisher.position
+        if self._view is None:
+            self._view = self._taken(state, position)
+            crash_point("binlog.snapshot.viewed")
+        here, there = position.gtid_set, self._view.position.gtid_set
+        return not position.rows and here.covers(there)
+
+    def _taken(self, state: SnapshotState, position: Position) -> View:
+        """A view that has all that is published: the binlog has a transaction a moment before the tables have it."""
+        self._server.check()
+        self._server.check_position(position)
+        current = () if state.current is None else (state.current.table,)
+        for _ in range(_VIEWS_MAX):
+            view = View(self._options, [*current, *state.left[:_TABLES_MAX]], self._server)
+            if view.position.gtid_set.covers(position.gtid_set):
+                return view
+            view.close()
+            self._pause.wait(_WAIT_S / _VIEWS_MAX)
+        raise SourceAwayError(f"the database is at {view.position.gtids}, and {position.gtids} is published")
+
+    def compare(self, progress: TableProgress, keys: Sequence[Key]) -> list[bool]:
+        """Whether each key is not behind ``progress.after``, by the database (``unread.Compare``).
+
+        Raises:
+            SourceAwayError: the connection ended.
+        """
+        if self._view is None:
+            raise SourceAwayError("no view is open")
+        row = ", ".join(literal(kind) for _, kind in progress.key)
+        border = parameters(progress.key, progress.after)
+        told: list[bool] = []
+        for first in range(0, len(keys), _COMPARED_MAX):
+            some = keys[first : first + _COMPARED_MAX]
+            values = [value for key in some for value in (*parameters(progress.key, key), *border)]
+            (found,) = self._view.ask(f"SELECT {', '.join([f'({row}) <= ({row})'] * len(some))}", *values)
+            told += map(bool, found)
+        return told
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def read(self, publisher: Rows) -> None:
+        """Publish chunks of the view until it is old, or all is read; then end it.
+
+        Raises:
+            ViewEndedError: a table was altered: a new view is due.
+            SourceError, SourceAwayError: the database refuses, or is away.
+        """
+        end = self._clock.monotonic() + self._settings.view_ms_max / 1000
+        try:
+            while self._clock.monotonic() < end and not self._is_stopped():
+                state = publisher.snapshot
+                if state is None or not self._read_of(state, publisher):
+                    break
+        finally:
+            self.close()
+        crash_point("binlog.snapshot.left")
+
+    def _read_of(self, state: SnapshotState, publisher: Rows) -> bool:
+        """Publish a chunk, or a table that has no key; False if the view has no more."""
+        current, view = state.current, self._view
+        if current is None and not state.left:
+            self._end(state, publisher)
+            return False
+        assert view is not None
+        name = state.left[0] if current is None else current.table
+        table = view.table(name)
+        left = tuple(one for one in state.left if one != name)
+        behind = replace(state, left=left, current=None)
+        if table is None or not self._captures(name):
+            publisher.publish_read(None, (), lambda _: behind)
+            return True
+        if current is None or current.key != table.key or not table.key:
+            if current is not None:
+                self._log.warning("a table is read again from its start", table=str(name))
+            current = TableProgress(name, table.key, again=current is not None)
+        limit = max(min(self._settings.chunk_rows, CHUNK_BYTES_MAX // max(table.row_bytes, 1)), 1)
+        if table.key:
+            self._read_chunk(view, table, limit, current, behind, publisher)
+        else:
+            self._read_whole(view, table, limit, current, behind, publisher)
+        return True
+
+    def _read_chunk(
+        self, view: View, table: SnapshotTable, limit: int, current: TableProgress, behind: SnapshotState,
+        publisher: Rows,
+    ) -> None:  # fmt: skip
+        rows = view.chunk(table, limit, current.after)
+        crash_point("binlog.snapshot.read")
+        places = [table.names.index(name) for name, _ in table.key]
+
+        def state(count: int) -> SnapshotState | None:
+            done = replace(behind, rows=behind.rows + count)
+            if count == len(rows) < limit:
+                return done
+            after = tuple(rows[count - 1][place] for place in places)
+            return replace(done, current=replace(current, after=after, rows=current.rows + count))
+
+        publisher.publish_read(table.schema, rows, state)
+        self._tell(state(len(rows)), table, current.rows + len(rows))
+
+    def _read_whole(
+        self, view: View, table: SnapshotTable, limit: int, current: TableProgress, behind: SnapshotState,
+        publisher: Rows,
+    ) -> None:  # fmt: skip
+        done = 0
+        for rows in view.whole(table, limit):
+            crash_point("binlog.snapshot.read")
+            first, done = done, done + len(rows)
+
+            def state(count: int, first: int = first) -> SnapshotState:
+                begun = replace(current, rows=first + count, again=True)
+                return replace(behind, rows=behind.rows + first + count, current=begun)
+
+            publisher.publish_read(table.schema, rows, state)
+            self._tell(state(len(rows)), table, done)
+            if self._is_stopped():
+                return
+        publisher.publish_read(None, (), lambda _: replace(behind, rows=behind.rows + done))
+
+    def _end(self, state: SnapshotState, publisher: Rows) -> None:
+        publisher.publish_read(None, (), lambda _: None)
+        self._log.info("the snapshot is complete", rows=state.rows, tables=state.tables)
+
+    def _tell(self, state: SnapshotState | None, table: SnapshotTable, rows: int) -> None:
+        now = self._clock.monotonic()
+        if state is None or now < self._told_at + _TOLD_S:
+            return
+        rate = round((state.rows - self._told_rows) / (now - self._told_at))
+        self._told_at, self._told_rows = now, state.rows
+        self._log.info(
+            "reading the snapshot", table=str(table.schema.table), rows_of_table=rows, rows_expected=table.rows,
+            rows=state.rows, rows_per_s=rate, tables_left=len(state.left), tables=state.tables,
+        )  # fmt: skip

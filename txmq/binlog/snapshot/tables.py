@@ -1,0 +1,211 @@
+"""A table as a snapshot reads it: each value in the form that the binlog's reader gives it.
+
+A SELECT converts the values itself, so that a row that it gives is the row of an event. The schema, too, is that of the
+stream: the events' schema tags are equal.
+
+A table is read in chunks by its primary key, or its first unique key without NULL. It is read in one go if it has none,
+or if the order of the key's columns cannot be written in SQL for a value alone: FLOAT, DOUBLE, ENUM, SET, TEXT, BLOB,
+and prefixes of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from txmq.binlog.changes import Column, ColumnKind, TableName, TableSchema, Value
+from txmq.binlog.errors import SourceError
+
+Ask = Callable[..., Sequence[Any]]
+KeyTypes = tuple[tuple[str, str], ...]
+
+_INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint")
+_BINARY: Final = ("tinyblob", "blob", "mediumblob", "longblob", "binary", "varbinary")
+_GEOMETRIES: Final = (
+    "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection",
+)  # fmt: skip
+_SPECIAL: Final = ("uuid", "inet4", "inet6")
+_ORDERED: Final = (
+    *_INTEGERS, *_SPECIAL, "year", "bit", "decimal", "date", "time", "datetime", "timestamp", "binary", "varbinary",
+    "char", "varchar",
+)  # fmt: skip
+_KINDS: Final = {
+    **dict.fromkeys((*_INTEGERS, "year", "bit"), ColumnKind.INTEGER),
+    **dict.fromkeys(("float", "double"), ColumnKind.FLOAT),
+    **dict.fromkeys((*_BINARY, *_GEOMETRIES), ColumnKind.BINARY),
+    "decimal": ColumnKind.DECIMAL, "json": ColumnKind.JSON, "date": ColumnKind.DATE, "time": ColumnKind.TIME,
+    "datetime": ColumnKind.DATETIME, "timestamp": ColumnKind.TIMESTAMP,
+}  # fmt: skip
+_SELECTED: Final = {
+    "bit": "{0} + 0", "year": "{0} + 0", "float": "CAST({0} AS DOUBLE)", "double": "CAST({0} AS DOUBLE)",
+    "datetime": "REPLACE(CAST({0} AS CHAR), ' ', 'T')",
+    "timestamp": "CONCAT(REPLACE(CAST({0} AS CHAR), ' ', 'T'), 'Z')",
+    **dict.fromkeys(("decimal", "date", "time", "json", *_SPECIAL), "CAST({0} AS CHAR)"),
+    **dict.fromkeys(_GEOMETRIES, "CAST({0} AS BINARY)"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SnapshotTable:
+    """A table, described.
+
+    Args:
+        schema: as the stream has it.
+        selected: SQL of each column.
+        key: name and type, with collation, of the columns by which it is read in chunks; none if it is read in one go.
+        row_bytes: of a row, about.
+        rows: how many it has, about.
+    """
+
+    schema: TableSchema
+    selected: tuple[str, ...]
+    key: KeyTypes
+    row_bytes: int
+    rows: int
+
+    @property
+    def names(self) -> list[str]:
+        """Of its columns."""
+        return [column.name for column in self.schema.columns]
+
+    def is_like(self, other: SnapshotTable | None) -> bool:
+        """Whether both are read in the same way."""
+        return other is not None and (self.schema, self.selected, self.key) == (
+            other.schema, other.selected, other.key,
+        )  # fmt: skip
+
+    def select(self, limit: int, after: Sequence[Value]) -> tuple[str, list[Value]]:
+        """The SQL of the chunk behind a key, and its parameters."""
+        table = f"{_quoted(self.schema.table.database)}.{_quoted(self.schema.table.name)}"
+        sql = f"SELECT {', '.join(self.selected)} FROM {table}"  # noqa: S608 - names are quoted
+        if not self.key:
+            return sql, []
+        where, found = self._behind(after)
+        order = ", ".join(_quoted(name) for name, _ in self.key)
+        return f"{sql}{where} ORDER BY {order} LIMIT {limit}", found
+
+    def _behind(self, after: Sequence[Value]) -> tuple[str, list[Value]]:
+        """``a > x OR (a = x AND b > y)``: a comparison of rows would not use the index."""
+        if not after:
+            return "", []
+        values = parameters(self.key, after)
+        terms, found = [], list[Value]()
+        for place, (name, kind) in enumerate(self.key):
+            equal = [f"{_quoted(other)} = {literal(its)}" for other, its in self.key[:place]]
+            terms.append("(" + " AND ".join([*equal, f"{_quoted(name)} > {literal(kind)}"]) + ")")
+            found += values[: place + 1]
+        return f" WHERE {' OR '.join(terms)}", found
+
+
+def parameters(key: KeyTypes, values: Sequence[Value]) -> list[Value]:
+    """A key's values as parameters."""
+    return [
+        value.removesuffix("Z").replace("T", " ")
+        if isinstance(value, str) and kind.startswith(("datetime", "timestamp"))
+        else value
+        for (_, kind), value in zip(key, values, strict=True)
+    ]
+
+
+def literal(kind: str) -> str:
+    """SQL that makes a parameter a value of a key's column."""
+    name = kind.partition("(")[0].partition(" ")[0]
+    if name in ("char", "varchar"):
+        collation = kind.rpartition(" ")[2]
+        return f"CONVERT(%s USING {collation.partition('_')[0]}) COLLATE {collation}"
+    if name == "timestamp":
+        return f"CAST(%s AS {kind.replace('timestamp', 'datetime')})"
+    if name in ("decimal", "date", "time", "datetime", *_SPECIAL):
+        return f"CAST(%s AS {kind.removesuffix(' unsigned')})"
+    if name in ("binary", "varbinary"):
+        return "CAST(%s AS BINARY)"
+    return "%s"
+
+
+def describe(ask: Ask, table: TableName) -> SnapshotTable | None:
+    """A table as it is now; None if there is no table of that name.
+
+    Raises:
+        SourceError: its rows cannot be read consistently.
+    """
+    kinds = ask(
+        "SELECT t.table_type, t.engine, e.transactions, t.avg_row_length, t.table_rows "
+        "FROM information_schema.tables t LEFT JOIN information_schema.engines e ON e.engine = t.engine "
+        "WHERE t.table_schema = %s AND t.table_name = %s",
+        *table,
+    )
+    if not kinds or kinds[0][0] not in ("BASE TABLE", "SYSTEM VERSIONED"):
+        return None
+    if kinds[0][0] == "SYSTEM VERSIONED":
+        raise SourceError(f"{table} is system-versioned: its history has rows of its own, which are not published")
+    if kinds[0][2] != "YES":
+        raise SourceError(
+            f"{table} cannot be read consistently, its engine is {kinds[0][1]}: ALTER TABLE {table} ENGINE=InnoDB, or "
+            "name it in source.exclude"
+        )
+    rows = ask(
+        "SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, character_maximum_length, "
+        "datetime_precision, character_set_name, collation_name, generation_expression FROM information_schema.columns "
+        "WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
+        *table,
+    )
+    columns = [Column(row[0], _KINDS.get(row[1], ColumnKind.TEXT), _type(row), bool(row[9])) for row in rows]
+    names = [column.name for column in columns]
+    key, is_whole = _key(ask, table)
+    types = [_key_type(rows[names.index(name)]) for name in key]
+    cuts = tuple((name, kind) for name, kind in zip(key, types, strict=True) if is_whole and kind is not None)
+    return SnapshotTable(
+        TableSchema(table, tuple(columns), tuple(names.index(name) for name in key)),
+        tuple(_SELECTED.get(row[1], "{0}").format(_quoted(row[0])) for row in rows),
+        cuts if len(cuts) == len(key) else (), int(kinds[0][3] or 0), int(kinds[0][4] or 0),
+    )  # fmt: skip
+
+
+def _key(ask: Ask, table: TableName) -> tuple[list[str], bool]:
+    """The key's columns, and whether each is in it whole."""
+    found: dict[str, list[tuple[str, bool]]] = {}
+    unfit = set()
+    for index, column, nullable, part in ask(
+        "SELECT index_name, column_name, nullable, sub_part FROM information_schema.statistics "
+        "WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index", *table,
+    ):  # fmt: skip
+        found.setdefault(index, []).append((column, part is None))
+        if index != "PRIMARY" and (nullable == "YES" or part is not None or column is None):
+            unfit.add(index)
+    chosen = "PRIMARY" if "PRIMARY" in found else next((name for name in found if name not in unfit), None)
+    columns = found[chosen] if chosen is not None else []
+    return [name for name, _ in columns], all(is_whole for _, is_whole in columns)
+
+
+def _type(row: Sequence[Any]) -> str:
+    """SQL type, as the stream tells it."""
+    data, declared, precision, scale, length, digits = row[1:7]
+    if data in ("enum", "set"):
+        return str(declared)
+    if data in _GEOMETRIES:
+        return "geometry"
+    text = str(data)
+    if data == "decimal":
+        text = f"decimal({precision},{scale})"
+    elif data == "bit":
+        text = f"bit({precision})"
+    elif data in ("char", "varchar", "binary", "varbinary"):
+        text = f"{data}({length})"
+    elif data in ("time", "datetime", "timestamp") and digits:
+        text = f"{data}({digits})"
+    if data in (*_INTEGERS, "float", "double", "decimal") and "unsigned" in declared:
+        text += " unsigned"
+    return text + " compressed" if "COMPRESSED" in declared else text
+
+
+def _key_type(row: Sequence[Any]) -> str | None:
+    """Type and collation; None if the order of its values cannot be told."""
+    kind, collation = _type(row), row[8]
+    if row[1] not in _ORDERED or "compressed" in kind:
+        return None
+    return kind if collation is None else f"{kind} {collation}"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``").replace("%", "%%") + "`"
