@@ -267,8 +267,9 @@ class BinlogSettings:
         return f"{self.name}.parked"
 
 
-_TABLES: dict[str, type[Any]] = {"source": SourceSettings, "publish": PublishSettings, "apply": ApplySettings}
-_TABLES: dict[str, type[Any]] = {"source": SourceSettings, "publish": PublishSettings, "snapshot": SnapshotSettings}
+_TABLES: dict[str, type[Any]] = {
+    "source": SourceSettings, "publish": PublishSettings, "apply": ApplySettings, "snapshot": SnapshotSettings,
+}  # fmt: skip
 _KEYS = {"": settings_of(BinlogSettings), **{name: settings_of(table) for name, table in _TABLES.items()}}
 
 BINLOG_SETTINGS = tuple(setting for known in _KEYS.values() for setting in known.values())

@@ -99,7 +99,7 @@ class Server:
             with closing(driver.connect(**self._arguments())) as connection:
                 xids = listed_xids(connection, is_mariadb=self.origin.flavor == "mariadb")
         except driver.Error as error:
-            raise _refusal(error) from error
+            raise refusal(error) from error
         except ConfigError as error:
             raise SourceError(str(error)) from error
         return [xid_sql(xid) for xid in xids]

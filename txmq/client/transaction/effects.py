@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from txmq.client.transaction.homes import RoutedTransaction, begin_for_caller
+from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.preparing import begin_for_caller
 from txmq.errors import RolledBackError, TransactionError, TransactionStateError, anew
 from txmq.protocol.parts import PartResult
 from txmq.runtime.crashpoints import SimulatedCrash

@@ -27,14 +27,26 @@ from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.errors import TransactionStateError, TxmqError, XAError
+from txmq.errors import (
+    ConnectionLostError,
+    FencedError,
+    ForbiddenError,
+    RequestTimeoutError,
+    RolledBackError,
+    TransactionConflictError,
+    TransactionStateError,
+    TransactionTimeoutError,
+    TxmqError,
+    XAError,
+)
 from txmq.model import SendResult
 from txmq.runtime.threads import Lock
 from txmq.state_machine import next_step
 from txmq.xa.xopen import XACode
-from txmq.xid import Xid
+from txmq.xid import FORMAT_ID_MAX, XID_PART_BYTES_MAX, Xid
 
 Row = dict[str, Any]
+_LOST_SESSION = (TransactionConflictError, FencedError, ForbiddenError)
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead
 
 
@@ -170,3 +182,34 @@ def listed_xid(row: Row) -> Xid | None:
         return None
     format_id, gtrid, bqual = text.split(".")
     return Xid(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))
+
+
+def rolled_back_code(error: BaseException) -> XACode:
+    """Why a branch is rolled back, in the code of X/Open that fits the error."""
+    if isinstance(error, RolledBackError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, TransactionTimeoutError | RequestTimeoutError):
+        return XACode.XA_RBTIMEOUT
+    if isinstance(error, (*_LOST_SESSION, ConnectionLostError)):
+        return XACode.XA_RBCOMMFAIL
+    return XACode.XA_RBTRANSIENT if isinstance(error, TxmqError) and error.retriable else XACode.XA_RBOTHER
+
+
+def checked_xid(xid: Xid) -> Xid:
+    """It as an ``Xid``.
+
+    Raises:
+        XAError: XAER_INVAL.
+    """
+    try:
+        found = Xid(*xid)
+        is_sound = (
+            0 <= found.format_id <= FORMAT_ID_MAX
+            and 1 <= len(found.gtrid) <= XID_PART_BYTES_MAX
+            and len(found.bqual) <= XID_PART_BYTES_MAX
+        )
+        if is_sound:
+            return Xid(int(found.format_id), bytes(found.gtrid), bytes(found.bqual))
+    except TypeError:
+        pass
+    raise XAError(XACode.XAER_INVAL, "not an xid: (format id, gtrid of 1 to 64 bytes, bqual of 0 to 64 bytes)")

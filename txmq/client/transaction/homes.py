@@ -24,11 +24,10 @@ from txmq.client.transaction.branch_commits import BranchClient, BranchHome, Wai
 from txmq.client.transaction.broker_side import (
     ROLLBACK_TIMEOUT_S,
     BrokerTransaction,
-    raise_rolled_back,
     rolled_back,
 )
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets
-from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
+from txmq.client.transaction.preparing import NOT_KNOWN, Preparing, attach_for_caller, begin_for_caller
 from txmq.client.transport.ports import Broker
 from txmq.errors import RolledBackError, TransactionError, TxmqError
 from txmq.model import TopicPartition
@@ -372,7 +371,7 @@ class RoutedTransaction(BrokerTransaction):
     def pending_homes(self) -> tuple[str, ...]:
         """Homes that could not be told of the decision yet, or have yet to place their part, as far as is known."""
         if self._waiting is not None:
-            branch_commits_of(self.home).look()
+            self.home.branch_commits.look()
         here = (_name_of_home(self.txid),) if self._waiting is not None and self._waiting.lines is None else ()
         return (*here, *(name for branch in self.branches if (name := branch.pending) is not None))
 
@@ -434,23 +433,3 @@ def _several(owners: dict[BranchHome, list[TopicPartition]]) -> str:
         names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(slots))
         found.append(f"{names} ({home!r})")
     return f"the partitions are of several homes: {'; '.join(sorted(found))}; nothing happened"
-
-
-def attach_for_caller(broker: BrokerTransaction) -> None:
-    """Have a session before a database begins.
-
-    Raises:
-        RolledBackError: the broker is away, or refuses; nothing happened.
-    """
-    try:
-        broker.attach()
-    except TxmqError as error:
-        raise_rolled_back(error, None)
-
-
-def begin_for_caller(broker: BrokerTransaction) -> None:
-    """Take the transaction's id before anything is prepared. Raises as ``attach_for_caller``."""
-    try:
-        broker.begin()
-    except TxmqError as error:
-        raise_rolled_back(error, None)

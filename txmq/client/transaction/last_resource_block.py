@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from txmq.client.transaction.ending import BlockResolver, Ending, no_part
-from txmq.client.transaction.homes import RoutedTransaction, attach_for_caller
+from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.last_resource import LastResourceRun
 from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.preparing import attach_for_caller
 from txmq.errors import (
     HeuristicCommitError,
     HeuristicMixedError,

@@ -1,10 +1,10 @@
-"""``prepare`` under way at one home: sent again under the same id until it is answered."""
+"""What comes before ``prepare`` at one home, and ``prepare``: sent again under the same id until it is answered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction
+from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, raise_rolled_back
 from txmq.errors import (
     ConnectionLostError,
     OverloadedError,
@@ -96,3 +96,23 @@ class Preparing:
         except LOST:
             self.is_doubtful = True
             raise
+
+
+def attach_for_caller(broker: BrokerTransaction) -> None:
+    """Have a session before a database begins.
+
+    Raises:
+        RolledBackError: the broker is away, or refuses; nothing happened.
+    """
+    try:
+        broker.attach()
+    except TxmqError as error:
+        raise_rolled_back(error, None)
+
+
+def begin_for_caller(broker: BrokerTransaction) -> None:
+    """Take the transaction's id before anything is prepared. Raises as ``attach_for_caller``."""
+    try:
+        broker.begin()
+    except TxmqError as error:
+        raise_rolled_back(error, None)

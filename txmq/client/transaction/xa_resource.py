@@ -30,14 +30,22 @@ from txmq.client.transaction import local_block
 from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.broker_side import LOST
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
-from txmq.client.transaction.external_branch import BranchState, Call, ExternalBranch, Row, listed_xid, xid_text
+from txmq.client.transaction.external_branch import (
+    BranchState,
+    Call,
+    ExternalBranch,
+    Row,
+    checked_xid,
+    listed_xid,
+    rolled_back_code,
+    xid_text,
+)
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,
     FencedError,
-    ForbiddenError,
     OutcomeUnknownError,
     PartialResultError,
     RequestTimeoutError,
@@ -55,10 +63,9 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.threads import Lock
 from txmq.xa.broker_port import Wanted, recover_rows
 from txmq.xa.xopen import XACode, XAFlag
-from txmq.xid import FORMAT_ID_MAX, XID_PART_BYTES_MAX, TxId, Xid
+from txmq.xid import TxId, Xid
 
 _UNREACHABLE = (ConnectionLostError, RequestTimeoutError, UnavailableError, ClosedError)
-_LOST_SESSION = (TransactionConflictError, FencedError, ForbiddenError)
 _RECOVER_LIMIT = 1000
 _HEURISTICS = {"committed": XACode.XA_HEURCOM, "rolled-back": XACode.XA_HEURRB}
 _START = {XAFlag.TMNOFLAGS: None, XAFlag.TMJOIN: Call.JOIN, XAFlag.TMRESUME: Call.RESUME}
@@ -89,7 +96,7 @@ class BrokerXAResource:
             XAError: XAER_DUPID, XAER_NOTA, XAER_PROTO, XAER_INVAL, XAER_OUTSIDE (the thread is in a transaction
                 block), XA_RBROLLBACK (it can only be rolled back), XAER_RMFAIL.
         """
-        xid, flag = _checked(xid), _flag(flags, _START)
+        xid, flag = checked_xid(xid), _flag(flags, _START)
         if current_transaction() is not None:
             raise XAError(XACode.XAER_OUTSIDE, "the thread is in a transaction block of txmq's")
         if associated_branch(self._client) is not None:
@@ -119,7 +126,7 @@ class BrokerXAResource:
         Raises:
             XAError: XAER_NOTA, XAER_PROTO, XAER_INVAL, XA_RBROLLBACK (it is over, and can only be rolled back).
         """
-        branch, call = self._known(_checked(xid)), _END[_flag(flags, _END)]
+        branch, call = self._known(checked_xid(xid)), _END[_flag(flags, _END)]
         with self._lock:
             if not is_associated(branch) and branch.state in (BranchState.ACTIVE, BranchState.ROLLBACK_ONLY):
                 raise XAError(XACode.XAER_PROTO, "the thread is not associated with this branch")
@@ -142,7 +149,7 @@ class BrokerXAResource:
 
         Durability: the messages are in the broker's journal when this returns XA_OK, until the branch is resolved.
         """
-        branch = self._known(_checked(xid))
+        branch = self._known(checked_xid(xid))
         following = branch.next_state(Call.PREPARE)
         if branch.state is BranchState.ROLLBACK_ONLY:
             self._drop(branch)
@@ -161,7 +168,7 @@ class BrokerXAResource:
                 branch.state = BranchState.IN_DOUBT
                 raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
             self._refused(branch)
-            raise XAError(_rolled_back_code(error), f"the branch is rolled back: {error}") from error
+            raise XAError(rolled_back_code(error), f"the branch is rolled back: {error}") from error
         except BaseException:
             branch.state = BranchState.IN_DOUBT
             raise
@@ -178,7 +185,7 @@ class BrokerXAResource:
 
         Durability: readers see the messages when this returns; those of other homes when these have heard.
         """
-        xid = _checked(xid)
+        xid = checked_xid(xid)
         if _flag(flags, (XAFlag.TMNOFLAGS, XAFlag.TMONEPHASE)) is XAFlag.TMONEPHASE:
             return self._commit_one_phase(self._known(xid))
         branch = self._branches.get(xid)
@@ -200,7 +207,7 @@ class BrokerXAResource:
         Raises:
             XAError: XA_HEURCOM, XA_HEURRB (until ``forget``), XAER_NOTA, XAER_PROTO, XAER_RMFAIL (unknown: again).
         """
-        xid = _checked(xid)
+        xid = checked_xid(xid)
         branch = self._branches.get(xid)
         if branch is not None:
             branch.next_state(Call.ROLLBACK)
@@ -249,7 +256,7 @@ class BrokerXAResource:
         Raises:
             XAError: XAER_NOTA (none is kept), XAER_PROTO (it is prepared), XAER_RMFAIL.
         """
-        row = self._row(_checked(xid))
+        row = self._row(checked_xid(xid))
         if row is None:
             raise XAError(XACode.XAER_NOTA, "no such branch")
         if row["state"] != "heuristic":
@@ -277,7 +284,7 @@ class BrokerXAResource:
                     local_block.commit(branch.broker, branch.messages)
         except RolledBackError as error:
             self._forget(branch)
-            raise XAError(_rolled_back_code(error), f"rolled back: {error}") from error
+            raise XAError(rolled_back_code(error), f"rolled back: {error}") from error
         except OutcomeUnknownError as error:
             branch.state = BranchState.IN_DOUBT
             raise XAError(XACode.XAER_RMFAIL, f"commit was not answered: {error}") from error
@@ -351,8 +358,8 @@ class BrokerXAResource:
         """End a branch whose prepare was refused; parts at other homes may be prepared."""
         broker = branch.broker
         if broker.branches and broker.may_have_arrived:
-            try:
-                broker.rollback()  # an attempt may have been executed, and committed since by another process
+            try:  # an attempt may have been executed, and committed since by another process
+                broker.rollback()
             except TxmqError:
                 broker.leave_branches()
         self._drop(branch)
@@ -418,31 +425,6 @@ def _absent_is_over() -> Iterator[None]:
         yield
     except UnknownTransactionError as error:
         raise XAError(XACode.XAER_NOTA, str(error)) from error
-
-
-def _rolled_back_code(error: BaseException) -> XACode:
-    if isinstance(error, RolledBackError) and error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, TransactionTimeoutError | RequestTimeoutError):
-        return XACode.XA_RBTIMEOUT
-    if isinstance(error, (*_LOST_SESSION, ConnectionLostError)):
-        return XACode.XA_RBCOMMFAIL
-    return XACode.XA_RBTRANSIENT if isinstance(error, TxmqError) and error.retriable else XACode.XA_RBOTHER
-
-
-def _checked(xid: Xid) -> Xid:
-    try:
-        found = Xid(*xid)
-        is_sound = (
-            0 <= found.format_id <= FORMAT_ID_MAX
-            and 1 <= len(found.gtrid) <= XID_PART_BYTES_MAX
-            and len(found.bqual) <= XID_PART_BYTES_MAX
-        )
-        if is_sound:
-            return Xid(int(found.format_id), bytes(found.gtrid), bytes(found.bqual))
-    except TypeError:
-        pass
-    raise XAError(XACode.XAER_INVAL, "not an xid: (format id, gtrid of 1 to 64 bytes, bqual of 0 to 64 bytes)")
 
 
 def _flag(flags: int, allowed: Sequence[XAFlag] | dict[XAFlag, Any]) -> XAFlag:
