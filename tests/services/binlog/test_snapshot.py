@@ -57,7 +57,7 @@ def view(reading: Reading, *tables: str) -> View:
 # --- forms -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_type_has_the_form_and_the_schema_tag_of_the_stream(reading: Reading) -> None:
+def test_every_type_has_form_and_schema_tag_of_the_stream(reading: Reading) -> None:
     columns = ", ".join(f"c{place} {declared}" for place, (declared, _, _) in enumerate(COLUMNS))
     length = max(len(values) for _, _, values in COLUMNS)
     rows = [
@@ -104,7 +104,7 @@ ORDERED = (
 )
 
 
-def test_chunks_by_each_kind_of_key_have_each_row_once_in_the_order_by_which_keys_are_compared(
+def test_each_key_is_cut_in_the_order_that_compares_it(
     reading: Reading,
 ) -> None:
     statements: list[str] = [*SESSION]
@@ -134,7 +134,7 @@ def _arguments(reading: Reading) -> Any:
     return reading.source._options, SnapshotSettings(), lambda _: True, OSClock(), lambda: False
 
 
-def test_tables_without_a_key_that_can_be_cut_are_read_in_one_go(reading: Reading) -> None:
+def test_tables_that_cannot_be_cut_are_read_in_one_go(reading: Reading) -> None:
     reading.run(
         "CREATE TABLE a (x INT)", "CREATE TABLE b (x DOUBLE PRIMARY KEY)",
         "CREATE TABLE c (x TEXT, PRIMARY KEY (x(9)))", "CREATE TABLE d (x ENUM('a','b') PRIMARY KEY)",
@@ -261,7 +261,7 @@ def caught_up(run: Run, client: txmq.Client, table: str = "items") -> None:
 
 
 @pytest.mark.parametrize(("kind", "points"), [("INT", POINTS), ("VARCHAR(20)", ("binlog.snapshot.read:4",))])
-def test_each_row_comes_once_and_then_its_changes_whatever_is_killed(
+def test_kills_leave_each_row_once_and_its_changes_behind_it(
     database: MariaDB, shared_broker: BrokerProcess, tmp_path: Path, kind: str, points: tuple[str, ...]
 ) -> None:
     fill(database, kind=kind, rows=200)
@@ -309,7 +309,7 @@ def test_statements_between_two_views_are_followed(
         assert [event["op"] for event in run.events(client, "begun") if event["after"]["id"] == 57] == ["r"]
 
 
-def test_a_prepared_transaction_is_waited_for_and_later_ones_are_published_once(
+def test_prepared_transactions_are_waited_for_and_later_ones_come_once(
     database: MariaDB, shared_broker: BrokerProcess, tmp_path: Path
 ) -> None:
     fill(database)
@@ -341,7 +341,7 @@ def _ids(event: dict[str, Any]) -> list[int]:
     return [row["id"] for row in (event["before"], event["after"]) if row is not None]
 
 
-def test_tables_by_name_are_read_again_and_their_changes_go_on(
+def test_named_tables_are_read_again_and_their_changes_go_on(
     database: MariaDB, shared_broker: BrokerProcess, tmp_path: Path
 ) -> None:
     fill(database, rows=20)
@@ -366,7 +366,7 @@ def test_tables_by_name_are_read_again_and_their_changes_go_on(
         assert len(run.events(client, "others")) == 20
 
 
-def test_a_table_without_a_key_is_read_again_if_it_was_cut_off(
+def test_table_without_key_is_read_again_if_cut_off(
     database: MariaDB, shared_broker: BrokerProcess, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE plain (id INT, v INT)")

@@ -50,7 +50,7 @@ def row(key: int) -> Row:
         ("u", 11, 9, ("c", None, 9)),
     ],
 )
-def test_changes_of_rows_that_are_not_read_are_passed_over(
+def test_changes_of_rows_not_read_are_passed_over(
     op: str, before: int | None, after: int | None, wanted: tuple[str, int | None, int | None] | None
 ) -> None:
     sides = [None if key is None else row(key) for key in (before, after)]
@@ -62,18 +62,18 @@ def test_changes_of_rows_that_are_not_read_are_passed_over(
         assert found == RowChange(wanted[0], ORDERS, *kept)
 
 
-def test_tables_that_are_left_are_passed_over_and_those_that_are_read_are_not() -> None:
+def test_tables_left_are_passed_over_and_tables_read_are_not() -> None:
     changes = [RowChange("c", schema, None, row(99)) for schema in (STOCK, CUSTOMER)]
     assert Unread(compare).judged(state(), changes) == [None, changes[1]]
 
 
-def test_a_table_of_which_no_row_is_read_is_passed_over() -> None:
+def test_table_without_a_row_read_is_passed_over() -> None:
     begun = state(current=TableProgress(ORDERS.table, (("id", "bigint"),)))
     assert Unread(compare).judged(begun, [RowChange("d", ORDERS, row(1), None)]) == [None]
 
 
 @pytest.mark.parametrize("of", ["table", "snapshot"])
-def test_nothing_is_passed_over_of_what_is_read_again(of: str) -> None:
+def test_nothing_read_again_is_passed_over(of: str) -> None:
     changes = [RowChange("c", ORDERS, None, row(99)), RowChange("c", STOCK, None, row(99))]
     if of == "table":
         again = state(current=TableProgress(ORDERS.table, (("id", "bigint"),), (BORDER,), 3, again=True))
@@ -88,12 +88,12 @@ def ddl(kind: DdlKind, *tables: TableName, statement: str = "") -> Ddl:
 
 
 @pytest.mark.parametrize("kind", [DdlKind.DROP, DdlKind.TRUNCATE, DdlKind.CREATE])
-def test_a_table_that_ends_or_begins_comes_by_the_binlog_alone(kind: DdlKind) -> None:
+def test_table_that_ends_or_begins_comes_by_binlog_alone(kind: DdlKind) -> None:
     assert state().behind(ddl(kind, STOCK.table)) == state(left=())
     assert state().behind(ddl(kind, ORDERS.table)) == state(current=None)
 
 
-def test_a_database_that_is_dropped_takes_its_tables_with_it() -> None:
+def test_dropped_database_takes_its_tables_with_it() -> None:
     whole = TableName("shop", "")
     assert state().behind(ddl(DdlKind.DATABASE, whole, statement="DROP DATABASE shop")) == state(left=(), current=None)
     assert state().behind(ddl(DdlKind.DATABASE, whole, statement="ALTER DATABASE shop")) == state()
@@ -111,7 +111,7 @@ def test_an_altered_table_goes_on() -> None:
 
 
 @pytest.mark.parametrize("after", [(1, "ü"), (b"\x00\xff",), ()])
-def test_a_state_is_read_back_from_its_position_message(after: Key) -> None:
+def test_state_is_read_back_from_its_position_message(after: Key) -> None:
     held = state(current=TableProgress(ORDERS.table, (("id", "bigint"),), after, 3, again=True), again=True)
     published = Published("a-1", Position("mariadb", "0-1-7"), snapshot=held)
     assert read_published(published.to_json(), "here") == published
