@@ -47,6 +47,9 @@ def describe(
 ) -> None:
     """Show a group's members, and owner, offset and lag of each partition.
 
+    In a cluster each home hands out its own partitions, and counts their generations by itself. If a home is away, the
+    others' partitions are shown, and the command fails.
+
     [bold]Examples[/bold]
 
       txmq group describe billing
@@ -86,6 +89,8 @@ def reset(
     as_json: output.Json = False,
 ) -> None:
     """Set the offset at which a group continues; refused while it has members, and if the group is unknown.
+
+    In a cluster all homes must be there.
 
     [bold]Examples[/bold]
 
@@ -130,6 +135,8 @@ def skip(
 @app.command()
 def delete(group: Group, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
     """Forget a group and its offsets; refused while it has members.
+
+    In a cluster all homes must be there.
 
     [bold]Examples[/bold]
 

@@ -65,7 +65,7 @@ def resolver(
 
     [bold]The file[/bold]
 
-      bootstrap = "txmq://127.0.0.1:8123"
+      bootstrap = "txmq://127.0.0.1:8123"  # or zk://... of a cluster
 
       [\\[resource]]
       name = "orders-db"              # as in LastResource("orders-db", ...)

@@ -1,7 +1,8 @@
 """``txmq tx``: transactions that hang, what became of one, and what an operator may do about it.
 
 ``list`` and ``show`` only read. ``commit``, ``rollback`` and ``complete`` decide for a resource: they want
-``--heuristic``, a reason, and a yes to a sentence that names the risk. So does ``give-up``, for a home that is lost.
+``--heuristic``, a reason, and a yes to a sentence that names the risk. ``give-up``, for a home that is lost, wants the
+last two.
 """
 
 from __future__ import annotations
