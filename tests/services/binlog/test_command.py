@@ -186,6 +186,32 @@ def test_what_is_wrong_is_one_line(run: Run, words: list[str], text: str) -> Non
     assert done.stderr.count(b"\n") == 1
 
 
+def test_statements_stop_the_reader_or_pass_as_the_settings_say(run: Run) -> None:
+    passing = run.config.read_text().replace("earliest", "now")
+    run.config.write_text(passing + 'ddl = "stop"\n')
+    run.start()
+    eventually(lambda: "reading the binlog" in run.log.read_text(), "it begins", WAIT_S)
+    run.server.execute("ALTER TABLE orders ADD COLUMN w INT")  # additive: goes on
+    run.server.execute("INSERT INTO orders VALUES (1, 'a', 7)")
+    run.until(1)
+    run.server.execute("ALTER TABLE orders DROP COLUMN v")
+    run.server.execute("INSERT INTO orders VALUES (2, 8)")
+    assert run.process is not None
+    assert run.process.wait(WAIT_S) == 1
+    last = run.log.read_text().splitlines()[-1]
+    assert "stopped before transaction" in last
+    assert "ALTER TABLE orders DROP COLUMN v" in last
+    assert run.published("s.shop.orders") == [("c", 1)]
+    run.config.write_text(passing)
+    run.start()
+    run.server.execute("RENAME TABLE orders TO sold")
+    run.server.execute("INSERT INTO sold VALUES (3, 9)")
+    run.until(1, "s.shop.sold")
+    assert sorted(run.published("s.shop.orders")) == [("c", 1), ("c", 2)]
+    assert run.stop() == 0
+    run.server.execute("DROP TABLE sold")
+
+
 def test_what_stops_the_reader_is_one_line(run: Run) -> None:
     run.start()
     run.until(0)
