@@ -11,6 +11,7 @@ import pytest
 
 import txmq
 from tests.services.binlog.replica import WAIT_S, Replica
+from txmq.binlog.apply.applier import Applier
 from txmq.binlog.errors import ConflictError, TargetError
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -136,6 +137,21 @@ def test_killed_target_is_waited_for(replica: Replica) -> None:
     replica.server.restart()
     child.send_signal(signal.SIGCONT)
     assert child.wait(WAIT_S) == 0, replica.log.read_text()
+    replica.require_equal()
+
+
+def test_broker_that_is_away_is_waited_for(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    topics, away = Applier._topics, iter([txmq.errors.BrokerAwayError("away")] * 2)
+
+    def asked(applier: Applier) -> list[str]:
+        if (missing := next(away, None)) is not None:
+            raise missing
+        return topics(applier)
+
+    monkeypatch.setattr(Applier, "_topics", asked)
+    assert replica.apply().rows == 1
     replica.require_equal()
 
 

@@ -23,9 +23,8 @@ from txmq.binlog.apply.session import Applied, Replica, Session
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import connector
 from txmq.binlog.config import BinlogSettings, topics_named
-from txmq.binlog.errors import TargetAwayError
 from txmq.client import Client, MySQLOffsetStore
-from txmq.errors import ConfigError, FencedError, StorageError
+from txmq.errors import ConfigError, FencedError, StorageError, TxmqError
 from txmq.model import TopicPartition
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.threads import Signal, until_terminated
@@ -70,14 +69,18 @@ class Applier:
             BinlogError: what stopped it; nothing behind it was applied in that partition.
         """
         pause_s = PAUSE_S
-        ends = self._ends(self._topics()) if until_end else None
+        ends: dict[TopicPartition, int] | None = None
         while not self._is_stopped:
             try:
+                if until_end and ends is None:
+                    ends = self._ends(self._topics())
                 self._replica.statements.install()
                 if self._run_session(ends):
                     break
                 pause_s = PAUSE_S
-            except (FencedError, StorageError, TargetAwayError) as error:
+            except TxmqError as error:
+                if not (error.retriable or isinstance(error, (FencedError, StorageError))):
+                    raise
                 self._sparingly.warning("beginning anew", error=str(error))
                 self._woken.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)

@@ -56,6 +56,6 @@ def apply(
     if on_conflict is not None:
         settings = replace(settings, apply=replace(settings.apply, on_conflict=on_conflict))
     logging.configure("info")
-    with txmq.connect(settings.bootstrap) as client:
+    with txmq.connect(settings.bootstrap, lazy=True) as client:
         applied = apply_binlog(settings, client, skipped=skip_ddl or (), until_end=until_end)
     output.note(f"stopped; {applied.rows} changes and {applied.statements} statements applied")
