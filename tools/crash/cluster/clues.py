@@ -71,7 +71,7 @@ class Clues:
             if broker is not None:
                 yield (
                     f"{topic}/{partition}: at broker {broker}; brokers/broker-{broker}.log, "
-                    f"txmq journal dump brokers/broker-{broker}"
+                    f"txmq journal dump --data brokers/broker-{broker}"
                 )
 
     def _fault(self, number: int) -> str:

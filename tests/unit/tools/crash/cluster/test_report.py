@@ -82,7 +82,7 @@ def test_findings_stand_with_what_to_look_at(tmp_path: Path) -> None:
     for clue in (
         f"w0.2.1-7T: txid 7, ok, from 2.000 to 3.000 s, faults meanwhile: 2; {folder}/w0.2.jsonl, w0.log",
         f"x1.1-3M: txid None, info, from 0.000 s on, not ended, faults meanwhile: 1, 2; {folder}/x1.1.jsonl, x1.log",
-        "orders/1: at broker 2; brokers/broker-2.log, txmq journal dump brokers/broker-2",
+        "orders/1: at broker 2; brokers/broker-2.log, txmq journal dump --data brokers/broker-2",
     ):
         assert f"    {clue}\n" in found + "\n"
         assert clue in report.as_json()["findings"][0]["clues"]
