@@ -134,6 +134,22 @@ def test_home_left_after_a_rollback_keeps_no_id(world: World) -> None:
     world.heal()
 
 
+@pytest.mark.parametrize("has_databases", [False, True])
+def test_home_that_was_not_asked_to_decide_blocks_no_other(world: World, *, has_databases: bool) -> None:
+    """Found: a part at a living home stayed in doubt until its deadline, and its keys waited."""
+    here, there = world.cluster.homes
+    if not has_databases:
+        world.resources.clear()
+    world.watch()
+    world.at[2] = lambda: setattr(here, "is_away", True)  # behind the other one's prepare
+    with pytest.raises(RolledBackError):
+        world.transfer()
+    world.cluster.talk()
+    assert [state for state, _ in there.branches().values()] == ["rolled-back"]
+    world.heal()
+    assert not world.check()
+
+
 def test_untold_home_is_pending_beside_databases(world: World) -> None:
     world.databases[0].faults["commit"].append("-")
     world.watch()
