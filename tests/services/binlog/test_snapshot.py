@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -384,3 +385,23 @@ def test_table_without_key_is_read_again_if_cut_off(
             if event["after"] is not None:
                 rows.add((event["after"]["id"], event["after"]["v"]))
         assert rows == set(database.execute("SELECT id, v FROM plain"))
+
+
+def test_stopped_reader_and_killed_database_are_gone_on_with(
+    database: MariaDB, shared_broker: BrokerProcess, tmp_path: Path
+) -> None:
+    fill(database, rows=150)
+    run = Run(tmp_path, database, shared_broker, "stops", chunk_rows=5)
+    reader = run.start()
+    eventually(lambda: "beginning a snapshot" in run.log.read_text(), run.log.read_text, WAIT_S)
+    reader.send_signal(signal.SIGTERM)
+    assert reader.wait(WAIT_S) == 0
+    reader = run.start("--snapshot", "only")
+    eventually(lambda: "going on with the snapshot" in run.log.read_text(), run.log.read_text, WAIT_S)
+    database.restart()
+    assert reader.wait(WAIT_S) == 0, run.log.read_text()
+    assert "waiting for the database" in run.log.read_text()
+    database.execute("UPDATE items SET v = 1")
+    with txmq.connect(shared_broker.address) as client:
+        caught_up(run, client)
+        assert Counter(event["op"] for event in run.events(client, "items")) == {"r": 150, "u": 150}

@@ -77,7 +77,8 @@ class Snapshot:
         self._view: View | None = None
         self._pause = Signal()
         self._log = get_logger()
-        self._told_at, self._told_rows = clock.monotonic(), 0
+        self._begun_at = self._told_at = clock.monotonic()
+        self._begun_rows = self._told_rows = 0  # what former runs have read, and what the last line said
 
     def is_over(self, publisher: Rows) -> bool:
         """Whether the reader is to end with the snapshot, which is complete."""
@@ -107,6 +108,8 @@ class Snapshot:
                     "a snapshot is unfinished: changes of rows that it has not read were passed over, in "
                     f"{len(unfinished.left)} tables or more. Start with --snapshot initial: it goes on"
                 )
+            self._begun_at = self._told_at = self._clock.monotonic()
+            self._begun_rows = self._told_rows = unfinished.rows
             self._log.info("going on with the snapshot", rows=unfinished.rows, tables_left=len(unfinished.left))
             return None, None
         if mode == "never" or (published is not None and not self._settings.tables):
@@ -115,6 +118,7 @@ class Snapshot:
         tables = self._tables()
         if self._settings.tables and not tables:
             raise ConfigError(f"snapshot.mode = {self._settings.mode!r}: no captured table has such a name")
+        self._begun_at = self._told_at = self._clock.monotonic()
         self._log.info("beginning a snapshot", tables=len(tables))
         if not tables:
             return position, None
@@ -276,7 +280,9 @@ class Snapshot:
 
     def _end(self, state: SnapshotState, publisher: Rows) -> None:
         publisher.publish_read(None, (), lambda _: None)
-        self._log.info("the snapshot is complete", rows=state.rows, tables=state.tables)
+        seconds = max(self._clock.monotonic() - self._begun_at, 0.001)
+        rate = round((state.rows - self._begun_rows) / seconds)
+        self._log.info("the snapshot is complete", rows=state.rows, tables=state.tables, rows_per_s=rate)
 
     def _tell(self, state: SnapshotState | None, table: SnapshotTable, rows: int) -> None:
         now = self._clock.monotonic()
