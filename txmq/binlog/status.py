@@ -12,6 +12,7 @@ from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published, read_published
+from txmq.binlog.publish.unread import SnapshotState
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source_settings import source_options
 from txmq.client import Client
@@ -48,6 +49,7 @@ class BinlogStatus:
         lag_bytes: of the binlog that are not published; None likewise.
         open_rows: changes that are published of a large transaction in parts; 0 if there is none.
         parked: prepared XA transactions, with how many changes each waits.
+        snapshot: of an unfinished one the rows that are read, the table that is being read, and how many are left.
         published_ms: when the newest position was written.
     """
 
@@ -63,6 +65,7 @@ class BinlogStatus:
     lag_bytes: int | None
     open_rows: int
     parked: dict[str, int]
+    snapshot: dict[str, Any] | None
     published_ms: int
 
     def as_fields(self) -> dict[str, Any]:
@@ -103,7 +106,7 @@ def binlog_status(
         settings.name, _reader(client, settings), position.gtids, position.file, position.offset, newest.rows,
         newest.transactions, _rate(client, settings, newest, now_ms), lag_s, lag_bytes,
         0 if newest.open is None else newest.open.rows, {xid: rows.rows for xid, rows in newest.parked.items()},
-        newest.published_ms,
+        None if newest.snapshot is None else _snapshot(newest.snapshot), newest.published_ms,
     )  # fmt: skip
 
 
@@ -115,6 +118,11 @@ def server_end(settings: BinlogSettings, published: Position) -> ServerEnd:
     """
     source = BinlogSource(source_options(settings))
     return ServerEnd(source.current_position(), source.bytes_behind(published))
+
+
+def _snapshot(state: SnapshotState) -> dict[str, Any]:
+    table = None if state.current is None else str(state.current.table)
+    return {"rows": state.rows, "table": table, "tables_left": len(state.left), "tables": state.tables}
 
 
 def _last(client: Client, settings: BinlogSettings, offset: int) -> Published | None:

@@ -306,7 +306,8 @@ def test_statements_between_two_views_are_followed(
         assert {event["op"] for event in run.events(client, "emptied")} == {"c"}
         begun = {event["after"]["id"]: event["after"]["v"] for event in run.events(client, "begun")}
         assert begun == dict(database.execute("SELECT id, v FROM begun"))
-        assert [event["op"] for event in run.events(client, "begun") if event["after"]["id"] == 0] == ["r", "u"]
+        ops = [event["op"] for event in run.events(client, "begun") if event["after"]["id"] == 0]
+        assert ops in (["r"], ["r", "u"])  # the chunk that was killed had it, or the one before
         assert [event["op"] for event in run.events(client, "begun") if event["after"]["id"] == 57] == ["r"]
 
 
@@ -335,7 +336,8 @@ def test_prepared_transactions_are_waited_for_and_later_ones_come_once(
     with txmq.connect(shared_broker.address) as client:
         caught_up(run, client)
         moved = [event for event in run.events(client, "items") if 6 in _ids(event) or 355 in _ids(event)]
-        assert sorted((event["op"], *_ids(event)) for event in moved) == [("d", 6), ("r", 6), ("r", 355)]
+        ops = sorted((event["op"], *_ids(event)) for event in moved)
+        assert ops in ([("d", 6), ("r", 6), ("r", 355)], [("r", 355)])  # the first chunk was saved, or killed
 
 
 def _ids(event: dict[str, Any]) -> list[int]:
@@ -345,15 +347,19 @@ def _ids(event: dict[str, Any]) -> list[int]:
 def test_named_tables_are_read_again_and_their_changes_go_on(
     database: MariaDB, shared_broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    fill(database, rows=20)
+    fill(database)
     fill(database, "others", rows=20)
     run = Run(tmp_path, database, shared_broker, "named")
     run.finish()
-    assert run.start("--snapshot", "shop.it*", crash="binlog.snapshot.read:2").wait(WAIT_S) == -signal.SIGKILL
+    assert run.start("--snapshot", "shop.it*", crash="binlog.position.read:1").wait(WAIT_S) == -signal.SIGKILL
     refused = run.start("--snapshot", "never")
     assert refused.wait(WAIT_S) == 1
     assert "a snapshot is unfinished" in run.log.read_text().splitlines()[-1]
-    database.execute("DELETE FROM items WHERE id = 57")  # a row that is not read again yet
+    command = [sys.executable, "-m", "txmq.cli.main", "binlog", "status", "--config", str(run.config), "--json"]
+    shown = json.loads(fork_server.run(command, timeout=WAIT_S).stdout)["snapshot"]
+    assert shown == {"rows": shown["rows"], "table": "shop.items", "tables_left": 0, "tables": 1}
+    assert 0 < shown["rows"] < 120
+    database.execute("DELETE FROM items WHERE id = 357")  # a row that is not read again yet
     run.finish()
     refused = run.start("--snapshot", "shop.none")
     assert refused.wait(WAIT_S) == 2
@@ -361,9 +367,9 @@ def test_named_tables_are_read_again_and_their_changes_go_on(
     with txmq.connect(shared_broker.address) as client:
         events = run.events(client, "items")
         assert sorted(event["after"]["id"] for event in events if event["op"] == "r") == sorted(
-            [3 * number for number in range(20)] + [3 * number for number in range(19)]
+            [3 * number for number in range(120)] + [3 * number for number in range(119)]
         )
-        assert [event["before"]["id"] for event in events if event["op"] == "d"] == [57]
+        assert [event["before"]["id"] for event in events if event["op"] == "d"] == [357]
         assert len(run.events(client, "others")) == 20
 
 
