@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.model import Row
 from bench.rows import (
     backlog,
+    binlog,
     brokers,
     client,
     cluster,
@@ -21,5 +22,5 @@ from bench.rows import (
 
 ROWS: tuple[Row, ...] = (
     *put.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *last_resource.ROWS, *xa.ROWS,
-    *process.ROWS, *backlog.ROWS, *cluster.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
+    *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip
