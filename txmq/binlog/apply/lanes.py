@@ -10,7 +10,7 @@ If a batch fails, its lane goes on one message at a time, until the batch is pas
 Invariants:
     * a lane hands out its messages in order, without a gap, each until it is done;
     * a lane at a barrier hands out nothing;
-    * memory is bounded: the caller stops the delivery of a lane that is ``full``.
+    * memory is bounded, by messages and by bytes: the caller stops the delivery of a lane that ``add`` names.
 
 Thread safety: any thread.
 """
@@ -27,7 +27,7 @@ from txmq.model import Message, TopicPartition
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Condition
 
-QUEUE_MAX = 2000  # messages of a lane
+QUEUE_MAX, QUEUE_BYTES_MAX = 2000, 16 << 20  # of a lane, and as much as one more poll brings
 BATCH_BYTES_MAX = 4 << 20  # below the least max_allowed_packet that is common, also when escaped
 IDLE_S = 1.0
 _STATEMENTS = frozenset({DDL.encode(), TRUNCATE.encode()})
@@ -46,12 +46,14 @@ class Lane:
     """
 
     __slots__ = (
-        "at", "due_at", "generation", "is_busy", "is_paused", "next", "queue", "refused_since", "single_until", "slot",
+        "at", "due_at", "generation", "is_busy", "is_paused", "next", "queue", "queue_bytes",
+        "refused_since", "single_until", "slot",
     )  # fmt: skip
 
     def __init__(self, slot: TopicPartition, generation: int, offset: int | None) -> None:
         self.slot, self.generation, self.next = slot, generation, offset
         self.queue: deque[Message] = deque()
+        self.queue_bytes = 0
         self.is_busy = self.is_paused = False
         self.at: str | None = None
         self.single_until, self.due_at = 0, 0.0
@@ -59,6 +61,10 @@ class Lane:
 
     def __str__(self) -> str:
         return f"{self.slot[0]}-{self.slot[1]}"
+
+    def holds(self, part: float) -> bool:
+        """Whether this part of what a lane may hold is in it, or more."""
+        return len(self.queue) >= part * QUEUE_MAX or self.queue_bytes >= part * QUEUE_BYTES_MAX
 
 
 def is_statement(message: Message) -> bool:
@@ -116,8 +122,9 @@ class Lanes:
                 if lane.next is None:
                     lane.next = message.offset
                 lane.queue.append(message)
+                lane.queue_bytes += len(message.value or b"")
             for lane in self._lanes.values():
-                if len(lane.queue) >= QUEUE_MAX and not lane.is_paused:
+                if lane.holds(1.0) and not lane.is_paused:
                     lane.is_paused = True
                     full.append(lane.slot)
             self._changed.notify_all()
@@ -126,7 +133,7 @@ class Lanes:
     def with_room(self) -> list[TopicPartition]:
         """Partitions that were full, and are half empty now."""
         with self._changed:
-            found = [lane for lane in self._lanes.values() if lane.is_paused and len(lane.queue) <= QUEUE_MAX // 2]
+            found = [lane for lane in self._lanes.values() if lane.is_paused and not lane.holds(0.5)]
             for lane in found:
                 lane.is_paused = False
             return [lane.slot for lane in found]
@@ -205,6 +212,7 @@ class Lanes:
         found = []
         while lane.queue and lane.queue[0].offset < offset:
             found.append(lane.queue.popleft())
+            lane.queue_bytes -= len(found[-1].value or b"")
         lane.next = offset
         return found
 

@@ -114,12 +114,18 @@ def test_statement_waits_for_every_partition_that_has_it() -> None:
     assert taken(made) == (first, [1])
 
 
-def test_full_lanes_are_told_until_they_are_half_empty() -> None:
-    made, _ = begun(A, batch=lanes.QUEUE_MAX)
-    assert made.add([message(A, offset) for offset in range(lanes.QUEUE_MAX)]) == [A]
+@pytest.mark.parametrize("bound", ["QUEUE_MAX", "QUEUE_BYTES_MAX"])
+def test_full_lanes_are_told_until_they_are_half_empty(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(lanes, bound, 10)  # a message has one byte
+    made, _ = begun(A, batch=10)
+    assert made.add([message(A, offset) for offset in range(9)]) == []
+    assert made.add([message(A, 9)]) == [A]
     assert (made.add([]), made.with_room()) == ([], [])
     lane, _ = taken(made)
-    made.done(lane, lanes.QUEUE_MAX // 2)
+    made.done(lane, 5)
+    assert made.with_room() == []
+    taken(made)
+    made.done(lane, 6)
     assert (made.with_room(), made.with_room()) == ([A], [])
 
 
