@@ -1,11 +1,11 @@
 """The applier: the topics of a sync into the tables of a second database, exactly once, in order per key.
 
 Theory of operation. One process of the group has all partitions; others stand by. Its consumer's messages go into
-``lanes``, one for each partition, and threads with connections of their own write them: the changes of a batch and the
+queues, one for each partition, and threads with connections of their own write them: the changes of a batch and the
 partition's offset are one transaction of the target (``target.py``). So a kill anywhere repeats nothing and skips
 nothing, and partitions are written at the same time. Statements wait until every partition has reached them
-(``lanes.py``), and are run once (``ddl.py``). The markers ``begin`` and ``end`` of large transactions are passed over:
-each partition commits for itself.
+(``partition_queues.py``), and are run once (``ddl.py``). The markers ``begin`` and ``end`` of large transactions are
+passed over: each partition commits for itself.
 
 If a batch does not fit the target, its changes are applied one by one. A value that must be unique may be in use only
 because another partition is behind: the change waits for a while, and the other partitions go on. So the oldest change

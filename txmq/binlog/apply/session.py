@@ -1,4 +1,4 @@
-"""One run of the applier: a consumer, its lanes, and the threads that write."""
+"""One run of the applier: a consumer, its queues, and the threads that write."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from txmq.binlog.apply.ddl import TargetStatements
-from txmq.binlog.apply.lanes import Lane, Lanes, is_statement
 from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent
 from txmq.binlog.apply.offsets import TargetOffsets
+from txmq.binlog.apply.partition_queues import PartitionQueue, PartitionQueues, is_statement
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import AppliedError, DuplicateError, Target
 from txmq.binlog.changes import Op, TableName
@@ -78,7 +78,7 @@ class Session:
     ) -> None:
         self._client, self._replica, self._applied, self._topics = client, replica, applied, topics
         self._group, self._apply = settings.apply_group, settings.apply
-        self._lanes = Lanes(self._apply.batch_rows_max, client.clock)
+        self._queues = PartitionQueues(self._apply.batch_rows_max, client.clock)
         self._log = get_logger(group=self._group)
         self._sparingly = Sparingly(self._log, client.clock)
         self._consumer: Consumer | None = None
@@ -97,21 +97,21 @@ class Session:
         Raises:
             BinlogError, StorageError, FencedError: what stopped it.
         """
-        offsets = TargetOffsets(self._replica.store, self._lanes.granted)
+        offsets = TargetOffsets(self._replica.store, self._queues.granted)
         timeout_s = self._apply.session_timeout_ms / 1000
         options = ConsumerOptions(
             strategy="exclusive", session_timeout=timeout_s, heartbeat_interval=min(1.0, timeout_s / 4)
         )
         with self._client.consumer(self._group, self._topics, offset_store=offsets, options=options) as consumer:
             self._consumer = consumer
-            self._lanes.began(self._apply.threads)
+            self._queues.began(self._apply.threads)
             for _ in range(self._apply.threads):
                 start_daemon("txmq-apply", self._work)
             try:
                 is_end = self._deliver(consumer, ends, is_stopped, topics)
             finally:
-                has_ended = self._lanes.stop(STOP_S)
-            self._lanes.refuse_failed()
+                has_ended = self._queues.stop(STOP_S)
+            self._queues.refuse_failed()
             if not has_ended:
                 raise TargetAwayError(f"a transaction in the target did not end within {STOP_S:.0f} seconds")
             return is_end
@@ -123,14 +123,14 @@ class Session:
         clock = self._client.clock
         look_at = clock.monotonic() + TOPICS_S
         while not is_stopped():
-            self._lanes.refuse_failed()
-            full = self._lanes.add(consumer.poll(POLL_MAX, POLL_S))
+            self._queues.refuse_failed()
+            full = self._queues.add(consumer.poll(POLL_MAX, POLL_S))
             if full:
                 consumer.pause(full)
-            room = self._lanes.with_room()
+            room = self._queues.with_room()
             if room:
                 consumer.resume(room)
-            if ends is not None and self._lanes.has_passed(ends):
+            if ends is not None and self._queues.has_passed(ends):
                 return True
             if clock.monotonic() >= look_at:
                 look_at = clock.monotonic() + TOPICS_S
@@ -146,56 +146,58 @@ class Session:
         target = Target(replica.connect, replica.tables, replica.store, self._group)
         failure: BaseException | None = None
         try:
-            while (taken := self._lanes.take()) is not None:
-                lane, messages = taken
+            while (taken := self._queues.take()) is not None:
+                queue, messages = taken
                 if is_statement(messages[0]):
-                    self._reach(lane, _event(messages[0]))
+                    self._reach(queue, _event(messages[0]))
                 else:
-                    self._apply_batch(target, lane, messages)
+                    self._apply_batch(target, queue, messages)
         except BaseException as error:  # noqa: BLE001  raised in the applier's thread
             failure = error
         finally:
             target.close()
-            self._lanes.ended(failure)
+            self._queues.ended(failure)
 
-    def _apply_batch(self, target: Target, lane: Lane, messages: list[Message]) -> None:
+    def _apply_batch(self, target: Target, queue: PartitionQueue, messages: list[Message]) -> None:
         try:
-            self._write(target, lane, messages)
+            self._write(target, queue, messages)
         except AppliedError as error:
-            self._acknowledge(self._lanes.done(lane, error.offset))
+            self._acknowledge(self._queues.done(queue, error.offset))
         except TargetAwayError as error:
             self._sparingly.warning("waiting for the target", error=str(error))
-            self._lanes.again(lane, PAUSE_S)
+            self._queues.again(queue, PAUSE_S)
         except OutOfStepError as error:
             if len(messages) > 1:
-                self._lanes.again(lane, 0.0, single_until=messages[-1].offset + 1)
+                self._queues.again(queue, 0.0, single_until=messages[-1].offset + 1)
             else:
-                self._refused(target, lane, messages[0], error)
+                self._refused(target, queue, messages[0], error)
 
-    def _write(self, target: Target, lane: Lane, messages: list[Message], *, overwrites: bool = False) -> None:
+    def _write(
+        self, target: Target, queue: PartitionQueue, messages: list[Message], *, overwrites: bool = False
+    ) -> None:
         changes: dict[TableName, list[RowEvent]] = {}
         for message in messages:
             event = _event(message)
             if event.op in _ROW_OPS:
                 changes.setdefault(event.table, []).append(RowEvent(event.op, event.before, event.after))
         end = messages[-1].offset + 1
-        position = OffsetPosition(lane.slot, lane.generation, end)
+        position = OffsetPosition(queue.slot, queue.generation, end)
         target.write(position, messages[0].offset, changes, overwrites=overwrites)
         self._applied.add(rows=sum(map(len, changes.values())))
-        self._acknowledge(self._lanes.done(lane, end))
+        self._acknowledge(self._queues.done(queue, end))
 
-    def _refused(self, target: Target, lane: Lane, message: Message, error: OutOfStepError) -> None:
+    def _refused(self, target: Target, queue: PartitionQueue, message: Message, error: OutOfStepError) -> None:
         """One change does not fit the target: wait for other partitions, or overwrite, or stop."""
         wait_s = self._apply.conflict_wait_ms / 1000
-        if isinstance(error, DuplicateError) and self._lanes.refused_for(lane) < wait_s:
-            self._lanes.again(lane, REFUSED_PAUSE_S)
+        if isinstance(error, DuplicateError) and self._queues.refused_for(queue) < wait_s:
+            self._queues.again(queue, REFUSED_PAUSE_S)
             return
         event = _event(message)
         shown = str(dict(event.fields))[:EVENT_SHOWN_MAX]
         if self._apply.on_conflict != "overwrite":
-            raise ConflictError(str(event.table), f"message {message.offset} of {lane} does not fit: {error}", shown)
-        self._log.warning("conflict: the target's row is overwritten", lane=str(lane), offset=message.offset)
-        self._write(target, lane, [message], overwrites=True)
+            raise ConflictError(str(event.table), f"message {message.offset} of {queue} does not fit: {error}", shown)
+        self._log.warning("conflict: the target's row is overwritten", partition=str(queue), offset=message.offset)
+        self._write(target, queue, [message], overwrites=True)
         self._applied.add(overwritten=1)
 
     def _acknowledge(self, messages: Iterable[Message]) -> None:
@@ -207,16 +209,16 @@ class Session:
 
     # --- statements --------------------------------------------------------------------------------------------------
 
-    def _reach(self, lane: Lane, event: ChangeEvent) -> None:
+    def _reach(self, queue: PartitionQueue, event: ChangeEvent) -> None:
         gtid = str(event.source["gtid"])
         wanted = {(topic, number) for topic, count in event.fields["topics"].items() for number in range(count)}
-        arrived = self._lanes.arrive(lane, gtid, wanted)
+        arrived = self._queues.arrive(queue, gtid, wanted)
         if arrived is None:
             return
         positions = [OffsetPosition(one.slot, one.generation, (one.next or 0) + 1) for one in arrived]
         self._replica.statements.run_once(event, positions)
         self._applied.add(statements=1)
-        self._acknowledge(self._lanes.passed(arrived, gtid))
+        self._acknowledge(self._queues.passed(arrived, gtid))
 
 
 def _event(message: Message) -> ChangeEvent:

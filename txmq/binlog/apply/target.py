@@ -1,7 +1,7 @@
 """One connection to the target, and what is written over it: a partition's changes with its offset, in one transaction.
 
 Invariants:
-    * the offset is saved before the rows are written, under the generation of the lane: a process that has lost the
+    * the offset is saved before the rows are written, under the generation of the queue: a process that has lost the
       partition writes nothing, and one whose COMMIT had no answer finds that its offset is saved;
     * a transaction is committed whole or not at all; after an error the connection is closed.
 

@@ -1,16 +1,16 @@
-"""Lanes: the messages of each partition that wait for the target, and which thread may take which.
+"""Queues: the messages of each partition that wait for the target, and which thread may take which.
 
-Theory of operation. The consumer's messages are put into the lane of their partition. A thread takes the next ones of a
-lane, writes them to the target, and says so; meanwhile no other thread takes of that lane. A lane whose next message
-is a statement is taken with that message alone, and then waits at the *barrier* of the statement: when all lanes that
+Theory of operation. The consumer's messages are put into the queue of their partition. A thread takes the next ones of
+a queue, writes them to the target, and says so; meanwhile no other thread takes of that queue. A queue whose next
+message is a statement is taken with that message alone, and then waits at the *barrier* of the statement: when all queues that
 have the statement wait there, the thread that came last runs it, and all go on.
 
-If a batch fails, its lane goes on one message at a time, until the batch is passed.
+If a batch fails, its queue goes on one message at a time, until the batch is passed.
 
 Invariants:
-    * a lane hands out its messages in order, without a gap, each until it is done;
-    * a lane at a barrier hands out nothing;
-    * memory is bounded, by messages and by bytes: the caller stops the delivery of a lane that ``add`` names.
+    * a queue hands out its messages in order, without a gap, each until it is done;
+    * a queue at a barrier hands out nothing;
+    * memory is bounded, by messages and by bytes: the caller stops the delivery of a queue that ``add`` names.
 
 Thread safety: any thread.
 """
@@ -27,13 +27,13 @@ from txmq.model import Message, TopicPartition
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Condition
 
-QUEUE_MAX, QUEUE_BYTES_MAX = 2000, 16 << 20  # of a lane, and as much as one more poll brings
+QUEUE_MAX, QUEUE_BYTES_MAX = 2000, 16 << 20  # of a queue, and as much as one more poll brings
 BATCH_BYTES_MAX = 4 << 20  # below the least max_allowed_packet that is common, also when escaped
 IDLE_S = 1.0
 _STATEMENTS = frozenset({DDL.encode(), TRUNCATE.encode()})
 
 
-class Lane:
+class PartitionQueue:
     """The messages of one partition, under one generation.
 
     Attributes:
@@ -46,14 +46,23 @@ class Lane:
     """
 
     __slots__ = (
-        "at", "due_at", "generation", "is_busy", "is_paused", "next", "queue", "queue_bytes",
-        "refused_since", "single_until", "slot",
+        "at",
+        "due_at",
+        "generation",
+        "is_busy",
+        "is_paused",
+        "messages",
+        "next",
+        "refused_since",
+        "single_until",
+        "size_bytes",
+        "slot",
     )  # fmt: skip
 
     def __init__(self, slot: TopicPartition, generation: int, offset: int | None) -> None:
         self.slot, self.generation, self.next = slot, generation, offset
-        self.queue: deque[Message] = deque()
-        self.queue_bytes = 0
+        self.messages: deque[Message] = deque()
+        self.size_bytes = 0
         self.is_busy = self.is_paused = False
         self.at: str | None = None
         self.single_until, self.due_at = 0, 0.0
@@ -63,8 +72,8 @@ class Lane:
         return f"{self.slot[0]}-{self.slot[1]}"
 
     def holds(self, part: float) -> bool:
-        """Whether this part of what a lane may hold is in it, or more."""
-        return len(self.queue) >= part * QUEUE_MAX or self.queue_bytes >= part * QUEUE_BYTES_MAX
+        """Whether this part of what a queue may hold is in it, or more."""
+        return len(self.messages) >= part * QUEUE_MAX or self.size_bytes >= part * QUEUE_BYTES_MAX
 
 
 def is_statement(message: Message) -> bool:
@@ -72,7 +81,7 @@ def is_statement(message: Message) -> bool:
     return message.headers.get(OP_HEADER) in _STATEMENTS
 
 
-class Lanes:
+class PartitionQueues:
     """See the module's docstring.
 
     Args:
@@ -82,8 +91,8 @@ class Lanes:
     def __init__(self, batch_rows_max: int, clock: Clock) -> None:
         self._rows_max, self._clock = batch_rows_max, clock
         self._changed = Condition()
-        self._lanes: dict[TopicPartition, Lane] = {}
-        self._barriers: dict[str, dict[TopicPartition, Lane]] = {}
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._barriers: dict[str, dict[TopicPartition, PartitionQueue]] = {}
         self._turn = 0
         self._failure: BaseException | None = None
         self._is_stopped = False
@@ -94,14 +103,14 @@ class Lanes:
     def granted(self, slot: TopicPartition, generation: int, offset: int | None) -> None:
         """A partition was handed to this process, to go on at an offset.
 
-        A partition that comes a second time was another process's meanwhile. What is in its lane is of no use any more,
-        and its messages may still be on their way: the lanes end, and the applier begins anew.
+        A partition that comes a second time was another process's meanwhile. What is in its queue is of no use, and its
+        messages may still be on their way: the queues end, and the applier begins anew.
         """
         with self._changed:
-            if slot in self._lanes:
+            if slot in self._queues:
                 self._fail(FencedError(f"{slot[0]}-{slot[1]} was another process's meanwhile"))
             else:
-                self._lanes[slot] = Lane(slot, generation, offset)
+                self._queues[slot] = PartitionQueue(slot, generation, offset)
 
     def add(self, messages: Iterable[Message]) -> list[TopicPartition]:
         """Append messages; returns partitions that are full now.
@@ -112,41 +121,41 @@ class Lanes:
         full = []
         with self._changed:
             for message in messages:
-                lane = self._lanes[message.topic, message.partition]
-                end = lane.queue[-1].offset + 1 if lane.queue else lane.next
+                queue = self._queues[message.topic, message.partition]
+                end = queue.messages[-1].offset + 1 if queue.messages else queue.next
                 if end is not None and message.offset != end:
                     raise TargetError(
-                        f"{lane}: messages {end} to {message.offset - 1} are gone: the topic's retention deleted them "
+                        f"{queue}: messages {end} to {message.offset - 1} are gone: the topic's retention deleted them "
                         "before they were applied. Begin the target anew from a snapshot"
                     )
-                if lane.next is None:
-                    lane.next = message.offset
-                lane.queue.append(message)
-                lane.queue_bytes += len(message.value or b"")
-            for lane in self._lanes.values():
-                if lane.holds(1.0) and not lane.is_paused:
-                    lane.is_paused = True
-                    full.append(lane.slot)
+                if queue.next is None:
+                    queue.next = message.offset
+                queue.messages.append(message)
+                queue.size_bytes += len(message.value or b"")
+            for queue in self._queues.values():
+                if queue.holds(1.0) and not queue.is_paused:
+                    queue.is_paused = True
+                    full.append(queue.slot)
             self._changed.notify_all()
         return full
 
     def with_room(self) -> list[TopicPartition]:
         """Partitions that were full, and are half empty now."""
         with self._changed:
-            found = [lane for lane in self._lanes.values() if lane.is_paused and not lane.holds(0.5)]
-            for lane in found:
-                lane.is_paused = False
-            return [lane.slot for lane in found]
+            found = [queue for queue in self._queues.values() if queue.is_paused and not queue.holds(0.5)]
+            for queue in found:
+                queue.is_paused = False
+            return [queue.slot for queue in found]
 
     def has_passed(self, ends: dict[TopicPartition, int]) -> bool:
         """Whether everything below these offsets is applied."""
         with self._changed:
             return all(
-                (lane := self._lanes.get(slot)) is not None and (lane.next or 0) >= end for slot, end in ends.items()
+                (queue := self._queues.get(slot)) is not None and (queue.next or 0) >= end for slot, end in ends.items()
             )
 
     def refuse_failed(self) -> None:
-        """Raise what ended the lanes, if anything did."""
+        """Raise what ended the queues, if anything did."""
         if self._failure is not None:
             raise self._failure
 
@@ -171,27 +180,31 @@ class Lanes:
                 self._fail(failure)
             self._changed.notify_all()
 
-    def take(self) -> tuple[Lane, list[Message]] | None:
-        """Wait for messages of a lane that no thread has; None at the end."""
+    def take(self) -> tuple[PartitionQueue, list[Message]] | None:
+        """Wait for messages of a queue that no thread has; None at the end."""
         with self._changed:
             while not self._is_stopped:
                 now = self._clock.monotonic()
-                ready = [lane for lane in self._lanes.values() if lane.queue and not lane.is_busy and lane.at is None]
-                due = [lane for lane in ready if lane.due_at <= now]
+                ready = [
+                    queue
+                    for queue in self._queues.values()
+                    if queue.messages and not queue.is_busy and queue.at is None
+                ]
+                due = [queue for queue in ready if queue.due_at <= now]
                 if due:
                     self._turn += 1
-                    lane = due[self._turn % len(due)]
-                    lane.is_busy = True
-                    return lane, self._batch(lane)
-                wait_s = min((lane.due_at - now for lane in ready), default=IDLE_S)
+                    queue = due[self._turn % len(due)]
+                    queue.is_busy = True
+                    return queue, self._batch(queue)
+                wait_s = min((queue.due_at - now for queue in ready), default=IDLE_S)
                 self._changed.wait(min(wait_s, IDLE_S))
         return None
 
-    def _batch(self, lane: Lane) -> list[Message]:
+    def _batch(self, queue: PartitionQueue) -> list[Message]:
         batch: list[Message] = []
         size = 0
-        rows_max = 1 if lane.queue[0].offset < lane.single_until else self._rows_max
-        for message in lane.queue:
+        rows_max = 1 if queue.messages[0].offset < queue.single_until else self._rows_max
+        for message in queue.messages:
             size += len(message.value or b"")
             if batch and (len(batch) >= rows_max or size > BATCH_BYTES_MAX or is_statement(message)):
                 break
@@ -200,60 +213,60 @@ class Lanes:
                 break
         return batch
 
-    def done(self, lane: Lane, offset: int) -> list[Message]:
-        """A lane's messages below an offset are in the target; returns them."""
+    def done(self, queue: PartitionQueue, offset: int) -> list[Message]:
+        """A queue's messages below an offset are in the target; returns them."""
         with self._changed:
-            lane.is_busy, lane.refused_since, lane.due_at = False, None, 0.0
-            found = self._drop(lane, offset)
+            queue.is_busy, queue.refused_since, queue.due_at = False, None, 0.0
+            found = self._drop(queue, offset)
             self._changed.notify_all()
             return found
 
-    def _drop(self, lane: Lane, offset: int) -> list[Message]:
+    def _drop(self, queue: PartitionQueue, offset: int) -> list[Message]:
         found = []
-        while lane.queue and lane.queue[0].offset < offset:
-            found.append(lane.queue.popleft())
-            lane.queue_bytes -= len(found[-1].value or b"")
-        lane.next = offset
+        while queue.messages and queue.messages[0].offset < offset:
+            found.append(queue.messages.popleft())
+            queue.size_bytes -= len(found[-1].value or b"")
+        queue.next = offset
         return found
 
-    def refused_for(self, lane: Lane) -> float:
-        """For how many seconds the target has refused a lane's next message; 0 at its first refusal."""
+    def refused_for(self, queue: PartitionQueue) -> float:
+        """For how many seconds the target has refused a queue's next message; 0 at its first refusal."""
         with self._changed:
             now = self._clock.monotonic()
-            if lane.refused_since is None:
-                lane.refused_since = now
-            return now - lane.refused_since
+            if queue.refused_since is None:
+                queue.refused_since = now
+            return now - queue.refused_since
 
-    def again(self, lane: Lane, pause_s: float, *, single_until: int = 0) -> None:
-        """Hand a lane's messages out again after a pause.
+    def again(self, queue: PartitionQueue, pause_s: float, *, single_until: int = 0) -> None:
+        """Hand a queue's messages out again after a pause.
 
         Args:
             single_until: one by one up to this offset.
         """
         with self._changed:
-            lane.is_busy, lane.due_at = False, self._clock.monotonic() + pause_s
-            lane.single_until = max(lane.single_until, single_until)
+            queue.is_busy, queue.due_at = False, self._clock.monotonic() + pause_s
+            queue.single_until = max(queue.single_until, single_until)
             self._changed.notify_all()
 
-    def arrive(self, lane: Lane, statement: str, wanted: set[TopicPartition]) -> list[Lane] | None:
-        """A lane has reached a statement: all lanes that have it, if this is the last one to come; else None.
+    def arrive(self, queue: PartitionQueue, statement: str, wanted: set[TopicPartition]) -> list[PartitionQueue] | None:
+        """A queue has reached a statement: all queues that have it, if this is the last one to come; else None.
 
         Args:
             statement: its id.
             wanted: the partitions that have it.
         """
         with self._changed:
-            lane.is_busy, lane.at = False, statement
+            queue.is_busy, queue.at = False, statement
             arrived = self._barriers.setdefault(statement, {})
-            arrived[lane.slot] = lane
+            arrived[queue.slot] = queue
             return [arrived[slot] for slot in sorted(wanted)] if wanted <= arrived.keys() else None
 
-    def passed(self, lanes: Iterable[Lane], statement: str) -> list[Message]:
-        """The statement was run: the lanes go on behind it; returns its messages."""
+    def passed(self, queues: Iterable[PartitionQueue], statement: str) -> list[Message]:
+        """The statement was run: the queues go on behind it; returns its messages."""
         with self._changed:
-            messages = [message for lane in lanes for message in self._drop(lane, (lane.next or 0) + 1)]
-            for lane in lanes:
-                lane.at = None
+            messages = [message for queue in queues for message in self._drop(queue, (queue.next or 0) + 1)]
+            for queue in queues:
+                queue.at = None
             self._barriers.pop(statement, None)
             self._changed.notify_all()
             return messages

@@ -1,11 +1,11 @@
-"""Lanes hand out the messages of partitions in order, each to one thread, and wait together at statements."""
+"""Queues hand out the messages of partitions in order, each to one thread, and wait together at statements."""
 
 from __future__ import annotations
 
 import pytest
 
-from txmq.binlog.apply import lanes
-from txmq.binlog.apply.lanes import Lane, Lanes
+from txmq.binlog.apply import partition_queues
+from txmq.binlog.apply.partition_queues import PartitionQueue, PartitionQueues
 from txmq.binlog.errors import TargetError
 from txmq.errors import FencedError
 from txmq.model import Message, TopicPartition
@@ -19,17 +19,17 @@ def message(slot: TopicPartition, offset: int, op: bytes = b"c") -> Message:
     return Message(*slot, offset, b"k", b"v", {"txmq.op": op}, None, 0, None)
 
 
-def begun(*slots: TopicPartition, offset: int | None = 0, batch: int = 3) -> tuple[Lanes, SimClock]:
-    """Lanes that were granted."""
+def begun(*slots: TopicPartition, offset: int | None = 0, batch: int = 3) -> tuple[PartitionQueues, SimClock]:
+    """PartitionQueues that were granted."""
     clock = SimClock()
-    made = Lanes(batch, clock)
+    made = PartitionQueues(batch, clock)
     for slot in slots:
         made.granted(slot, 7, offset)
     return made, clock
 
 
-def taken(made: Lanes) -> tuple[Lane, list[int]]:
-    """What a thread gets: a lane, and the offsets of messages."""
+def taken(made: PartitionQueues) -> tuple[PartitionQueue, list[int]]:
+    """What a thread gets: a queue, and the offsets of messages."""
     found = made.take()
     assert found is not None
     return found[0], [one.offset for one in found[1]]
@@ -38,23 +38,23 @@ def taken(made: Lanes) -> tuple[Lane, list[int]]:
 def test_a_batch_is_handed_out_until_it_is_done() -> None:
     made, _ = begun(A)
     made.add([message(A, offset) for offset in range(5)])
-    lane, offsets = taken(made)
-    assert (lane.slot, lane.generation, offsets) == (A, 7, [0, 1, 2])
-    made.again(lane, 0.0)
-    lane, offsets = taken(made)
+    queue, offsets = taken(made)
+    assert (queue.slot, queue.generation, offsets) == (A, 7, [0, 1, 2])
+    made.again(queue, 0.0)
+    queue, offsets = taken(made)
     assert offsets == [0, 1, 2]
-    assert [one.offset for one in made.done(lane, 3)] == [0, 1, 2]
+    assert [one.offset for one in made.done(queue, 3)] == [0, 1, 2]
     assert taken(made)[1] == [3, 4]
 
 
-def test_no_two_threads_have_one_lane() -> None:
+def test_no_two_threads_have_one_queue() -> None:
     made, _ = begun(A, B)
     made.add([message(A, 0), message(B, 0), message(A, 1)])
     assert {taken(made)[0].slot, taken(made)[0].slot} == {A, B}
 
 
 def test_batches_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "BATCH_BYTES_MAX", 2)
+    monkeypatch.setattr(partition_queues, "BATCH_BYTES_MAX", 2)
     made, _ = begun(A)
     made.add([message(A, offset) for offset in range(3)])
     assert taken(made)[1] == [0, 1]
@@ -63,27 +63,27 @@ def test_batches_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_refused_batch_is_handed_out_one_by_one() -> None:
     made, _ = begun(A)
     made.add([message(A, offset) for offset in range(6)])
-    lane, _ = taken(made)
-    made.again(lane, 0.0, single_until=2)
+    queue, _ = taken(made)
+    made.again(queue, 0.0, single_until=2)
     for offset in range(2):
         assert taken(made)[1] == [offset]
-        made.done(lane, offset + 1)
+        made.done(queue, offset + 1)
     assert taken(made)[1] == [2, 3, 4]
 
 
-def test_a_lane_that_waits_lets_others_pass() -> None:
+def test_a_queue_that_waits_lets_others_pass() -> None:
     made, clock = begun(A, B)
     made.add([message(A, 0)])
-    lane, _ = taken(made)
-    assert made.refused_for(lane) == 0.0
-    made.again(lane, 5.0)
+    queue, _ = taken(made)
+    assert made.refused_for(queue) == 0.0
+    made.again(queue, 5.0)
     made.add([message(B, 0)])
     assert taken(made)[0].slot == B
     clock.sleep(5.0)
     assert taken(made)[0].slot == A
-    assert made.refused_for(lane) == 5.0
-    made.done(lane, 1)
-    assert lane.refused_since is None
+    assert made.refused_for(queue) == 5.0
+    made.done(queue, 1)
+    assert queue.refused_since is None
 
 
 @pytest.mark.parametrize("op", [b"ddl", b"t"])
@@ -91,9 +91,9 @@ def test_a_statement_is_handed_out_alone(op: bytes) -> None:
     made, _ = begun(A)
     made.add([message(A, 0), message(A, 1, op), message(A, 2)])
     for offset in range(3):
-        lane, offsets = taken(made)
+        queue, offsets = taken(made)
         assert offsets == [offset]
-        made.done(lane, offset + 1)
+        made.done(queue, offset + 1)
 
 
 def test_statement_waits_for_every_partition_that_has_it() -> None:
@@ -115,17 +115,17 @@ def test_statement_waits_for_every_partition_that_has_it() -> None:
 
 
 @pytest.mark.parametrize("bound", ["QUEUE_MAX", "QUEUE_BYTES_MAX"])
-def test_full_lanes_are_told_until_they_are_half_empty(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(lanes, bound, 10)  # a message has one byte
+def test_full_queues_are_told_until_they_are_half_empty(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(partition_queues, bound, 10)  # a message has one byte
     made, _ = begun(A, batch=10)
     assert made.add([message(A, offset) for offset in range(9)]) == []
     assert made.add([message(A, 9)]) == [A]
     assert (made.add([]), made.with_room()) == ([], [])
-    lane, _ = taken(made)
-    made.done(lane, 5)
+    queue, _ = taken(made)
+    made.done(queue, 5)
     assert made.with_room() == []
     taken(made)
-    made.done(lane, 6)
+    made.done(queue, 6)
     assert (made.with_room(), made.with_room()) == ([A], [])
 
 
@@ -139,7 +139,7 @@ def test_messages_that_are_missing_are_never_passed_over() -> None:
         made.add([message(A, 8)])
 
 
-def test_partition_that_comes_back_ends_the_lanes() -> None:
+def test_partition_that_comes_back_ends_the_queues() -> None:
     made, _ = begun(A)
     made.add([message(A, 0)])
     made.granted(A, 8, 0)
@@ -148,7 +148,7 @@ def test_partition_that_comes_back_ends_the_lanes() -> None:
         made.refuse_failed()
 
 
-def test_the_end_is_reached_when_all_lanes_have_passed_it() -> None:
+def test_the_end_is_reached_when_all_queues_have_passed_it() -> None:
     made, _ = begun(A, offset=3)
     assert made.has_passed({})
     assert made.has_passed({A: 3})
