@@ -2,8 +2,8 @@
 
 Theory of operation. The consumer's messages are put into the queue of their partition. A thread takes the next ones of
 a queue, writes them to the target, and says so; meanwhile no other thread takes of that queue. A queue whose next
-message is a statement is taken with that message alone, and then waits at the *barrier* of the statement: when all queues that
-have the statement wait there, the thread that came last runs it, and all go on.
+message is a statement is taken with that message alone, and then waits at the *barrier* of the statement: when all
+queues that have the statement wait there, the thread that came last runs it, and all go on.
 
 If a batch fails, its queue goes on one message at a time, until the batch is passed.
 
