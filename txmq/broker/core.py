@@ -151,10 +151,6 @@ class Core:
         """The connection to a home is lost, or none can be made: it is asked again later."""
         resolving.lost(self.context, home)
 
-    def home_reached(self, home: int) -> None:
-        """The leader of a home has greeted: it can be asked."""
-        self.context.branch_asks.reached(home)
-
     def _is_durable(self, group: object) -> bool:
         context = self.context
         return group is not context.group and group not in context.full and group not in context.undurable

@@ -62,7 +62,7 @@ class HomeWire(Client):
         data, self.client.out = encode_all(self.client.out), []
         answers = self.conversation.received(data, self.asking.clock.monotonic())
         if self.conversation.is_greeted:
-            self.asking.core.home_reached(self.conversation.home)
+            self.asking.core.context.branch_asks.reached(self.conversation.home)
         for answer in answers:
             self.asking.core.branch_answered(answer.ask, answer.code, answer.body)
 

@@ -115,6 +115,6 @@ class _Open:
         context = self._owner.node.context
         context.now_ms = self._owner.node.clock.now_ms()
         if self.conversation.is_greeted:
-            self._owner.node.core.home_reached(self.conversation.home)
+            self._owner.node.core.context.branch_asks.reached(self.conversation.home)
         for answer in answers:
             self._owner.node.core.branch_answered(answer.ask, answer.code, answer.body)

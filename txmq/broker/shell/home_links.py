@@ -77,7 +77,7 @@ class HomeLinks:
         """A home has answered."""
         self.core.context.now_ms = self.clock.now_ms()
         if link.conversation.is_greeted:
-            self.core.home_reached(link.conversation.home)
+            self.core.context.branch_asks.reached(link.conversation.home)
         for answer in answers:
             self._said.pop(answer.ask.home, None)
             self.core.branch_answered(answer.ask, answer.code, answer.body)
