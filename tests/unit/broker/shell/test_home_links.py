@@ -32,13 +32,14 @@ class Asking:
         self.is_reached = False
         view = ClusterView()
         view.homes = {HOME: Home(HOME, "other", 1, address)}
-        self.context = SimpleNamespace(identity=OWN, cluster=view, now_ms=0)
+        self.context = SimpleNamespace(identity=OWN, cluster=view, now_ms=0, branch_asks=self)
 
     def branch_answered(self, ask: BranchAsk, code: int, body: bytes) -> None:
         assert self.is_reached  # it has greeted
         self.told.put_nowait(("answered", ask, code, body))
 
-    def home_reached(self, home: int) -> None:
+    def reached(self, home: int) -> None:
+        """Of ``branch_asks``."""
         self.is_reached = home == HOME
 
     def home_lost(self, home: int) -> None:
