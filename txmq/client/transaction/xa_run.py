@@ -310,10 +310,8 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
             home.leave()
 
     def _leave(self) -> XAEvent:
-        if (
-            self.coordinator.state is XAState.LEAVING
-        ):  # decide was never sent: other homes need not wait for the one that is away
-            for home in self.homes:
+        if self.coordinator.state is XAState.LEAVING:
+            for home in self.homes:  # decide was never sent: they need not wait for the home that is away
                 home.submit_rollback()
         self._close_branches()
         return XAEvent.LEFT
