@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from txmq.runtime import owner, threads
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -375,6 +375,13 @@ class SimSignal:
         return found
 
 
+class SimTurn(threads.Turn):
+    """In place of ``txmq.runtime.threads.Turn``: waits in simulated time."""
+
+    def _new_signal(self) -> threads.Signal:
+        return cast("threads.Signal", SimSignal())
+
+
 class SimFuture(Future[Any]):
     """In place of ``concurrent.futures.Future``."""
 
@@ -411,7 +418,7 @@ def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
     global _threads
     doors = {
         threads.Lock: SimLock, threads.Signal: SimSignal, threads.Condition: SimCondition,
-        threads.Future: SimFuture, threads.start_daemon: _start_daemon,
+        threads.Turn: SimTurn, threads.Future: SimFuture, threads.start_daemon: _start_daemon,
         threads.start_threads: _start_threads, owner.current_owner: _current_owner,
     } | replaced  # fmt: skip
     undo: list[tuple[Any, str, Any]] = []

@@ -100,7 +100,7 @@ class Turn:
         return True
 
     def _wait(self, timeout: float) -> bool:
-        waiter = Signal()
+        waiter = self._new_signal()
         with self._lock:
             if self._holder is None:
                 return True
@@ -110,6 +110,9 @@ class Turn:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
         return is_left
+
+    def _new_signal(self) -> Signal:
+        return Signal()
 
     def leave(self, me: object) -> None:
         """Leave it to others, if this attempt has it."""
