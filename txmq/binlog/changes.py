@@ -149,6 +149,7 @@ class Ddl:
         tables: those it changes, in the order it names them. RENAME: old and new name of each; CREATE: the new table,
             and the one that it is LIKE; DATABASE: its name and the empty name of a table.
         additive: rows and columns that there are stay what they are: consumers may go on.
+        foreign: those of the tables that are not captured: no topic is theirs.
     """
 
     kind: DdlKind
@@ -156,6 +157,12 @@ class Ddl:
     database: str
     tables: tuple[TableName, ...] = ()
     additive: bool = False
+    foreign: frozenset[TableName] = frozenset()
+
+    @property
+    def captured(self) -> tuple[TableName, ...]:
+        """The tables whose topics have the statement."""
+        return tuple(table for table in self.tables if table not in self.foreign)
 
 
 @dataclass(frozen=True, slots=True)

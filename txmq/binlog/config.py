@@ -54,7 +54,10 @@ class SourceSettings:
         "same. 0: made of name.", section="[source]",
     )  # fmt: skip
     tables: tuple[str, ...] = words(
-        ("*.*",), "The tables that are published.", section="[source]", form='["database.table", ...], * is any text'
+        ("*.*",),
+        "The tables that are published. * is none of the server's own databases.",
+        section="[source]",
+        form='["database.table", ...], * is any text',
     )
     exclude: tuple[str, ...] = words(
         (), "Tables that are not, of those.", section="[source]", form='["database.table", ...], * is any text'

@@ -232,10 +232,9 @@ def read_binlog(settings: BinlogSettings) -> Published | None:
     """
     with connect(settings.bootstrap, lazy=True) as client:
         options, snapshot = source_options(settings), settings.snapshot
+        named = captures(snapshot.tables or settings.source.tables, ())
         reader: BinlogReader
-        tables = Snapshot(
-            options, snapshot, captures(snapshot.tables or ("*.*",), ()), client.clock, lambda: reader.is_stopped
-        )
+        tables = Snapshot(options, snapshot, named, client.clock, lambda: reader.is_stopped)
         reader = BinlogReader(lambda: BinlogSource(options), client.clock, settings.source.start, tables)
         publisher = TransactionalPublisher(client, settings, lambda: reader.is_stopped, Unread(tables.compare))
         with until_terminated(reader.stop):

@@ -9,6 +9,8 @@ from txmq.binlog.changes import TableName
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.source import SourceOptions
 
+SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
+
 
 def source_options(settings: BinlogSettings) -> SourceOptions:
     """What the source is told."""
@@ -23,9 +25,12 @@ def source_options(settings: BinlogSettings) -> SourceOptions:
 
 
 def captures(tables: Sequence[str], exclude: Sequence[str]) -> Callable[[TableName], bool]:
-    """Which tables the patterns name."""
+    """Which tables the patterns name. The server's own databases are not among those of ``*``."""
     wanted, others = _matcher(tables), _matcher(exclude)
-    return lambda table: bool(wanted.fullmatch(str(table))) and not others.fullmatch(str(table))
+    own = SYSTEM_DATABASES - {pattern.partition(".")[0] for pattern in tables}
+    return lambda table: (
+        bool(wanted.fullmatch(str(table))) and not others.fullmatch(str(table)) and table.database not in own
+    )
 
 
 def _matcher(patterns: Sequence[str]) -> re.Pattern[str]:

@@ -171,6 +171,30 @@ def test_missing_row_stops_the_applier_and_is_shown(replica: Replica) -> None:
     replica.require_equal()
 
 
+def test_a_row_that_comes_and_goes_must_not_be_there(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    replica.apply()
+    replica.server.execute("INSERT INTO copy_shop.t VALUES (1, 9)")
+    with replica.reader():
+        replica.execute("INSERT INTO t VALUES (1, 1)", "DELETE FROM t")
+    with pytest.raises(ConflictError, match=r"Duplicate entry '1'.*'after': \{'id': 1, 'v': 1\}"):
+        replica.apply()
+
+
+def test_killed_behind_a_swap_does_not_swap_tables_back(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute(
+            *(f"CREATE TABLE {name} (id INT PRIMARY KEY)" for name in "ab"), "INSERT INTO a VALUES (1)",
+            "RENAME TABLE a TO c, b TO a, c TO b; -- swapped", "INSERT INTO a VALUES (2)",
+        )  # fmt: skip
+    assert replica.apply_child("binlog.ddl.run:3") == -signal.SIGKILL, replica.log.read_text()
+    assert replica.apply_child() == 0, replica.log.read_text()
+    replica.require_equal()
+    tables = replica.server.execute(f"SHOW TABLES FROM state_{replica.name}")
+    assert sorted(name for (name,) in tables) == ["txmq_binlog_ddl", "txmq_offset"]
+
+
 @pytest.mark.parametrize("replica", ['on_conflict = "overwrite"\n'], indirect=True)
 def test_conflicts_are_overwritten_if_asked_for(replica: Replica) -> None:
     with replica.reader():

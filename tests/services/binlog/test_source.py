@@ -72,7 +72,7 @@ def _facts(parts: list[TransactionPart]) -> list[Any]:
 def test_position_within_another_transaction_is_refused(reading: Reading) -> None:
     position = reading.begin()
     reading.run(TABLE)
-    reading.source.open(replace(position, rows=5, partial="0-1-99999"))
+    reading.source.open(replace(position, file="", rows=5, partial="0-1-99999"))
     with pytest.raises(SourceError, match="comes where 0-1-99999 was expected"):
         reading.parts()
 
@@ -82,7 +82,7 @@ def test_fewer_changes_than_were_published_are_refused(reading: Reading) -> None
     position = reading.begin()
     reading.run("INSERT INTO t VALUES (1, 'a')")
     gtid = reading.server.execute("SELECT @@gtid_binlog_pos")[0][0]
-    reading.source.open(replace(position, rows=5, partial=gtid))
+    reading.source.open(replace(position, file="", rows=5, partial=gtid))
     with pytest.raises(SourceError, match="4 changes less than were published"):
         reading.parts()
 
@@ -297,6 +297,24 @@ def test_position_that_the_server_never_had_is_refused(reading: Reading) -> None
     reading.source.open(Position("mariadb", "0-1-99999999"))
     with pytest.raises(SourceError, match="does not send its binlog"):
         reading.source.read(10.0)
+
+
+def test_a_binlog_that_was_reset_is_refused(reading: Reading) -> None:
+    reading.run(TABLE)
+    reading.server.execute("FLUSH BINARY LOGS")
+    position = reading.begin()
+    reading.source.close()
+    reading.server.execute("RESET MASTER")
+    while not reading.source.current_position().gtid_set.covers(position.gtid_set):
+        reading.server.execute("FLUSH BINARY LOGS")
+        reading.run("INSERT INTO t VALUES (1, 'a')", "DELETE FROM t")
+    with pytest.raises(SourceError, match="was reset"):
+        reading.source.open(position)
+    reading.source.open(reading.source.current_position())
+    newest = reading.source.current_position()
+    later = replace(newest, file=newest.file.replace("0", "9"))
+    with pytest.raises(SourceError, match="was reset"):
+        reading.source.open(later)
 
 
 def test_another_server_must_prove_its_history(reading: Reading) -> None:

@@ -32,8 +32,7 @@ LOOK_AGAIN_S = 0.2
 SOURCE = "the source"
 _TABLES = (
     "SELECT table_schema, table_name, COALESCE(table_rows, 0) FROM information_schema.tables "
-    "WHERE table_type = 'BASE TABLE' AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', "
-    "'sys') ORDER BY table_schema, table_name"
+    "WHERE table_type = 'BASE TABLE' ORDER BY table_schema, table_name"
 )
 _Rows = dict[tuple[str, ...], tuple[Any, ...]]
 

@@ -4,8 +4,9 @@ Theory of operation. A statement such as ALTER TABLE ends the transaction that i
 the offsets. Before it is run a row says that it begins, and what the definitions of its tables are; behind it the row
 says that it is done, in one transaction with the offsets of all partitions that have it. If the process dies in
 between, the next one compares the definitions: if they are the same as before, the statement was not run, for the
-database runs each whole or not at all (a statement that changes no definition may run twice). A lock of the server
-keeps out a predecessor whose statement is still running.
+database runs each whole or not at all (a statement that changes no definition may run twice). A RENAME that swaps
+tables of one definition renames a mark as well, a table of the applier's own. A lock of the server keeps out a
+predecessor whose statement is still running.
 
 Source: MariaDB 10.6 and later, "Atomic DDL"; MySQL 8.0, "Atomic Data Definition Statement Support".
 """
@@ -16,6 +17,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+from zlib import crc32
 
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import LENIENT, as_binlog_error, open_session
@@ -54,6 +56,8 @@ class TargetStatements:
     ) -> None:  # fmt: skip
         self._connect, self._tables, self._store, self._group = connect, tables, store, group
         self._table, self._database, self._skipped = f"{database}.txmq_binlog_ddl", database, skipped
+        mark = f"txmq_rename_{crc32(group.encode()):08x}"
+        self._marks = TableName(database, mark), TableName(database, f"{mark}_run")
 
     def install(self) -> None:
         """Create the database and the tables that the applier keeps its state in, if they are missing.
@@ -95,7 +99,12 @@ class TargetStatements:
     def _run_once(
         self, connection: Any, event: ChangeEvent, gtid: str, sql: str, positions: Sequence[OffsetPosition]
     ) -> None:
-        definitions = "\n".join(self._definition(connection, name) for name in _tables_of(event))
+        tables, is_swap = [self._tables.name(table) for table in _tables_of(event)], _is_swap(event)
+        if is_swap:
+            self._lay_mark(connection, gtid)
+            tables += self._marks
+            sql = f"{sql.rstrip().rstrip(';')}\n, {_quoted(self._marks[0])} TO {_quoted(self._marks[1])}"
+        definitions = "\n".join(self._definition(connection, name) for name in tables)
         state, before = self._begun(connection, gtid, sql, definitions, positions)
         if gtid in self._skipped:
             state = SKIPPED
@@ -110,6 +119,15 @@ class TargetStatements:
         run(connection, statement, (DONE if state == BEGUN else state, self._group, gtid))
         connection.commit()
         crash_point("binlog.ddl.noted")
+        if is_swap:
+            run(connection, f"DROP TABLE IF EXISTS {', '.join(map(_quoted, self._marks))}")
+
+    def _lay_mark(self, connection: Any, gtid: str) -> None:
+        """For a statement that has not begun: the mark under its first name."""
+        begun = f"SELECT 1 FROM {self._table} WHERE consumer_group = %s AND gtid = %s"  # noqa: S608 - settings
+        if not run(connection, begun, (self._group, gtid))[0]:
+            run(connection, f"DROP TABLE IF EXISTS {', '.join(map(_quoted, self._marks))}")
+            run(connection, f"CREATE TABLE {_quoted(self._marks[0])} (id INT)")
 
     @contextmanager
     def _session(self) -> Iterator[Any]:
@@ -145,15 +163,12 @@ class TargetStatements:
         crash_point("binlog.ddl.begun")
         return str(state), str(before)
 
-    def _definition(self, connection: Any, table: TableName) -> str:
-        name = self._tables.name(table)
+    def _definition(self, connection: Any, name: TableName) -> str:
         if not name.name:
             found = run(connection, "SHOW DATABASES LIKE %s", (name.database,))[0]
             return f"{name.database}: {len(found)}"
         try:
-            ((_, text, *_rest),) = run(connection, f"SHOW CREATE TABLE {_quoted(name.database)}.{_quoted(name.name)}")[
-                0
-            ]
+            ((_, text, *_rest),) = run(connection, f"SHOW CREATE TABLE {_quoted(name)}")[0]
         except Exception as error:
             if error.args[:1] in ((_NO_TABLE,), (_NO_DATABASE,)):
                 return f"{name}: none"
@@ -176,7 +191,7 @@ class TargetStatements:
         try:
             if event.fields["kind"] == DdlKind.CREATE:
                 for table in _tables_of(event):
-                    run(connection, f"CREATE DATABASE IF NOT EXISTS {_quoted(self._tables.name(table).database)}")
+                    run(connection, f"CREATE DATABASE IF NOT EXISTS {_quoted_name(self._tables.name(table).database)}")
             if database and event.fields["kind"] != DdlKind.DATABASE:
                 connection.select_db(database)
             run(connection, sql)
@@ -197,5 +212,15 @@ def _tables_of(event: ChangeEvent) -> list[TableName]:
     return [TableName(*str(name).split(".", 1)) for name in event.fields["tables"]]
 
 
-def _quoted(name: str) -> str:
+def _is_swap(event: ChangeEvent) -> bool:
+    """Whether it is a RENAME behind which there are the same names as before."""
+    tables = event.fields["tables"]
+    return bool(event.fields["kind"] == DdlKind.RENAME and set(tables[::2]) == set(tables[1::2]))
+
+
+def _quoted(table: TableName) -> str:
+    return f"{_quoted_name(table.database)}.{_quoted_name(table.name)}"
+
+
+def _quoted_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

@@ -5,7 +5,8 @@ what it is after the last one. So a batch becomes two statements for a table: on
 inserts what there is now. Deletion comes first, so that a value of a unique key is free before it is taken.
 
 The number of rows that the first statement deletes must be what the changes say, and the second one must meet no row
-of the same key: if either fails, source and target differ, and the caller applies the changes one by one.
+of the same key. A row that is inserted and deleted again must not be there: it is deleted, and none may be found. If
+one of this fails, source and target differ, and the caller applies the changes one by one.
 
 A table without a key has no net changes: its rows are deleted and inserted one by one, in order.
 """
@@ -102,12 +103,14 @@ def _change(
 
 
 def _deletes(table: TargetTable, nets: dict[tuple[Any, ...], _Net], *, is_counted: bool) -> Iterator[Statement]:
-    for was_there, rows_count in ((True, is_counted), (None, False)):
-        keys = [key for key, net in nets.items() if net.was_there is was_there]
+    there = [key for key, net in nets.items() if net.was_there]
+    perhaps = [key for key, net in nets.items() if net.was_there is None]
+    passing = [key for key, net in nets.items() if net.was_there is False and net.row is None]
+    for keys, rows in ((there, len(there)), (perhaps, None), (passing, 0)):
         if keys:
             where, parameters = key_condition(table, keys)
             sql = f"DELETE FROM {table.sql} WHERE {where}"  # noqa: S608 - names are quoted, values are parameters
-            yield Statement(sql, parameters, len(keys) if rows_count else None)
+            yield Statement(sql, parameters, rows if is_counted else None)
 
 
 def key_condition(table: TargetTable, keys: Sequence[tuple[Any, ...]]) -> tuple[str, tuple[Any, ...]]:

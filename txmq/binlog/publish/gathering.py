@@ -270,7 +270,7 @@ class Gathering:
                 f'stopped before transaction {part.gtid}, as publish.ddl = "stop" says: {ddl.statement[:200]}; start '
                 'again with publish.ddl = "pass" when consumers can take what follows'
             )
-        concerned = self._topics.concerned(ddl.tables, part.gtid)
+        concerned = self._topics.concerned(ddl.captured, part.gtid)
         partitions = {topic: self._topics.partitions(topic) for topic in concerned}
         for topic, table in concerned.items():
             self._add_to_all(messages, topic, self._events.statement(part, table, partitions, now_ms), now_ms)

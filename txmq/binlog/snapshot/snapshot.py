@@ -38,7 +38,6 @@ _COMPARED_MAX: Final = 500  # keys in one SELECT
 _WAIT_S: Final = 0.5
 _TOLD_S: Final = 5.0
 _VIEWS_MAX: Final = 100
-_SYSTEM: Final = ("information_schema", "performance_schema", "mysql", "sys")
 
 
 class Rows(Protocol):
@@ -138,8 +137,7 @@ class Snapshot:
     def _tables(self) -> list[TableName]:
         rows = self._server.rows(
             "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type IN "
-            "('BASE TABLE', 'SYSTEM VERSIONED') AND table_schema NOT IN %s ORDER BY table_schema, table_name",
-            _SYSTEM,
+            "('BASE TABLE', 'SYSTEM VERSIONED') ORDER BY table_schema, table_name"
         )
         tables = [TableName(str(row[0]), str(row[1])) for row in rows]
         return [table for table in tables if self._captures(table) and self._named(table)]

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from txmq.binlog.changes import Row, TableName, Value
 from txmq.binlog.errors import SourceError
-from txmq.binlog.position import MariadbGtids, Position
+from txmq.binlog.position import Position
 from txmq.binlog.snapshot.tables import SnapshotTable, describe
 from txmq.binlog.source import SourceOptions
 from txmq.binlog.source.server import Server, refusal
@@ -72,11 +72,7 @@ class View:
                 'snapshot needs MariaDB. For MySQL take a dump, and begin at its GTIDs: snapshot.mode = "never", '
                 "source.start"
             )
-        found = self.ask("SELECT BINLOG_GTID_POS(%s, %s)", file, offset)[0][0]
-        if found is None:
-            raise SourceError(f"the server does not tell the GTIDs of {file}, byte {offset}")
-        gtids = MariadbGtids.parse(str(found))
-        return Position("mariadb", str(gtids), 0, file, offset, server.origin.server)
+        return Position("mariadb", str(server.gtids_at(file, offset)), 0, file, offset, server.origin.server)
 
     def ask(self, sql: str, *parameters: object) -> Sequence[Any]:
         """The rows of a statement.

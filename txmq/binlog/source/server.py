@@ -74,14 +74,15 @@ class Server:
 
     def end_position(self) -> Position:
         """Where the binlog ends now."""
-        if self.origin.flavor == "mysql":
-            gtids = "".join(self._variable("gtid_executed").split())
-        else:
-            gtids = self._variable("gtid_binlog_pos")
         status = self.rows("SHOW MASTER STATUS")
         if not status:
             raise SourceError("the server keeps no binlog: start it with log-bin")
-        return Position(self.origin.flavor, gtids, 0, str(status[0][0]), int(status[0][1]), self.origin.server)
+        file, offset = str(status[0][0]), int(status[0][1])
+        if self.origin.flavor == "mysql":
+            gtids = "".join(self._variable("gtid_executed").split())
+        else:
+            gtids = str(self.gtids_at(file, offset))
+        return Position(self.origin.flavor, gtids, 0, file, offset, self.origin.server)
 
     def oldest_position(self) -> Position:
         """Where the oldest binlog begins that the server has."""
@@ -89,8 +90,19 @@ class Server:
         if self.origin.flavor == "mysql":
             gtids = "".join(self._variable("gtid_purged").split())
         else:
-            gtids = str(self.rows("SELECT BINLOG_GTID_POS(%s, 4)", file)[0][0] or "")
+            gtids = str(self.gtids_at(file, 4))
         return Position(self.origin.flavor, gtids, 0, file, 4, self.origin.server)
+
+    def gtids_at(self, file: str, offset: int) -> MariadbGtids:
+        """What stands in MariaDB's binlog before a byte of a file."""
+        found = self._found_at(file, offset)
+        if found is None:
+            raise SourceError(f"the server does not tell the GTIDs of {file}, byte {offset}")
+        return found
+
+    def _found_at(self, file: str, offset: int) -> MariadbGtids | None:
+        found = self.rows("SELECT BINLOG_GTID_POS(%s, %s)", file, offset)[0][0]
+        return None if found is None else MariadbGtids.parse(str(found))
 
     def prepared(self) -> list[str]:
         """XA transactions that are prepared now, as SQL names them."""
@@ -122,12 +134,32 @@ class Server:
         gtids = position.gtid_set
         if isinstance(gtids, MysqlGtids):
             self._check_mysql(gtids)
+        elif position.file and position.server == self.origin.server:
+            self._check_not_reset(position, gtids.including(position.partial) if position.partial else gtids)
         changed = bool(position.server) and position.server != self.origin.server
         if changed and not self._options.accept_server and not self._knows(gtids):
             raise SourceError(
                 f"this is another server: the position is of {position.server}, the connection leads to "
                 f"{self.origin.server}, and its binlog does not prove that it has replicated that one's transactions "
                 f"({gtids}); if it has, accept it by name (source.accept_server), else take a new snapshot"
+            )
+
+    def _check_not_reset(self, position: Position, read: MariadbGtids) -> None:
+        """The binlog's numbers rise: what stands before the position's place is what was read, the last of it there."""
+        name, _, number = position.file.rpartition(".")
+        files = [str(row[0]) for row in self.rows("SHOW BINARY LOGS")]
+        if position.file in files:
+            found = self._found_at(position.file, position.offset)
+            is_same = found is not None and read.covers(found) and (
+                not read.last or bool(read.last.items() & found.last.items())
+            )  # fmt: skip
+        else:
+            last_name, _, last = files[-1].rpartition(".")
+            is_same = last_name != name or int(last) >= int(number)  # purged: the server tells whether that is a gap
+        if not is_same:
+            raise SourceError(
+                f"the server's binlog does not have {read} at {position.file}, byte {position.offset}, where it was "
+                "read: it was reset (RESET MASTER), or its end was lost; take a new snapshot"
             )
 
     def _knows(self, gtids: MariadbGtids | MysqlGtids) -> bool:

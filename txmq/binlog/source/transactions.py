@@ -369,6 +369,8 @@ class TransactionReader:
         self._decoders.clear()  # the tables' keys are asked for anew
         if ddl.kind is DdlKind.CREATE and not all(map(self._captures, ddl.tables)):
             ddl = replace(ddl, tables=ddl.tables[:1])  # what it is LIKE is of no interest
-        if ddl.kind is DdlKind.DATABASE or any(map(self._captures, ddl.tables)):
-            opened.ddl = ddl
+        is_named = ddl.kind is not DdlKind.DATABASE
+        foreign = frozenset(table for table in ddl.tables if is_named and not self._captures(table))
+        if foreign != frozenset(ddl.tables):
+            opened.ddl = replace(ddl, foreign=foreign)
             self._catalog.changed(ddl)

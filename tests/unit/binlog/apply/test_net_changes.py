@@ -55,8 +55,13 @@ def test_only_first_and_last_state_of_a_row_count() -> None:
     assert made(updated(1, "a"), deleted(1), created(1, "b"), updated(1, "c")) == [
         Statement(f"{DELETE} (%s)", (1,), 1), Statement(f"{INSERT} (%s,%s)", (1, "c")),
     ]  # fmt: skip
-    assert made(created(1), updated(1, "a"), deleted(1)) == []
     assert made(deleted(1)) == [Statement(f"{DELETE} (%s)", (1,), 1)]
+
+
+def test_a_row_that_comes_and_goes_must_not_be_there() -> None:
+    events = created(1), updated(1, "a"), deleted(1)
+    assert made(*events) == [Statement(f"{DELETE} (%s)", (1,), 0)]
+    assert made(*events, overwrites=True) == [Statement(f"{DELETE} (%s)", (1,), None)]
 
 
 def test_an_update_of_the_key_deletes_and_inserts() -> None:

@@ -147,6 +147,14 @@ def test_a_statement_goes_to_every_partition_of_its_tables_topics() -> None:
         assert log.ops(topic) == [("ddl", number) for number in range(PARTITIONS)]
 
 
+def test_a_table_that_is_not_captured_gets_no_topic() -> None:
+    log, other = Log(), TableName("attic", "orders")
+    moved = Ddl(DdlKind.RENAME, "a statement", "shop", (ORDERS.table, other), foreign=frozenset({other}))
+    taken(made(log), log, part(1, ddl=moved))
+    assert {one[0] for one in log.messages} == {"s.shop.orders"}
+    assert json.loads(log.messages[0][3])["tables"] == ["shop.orders", "attic.orders"]
+
+
 def test_a_dropped_database_is_told_to_all_its_topics() -> None:
     log = Log()
     dropped = Ddl(DdlKind.DATABASE, "DROP DATABASE shop", "shop", (TableName("shop", ""),))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.unit.binlog.source import wire
-from txmq.binlog.changes import DdlKind, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.changes import DdlKind, TableName, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.errors import ColumnError, SourceError
 from txmq.binlog.position import Position
 from txmq.binlog.source.events import REFUSED
@@ -62,6 +62,13 @@ def test_a_table_made_from_rows_is_one_transaction() -> None:
     part = only(transaction(11, statement, wire.table_map(), wire.rows(wire.WRITE, wire.image(1, "a"))))
     assert part.ddl is not None
     assert (part.ddl.kind, len(part.changes)) == (DdlKind.CREATE, 1)
+
+
+def test_a_table_that_is_not_captured_is_named_as_such() -> None:
+    part = only(transaction(11, wire.query("RENAME TABLE t TO attic.t, u TO w")))
+    assert part.ddl is not None
+    assert part.ddl.foreign == {TableName("attic", "t")}
+    assert part.ddl.captured == (TableName("shop", "t"), TableName("shop", "u"), TableName("shop", "w"))
 
 
 def test_xa_rows_stand_at_the_prepare() -> None:

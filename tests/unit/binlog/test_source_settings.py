@@ -1,0 +1,25 @@
+"""Which tables the patterns of a configuration name."""
+
+from __future__ import annotations
+
+import pytest
+
+from txmq.binlog.changes import TableName
+from txmq.binlog.source_settings import SYSTEM_DATABASES, captures
+
+
+@pytest.mark.parametrize("database", sorted(SYSTEM_DATABASES))
+def test_the_servers_own_databases_are_captured_only_by_name(database: str) -> None:
+    table = TableName(database, "user")
+    assert not captures(("*.*",), ())(table)
+    assert not captures(("*.user", "shop.*"), ())(table)
+    assert captures(("*.*", f"{database}.*"), ())(table)
+    assert not captures(("*.*", f"{database}.*"), ("*.user",))(table)
+
+
+def test_a_star_is_any_text_without_a_dot() -> None:
+    is_captured = captures(("shop.*", "c*m.orders"), ("shop.tmp_*",))
+    assert is_captured(TableName("shop", "items"))
+    assert is_captured(TableName("crm", "orders"))
+    assert not is_captured(TableName("shop", "tmp_items"))
+    assert not is_captured(TableName("crm", "items"))
