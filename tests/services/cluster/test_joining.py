@@ -155,3 +155,14 @@ def test_credentials_close_the_registry_and_stay_secret(tmp_path: Path, ensemble
         assert "give the credentials under which the nodes were made" in _refused(stranger)
         told = [asked(broker, "stats", item)[1] for item in ("config", "json", "registry")]
         assert "sesame" not in "".join([broker.logs(), stranger.logs(), *told])
+
+
+def test_a_broker_with_credentials_leaves_an_open_cluster_alone(tmp_path: Path, alone: Cluster) -> None:
+    """Its nodes would be closed to the others: none of them, nor a client, would read what the cluster has."""
+    [broker] = alone.start().brokers
+    registry = alone.registry.replace("zk://", "zk://billing:sesame@")
+    assert "was made without credentials" in _refused(
+        BrokerProcess(tmp_path / "later", settings={"registry": registry})
+    )
+    broker.restart()
+    assert [home["home"] for home in described(broker)["homes"]] == [described(broker)["home"]]

@@ -60,6 +60,11 @@ class HomeNodes(Nodes):
                     f"{cluster:016x}: correct the registry's address, or restore the ensemble"
                 )
             return self._found(cluster, last_topic_id, last_query_epoch)
+        if not self._session.shares_access(self._paths.cluster):
+            raise RegistryError(
+                f"{self._paths.cluster} was made without credentials, and what is made with them is closed to the "
+                "others: leave them out of the registry's address, or close all of its nodes first (setAcl -R)"
+            )
         existing = layout.decode_cluster(self._paths.cluster, found.value)
         if existing != cluster and standing is not Standing.EMPTY:
             raise ForeignClusterError(

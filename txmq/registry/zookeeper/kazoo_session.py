@@ -95,6 +95,7 @@ class KazooSession:
         self, hosts: str, *, session_timeout_ms: int, call_timeout_ms: int, credentials: Credentials | None = None
     ) -> None:
         self._timeout = call_timeout_ms / 1000
+        self._has_credentials = credentials is not None
         log = logging.getLogger("txmq.kazoo")
         log.setLevel(logging.CRITICAL)  # it warns at every try to connect; states are told to listeners
         access: dict[str, Any] = {}
@@ -215,6 +216,13 @@ class KazooSession:
     def sync(self, path: str) -> None:
         """See ``Session``."""
         self._call(path, lambda: self._client.sync_async(path))
+
+    def shares_access(self, path: str) -> bool:
+        """See ``Session``."""
+        if not self._has_credentials:
+            return True
+        access, _stat = self._call(path, lambda: self._client.get_acls_async(path))
+        return all(entry.id.scheme != "world" for entry in access)
 
     def close(self) -> None:
         """See ``Session``."""

@@ -209,6 +209,9 @@ class Session(Protocol):
     def sync(self, path: str) -> None:
         """Have reads behind this call see every change that was made before it."""
 
+    def shares_access(self, path: str) -> bool:
+        """Whether the clients that may change the node may change what this session makes."""
+
     def close(self) -> None:
         """End the session: its ephemeral nodes are removed at once if the ensemble can be reached."""
 

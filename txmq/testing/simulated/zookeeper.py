@@ -355,6 +355,10 @@ class SimSession:
         with self._connected():
             self._catch_up()
 
+    def shares_access(self, path: str) -> bool:
+        """See ``Session``."""
+        return True
+
     def close(self) -> None:
         """See ``Session``."""
         if self._state is SessionState.CONNECTED:
