@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -148,8 +148,17 @@ def _hint(away: str) -> str:
     """The next step, if a broker is away."""
     if "cannot connect to home" in away:
         return ": start the broker that has this home (txmq cluster describe names it)"
+    if "ZooKeeper" in away:
+        return ""  # the text says what to do
+    if "broker of the cluster" in away:
+        return ": start the brokers of the cluster"
     hint = "" if "txmq broker" in away else ": is a broker running? start one with: txmq broker"
     return f"{hint} (or name another with --bootstrap)"
+
+
+def _fail(error: Exception, text: str) -> NoReturn:
+    """The error's notes stand behind its text: what was done nevertheless."""
+    output.fail("; ".join([text, *getattr(error, "__notes__", ())]))
 
 
 def main() -> None:
@@ -161,11 +170,11 @@ def main() -> None:
     except PartialResultError as error:
         output.fail(str(error))
     except (ConnectionLostError, RequestTimeoutError) as error:
-        output.fail(f"{error}{_hint(str(error))}")
+        _fail(error, f"{error}{_hint(str(error))}")
     except OverloadedError as error:
-        output.fail(f"{error}; the broker is busy, try again")
+        _fail(error, f"{error}; the broker is busy, try again")
     except TxmqError as error:
-        output.fail(str(error) or type(error).__name__)
+        _fail(error, str(error) or type(error).__name__)
     except BrokenPipeError:
         # The reader of our output has gone (| head): point stdout at nothing, so that the exit flush cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

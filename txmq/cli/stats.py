@@ -42,14 +42,25 @@ def stats(
             output.print_json(found[0][1] if client.routes.is_lone else dict(found))
             raise_missing(missing)
             return
-        texts, missing = partly(lambda: [client.stats(item)])
-    text = "".join(texts)
-    if item == "help":
-        sys.stdout.write(text)
-        return
-    rows = [line.partition(" ")[::2] for line in text.splitlines()]
-    output.print_table("stats" if item is None else f"stats {item}", ("key", "value"), rows)
+        if item == "help":
+            sys.stdout.write(client.stats(item))
+            return
+        texts, missing = partly(lambda: _texts(client, item))
+    for home, text in texts:
+        rows = [line.partition(" ")[::2] for line in text.splitlines()]
+        output.print_table("stats" if item is None else f"stats {item}", ("key", "value"), [*home, *rows])
     raise_missing(missing)
+
+
+def _texts(client: Client, item: str | None) -> list[tuple[list[tuple[str, str]], str]]:
+    """A broker's text, behind a row that names its home if there are several."""
+    routes = client.routes
+    links = routes.all_links()
+    if routes.is_lone:
+        return [([], client.stats(item))]
+    return routes.ask_each(
+        links, lambda link, timeout: [([("stats of", routes.name_of(link))], link.stats(item, timeout))]
+    )
 
 
 def _by_home(client: Client, item: str | None) -> list[tuple[str, object]]:

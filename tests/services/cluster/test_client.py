@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 import txmq
+from txmq.cli.main import main
 from txmq.errors import BrokerAwayError, DataLossError, PartialResultError, RegistryError
 from txmq.spark.segment_files.plan import plan
 from txmq.spark.source.options import parse
@@ -48,7 +50,22 @@ def test_every_call_works_over_homes(cluster: Cluster, way: str) -> None:
         client.topics.delete(topic)
 
 
-def test_homes_go_on_beside_one_that_is_killed(cluster: Cluster) -> None:
+def _stats_are_told_home_by_home(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["txmq", "stats", "registry", "--bootstrap", cluster.registry])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert ended.value.code == 1
+    assert told.err.startswith("txmq: 1 of 3 homes did not answer: broker-2 (")
+    tables = told.out.split("\n\n")
+    assert sorted(table.splitlines()[1].split()[2] for table in tables) == ["broker-0", "broker-1"]
+
+
+def test_homes_go_on_beside_one_that_is_killed(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed = cluster.brokers[2]
     with txmq.connect(cluster.registry, timeout=1.0) as client, client.producer(timeout=2.0) as producer:
         client.topics.create("parts", partitions=PARTITIONS)
@@ -70,6 +87,7 @@ def test_homes_go_on_beside_one_that_is_killed(cluster: Cluster) -> None:
         options = parse({"path": str(killed.data_dir), "topic": "parts"}, is_stream=False)
         with pytest.raises(DataLossError, match=r"parts has partitions .* at other homes"):
             plan(options, str(killed.data_dir), 1)
+        _stats_are_told_home_by_home(cluster, capsys, monkeypatch)
         killed.start()
         eventually(lambda: not client.routes.link_of_home(home).is_away, "the home is heard again")
         assert [client.offsets("parts", n).end for n, owner in enumerate(homes) if owner == home] == [1, 1]

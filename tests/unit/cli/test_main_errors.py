@@ -15,17 +15,30 @@ from txmq.errors import BrokerAwayError
     [
         ("cannot connect to h:1: refused", ": is a broker running? start one with: txmq broker (or name another with"),
         ("cannot connect to home 0b: refused", ": start the broker that has this home (txmq cluster describe names it"),
+        ("no ZooKeeper server answers at h:2181 within 5 s: start it, or correct the address", "\n"),
+        ("no broker of the cluster in zk://h/p is alive", ": start the brokers of the cluster\n"),
     ],
 )
 def test_broker_that_is_away_comes_with_the_next_step(
     text: str, step: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert _told(BrokerAwayError(text), capsys, monkeypatch).startswith(f"txmq: {text}{step}")
+
+
+def test_notes_of_an_error_stand_behind_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    error = BrokerAwayError("cannot connect to home 0b: refused")
+    error.add_note("3 of 5 messages were acknowledged; failed: orders-1")
+    told = _told(error, capsys, monkeypatch)
+    assert told.endswith("(txmq cluster describe names it); 3 of 5 messages were acknowledged; failed: orders-1\n")
+
+
+def _told(error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     def run() -> None:
-        raise BrokerAwayError(text)
+        raise error
 
     monkeypatch.setattr(main, "command", lambda: run)
     monkeypatch.setattr(sys, "argv", ["txmq"])
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith(f"txmq: {text}{step}")
+    return capsys.readouterr().err

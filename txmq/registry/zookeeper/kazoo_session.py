@@ -118,7 +118,7 @@ class KazooSession:
             self._client.start(timeout=self._timeout)
         except KazooTimeoutError:
             raise RegistryAwayError(
-                f"no ZooKeeper server answers at {hosts} within {self._timeout:g} s: start it, or correct the address"
+                f"no ZooKeeper server answers at {hosts} within {self._timeout:.3g} s: start it, or correct the address"
             ) from None
 
     def _hear(self, state: str) -> None:
