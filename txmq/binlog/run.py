@@ -35,6 +35,7 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal, until_terminated
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
+PREPARED_S = 0.5  # between two looks whether prepared XA transactions have ended
 READ_S = 0.2  # the longest wait for a part before the reader looks whether it is to end
 
 
@@ -168,7 +169,10 @@ class BinlogReader:
         """Open source and publisher, with a snapshot if one begins; False if the reader was stopped meanwhile."""
         position = state = None
         if self._snapshot is not None:
-            position, state = self._snapshot.beginning(published, source.current_position)
+            position, state = self._snapshot.beginning(
+                published,
+                lambda is_whole: self._snapshot_position(source) if is_whole else self._unprepared_position(source),
+            )
         if published is not None:
             position = published.position
         position = position or self._first_position(source)
@@ -204,14 +208,36 @@ class BinlogReader:
         publisher.publish(part)
         self._pause_s = PAUSE_S_MIN
 
+    def _snapshot_position(self, source: Source) -> Position:
+        """Where a snapshot of all tables begins: its first view shows what is prepared here, and has ended by then."""
+        position = source.current_position()
+        self._has_waited_for_prepared(source)
+        return position
+
+    def _unprepared_position(self, source: Source) -> Position:
+        """A position at which no XA transaction is prepared."""
+        position = source.current_position()
+        while self._has_waited_for_prepared(source) and not self._is_stopped:
+            position = source.current_position()
+        return position
+
+    def _has_waited_for_prepared(self, source: Source) -> bool:
+        """Wait until the XA transactions have ended that are prepared now; False if there are none.
+
+        Their changes lie before the position at which the reader begins, and their XA COMMIT behind it.
+        """
+        left = waited = source.prepared()
+        while left and not self._is_stopped:
+            self._sparingly.warning("waiting for prepared XA transactions: commit or roll back each", xids=left)
+            self._woken.wait(PREPARED_S)
+            prepared = source.prepared()
+            left = [xid for xid in left if xid in prepared]
+        return bool(waited)
+
     def _first_position(self, source: Source) -> Position:
-        current = source.current_position()
         if self._start == "now":
-            if prepared := source.prepared():  # their changes lie before this position, their XA COMMIT behind it
-                raise SourceAwayError(
-                    f"XA transactions are prepared: {', '.join(prepared[:10])}; the first start waits for their end"
-                )
-            return current
+            return self._unprepared_position(source)
+        current = source.current_position()
         if self._start == "earliest":
             return source.oldest_position()
         try:

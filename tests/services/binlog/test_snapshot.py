@@ -316,22 +316,24 @@ def test_prepared_transactions_are_waited_for_and_later_ones_come_once(
 ) -> None:
     fill(database)
     run = Run(tmp_path, database, shared_broker, "xa")
-    with closing(database.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
 
-        def prepared(name: str, *statements: str) -> None:
+    def prepare(name: str, *statements: str) -> None:
+        with closing(database.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
             for statement in (f"XA START '{name}'", *statements, f"XA END '{name}'", f"XA PREPARE '{name}'"):
                 cursor.execute(statement)
 
-        prepared("early", "INSERT INTO items VALUES (1, 1)")
-        reader = run.start(crash="binlog.snapshot.read:5")
-        eventually(lambda: "waiting for prepared XA transactions" in run.log.read_text(), run.log.read_text, WAIT_S)
-        assert "early" in run.log.read_text()
-        cursor.execute("XA COMMIT 'early'")
-        assert reader.wait(WAIT_S) == -signal.SIGKILL
-        # rows that are read, rows that are not, and one that moves from one side to the other
-        prepared("late", "UPDATE items SET v = 5 WHERE id IN (3, 357)", "UPDATE items SET id = 355 WHERE id = 6")
-        assert run.start(crash="binlog.snapshot.read:2").wait(WAIT_S) == -signal.SIGKILL
-        cursor.execute("XA COMMIT 'late'")
+    prepare("early", "INSERT INTO items VALUES (1, 1)")
+    reader = run.start(crash="binlog.snapshot.read:5")
+    eventually(lambda: "waiting for prepared XA transactions" in run.log.read_text(), run.log.read_text, WAIT_S)
+    assert f"X'{b'early'.hex()}',X'',1" in run.log.read_text()
+    prepare("meanwhile", "INSERT INTO items VALUES (2, 1)")  # the stream has its rows: it is not waited for
+    database.execute("XA COMMIT 'early'")
+    assert reader.wait(WAIT_S) == -signal.SIGKILL
+    # rows that are read, rows that are not, and one that moves from one side to the other
+    prepare("late", "UPDATE items SET v = 5 WHERE id IN (3, 357)", "UPDATE items SET id = 355 WHERE id = 6")
+    assert run.start(crash="binlog.snapshot.read:2").wait(WAIT_S) == -signal.SIGKILL
+    database.execute("XA COMMIT 'late'")
+    database.execute("XA COMMIT 'meanwhile'")
     run.finish()
     with txmq.connect(shared_broker.address) as client:
         caught_up(run, client)

@@ -328,7 +328,7 @@ class Gathering:
     def _xa_end(self, part: TransactionPart, end: XaEnd, now_ms: int) -> Iterator[Step]:
         xid = xid_sql(end.xid)
         rows = self._parked_rows.get(xid)
-        if rows is None and end.committed:
+        if rows is None and end.committed and not self._will_be_shown:
             raise SourceError(
                 f"transaction {part.gtid} is the XA COMMIT of {xid}, which was prepared before this reader's first "
                 "position: its changes were not read; begin again with a snapshot"
@@ -345,6 +345,11 @@ class Gathering:
         else:
             found = self._parked.read(xid, rows)
         yield from self._committed(part, rows, found, left, now_ms)
+
+    @property
+    def _will_be_shown(self) -> bool:
+        """Whether the first view of a snapshot of all tables will have what is committed here."""
+        return self._snapshot is not None and not (self._snapshot.has_begun or self._settings.snapshot.tables)
 
     def _committed(
         self, part: TransactionPart, rows: ParkedRows, found: Iterable[Outgoing], left: Mapping[str, ParkedRows],

@@ -61,6 +61,11 @@ class SnapshotState:
     rows: int = 0
     again: bool = False
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether consumers may know a row of these tables."""
+        return self.rows > 0 or self.again
+
     def behind(self, ddl: Ddl) -> SnapshotState:
         """The state behind a statement."""
         if ddl.kind is DdlKind.RENAME:

@@ -1,9 +1,10 @@
 """Takes a snapshot beside the stream: begins it, says up to where the stream is read, and publishes chunks.
 
-Theory of operation. It begins at a position at which no XA transaction is prepared: the stream knows the rows of each
-that is prepared later. Then views follow one another. The reader publishes the binlog up to the view's position
-(``is_due``), and ``read`` publishes chunks until the view is old. What is read is saved with each chunk, in the same
-txmq transaction (``publish``). So a start finds in its position how far the snapshot is, and takes a new view.
+Theory of operation. It begins at a position, when each XA transaction has ended that was prepared there: the first view
+shows their rows, and the stream knows those of each that is prepared later. Then views follow one another. The reader
+publishes the binlog up to the view's position (``is_due``), and ``read`` publishes chunks until the view is old. What
+is read is saved with each chunk, in the same txmq transaction (``publish``). So a start finds in its position how far
+the snapshot is, and takes a new view.
 
 A table of which the key was altered, and one without a key that was cut off, is read again from its start: from then on
 none of its changes is passed over.
@@ -92,10 +93,13 @@ class Snapshot:
     # --- its beginning -----------------------------------------------------------------------------------------------
 
     def beginning(
-        self, published: Published | None, current_position: Callable[[], Position]
+        self, published: Published | None, first_position: Callable[[bool], Position]
     ) -> tuple[Position | None, SnapshotState | None]:
         """Position and state of a snapshot that begins now; None for each that another says: what is saved, or else
         ``source.start``.
+
+        Args:
+            first_position: where a snapshot, of all tables or not, begins if nothing is published.
 
         Raises:
             BinlogError, ConfigError: it cannot be taken as asked.
@@ -113,26 +117,15 @@ class Snapshot:
             return None, None
         if mode == "never" or (published is not None and not self._settings.tables):
             return None, None
-        position = self._unprepared(current_position) if published is None else None
+        is_whole = not self._settings.tables
+        # Before the tables are listed: a later one is in the stream.
+        position = first_position(is_whole) if published is None else None
         tables = self._tables()
         if self._settings.tables and not tables:
             raise ConfigError(f"snapshot.mode = {self._settings.mode!r}: no captured table has such a name")
         self._begun_at = self._told_at = self._clock.monotonic()
         self._log.info("beginning a snapshot", tables=len(tables))
-        if not tables:
-            return position, None
         return position, SnapshotState(tuple(tables), None, len(tables), 0, published is not None)
-
-    def _unprepared(self, current_position: Callable[[], Position]) -> Position:
-        """A position at which no XA transaction is prepared: their rows would be known to nobody."""
-        while True:
-            position = current_position()
-            with_name = self._server.rows("XA RECOVER FORMAT='SQL'")
-            if not with_name or self._is_stopped():
-                return position
-            names = [str(row[-1]) for row in with_name]
-            self._log.warning("waiting for prepared XA transactions: commit or roll back each", xids=names)
-            self._pause.wait(_WAIT_S)
 
     def _tables(self) -> list[TableName]:
         rows = self._server.rows(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.services.binlog.scripted import PART_ROWS, TABLES, part, parts_of
 from txmq.binlog.changes import Ddl, DdlKind, RowChange, TableName, TransactionPart, XaEnd, XaPrepare
-from txmq.binlog.config import BinlogSettings, PublishSettings
+from txmq.binlog.config import BinlogSettings, PublishSettings, SnapshotSettings
 from txmq.binlog.errors import BinlogError, SourceError
 from txmq.binlog.event_json import EventEncoder
 from txmq.binlog.position import Position
@@ -21,6 +21,7 @@ from txmq.binlog.publish.gathering import Batch, Gathering, Outgoing, Step
 from txmq.binlog.publish.parked import opened
 from txmq.binlog.publish.published import ParkedRows, Published, read_published
 from txmq.binlog.publish.topics import Topics
+from txmq.binlog.publish.unread import SnapshotState
 from txmq.model import Message
 from txmq.xid import Xid, xid_sql
 
@@ -239,6 +240,21 @@ def test_rows_prepared_before_the_first_position_stop_the_reader() -> None:
     taken(made(log), log, part(1, xa=XaEnd(XID, committed=False)))
     with pytest.raises(SourceError, match=r"prepared before this reader's first\s+position"):
         taken(made(log), log, part(1, xa=XaEnd(XID, committed=True)))
+
+
+def test_rows_prepared_before_a_snapshot_are_in_its_first_view() -> None:
+    end, begun = part(1, xa=XaEnd(XID, committed=True)), Published("", Position("mariadb", ""))
+    unread = SnapshotState((ORDERS.table,), tables=1)
+    log = Log()
+    (step,) = taken(made(log, replace(begun, snapshot=unread)), log, end)
+    assert (log.messages, step.snapshot, published([step]).position.gtids) == ([], unread, "0-1-1")
+    for read in (replace(unread, rows=1), replace(unread, again=True)):
+        with pytest.raises(SourceError, match=r"prepared before this reader's first\s+position"):
+            taken(made(log, replace(begun, snapshot=read)), log, end)
+    gathers = made(log, replace(begun, snapshot=unread))
+    gathers._settings = replace(gathers._settings, snapshot=SnapshotSettings(mode="shop.o*"))  # others are not shown
+    with pytest.raises(SourceError, match=r"prepared before this reader's first\s+position"):
+        taken(gathers, log, end)
 
 
 def test_parked_rows_beyond_the_memory_limit_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
