@@ -22,7 +22,7 @@ BARE_S_MAX = 0.2  # for each bare limit, behind each measure of a row that stand
 def main(arguments: list[str] | None = None) -> int:
     """Run it; 1 if a row missed its bound or failed, 130 if it was interrupted."""
     options = _parse(arguments)
-    chosen = [row for row in ROWS if not options.rows or any(name in row.name for name in options.rows)]
+    chosen = [row for row in ROWS if row.is_chosen(options.rows)]
     if not chosen:
         print(f"no such row; there are: {' '.join(row.name for row in ROWS)}", file=sys.stderr)
         return 2

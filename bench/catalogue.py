@@ -6,6 +6,7 @@ from bench.model import Row
 from bench.rows import (
     backlog,
     binlog,
+    binlog_replica,
     brokers,
     client,
     cluster,
@@ -22,5 +23,6 @@ from bench.rows import (
 
 ROWS: tuple[Row, ...] = (
     *put.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *last_resource.ROWS, *xa.ROWS,
-    *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
+    *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS, *binlog_replica.ROWS,
+    *spark.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip

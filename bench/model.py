@@ -11,7 +11,7 @@ changes within minutes. Where even that misses the bound, the row's verdict is `
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +86,7 @@ class Row:
         units: of every figure, in the order in which they are shown.
         bare: names of the bare limits that stand beside it.
         repeats: how often it is measured.
+        is_long: it takes minutes: measured only if ``--rows`` has its whole name.
     """
 
     name: str
@@ -95,6 +96,13 @@ class Row:
     bounds: tuple[Bound, ...] = ()
     bare: tuple[str, ...] = ()
     repeats: int = 5
+    is_long: bool = False
+
+    def is_chosen(self, names: Sequence[str]) -> bool:
+        """Whether ``--rows`` asks for it."""
+        if self.is_long:
+            return self.name in names
+        return not names or any(name in self.name for name in names)
 
 
 @dataclass(slots=True)

@@ -23,7 +23,8 @@ UNSYNCED = ("--sync-binlog=0", "--innodb-flush-log-at-trx-commit=0")  # what is 
 REPLICA_ID, END_S = 4711, 30.0
 
 
-def _fill(server: MariaDB, rows: int) -> None:
+def fill(server: MariaDB, rows: int) -> None:
+    """Insert rows into the table, ten a transaction."""
     with closing(server.connect()) as connection, closing(connection.cursor()) as cursor:
         for first in range(0, rows, PER_TRANSACTION):
             values = ", ".join(
@@ -109,7 +110,7 @@ def _binlog(surroundings: Surroundings) -> Iterator[Measure]:
             raise NotInstalledError(str(error)) from error
         broker = opened.enter_context(BrokerProcess(surroundings.directory / "data"))
         server.execute(TABLE)
-        _fill(server, rows)
+        fill(server, rows)
 
         def measure() -> dict[str, float]:
             settings = read_settings(

@@ -70,6 +70,17 @@ def test_the_worst_bound_of_a_row_is_its_verdict() -> None:
     assert made.verdict == "MISS"
 
 
+@pytest.mark.parametrize(
+    ("names", "is_chosen", "is_long_chosen"),
+    [((), True, False), (("b",), True, False), (("a-b",), True, True), (("c",), False, False)],
+)
+def test_long_rows_are_chosen_by_their_whole_name(
+    names: tuple[str, ...], is_chosen: bool, is_long_chosen: bool
+) -> None:
+    short, long = (Row("a-b", "x", lambda _: nullcontext(dict), {}, is_long=is_long) for is_long in (False, True))
+    assert (short.is_chosen(names), long.is_chosen(names)) == (is_chosen, is_long_chosen)
+
+
 def test_what_is_not_installed_is_no_failure() -> None:
     made = result("peer-nats")
     made.missing = "not installed: apt-get install nats-server"
