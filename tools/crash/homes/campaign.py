@@ -107,7 +107,7 @@ class HomesCampaign(Campaign):
 
     def _play_client(self, death: HomesDeath, worker: Child) -> None:
         crash = f"{death.point}:{death.nth}:stop"
-        worker.kill()
+        self._kill_worker(worker)
         self._start_with_part(worker, death.decider, CLIENT_POINTS[death.first], crash)
         eventually(lambda: worker.is_stopped, f"{worker.name} reaches {crash}", POINT_S, CampaignError)
         self._kill_brokers(death)
@@ -122,12 +122,13 @@ class HomesCampaign(Campaign):
     def _play_broker(self, death: HomesDeath, broker: BrokerProcess, worker: Child) -> None:
         alone = death.victims == ("home",)
         crash = f"{death.point}:{death.nth}" + ("" if alone else ":stop")
+        if death.first in LEFT:
+            self._kill_worker(worker)
         broker.kill()
         broker.launch(env={"TXMQ_CRASH": crash})
         with suppress(BrokerFailedError):  # it may come to the point while it recovers
             broker.wait_until_ready()
         if death.first in LEFT and broker.is_running and not _is_stopped(broker):
-            worker.kill()
             self._start_with_part(worker, death.decider, LOCAL, f"{LEFT[death.first]}:1")
         if alone:
             await_death(broker, crash)
@@ -137,6 +138,10 @@ class HomesCampaign(Campaign):
         if "client" in death.victims:
             self.kill(Death(False, tuple(range(len(self.workers))), False, None, 0, 0.0))
         broker.kill()
+
+    def _kill_worker(self, worker: Child) -> None:
+        worker.kill()
+        self._manage()  # else what it prepared for its transaction manager holds up its key until the cycle's end
 
     def _start_with_part(self, worker: Child, decider: int, kinds: str, crash: str) -> None:
         self._part = decider, kinds
