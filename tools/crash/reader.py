@@ -80,12 +80,12 @@ def text_of(value: bytes | None) -> str:
     return (value or b"").decode().rstrip(" ")
 
 
-def main(directory: str, address: str, name: str) -> None:
+def follow(reader: type[Follower], world: CampaignDirectory, address: str, name: str) -> None:
     """Read until SIGTERM."""
-    world, stop = CampaignDirectory(Path(directory)), threading.Event()
+    stop = threading.Event()
     with until_terminated(stop.set), connect(address, name) as client:
-        Reader(world, client, HistoryFile(world.histories, name)).run(stop)
+        reader(world, client, HistoryFile(world.histories, name)).run(stop)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    follow(Reader, CampaignDirectory(Path(sys.argv[1])), *sys.argv[2:])

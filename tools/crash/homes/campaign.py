@@ -50,7 +50,7 @@ class HomesCampaign(Campaign):
 
     points = (*CLIENT_POINTS, *BROKER_PATHS)
     cycles_for_all = len(CELLS) * 5 // 4 + 1
-    worker_module = "tools.crash.homes.worker"
+    worker_module, reader_module = "tools.crash.homes.worker", "tools.crash.homes.reader"
     world: HomesCampaignDirectory
 
     def __init__(

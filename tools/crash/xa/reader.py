@@ -7,7 +7,6 @@ message implies readable rows.
 from __future__ import annotations
 
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -15,10 +14,8 @@ import MySQLdb
 
 import txmq
 from tools.crash.directory import HistoryFile
-from tools.crash.processes import connect
-from tools.crash.reader import Follower
+from tools.crash.reader import Follower, follow
 from tools.crash.xa.directory import RESOURCES, SERVER_OF, XaCampaignDirectory
-from txmq.runtime.threads import until_terminated
 
 
 class XAReader(Follower):
@@ -54,12 +51,5 @@ class XAReader(Follower):
         self.history.write("dbread", "ok", name, found)
 
 
-def main(directory: str, address: str, name: str) -> None:
-    """Read until SIGTERM."""
-    world, stop = XaCampaignDirectory(Path(directory)), threading.Event()
-    with until_terminated(stop.set), connect(address, name) as client:
-        XAReader(world, client, HistoryFile(world.histories, name)).run(stop)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    follow(XAReader, XaCampaignDirectory(Path(sys.argv[1])), *sys.argv[2:])
