@@ -37,7 +37,8 @@ def list_(
         str | None, typer.Option("--older-than", metavar="30s", help="Only what hangs longer: ms, s, m, h or d.")
     ] = None,
     state: Annotated[
-        str | None, typer.Option(metavar="prepared|placing|decided|heuristic|all", help="Only those in that state.")
+        str | None,
+        typer.Option(metavar="prepared|placing|decided|placed|heuristic|all", help="Only those in that state."),
     ] = None,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
@@ -238,10 +239,10 @@ def give_up(
     yes: Yes = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
-    """Stop waiting for a home of a committed transaction: its directory is lost for ever, with no copy.
+    """Stop waiting for a home of a committed transaction, or of a part: its directory is lost for ever, with no copy.
 
-    A home that a broker leads is never given up. A home that is only away, and comes back after this, rolls back what
-    it had not placed: the transaction is torn. See docs/how-to/in-doubt-at-3am.md.
+    A home that a broker leads is given up only if it has ended its part already. A home that is only away, and comes
+    back after this, rolls back what it had not placed: the transaction is torn. See docs/how-to/in-doubt-at-3am.md.
 
     [bold]Examples[/bold]
 
@@ -250,9 +251,9 @@ def give_up(
     """
     _confirm(yes, f"Give up home {home} for {txid}? Its messages there are lost, also if the home comes back.")
     with connected(bootstrap) as client:
-        client.transactions.give_up_home(txid, home, reason)
+        is_kept = client.transactions.give_up_home(txid, home, reason)
     output.report(
-        {"txid": txid, "home": home, "heuristic": "hazard"},
+        {"txid": txid, "home": home, "heuristic": "hazard" if is_kept else None},
         f"transaction {txid} no longer waits for home {home}", as_json=as_json,
     )  # fmt: skip
 

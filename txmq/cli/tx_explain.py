@@ -54,6 +54,11 @@ def why(row: Row) -> str:
         return _why_decided(row)
     if row["state"] == "placing":
         return f"committed; {_PLACING}"
+    if row["state"] == "placed":
+        seen = "; readers do not see its messages yet" if row["is_held"] else ""
+        return f"a part of transaction {row['of']}; committed; home {_home(row['of'])} has not been told{seen}"
+    if row.get("is_decided"):
+        return f"a part of transaction {row['of']}; committed; {_PLACING}"
     return f"{_owner(row)}; {_decider(row)}"
 
 
@@ -117,6 +122,10 @@ def _repair(fact: Row) -> str:
     )
 
 
+def _give_up(when: str, txid: str, home: str) -> str:
+    return f"{when}: txmq tx give-up {txid} --home {home} --reason WHY"
+
+
 def sql(row: Row) -> list[str]:
     """Statements to paste: reading first. Each is for the database that the comment names."""
     if row.get("state") == "decided":
@@ -167,14 +176,18 @@ def next_steps(row: Row) -> list[str]:
         return [*dict.fromkeys(_repair(fact) for fact in row["heuristics"]), f"txmq tx forget {txid}"]
     if row.get("state") == "decided":
         homes = [_home(branch["txid"]) for branch in row.get("homes", ()) if not branch["complete"]]
-        lost = [f"home lost for ever: txmq tx give-up {txid} --home {home} --reason WHY" for home in homes]
+        lost = [_give_up("home lost for ever, or its part settled there by hand", txid, home) for home in homes]
         if not any(not branch["complete"] for branch in row["branches"]):
             return ["txmq cluster describe: bring the homes back that it waits for; the brokers do the rest", *lost]
         first = f"make the databases reachable, and run: {_RESOLVER}"
         last = f"database gone for ever: txmq tx complete {txid} --resource NAME --heuristic hazard --reason WHY"
         return [first, "or paste the SQL; the resolver sees it and completes the branch", last, *lost]
-    if row.get("state") == "placing":
+    if row.get("state") == "placing" or row.get("is_decided"):
         return ["txmq tx list --state prepared: settle the branches of the same partitions; the broker does the rest"]
+    if row.get("state") == "placed":
+        home = _home(row["of"])
+        first = f"bring home {home} back (txmq cluster describe): it is told within seconds, and that ends it"
+        return [first, _give_up("home lost for ever", txid, home)]
     if row.get("state") != "prepared":
         return []
     settle = f"txmq tx commit|rollback {txid} --heuristic --reason WHY"
@@ -186,9 +199,10 @@ def next_steps(row: Row) -> list[str]:
             f"database gone for ever: by what its backup or the business says: {settle}",
         ]
     if row["kind"] == "branch":
+        last = "home gone for ever: commit if another part of it is placed (txmq tx list), else as the business says"
         return [
             f"bring home {_home(row['of'])} back (txmq cluster describe): the brokers settle it within seconds",
-            f"home gone for ever: what the other homes say of {row['of']}: {settle}",
+            f"{last}: {settle}",
         ]
     first = {
         "half": f"run a member of producer group {row.get('group')}: its checker is asked within a minute",

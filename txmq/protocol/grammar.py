@@ -125,7 +125,8 @@ _TABLE = (
         teaches="commit messages together with branches that are prepared in databases",
     ),
     Verb(
-        b"complete", ("txid",), {b"uuid": "hex32", b"branch": "text", b"heuristic": "text", b"reason": "text"},
+        b"complete", ("txid",),
+        {b"uuid": "hex32", b"branch": "text", b"of": "text", b"heuristic": "text", b"reason": "text"},
         teaches="one branch of a decided transaction has committed",
     ),
     Verb(

@@ -46,7 +46,8 @@ Bodies::
     30 REGISTERED     JSON: cluster, epoch and incarnation: the process leads the home, under an epoch that the registry
                       gave out
     31 PLACE_AWAITED  as PREPARED: a transaction is decided, its messages wait for earlier transactions to be placed
-    32 REPORTED       JSON: the home that decided a transaction knows that this home has placed its part
+    32 REPORTED       JSON: the home that decided a transaction knows that this home has placed its part, or an operator
+                      has given that home up (fact)
 """
 
 from __future__ import annotations

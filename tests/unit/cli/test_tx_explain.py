@@ -38,6 +38,20 @@ def test_branch_names_the_home_that_decides() -> None:
     first, last = tx_explain.next_steps(BRANCH_HERE)
     assert f"bring home {HOME} back" in first
     assert f"txmq tx commit|rollback {TXID} --heuristic" in last
+    behind = BRANCH_HERE | {"is_decided": True}
+    assert "committed; its messages wait for their place" in tx_explain.why(behind)
+    assert "settle the branches" in tx_explain.next_steps(behind)[0]
+
+
+def test_placed_part_names_the_home_that_decided() -> None:
+    row = BRANCH_HERE | {"state": "placed", "is_held": False}
+    said = f"a part of transaction {row['of']}; committed; home {HOME} has not been told"
+    assert tx_explain.why(row) == said
+    assert tx_explain.why(row | {"is_held": True}) == f"{said}; readers do not see its messages yet"
+    first, last = tx_explain.next_steps(row)
+    assert f"bring home {HOME} back" in first
+    assert last == f"home lost for ever: txmq tx give-up {TXID} --home {HOME} --reason WHY"
+    assert tx_explain.sql(row) == []
 
 
 def test_decision_names_the_homes_it_waits_for() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.client.scripted import TOPIC_ID, ScriptedBroker, ScriptedStream, TurnedClock
 from txmq.client.client import Client
-from txmq.errors import NotOwnerError, UnavailableError, UnknownTopicError
+from txmq.errors import FencedError, NotOwnerError, UnavailableError, UnknownTopicError
 from txmq.model import TopicConfig
 from txmq.protocol import answers
 from txmq.protocol.requests import Request
@@ -32,6 +32,7 @@ class ScriptedHome(ScriptedBroker):
         changes: what was asked of ``topic``.
         in_doubt: rows of ``recover``.
         completed: the words of ``complete``.
+        outcome_told: the answer to ``outcome``; None for 410.
     """
 
     def __init__(self, cluster: ScriptedCluster, number: int) -> None:
@@ -43,6 +44,7 @@ class ScriptedHome(ScriptedBroker):
         self.changes: list[str] = []
         self.in_doubt: list[dict[str, object]] = []
         self.completed: list[dict[bytes, str]] = []
+        self.outcome_told: bytes | None = b"unknown"
 
     def serve(self, stream: ScriptedStream, request: Request) -> None:
         if self.waits_for_registry and request[0] not in (b"hello", b"ping", b"cluster"):
@@ -103,7 +105,9 @@ class ScriptedHome(ScriptedBroker):
         return answers.result(200, request[4], b"")
 
     def _outcome(self, _stream: ScriptedStream, request: Request) -> bytes:
-        return answers.result(200, request[4], b"unknown")
+        if self.outcome_told is None:
+            raise FencedError("no longer kept")
+        return answers.result(200, request[4], self.outcome_told)
 
     def _stats(self, _stream: ScriptedStream, request: Request) -> bytes:
         text = f'{{"puts": {self.number}}}' if b"json" in request[1] else f"puts {self.number}\n"

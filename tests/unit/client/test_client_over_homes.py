@@ -70,7 +70,7 @@ def test_transaction_is_asked_for_at_the_home_in_its_id(cluster: ScriptedCluster
 def waits_for_third(cluster: ScriptedCluster) -> list[dict[bytes, str]]:
     """The second home has decided a transaction with a part at the third."""
     homes = [{"txid": txid(1), "complete": True}, {"txid": txid(3), "complete": False}]
-    cluster.homes[2].in_doubt[0] |= {"homes": homes}
+    cluster.homes[2].in_doubt[0] |= {"state": "decided", "homes": homes}
     return cluster.homes[2].completed
 
 
@@ -87,6 +87,48 @@ def test_home_that_a_broker_leads_is_not_given_up(cluster: ScriptedCluster, rout
     routed.ping()
     with pytest.raises(TransactionConflictError, match=r"home 0{15}3 is led at host:3"):
         routed.transactions.give_up_home(txid(2), f"{3:016x}", "by mistake")
+    assert completed == []
+
+
+HAZARD = {b"heuristic": "hazard", b"reason": "settled%20by%20hand"}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sent"), [(b"committed\n", {}), (b"rolled-back\n", HAZARD), (None, HAZARD)]
+)  # fmt: skip
+def test_home_that_has_ended_its_part_is_given_up(
+    cluster: ScriptedCluster, routed: Client, outcome: bytes | None, sent: dict[bytes, str]
+) -> None:
+    completed = waits_for_third(cluster)
+    cluster.homes[3].in_doubt, cluster.homes[3].outcome_told = [], outcome
+    routed.ping()
+    assert routed.transactions.give_up_home(txid(2), f"{3:016x}", "settled by hand") is bool(sent)
+    assert completed == [{b"branch": txid(3), **sent}]
+
+
+def waits_to_report(cluster: ScriptedCluster) -> list[dict[bytes, str]]:
+    """The second home has placed a part of a transaction that the third has decided."""
+    cluster.homes[2].in_doubt[0] |= {"state": "placed", "of": txid(3)}
+    return cluster.homes[2].completed
+
+
+def test_lost_deciding_home_is_given_up(cluster: ScriptedCluster, routed: Client) -> None:
+    completed = waits_to_report(cluster)
+    routed.ping()
+    with pytest.raises(TransactionConflictError, match=r"home 0{15}3 is led at host:3"):
+        routed.transactions.give_up_home(txid(2), f"{3:016x}", "by mistake")
+    cluster.kill(3)
+    assert routed.transactions.give_up_home(txid(2), f"{3:016x}", "burnt")
+    assert completed == [{b"of": txid(3), b"heuristic": "hazard", b"reason": "burnt"}]
+
+
+def test_home_that_may_still_decide_is_not_given_up(cluster: ScriptedCluster, routed: Client) -> None:
+    completed = waits_to_report(cluster)
+    cluster.homes[2].in_doubt[0]["state"] = "prepared"
+    routed.ping()
+    cluster.kill(3)
+    with pytest.raises(TransactionConflictError, match="is prepared: commit it or roll it back first"):
+        routed.transactions.give_up_home(txid(2), f"{3:016x}", "burnt")
     assert completed == []
 
 

@@ -138,7 +138,7 @@ class Redo:
     def _redo_decisions(self, kind: int, fields: dict[str, Any]) -> None:
         name, decisions = (fields["session"], fields["counter"]), self._state.decisions
         if kind in (entries.SHOWN, entries.REPORTED):
-            self._redo_shown(kind, name)
+            self._redo_shown(kind, name, fields.get("fact"))
         elif kind == entries.COMPLETED and "branch" in fields:
             self._state.complete_home(name, fields["branch"], fields.get("fact"))
         elif kind == entries.COMPLETED:
@@ -150,13 +150,13 @@ class Redo:
         else:
             decisions.forget(name)
 
-    def _redo_shown(self, kind: int, name: Name) -> None:
+    def _redo_shown(self, kind: int, name: Name, fact: dict[str, Any] | None) -> None:
         barriers, decided = self._state.decisions.barriers, self._state.decisions.incomplete.get(name)
         if decided is not None:
             barriers.applied({}, [decided.barrier])
             self._state.may_load(decided)
             return
-        part = self._state.show_part(name) if kind == entries.SHOWN else self._state.report_part(name)
+        part = self._state.show_part(name) if kind == entries.SHOWN else self._state.report_part(name, fact)
         if part is not None and part.barrier is not None:
             barriers.applied({}, [part.barrier])
 

@@ -2,11 +2,12 @@
 
 A part of the state, so a fold over the journal: the COMMITTED of a prepared part of kind ``branch`` makes an entry,
 REPORTED ends it. The home that decided keeps its decision for as long: it forgets nothing that a branch still needs.
+If that home is lost for ever, an operator ends it: a REPORTED with the fact, which is kept as a heuristic outcome.
 
 A part of an XA transaction is *held*: readers see it when the databases' branches have committed, which the home that
 decided says when the part is reported to it, or after ``visibility_hold_ms_max`` (SHOWN).
 
-Invariant: a part leaves only when the home that decided has journaled that it is placed.
+Invariant: a part leaves only when the home that decided has journaled that it is placed, or was given up.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from txmq.broker.state.in_doubt_index import Ordered
 from txmq.broker.state.visibility import VisibilityBarrier, VisibilityBarriers
 from txmq.log.partition import LogPosition, Partition
 
@@ -29,14 +31,15 @@ class BranchPart:
         of: id of the transaction, whose home decided.
         barrier: readers wait for it; None if the part was never held.
         offsets: what it saved for consumer groups, while it is held.
+        number: in order of their places, in this incarnation of the broker.
         placed_ms: wall time, 0 if that was before the broker started.
         is_durable: the record that placed it is forced. In memory only.
     """
 
-    __slots__ = ("barrier", "is_durable", "name", "of", "offsets", "placed_ms")
+    __slots__ = ("barrier", "is_durable", "name", "number", "of", "offsets", "placed_ms")
 
-    def __init__(self, name: Name, of: str, barrier: VisibilityBarrier | None, offsets: list[Any]) -> None:
-        self.name, self.of, self.barrier, self.offsets = name, of, barrier, offsets
+    def __init__(self, name: Name, of: str, barrier: VisibilityBarrier | None, offsets: list[Any], number: int) -> None:
+        self.name, self.of, self.barrier, self.offsets, self.number = name, of, barrier, offsets, number
         self.placed_ms, self.is_durable = 0, False
 
     @property
@@ -51,11 +54,14 @@ class BranchParts:
     Attributes:
         unreported: in order of their places.
         held: those of them that readers must not see yet.
+        listed: ``unreported`` by number.
     """
 
     def __init__(self) -> None:
         self.unreported: dict[Name, BranchPart] = {}
         self.held: dict[Name, BranchPart] = {}
+        self.listed: Ordered[BranchPart] = Ordered()
+        self._next_number = 1
 
     def placed(
         self, name: Name, meta: Mapping[str, Any], places: Mapping[Partition, LogPosition], barriers: VisibilityBarriers
@@ -63,12 +69,17 @@ class BranchParts:
         """A part was placed; call in order of offsets."""
         if "held" not in meta:
             barriers.add_behind(name, places)
-            part = self.unreported[name] = BranchPart(name, meta["of"], None, [])
-            return part
+            return self._add(name, meta["of"], None, [])
         barrier = VisibilityBarrier(name, places)
         barriers.add(barrier)
-        part = BranchPart(name, meta["of"], barrier, meta.get("offsets", []))
-        self.unreported[name] = self.held[name] = part
+        return self._add(name, meta["of"], barrier, meta.get("offsets", []))
+
+    def _add(self, name: Name, of: str, barrier: VisibilityBarrier | None, offsets: list[Any]) -> BranchPart:
+        part = self.unreported[name] = BranchPart(name, of, barrier, offsets, self._next_number)
+        self.listed.add(part.number, part)
+        self._next_number += 1
+        if barrier is not None:
+            self.held[name] = part
         return part
 
     def shown(self, name: Name) -> BranchPart | None:
@@ -79,8 +90,10 @@ class BranchParts:
         return part
 
     def reported(self, name: Name) -> None:
-        """The home that decided knows."""
-        self.unreported.pop(name, None)
+        """The home that decided knows, or was given up."""
+        part = self.unreported.pop(name, None)
+        if part is not None:
+            self.listed.remove(part.number)
 
     def overdue(self, latest_ms: int) -> list[BranchPart]:
         """Parts that are held since that time."""
@@ -104,6 +117,4 @@ class BranchParts:
         for session, counter, of, is_held, offsets in rows:
             name = (session, counter)
             barrier = (named.get(name) or VisibilityBarrier(name, {})) if is_held else None
-            part = self.unreported[name] = BranchPart(name, of, barrier, offsets)
-            if is_held:
-                self.held[name] = part
+            self._add(name, of, barrier, offsets)

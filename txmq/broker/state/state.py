@@ -329,10 +329,16 @@ class State:
             self.saved.let_go(name, part.offsets)
         return part
 
-    def report_part(self, name: Name) -> BranchPart | None:
-        """The home that decided knows that a part is placed, and readers may see it. Returns it if it was held."""
+    def report_part(self, name: Name, fact: dict[str, Any] | None = None) -> BranchPart | None:
+        """The home that decided knows that a part is placed, or is given up (``fact``), and readers may see it.
+
+        Returns:
+            The part, if it was held.
+        """
         part = self.show_part(name)
         self.branch_parts.reported(name)
+        if fact is not None:
+            self.decisions.record(name, fact)
         return part
 
     def commit_batch(self, placed: list[tuple[int, int, CommittedParts, Places]], meta: dict[str, Any]) -> None:

@@ -16,10 +16,16 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import XADecision
 from txmq.broker.state.session import BrokerSession
-from txmq.broker.state.transaction import Action, TransactionEvent, next_action
+from txmq.broker.state.transaction import Action, TransactionEvent, TransactionState, next_action
 from txmq.broker.verbs import placing, turns
 from txmq.broker.verbs.branches import stated
-from txmq.broker.verbs.branches.complete import complete_home, may_show, show_overdue_parts, stated_fact
+from txmq.broker.verbs.branches.complete import (
+    complete_home,
+    give_up_deciding,
+    may_show,
+    show_overdue_parts,
+    stated_fact,
+)
 from txmq.broker.verbs.recover import txid_of
 from txmq.broker.verbs.transaction_checks import (
     at_home,
@@ -33,7 +39,7 @@ from txmq.broker.verbs.transaction_checks import (
     state_of,
 )
 from txmq.broker.verbs.transaction_offsets import check_offsets, take_offsets
-from txmq.errors import BadRequestError, UnknownTransactionError
+from txmq.errors import BadRequestError, FencedError, UnknownTransactionError
 from txmq.model import TransactionKind
 from txmq.protocol.branches import split_branches
 from txmq.protocol.parts import split_parts
@@ -85,12 +91,18 @@ def _decide(
 def complete(context: Context, client: ClientConnection, request: Request) -> None:
     """A branch has committed in its database, or was found to have decided alone; or it is placed at another home."""
     _, arguments, extensions, _body, opaque = request
-    txid, session = locate(context, arguments[0])
     given = extensions or {}
+    if b"of" in given:
+        give_up_deciding(context, client, arguments[0], given, opaque)
+        return
+    txid, session = locate(context, arguments[0])
+    state = state_of(context, session, txid.counter)
     decided = context.state.decisions.incomplete.get((session.number, txid.counter))
-    action = next_action(state_of(context, session, txid.counter), TransactionEvent.COMPLETE)
+    action = next_action(state, TransactionEvent.COMPLETE)
     if action is Action.REPEAT:
         context.answer_from_state(client, opaque, b"")
+    elif state is TransactionState.ROLLED_BACK and b"branch" in given:
+        raise FencedError(f"transaction {txid} is rolled back: nothing waits for its branches")
     elif action is not Action.COMPLETE or decided is None:
         raise refusal(action, arguments[0])
     elif b"branch" in given:
@@ -109,7 +121,7 @@ def _complete(
     if branch["complete"]:
         context.answer_from_state(client, opaque, b"")
         return
-    fact = stated_fact(context, decided, given)
+    fact = stated_fact(context, decided.kind, given)
     if fact is not None:
         fact.update(resource=branch["resource"], uuid=uuid)
         context.counters.heuristics += 1

@@ -1,7 +1,8 @@
 """The verb ``recover``: transactions in doubt, and heuristic outcomes.
 
 In order: prepared ones (order of preparation), decided ones whose branches have not all completed (order of decision),
-then heuristic outcomes. A page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, and says where the next one begins: a
+parts of other homes' transactions that are placed and not reported (order of their places), then heuristic outcomes. A
+page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, and says where the next one begins: a
 place in that order, which does not move if others are settled meanwhile.
 
 Invariants:
@@ -19,25 +20,26 @@ from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.state.branch_parts import BranchPart
 from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.broker.verbs.transaction_checks import at_home
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
 from txmq.protocol.requests import Request
-from txmq.xid import TxId
+from txmq.xid import TxId, home_word
 
 Row = dict[str, Any]
-_PREPARED, _DECIDED, _HEURISTIC = _IN_ORDER = ("prepared", "decided", "heuristic")
+_PREPARED, _DECIDED, _PLACED, _HEURISTIC = _IN_ORDER = ("prepared", "decided", "placed", "heuristic")
 _PLACING = TransactionState.PLACING.value  # listed in the walk over prepared ones
 _STATES = {
     **{state: (state,) for state in _IN_ORDER},
     _PLACING: (_PLACING,),
     "all": (*_IN_ORDER, _PLACING),
-    "": (_PREPARED, _DECIDED, _PLACING),
+    "": (_PREPARED, _DECIDED, _PLACED, _PLACING),
 }
 _OVER_HOMES = ("of", "held", "homes")
-_PAGE_START = re.compile(r"([0-9]{1,10})\.(prepared|decided|heuristic)\.([0-9]{1,20})\Z", re.ASCII)
+_PAGE_START = re.compile(r"([0-9]{1,10})\.(prepared|decided|placed|heuristic)\.([0-9]{1,20})\Z", re.ASCII)
 _NOBODY = (0, 0)  # a name that no transaction has
 ROWS_MAX = 1000  # in an answer
 ROWS_SIZE_BYTES_MAX = 1 << 20  # but at least one row
@@ -148,6 +150,19 @@ def _decided(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[in
             yield at, _decided_row(context, decided)
 
 
+def _placed(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+    parts = context.state.branch_parts
+    if wanted.xid is not None or wanted.uuid is not None:
+        return
+    if wanted.name is None:
+        found = parts.listed.behind(number)
+    else:
+        known = parts.unreported.get(wanted.name)
+        found = iter([(known.number, known)] if known is not None and known.number > number else [])
+    for at, part in found:
+        yield at, _placed_row(context, part)
+
+
 def _heuristic(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
     decisions = context.state.decisions
     if wanted.name is None:
@@ -157,8 +172,11 @@ def _heuristic(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[
         found = iter([(at, wanted.name)] if at > number else [])
     for at, name in found:
         facts = decisions.heuristics[name]
-        # By its xid a transaction is not listed as decided.
-        is_listed = wanted.xid is None and _DECIDED in wanted.states and name in decisions.incomplete
+        # By its xid a transaction is listed as heuristic alone.
+        is_listed = wanted.xid is None and (
+            (_DECIDED in wanted.states and name in decisions.incomplete)
+            or (_PLACED in wanted.states and wanted.uuid is None and name in context.state.branch_parts.unreported)
+        )
         if not is_listed and _concerns(facts, "uuid", wanted.uuid) and _concerns(facts, "xid", wanted.xid):
             yield at, _heuristic_row(context, name)
 
@@ -168,7 +186,7 @@ def _concerns(facts: list[dict[str, Any]], field: str, wanted: str | None) -> bo
 
 
 _WALKS: dict[str, Callable[[Context, Wanted, int], Iterator[tuple[int, Row]]]] = {
-    _PREPARED: _prepared, _DECIDED: _decided, _HEURISTIC: _heuristic,
+    _PREPARED: _prepared, _DECIDED: _decided, _PLACED: _placed, _HEURISTIC: _heuristic,
 }  # fmt: skip
 
 
@@ -198,6 +216,8 @@ def _prepared_row(context: Context, transaction: Transaction) -> Row:
         row.update(query=meta["resource"], **{key: meta[key] for key in ("epoch", "batch", "task", "attempt")})
     if "offsets" in meta:
         row["offsets"] = _offset_rows(context, meta["offsets"])
+    if transaction.is_decided:
+        row["is_decided"] = True
     row["parts"] = [_part_row(context, part.topic_id, part) for part in transaction.parts]
     return row
 
@@ -243,6 +263,17 @@ def _decided_row(context: Context, decided: XADecision) -> Row:
         row["homes"] = [{"txid": txid, "complete": is_complete} for txid, is_complete in decided.homes.items()]
     if not decided.is_placed:
         row["is_placed"] = False
+    return row
+
+
+def _placed_row(context: Context, part: BranchPart) -> Row:
+    since_ms = part.placed_ms or context.started_ms
+    row = _common(context, part.name, _PLACED, since_ms)
+    row.update(
+        kind=TransactionKind.BRANCH.value, resource=home_word(part.of), uuid="", deadline_ms=0, prepared_ms=since_ms,
+        client="", parts=[], of=part.of, is_held=part.is_held,
+        heuristics=context.state.decisions.heuristics.get(part.name, []),
+    )  # fmt: skip
     return row
 
 

@@ -97,6 +97,7 @@ def transaction_figures(context: Context) -> dict[str, Value]:
     prepared = [t for t in unsettled if t.state is TransactionState.PREPARED]
     decisions = context.state.decisions
     since = [t.meta["prepared_ms"] for t in prepared] + [d.meta["decided_ms"] for d in decisions.incomplete.values()]
+    since += [part.placed_ms or context.started_ms for part in context.state.branch_parts.unreported.values()]
     oldest = min(since, default=context.now_ms)
     resources = context.resources.figures(context.now_ms)
     kinds = Counter(t.meta["kind"] for t in prepared)

@@ -28,8 +28,8 @@ from txmq.xid import TxId, home_word
 
 RECOVER_LIMIT = 1000  # transactions per request
 REASON_LENGTH_MAX = 3000  # percent-encoded: it must fit a line
-# The broker's words, and "in-doubt" for the first three.
-STATES = ("in-doubt", "prepared", "placing", "decided", "heuristic", "all")
+# The broker's words, and "in-doubt" for the first four.
+STATES = ("in-doubt", "prepared", "placing", "decided", "placed", "heuristic", "all")
 HEURISTICS = ("commit", "rollback", "mixed", "hazard")
 
 FieldsList = list[Fields]
@@ -49,8 +49,9 @@ class Transactions:
         """The transactions in doubt, or in another state, oldest first.
 
         Args:
-            state: ``in-doubt`` (prepared, placing or decided), ``prepared``, ``placing`` (decided, waits for its
-                place), ``decided`` (a branch has not completed), ``heuristic`` (decided without proof) or ``all``.
+            state: ``in-doubt`` (the next four), ``prepared``, ``placing`` (decided, waits for its place), ``decided``
+                (a branch has not completed), ``placed`` (a part, of which the home that decided was not told yet),
+                ``heuristic`` (decided without proof) or ``all``.
 
         Returns:
             Fields as ``recover`` in docs/protocol.md.
@@ -199,37 +200,59 @@ class Transactions:
             fields = {"uuid": branch["uuid"], "heuristic": heuristic, "reason": encoded}
             self._link_of(text).control.repeat("complete", text, extensions=fields, timeout=self._timeout)
 
-    def give_up_home(self, txid: TxId | str, home: str, reason: str) -> None:
-        """Stop waiting for a home of a decided transaction: its directory is lost for ever, and its messages there.
+    def give_up_home(self, txid: TxId | str, home: str, reason: str) -> bool:
+        """Stop waiting for a home that is lost for ever, of a decided transaction or of a part that is placed.
 
-        The decision stands. If the home comes back nevertheless, it rolls back what it has not placed.
+        The decision stands. If the home comes back nevertheless, it rolls back what it has not placed; if it is the one
+        that decided, it waits for the part, until it is told in the same way.
 
         Args:
-            home: its id, 16 hex digits, as ``show`` and ``txmq cluster describe`` have it.
+            txid: of the transaction, or of its part at another home.
+            home: id of the lost one, 16 hex digits, as ``show`` and ``txmq cluster describe`` have it.
             reason: the reason, and the name of the operator; kept as a heuristic hazard until ``forget``.
+
+        Returns:
+            Whether it is kept. It is not if that home is there, and has placed its part after all.
 
         Raises:
             UnknownTransactionError: the transaction waits for no such home.
-            TransactionConflictError: a broker leads that home, and will end its part.
+            TransactionConflictError: a broker leads that home, and will end its part; or nothing is decided yet.
         """
-        text, encoded = _checked(txid), _encoded(reason)
-        row = self._row(text, "decided") or {}
-        waiting = {
-            home_word(branch["txid"]): branch["txid"] for branch in row.get("homes", ()) if not branch["complete"]
-        }
-        branch = waiting.get(home)
-        if branch is None:
+        text = _checked(txid)
+        hazard = {"heuristic": "hazard", "reason": _encoded(reason)}
+        row = self._row(text, "in-doubt") or {}
+        if row.get("state") == "prepared":
+            raise TransactionConflictError(f"transaction {text} is prepared: commit it or roll it back first")
+        waiting = {home_word(each["txid"]): each["txid"] for each in row.get("homes", ()) if not each["complete"]}
+        if "of" in row:
+            waiting[home_word(row["of"])] = row["of"]
+        other = waiting.get(home)
+        if other is None:
             hint = f"; waited for: {', '.join(waiting)}" if waiting else ""
             raise UnknownTransactionError(f"transaction {text} waits for no home {home[:40]!r}{hint}")
-        control = self._link_of(text).control
-        known = json_object(control.repeat("cluster", "homes", timeout=self._timeout))["homes"]
-        leader = next((each["leader"] for each in known if each["home"] == home), None)
-        if leader is not None:
-            raise TransactionConflictError(
-                f"home {home} is led at {leader}, and ends its part by itself within 30 s: nothing was done"
-            )
-        fields = {"branch": branch, "heuristic": "hazard", "reason": encoded}
-        control.repeat("complete", text, extensions=fields, timeout=self._timeout)
+        leader = self._leader(text, home)
+        is_placed = leader is not None and self._has_placed(None if "of" in row else other, home, leader)
+        word = "of" if "of" in row else "branch"
+        fields = {word: other} if is_placed else {word: other, **hazard}
+        self._link_of(text).control.repeat("complete", text, extensions=fields, timeout=self._timeout)
+        return not is_placed
+
+    def _leader(self, txid: str, home: str) -> str | None:
+        body = self._link_of(txid).control.repeat("cluster", "homes", timeout=self._timeout)
+        return next((each["leader"] for each in json_object(body)["homes"] if each["home"] == home), None)
+
+    def _has_placed(self, branch: str | None, home: str, leader: str) -> bool:
+        """Whether a home that is led has ended its part by placing it, or without: an operator there said so."""
+        if branch is not None and self._row(branch, "in-doubt") is None:
+            try:
+                word, _ = self._ask(branch)
+            except FencedError:
+                return False
+            if word in ("committed", "rolled-back"):
+                return word == "committed"
+        raise TransactionConflictError(
+            f"home {home} is led at {leader}, and ends its part by itself within 30 s: nothing was done"
+        )
 
     def fence(self, txid: TxId | str) -> Outcome:
         """Its final outcome: an id that the broker never saw is journaled as rolled back.

@@ -151,7 +151,7 @@ def test_report_of_a_branch_that_is_not_listed_is_refused() -> None:
     client, of = here.session(), here.txid(1, 1)
     commit(client, of, homes=there.txid(1, 1))
     refused = client.ask("complete", of, extensions={"branch": there.txid(1, 2)})
-    assert refused.error == "transaction-conflict"
+    assert refused.error == "fenced"  # nothing waits for it
     assert listed(client)[0]["homes"] == [{"txid": there.txid(1, 1), "complete": False}]
 
 

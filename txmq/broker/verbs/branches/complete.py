@@ -4,8 +4,8 @@ A report is journaled at once. It is answered when readers may see the transacti
 committed, or the hold is over. So the answer lets the branch home show its part, too: rows before messages at each
 home.
 
-A home that is lost for ever reports nothing. An operator gives it up (``heuristic=``): journaled, kept as a heuristic
-outcome, and answered at once.
+A home that is lost for ever reports nothing, and is told nothing. An operator gives it up (``heuristic=``): journaled,
+kept as a heuristic outcome, and answered at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.verbs.recover import txid_of
-from txmq.errors import BadRequestError, TransactionConflictError
+from txmq.broker.verbs.transaction_checks import at_home
+from txmq.errors import BadRequestError, FencedError, TransactionConflictError, UnknownTransactionError
+from txmq.model import TransactionKind
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import home_word
@@ -28,17 +30,19 @@ _HEURISTICS = ("commit", "rollback", "mixed", "hazard")
 def complete_home(
     context: Context, client: ClientConnection, decided: XADecision, given: dict[bytes, bytes], opaque: bytes
 ) -> None:
-    """Another home has placed its part, or an operator has given it up. Idempotent."""
+    """Another home has placed its part, or an operator has given it up. Idempotent.
+
+    Raises:
+        FencedError: the decision lists no such branch, and never will: for a branch that is over.
+    """
     name, txid = decided.name, given[b"branch"].decode("ascii", "replace")
-    fact = stated_fact(context, decided, given)
+    fact = stated_fact(context, decided.kind, given)
     if txid not in decided.homes:
-        raise TransactionConflictError(f"the decision about {txid_of(context, name)} lists no branch {txid[:80]}")
+        raise FencedError(f"the decision about {txid_of(context, name)} lists no branch {txid[:80]}")
     if not decided.homes[txid]:
         fields: dict[str, Any] = {"session": name[0], "counter": name[1], "branch": txid}
         if fact is not None:
-            fact.update(resource=home_word(txid), uuid="", branch=txid)
-            fields["fact"] = fact
-            context.counters.heuristics += 1
+            fields["fact"] = fact = _home_given_up(context, fact, txid)
         context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
         context.group.needs_sync = True
         crash_point("broker.decision.reported")
@@ -52,7 +56,36 @@ def complete_home(
         decided.waiting = [*still_there, (client, opaque)]
 
 
-def stated_fact(context: Context, decided: XADecision, given: dict[bytes, bytes]) -> dict[str, Any] | None:
+def _home_given_up(context: Context, fact: dict[str, Any], txid: str) -> dict[str, Any]:
+    context.counters.heuristics += 1
+    return {**fact, "resource": home_word(txid), "uuid": "", "branch": txid}
+
+
+def give_up_deciding(
+    context: Context, client: ClientConnection, txid: bytes, given: dict[bytes, bytes], opaque: bytes
+) -> None:
+    """An operator gives up the home that decided about a part, which is placed here. Idempotent.
+
+    Raises:
+        TransactionConflictError: it is not decided here what becomes of the part.
+        UnknownTransactionError: no such part waits for that home.
+    """
+    parsed, of = at_home(context, txid), given[b"of"].decode("ascii", "replace")
+    name = (parsed.session, parsed.counter)
+    fact = stated_fact(context, TransactionKind.BRANCH, given)
+    if fact is None or b"uuid" in given:
+        raise BadRequestError("complete of= is an operator's word: it needs heuristic= and reason=, and no uuid=")
+    part, prepared = context.state.branch_parts.unreported.get(name), context.state.transactions.get(name)
+    if prepared is not None and prepared.meta.get("of") == of:
+        raise TransactionConflictError(f"transaction {parsed} is prepared: it is to be committed or rolled back first")
+    if part is not None and part.of == of:
+        reported(context, part.name, _home_given_up(context, fact, of))
+    elif not any(known.get("branch") == of for known in context.state.decisions.heuristics.get(name, ())):
+        raise UnknownTransactionError(f"no part {parsed} of transaction {of[:80]} waits for the home that decided")
+    context.answer_when_durable(client, opaque)
+
+
+def stated_fact(context: Context, kind: TransactionKind, given: dict[bytes, bytes]) -> dict[str, Any] | None:
     """What an operator or a database says of a branch (``heuristic=``); the caller adds the resource."""
     if b"heuristic" not in given:
         return None
@@ -61,7 +94,7 @@ def stated_fact(context: Context, decided: XADecision, given: dict[bytes, bytes]
         raise BadRequestError(f"heuristic={what[:40]}: expected one of {', '.join(_HEURISTICS)}")
     reason = unquote(given.get(b"reason", b"").decode(), errors="replace")
     return {
-        "what": f"heuristic-{what}", "reason": reason, "time_ms": context.now_ms, "kind": decided.kind.value,
+        "what": f"heuristic-{what}", "reason": reason, "time_ms": context.now_ms, "kind": kind.value,
         "outcome": "committed",
     }  # fmt: skip
 
@@ -94,12 +127,14 @@ def show_overdue_parts(context: Context, latest_ms: int) -> None:
         )  # fmt: skip
 
 
-def reported(context: Context, name: Name) -> None:
-    """The home that decided knows that a part is placed here, and readers may see it."""
-    fields = {"session": name[0], "counter": name[1]}
+def reported(context: Context, name: Name, fact: dict[str, Any] | None = None) -> None:
+    """The home that decided knows that a part is placed here, or is given up (``fact``), and readers may see it."""
+    fields: dict[str, Any] = {"session": name[0], "counter": name[1]}
+    if fact is not None:
+        fields["fact"] = fact
     context.group.add_entry(entries.json_entry(entries.REPORTED, fields))
     crash_point("broker.branch.reported")
-    part = context.state.report_part(name)
+    part = context.state.report_part(name, fact)
     if part is not None and part.barrier is not None:
         context.group.needs_sync = True  # readers wait for it
         context.group.ended_barriers.append(part.barrier)

@@ -12,6 +12,7 @@ from txmq.broker.verbs.recover import txid_of
 from txmq.xid import TxId
 
 ROWS_MAX = 100  # of each state
+_BEFORE = "transactions before it, of the same keys"
 
 
 def waiting(context: Context) -> list[dict[str, Any]]:
@@ -40,9 +41,10 @@ def _in_doubt(context: Context) -> Iterator[dict[str, Any]]:
     for _, transaction in context.state.prepared.behind(0):
         since_ms = transaction.meta["prepared_ms"]
         if transaction.state is TransactionState.PLACING:
-            yield _row(context, transaction.name, "placing", "transactions before it, of the same keys", since_ms)
+            yield _row(context, transaction.name, "placing", _BEFORE, since_ms)
         elif transaction.is_branch:
-            yield _row(context, transaction.name, "prepared", _home(transaction.meta["of"]), since_ms)
+            waits_for = _BEFORE if transaction.is_committing else _home(transaction.meta["of"])
+            yield _row(context, transaction.name, "prepared", waits_for, since_ms)
 
 
 def _unreported(context: Context) -> Iterator[dict[str, Any]]:

@@ -10,8 +10,9 @@
 ```
 
 410 means rolled back to a branch in doubt: a decision that lists the branch is kept until the branch is reported. To a
-placed one it means that it is reported. ``fence`` makes the home refuse a decision that comes later, so a slow client
-is fenced only when it has been gone for a second, or its deadline has passed.
+placed one it means that nothing waits for its report: it was reported, or an operator has placed it, and the home that
+decides did not commit. ``fence`` makes the home refuse a decision that comes later, so a slow client is fenced only
+when it has been gone for a second, or its deadline has passed.
 """
 
 from __future__ import annotations
