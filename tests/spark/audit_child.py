@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import txmq
-from txmq.cli.audit.run import AuditCommand, Request
+from txmq.cli.audit.request import Request
+from txmq.cli.audit.run import AuditCommand
 from txmq.errors import TxmqError
 from txmq.testing.processes.child import ChildProcess
 

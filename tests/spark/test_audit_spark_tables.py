@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import txmq
-from txmq.cli.audit.run import AuditCommand, Request
+from txmq.cli.audit.request import Request
+from txmq.cli.audit.run import AuditCommand
 from txmq.errors import ConfigError
 from txmq.spark.audit.audit import audit
 from txmq.spark.audit.rows import open_rows, without_password

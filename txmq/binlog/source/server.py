@@ -93,6 +93,12 @@ class Server:
             gtids = str(self.gtids_at(file, 4))
         return Position(self.origin.flavor, gtids, 0, file, 4, self.origin.server)
 
+    def file_borders(self) -> list[MariadbGtids]:
+        """What stands before each file of MariaDB's binlog."""
+        if self.origin.flavor == "mysql":
+            return []
+        return [self.gtids_at(str(row[0]), 4) for row in self.rows("SHOW BINARY LOGS")]
+
     def gtids_at(self, file: str, offset: int) -> MariadbGtids:
         """What stands in MariaDB's binlog before a byte of a file."""
         found = self._found_at(file, offset)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from txmq.binlog.changes import TransactionPart
 from txmq.binlog.errors import SourceError
-from txmq.binlog.position import Position
+from txmq.binlog.position import MariadbGtids, Position
 from txmq.binlog.source.connection import DumpConnection
 from txmq.binlog.source.options import SERVER_ID_MAX, SourceOptions
 from txmq.binlog.source.server import Server
@@ -58,6 +58,10 @@ class BinlogSource:
         """
         self._server.check()
         return self._server.oldest_position()
+
+    def file_borders(self) -> list[MariadbGtids]:
+        """What stands before each file of MariaDB's binlog; of MySQL's nothing is told. After ``current_position``."""
+        return self._server.file_borders()
 
     def prepared(self) -> list[str]:
         """XA transactions that are prepared now, as SQL names them. After ``current_position``; raises as it does."""

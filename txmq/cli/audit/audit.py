@@ -12,11 +12,11 @@ from txmq.cli import output
 _PAIR = "'COLUMN = SOURCE'"
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)]
 _DATABASE = (
-    "sqlite:///FILE, mysql://USER@HOST/NAME, jdbc:URL or parquet:PATH. A password is best given as "
-    "AUDIT_DATABASE_PASSWORD."
+    "sqlite:///FILE, mysql://USER@HOST/NAME, jdbc:URL, parquet:PATH, or binlog:FILE of txmq binlog run. A password is "
+    "best given as AUDIT_DATABASE_PASSWORD."
 )
 Database = Annotated[str, typer.Option(help=_DATABASE, show_default=False)]
-Table = Annotated[str | None, typer.Option(help="The table (not with parquet).", show_default=False)]
+Table = Annotated[str | None, typer.Option(help="The table (not with parquet or binlog).", show_default=False)]
 _MATCH = (
     "Which row belongs to which message; SOURCE is key, header:NAME, json:$.FIELD or txid. Repeat it where one is not "
     "enough. Without it: primary key = key."
@@ -88,7 +88,8 @@ def audit(
       txmq audit --topic orders --database mysql://app@db/shop --table orders \\
           --row-time created --follow
     """
-    from txmq.cli.audit.run import Request, run
+    from txmq.cli.audit.request import Request
+    from txmq.cli.audit.run import run
 
     raise SystemExit(
         run(

@@ -23,13 +23,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txmq.cli import output
+from txmq.cli.audit.binlog import binlog_of
 from txmq.cli.audit.follow import line_of
+from txmq.cli.audit.request import Request
 from txmq.cli.connecting import connected
 from txmq.cli.tx_explain import duration_ms
 from txmq.errors import ConfigError, TxmqError
 
 if TYPE_CHECKING:
     import txmq
+    from txmq.binlog.config import BinlogSettings
     from txmq.spark.audit.audit import AuditResult
     from txmq.spark.audit.rows import Rows
     from txmq.spark.audit.spec import AuditSpec
@@ -42,32 +45,6 @@ FINDINGS_SHOWN = 10
 _IN_UTC = "-Duser.timezone=UTC"  # of times that JDBC gives without a zone
 _DURATION = re.compile(r"\d+(ms|s|m|h|d)\Z")
 _CAUSE = re.compile(r"^\s*(?:[\w.]*\.)?\w*(?:Error|Exception)(?:: | )(.+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The options, as they were typed. ``interval``: keep auditing."""
-
-    topic: str
-    database: str
-    table: str | None
-    match: tuple[str, ...]
-    compare: tuple[str, ...]
-    order: str | None
-    row_time: str | None
-    row_txid: str | None
-    transaction_size: str | None
-    together: tuple[str, ...]
-    since: str | None
-    until: str | None
-    from_offsets: str | None
-    to_offsets: str | None
-    settle: str
-    interval: str | None
-    directory: Path
-    master: str
-    memory: str
-    bootstrap: str
 
 
 def run(request: Request, *, as_json: bool) -> int:
@@ -94,8 +71,12 @@ class AuditCommand:
         require_spark()
         with connected(self.request.bootstrap, self.request.topic) as client:
             client.topics.describe(self.request.topic)
-            prepared = self.prepare()
+            binlog = binlog_of(self.request)
+            prepared = None if binlog is not None else self.prepare()
             with open_session(self.request.directory, self.request.master, self.request.memory) as spark:
+                if binlog is not None:
+                    return self.audited_binlog(spark, client, binlog)
+                assert prepared is not None
                 return self.audited(spark, client, *prepared)
 
     def prepare(self) -> tuple[Rows, AuditSpec, Wanted]:
@@ -122,6 +103,14 @@ class AuditCommand:
             return self._follow(job, wanted.from_ms, _duration("--interval", self.request.interval))
         with _progress(spark, self.say):
             return self._tell(job.run(wanted))
+
+    def audited_binlog(self, spark: Any, client: txmq.Client, settings: BinlogSettings) -> int:
+        """Audit the topic of a binlog sync; the exit status."""
+        from txmq.spark.audit.binlog import BinlogAudit
+
+        job = BinlogAudit(spark, client, self.request.bootstrap, settings, self.request.topic, self.say)
+        with _progress(spark, self.say):
+            return self._tell(job.run())
 
     def _tell(self, result: AuditResult) -> int:
         from txmq.spark.audit.output import PAGE, save

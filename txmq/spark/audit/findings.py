@@ -206,7 +206,7 @@ def _finding(frame: DataFrame, kind: Kind, topic: str, detail: Column) -> DataFr
         F.lit(topic).alias("topic"),
         F.col("m_partition").alias("partition"),
         F.col("m_offset").alias("offset"),
-        _text(F.col("m_key")).alias("key"),
+        F.coalesce(_text(F.col("m_key")), F.col("r_key")).alias("key"),
         F.coalesce("m_txid", "r_txid").alias("txid"),
         F.col("r_at").alias("row_time"),
         F.col("m_at").alias("message_time"),

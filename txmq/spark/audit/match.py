@@ -8,8 +8,8 @@ doubled, and everything else is read from it (``audit_findings``, ``audit_figure
 Each side is shuffled once, by identity; the sorts spill to disk. Values are dropped before the shuffle.
 
 Columns of the result: ``id``, ``copy``; of the message ``m_partition m_offset m_key m_at m_txid m_size m_values m_in
-m_first`` (place of the identity's first message); of the row ``r_order r_at r_txid r_values r_in r_here``. ``m_in`` and
-``r_in`` say whether it lies in the window: what lies in its margins is a partner, never a finding.
+m_first`` (place of the identity's first message); of the row ``r_order r_at r_txid r_key r_values r_in r_here``.
+``m_in`` and ``r_in`` say whether it lies in the window: what lies in its margins is a partner, never a finding.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ def _rows(rows: DataFrame, spec: AuditSpec, window: Window) -> DataFrame:
         order.alias("r_order"),
         committed.alias("r_at"),
         txid.alias("r_txid"),
+        (F.col(spec.row_key) if spec.row_key else F.lit(None).cast("string")).alias("r_key"),
         _array(compared).alias("r_values"),
         # A row without a time is a partner of what is read; missing it can be called only where everything is read.
         F.coalesce(window.holds_row(committed), F.lit(window.has_every_message)).alias("r_in"),

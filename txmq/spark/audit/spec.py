@@ -103,6 +103,7 @@ class AuditSpec:
         transaction_size: the source, in each message, of the number of its transaction's messages in the topic.
         together: topics in which the transactions of ``topic`` have messages too, and the reverse.
         settle_ms: how long a message may take, and how far clocks may differ.
+        row_key: a column with the key that the row's message has: it is shown where there is no message.
     """
 
     topic: str
@@ -114,6 +115,7 @@ class AuditSpec:
     transaction_size: Source | None = None
     together: tuple[str, ...] = ()
     settle_ms: int = SETTLE_MS
+    row_key: str | None = None
 
     def __post_init__(self) -> None:
         if not self.match:
@@ -127,7 +129,8 @@ class AuditSpec:
     def columns(self) -> tuple[str, ...]:
         """The columns of the row that the audit needs, each once."""
         time = self.row_time.column if self.row_time else None
-        wanted = [*(term.column for term in (*self.match, *self.compare)), self.order, time, self.row_txid]
+        terms = [term.column for term in (*self.match, *self.compare)]
+        wanted = [*terms, self.order, time, self.row_txid, self.row_key]
         return tuple(dict.fromkeys(name for name in wanted if name is not None))
 
 

@@ -1,0 +1,238 @@
+"""The audit of a binlog sync: the row changes of the binlog against the messages of a topic, one to one.
+
+Theory of operation. The binlog is read again, apart from the reader (``binlog_rows``), from where both sides have
+everything up to what the reader has published: its newest position is taken first, then the ends of the log. A message
+of a change between the two is held against the change of its GTID, number and operation; all others are partners of
+nothing, and never a finding. The audit itself is that of rows and messages (``audit``): a row is a row change.
+
+The window begins behind the first snapshot, which passes changes over, behind what retention has removed from the
+topic, and behind what the server has purged. Changes of an XA transaction count if XA COMMIT lies in the window, with
+their prepare.
+
+Invariant: nothing that the reader has written is believed but its positions, and of those only how far it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window as Over
+from pyspark.storagelevel import StorageLevel
+
+from txmq.binlog.config import BinlogSettings
+from txmq.binlog.position import MariadbGtids, MysqlGtids, Position
+from txmq.binlog.publish.published import Published, read_published
+from txmq.binlog.source import BinlogSource
+from txmq.binlog.source_settings import source_options
+from txmq.binlog.status import newest_published
+from txmq.client.client import Client
+from txmq.errors import ConfigError
+from txmq.spark.audit.audit import AuditResult, Surroundings, audit
+from txmq.spark.audit.binlog_rows import FORMAT, XA_COMMIT, BinlogRows, Reading
+from txmq.spark.audit.gaps import Ranges
+from txmq.spark.audit.match import Window
+from txmq.spark.audit.rows import Rows
+from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
+from txmq.spark.audit.topic import Notes, TopicAudit, ignore
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_MATCH = ("gtid = json:$.source.gtid", "row = json:$.source.row", "op = json:$.op")
+_COMPARE = (
+    "key = key", "db = json:$.source.db", "table = json:$.source.table", "schema = json:$.source.schema",
+    "before = json:$.before", "after = json:$.after",
+)  # fmt: skip
+_ROW_OPS = ("c", "u", "d")
+_TORN = "a change without its message is missing, whatever else its transaction has"
+_UNORDERED = "the settings of publish leave a key's changes in no order"
+Gtids = MariadbGtids | MysqlGtids
+
+
+@dataclass(frozen=True, slots=True)
+class GtidWindow(Window):
+    """Of a binlog: the changes of transactions up to ``last`` that are not in ``before``, nor among ``parked``."""
+
+    before: Gtids = field(default_factory=lambda: MariadbGtids({}))
+    last: Gtids = field(default_factory=lambda: MariadbGtids({}))
+    parked: tuple[str, ...] = ()
+
+    def holds_message(self) -> Column:
+        """Whether it is of a change of the window. Null if it is no change event at all: it is audited."""
+        gtid, op = (F.get_json_object(F.col("value").cast("string"), path) for path in ("$.source.gtid", "$.op"))
+        inside = _holds(self.last, gtid) & ~_holds(self.before, gtid) & ~gtid.isin(*self.parked)
+        return inside & op.isin(*_ROW_OPS)
+
+
+def _holds(gtids: Gtids, gtid: Column) -> Column:
+    """Whether a set has a transaction."""
+    found = F.lit(False) & gtid.isNotNull()
+    if isinstance(gtids, MariadbGtids):
+        parts = F.split(gtid, "-")
+        for domain, (_server, sequence) in gtids.last.items():
+            found = found | ((parts[0] == str(domain)) & (parts[2].cast("decimal(20)") <= sequence))
+        return found
+    parts = F.split(gtid, ":")
+    for uuid, intervals in gtids.intervals.items():
+        for first, last in intervals:
+            found = found | ((parts[0] == uuid) & parts[1].cast("decimal(20)").between(first, last))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class BinlogAudit:
+    """One topic of a sync.
+
+    Attributes:
+        bootstrap: the broker's address as the executors reach it; they reach the database as the settings say.
+        say: told what is done, a line at a time.
+    """
+
+    spark: SparkSession
+    client: Client
+    bootstrap: str
+    settings: BinlogSettings
+    topic: str
+    say: Notes = ignore
+
+    def run(self) -> AuditResult:
+        """Audit all that both sides have.
+
+        Raises:
+            BinlogError: no reader of that name has begun; or the database cannot be read.
+            ConfigError: there is nothing that both have.
+        """
+        newest = newest_published(self.client, self.settings)
+        spec, unmade = self._spec()
+        read = TopicAudit(self.spark, self.client, self.bootstrap, Rows(self.spark, "", "", None), spec)
+        held = read.held(self.topic)
+        source = BinlogSource(source_options(self.settings))
+        source.current_position()
+        before = self._begin(source, held)
+        last = newest.position.gtid_set
+        if not last.covers(before):
+            raise ConfigError(f"nothing to audit: the window would begin at {before}, and {last} is published")
+        window = GtidWindow(
+            before=before, last=last, parked=tuple(rows.gtid for rows in newest.parked.values()), is_live=True
+        )
+        borders = (str(before), *self._between(source, before, last), str(last))
+        self.say(f"row changes from {before or 'the first'} to {last}, in {len(borders) - 1} stretches of the binlog")
+        rows = self._changes(Reading(self.settings, self.topic, newest.position.flavor, borders))
+        around = Surroundings(
+            ranges=held, later_messages=lambda: read.messages(self.topic, _behind(held, read.held(self.topic))),
+            in_doubt=read.in_doubt, unmade=unmade,
+        )  # fmt: skip
+        return audit(read.messages(self.topic, held), rows, spec, window, around)
+
+    def _spec(self) -> tuple[AuditSpec, Mapping[Kind, str]]:
+        publish = self.settings.publish
+        is_ordered = publish.by == "key" or (publish.by == "table" and "{table}" in publish.topic)
+        unmade = {Kind.TORN: _TORN} | ({} if is_ordered else {Kind.OUT_OF_ORDER: _UNORDERED})
+        order = "place" if is_ordered else None
+        return AuditSpec(self.topic, parse_terms(_MATCH), parse_terms(_COMPARE), order=order, row_key="key"), unmade
+
+    # --- the window --------------------------------------------------------------------------------------------------
+
+    def _begin(self, source: BinlogSource, held: Ranges) -> Gtids:
+        """What is before the window: of the first snapshot, of what was removed here, and of what was purged there."""
+        found = [self._behind_snapshot(), source.oldest_position()]
+        removed = [self.client.fetch(self.topic, p, start)[0].timestamp_ms for p, (start, end) in held.items()
+                   if 0 < start < end]  # fmt: skip
+        if any(0 < start == end for start, end in held.values()):
+            found.append(self._newest())
+        elif removed:
+            self.say("retention has removed messages of the topic: the audit begins behind them")
+            positions = self.settings.position_topic
+            # The first message that is left stands in the transaction of this position, or of the one behind it.
+            first = self.client.offset_for(positions, 0, max(removed)) + 1
+            found.append(self._position(min(first, self.client.offsets(positions, 0).end - 1)) or self._newest())
+        joined = found[0].gtid_set
+        for position in found[1:]:
+            joined = _joined(joined, position.gtid_set)
+        return joined
+
+    def _newest(self) -> Position:
+        return newest_published(self.client, self.settings).position
+
+    def _behind_snapshot(self) -> Position:
+        """The first position at which the first snapshot has ended: that is the topic's beginning."""
+        held = self.client.offsets(self.settings.position_topic, 0)
+        low, high = held.start, held.end - 1
+        while low < high:
+            middle = (low + high) // 2
+            found = self._published(middle)
+            is_of_snapshot = found is None or (found.snapshot is not None and not found.snapshot.again)
+            low, high = (middle + 1, high) if is_of_snapshot else (low, middle)
+        found = self._published(low)
+        if found is None or (found.snapshot is not None and not found.snapshot.again):
+            raise ConfigError("nothing to audit: the first snapshot is unfinished")
+        return found.position
+
+    def _position(self, offset: int) -> Position | None:
+        found = self._published(offset)
+        return None if found is None else found.position
+
+    def _published(self, offset: int) -> Published | None:
+        topic = self.settings.position_topic
+        message = self.client.fetch(topic, 0, offset)[0]
+        return read_published(message.value, f"message {offset} of {topic}")
+
+    def _between(self, source: BinlogSource, before: Gtids, last: Gtids) -> list[str]:
+        """The GTIDs with which files begin, within the window."""
+        found: list[str] = []
+        former: Gtids = before
+        for gtids in source.file_borders():
+            if gtids != former and gtids != last and gtids.covers(former) and last.covers(gtids):
+                found.append(str(gtids))
+                former = gtids
+        return found
+
+    # --- the changes -------------------------------------------------------------------------------------------------
+
+    def _changes(self, reading: Reading) -> DataFrame:
+        """The changes that count, with the columns of the terms."""
+        self.spark.dataSource.register(BinlogRows)
+        lines = self.spark.read.format(FORMAT).option("reading", reading.to_json()).load()
+        lines = lines.persist(StorageLevel.DISK_ONLY)
+        plain, prepared = lines.filter("xid is null"), lines.filter("xid is not null")
+        if not prepared.isEmpty():
+            plain = plain.unionByName(_committed(prepared))
+
+        def said(path: str) -> Column:
+            return F.get_json_object("event", path)
+
+        number = said("$.source.row")
+        return plain.select(
+            "gtid", "op", "key", number.cast("bigint").alias("row"), said("$.source.db").alias("db"),
+            said("$.source.table").alias("table"), said("$.source.schema").alias("schema"),
+            said("$.before").alias("before"), said("$.after").alias("after"),
+            F.concat("place", F.lit(":"), F.lpad(number, 9, "0")).alias("place"),
+        )  # fmt: skip
+
+
+def _committed(prepared: DataFrame) -> DataFrame:
+    """The changes of XA transactions that were committed, at the place of their XA COMMIT."""
+    following = Over.partitionBy("xid").orderBy("place").rowsBetween(0, Over.unboundedFollowing)
+    is_end = F.col("op").startswith("xa-")
+    end = F.first(F.when(is_end, F.struct("op", "place")), ignorenulls=True).over(following)
+    marked = prepared.withColumn("end", end).filter(~is_end & (F.col("end.op") == XA_COMMIT))
+    return marked.withColumn("place", F.col("end.place")).drop("end")
+
+
+def _behind(read: Ranges, held: Ranges) -> Ranges:
+    return {partition: (end, max(end, held[partition][1])) for partition, (_, end) in read.items()}
+
+
+def _joined(one: Gtids, other: Gtids) -> Gtids:
+    """Everything of both."""
+    if one.covers(other):
+        return one
+    if other.covers(one) or not (isinstance(one, MariadbGtids) and isinstance(other, MariadbGtids)):
+        return other
+    return MariadbGtids({
+        domain: max(one.last.get(domain, (0, 0)), other.last.get(domain, (0, 0)), key=lambda last: last[1])
+        for domain in {*one.last, *other.last}
+    })  # fmt: skip
