@@ -198,9 +198,9 @@ class BrokerTransaction:
         It holds the session's floor, and the broker refuses a session (429) that leaves too many outcomes unfinished.
         ``fence`` makes the answer final: its deadline is over, so what never arrived must not arrive now.
         """
-        session = self._session
-        if not session.lost:
+        if not self.txid or not self._session.lost:
             return
+        session = self._session
         try:
             counter = session.lost.popleft()
         except IndexError:

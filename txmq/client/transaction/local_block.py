@@ -106,7 +106,7 @@ class LocalBlock:
         except BaseException:  # unknown, or an interrupt in the middle
             broker.lost()
             raise
-        return self._committed()
+        return _COMMITTED
 
     def _end_over_homes(self) -> Ending:
         broker = self._broker
@@ -117,17 +117,8 @@ class LocalBlock:
             return Ending(Outcome.UNKNOWN, Outcome.UNKNOWN, _unanswered(run, broker), run.interrupt)
         broker.finished()
         if state in _COMMITTED_STATES:
-            ended = self._committed()
-            return ended if run.interrupt is None else ended._replace(interrupt=run.interrupt)
+            return _COMMITTED if run.interrupt is None else _COMMITTED._replace(interrupt=run.interrupt)
         return Ending(Outcome.ROLLED_BACK, Outcome.ROLLED_BACK, _run_rolled_back(run, broker), run.interrupt)
-
-    def _committed(self) -> Ending:
-        if self._broker.txid:
-            try:
-                self._broker.find_lost()
-            except BaseException as interrupt:  # noqa: BLE001  raised by the block
-                return Ending(Outcome.COMMITTED, Outcome.COMMITTED, None, interrupt)
-        return _COMMITTED
 
 
 def commit(broker: RoutedTransaction, messages: MessageBuffer) -> list[PartResult]:

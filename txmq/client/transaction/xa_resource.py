@@ -374,7 +374,7 @@ class BrokerXAResource:
     def _committed(self, branch: ExternalBranch | None) -> None:
         """Forget it, and ask its homes, which answer now, for an earlier end that was not seen."""
         self._forget(branch)
-        if branch is not None and branch.messages:
+        if branch is not None:
             branch.broker.find_lost()
 
     def _row(self, xid: Xid) -> Row | None:

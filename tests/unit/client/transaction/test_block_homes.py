@@ -19,7 +19,7 @@ from txmq.client.transaction.checker import CheckBacks
 from txmq.client.transaction.current import associated_branch
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.client.transaction.xa_resource import BrokerXAResource
-from txmq.errors import RolledBackError, SessionFullError, TransactionAwayError, XAError
+from txmq.errors import OutcomeUnknownError, RolledBackError, SessionFullError, TransactionAwayError, XAError
 from txmq.log.records import Record
 from txmq.model import Outcome, Resolution
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -199,6 +199,52 @@ def test_branches_of_every_home_are_finished_by_one_resolver(
     resolver = Resolver(cluster, [FakeResource(database)], cluster.clock)
     assert len(resolver.round()) == 2
     assert (database.rows, database.prepared, cluster.values("orders")) == ([b"1"], {}, [b"1"])
+
+
+# --- an end that was not seen ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_thread")
+@pytest.mark.parametrize("kind", ["local", "last resource", "xa", "half"])
+def test_every_kind_asks_for_a_lost_end(
+    cluster: SimulatedCluster, shop: Shop, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    first = cluster.homes[0]
+    first.faults["commit"].extend([lost(is_executed=True)] * 5000)
+    with pytest.raises(OutcomeUnknownError), block(cluster, timeout=5.0) as tx:
+        tx.send("orders", b"0", key=A)
+    first.faults.clear()
+    assert ([*first.session.lost], first.session.finished_through) == ([1], 0)
+    if kind == "half":
+        with half(cluster, CheckBacks(cluster, "g", lambda _: Resolution.UNKNOWN), 0):
+            pass
+    elif kind == "last resource":
+        shop.order(b"1", A)
+    else:
+        notes, resource = Notes(cluster), FakeResource(Database("a", 1, cluster.clock))
+        monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _: notes)
+        with block(cluster, *([resource] if kind == "xa" else [])) as tx:
+            if kind == "xa":
+                tx.connection(resource).add(b"1")
+            tx.send("orders", b"1", key=A)
+    assert first.session.known_outcome(1) is Outcome.COMMITTED
+    assert ([*first.session.lost], first.session.finished_through) == ([], 2)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_interrupt_while_it_asks_says_what_is_committed(
+    cluster: SimulatedCluster, shop: Shop, error: type[BaseException]
+) -> None:
+    first = cluster.homes[0]
+    first.faults["commit"].extend([lost(is_executed=False)] * 5000)
+    with pytest.raises(OutcomeUnknownError), block(cluster, timeout=5.0) as tx:
+        tx.send("orders", b"0", key=A)
+    first.faults.clear()
+    first.faults["outcome"].append(Fault(error(), is_executed=True))  # type: ignore[arg-type]
+    with pytest.raises(error), block(cluster, shop.resource) as tx:
+        tx.connection(shop.resource).execute("INSERT INTO orders (value) VALUES ('1')")
+        tx.send("orders", b"1", key=A)
+    assert (tx.outcome, [*first.session.lost]) == (Outcome.COMMITTED, [1])
 
 
 # --- half messages and foreign branches ------------------------------------------------------------------------------
