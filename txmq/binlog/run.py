@@ -23,6 +23,7 @@ from txmq.binlog.position import Position, parse_gtids
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.transactional import TransactionalPublisher
 from txmq.binlog.publish.unread import SnapshotState, Unread
+from txmq.binlog.snapshot.progress import Bar
 from txmq.binlog.snapshot.snapshot import Snapshot
 from txmq.binlog.snapshot.view import ViewEndedError
 from txmq.binlog.source import BinlogSource
@@ -249,8 +250,11 @@ class BinlogReader:
         return Position(current.flavor, self._start, server=current.server)
 
 
-def read_binlog(settings: BinlogSettings) -> Published | None:
+def read_binlog(settings: BinlogSettings, bar: Bar | None = None) -> Published | None:
     """Read and publish until SIGTERM or Ctrl-C; what is published then.
+
+    Args:
+        bar: shows how far a snapshot is; without one, log lines do.
 
     Raises:
         BinlogError: what stopped the reader.
@@ -260,7 +264,7 @@ def read_binlog(settings: BinlogSettings) -> Published | None:
         options, snapshot = source_options(settings), settings.snapshot
         named = captures(snapshot.tables or settings.source.tables, ())
         reader: BinlogReader
-        tables = Snapshot(options, snapshot, named, client.clock, lambda: reader.is_stopped)
+        tables = Snapshot(options, snapshot, named, client.clock, lambda: reader.is_stopped, bar)
         reader = BinlogReader(lambda: BinlogSource(options), client.clock, settings.source.start, tables)
         publisher = TransactionalPublisher(client, settings, lambda: reader.is_stopped, Unread(tables.compare))
         with until_terminated(reader.stop):

@@ -167,9 +167,9 @@ def progress(size: int | None) -> Iterator[Callable[[float], None]]:
 
 
 @contextmanager
-def progress_of_rows(rows: int) -> Iterator[Callable[[float], None]]:
+def progress_of_rows(rows: int | None) -> Iterator[Callable[[float], None]]:
     """The same of a number of rows, which may be a guess."""
-    if not sys.stderr.isatty() or rows < PROGRESS_FROM_ROWS:
+    if not sys.stderr.isatty() or (rows is not None and rows < PROGRESS_FROM_ROWS):
         yield lambda _: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from txmq.binlog.publish.unread import TableProgress
 from txmq.binlog.snapshot.snapshot import Snapshot
 from txmq.binlog.snapshot.tables import describe
 from txmq.binlog.snapshot.view import View
+from txmq.errors import UnknownTopicError
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.runtime.os_clock import OSClock
 from txmq.testing.eventually import eventually
@@ -32,6 +37,7 @@ from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.fork_server import ForkServer, Process
 from txmq.testing.processes.mariadb import MariaDB
+from txmq.xa.database.mysql_driver import mysql_driver
 
 WAIT_S = 60.0
 POINTS = (
@@ -172,11 +178,14 @@ class Run:
             "[publish]\npartitions = 2\nsession_timeout_ms = 1000\nlinger_ms = 1\ntransaction_rows_max = 20\n"
         )
 
+    def command(self, *words: str) -> list[str]:
+        """The reader's command."""
+        return [sys.executable, "-m", "txmq.cli.main", "binlog", "run", "--config", str(self.config), *words]
+
     def start(self, *words: str, crash: str = "") -> Process:
         """Start the reader."""
-        command = [sys.executable, "-m", "txmq.cli.main", "binlog", "run", "--config", str(self.config), *words]
         environment = {**os.environ, VARIABLE: crash} if crash else dict(os.environ)
-        return fork_server.start_logged(command, self.log, environment)
+        return fork_server.start_logged(self.command(*words), self.log, environment)
 
     def finish(self, *words: str) -> None:
         """Read the snapshot to its end."""
@@ -202,7 +211,7 @@ class Run:
 
 
 class Writer:
-    """Changes rows of a table at random until the block ends; keys move as well."""
+    """Changes rows of a table at random until the block ends; keys move as well. Goes on when the database is back."""
 
     def __init__(self, server: MariaDB, table: str = "items") -> None:
         self._server, self._table = server, table
@@ -218,10 +227,15 @@ class Writer:
         assert not self._thread.is_alive()
 
     def _write(self) -> None:
+        numbers = count(1)
+        while not self._is_ended.is_set():
+            with suppress(mysql_driver().OperationalError):
+                self._write_to(numbers)
+
+    def _write_to(self, numbers: Iterator[int]) -> None:
         with closing(self._server.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
-            number = 0
             while not self._is_ended.is_set():
-                number += 1
+                number = next(numbers)
                 some, other = number * 7919 % 400, number * 104_729 % 400
                 for sql in (
                     f"UPDATE IGNORE {self._table} SET v = {number} WHERE id BETWEEN {some} AND {some + 3}",
@@ -413,3 +427,58 @@ def test_stopped_reader_and_killed_database_are_gone_on_with(
     with txmq.connect(shared_broker.address) as client:
         caught_up(run, client)
         assert Counter(event["op"] for event in run.events(client, "items")) == {"r": 150, "u": 150}
+
+
+def test_killed_broker_and_database_are_waited_for_in_a_snapshot(
+    database: MariaDB, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    fill(database, rows=200)
+    run = Run(tmp_path, database, broker, "outages", chunk_rows=18)
+    with Writer(database), txmq.connect(broker.address) as client:
+        reader = run.start("--snapshot", "only")
+        for victim, name, rows in ((broker, "broker", 1), (database, "database", 70)):
+            eventually(lambda rows=rows: read_rows(run, client) >= rows, run.log.read_text, WAIT_S)  # type: ignore[misc]
+            victim.kill()
+            said = f"waiting for the {name}"
+            eventually(lambda said=said: said in run.log.read_text(), run.log.read_text, WAIT_S)  # type: ignore[misc]
+            victim.start()
+        assert reader.wait(WAIT_S) == 0, run.log.read_text()
+    with txmq.connect(broker.address) as client:
+        caught_up(run, client)
+
+
+def read_rows(run: Run, client: txmq.Client) -> int:
+    """How many rows of the snapshot are published."""
+    with suppress(UnknownTopicError):
+        return sum(event["op"] == "r" for event in run.events(client, "items"))
+    return 0
+
+
+def test_terminal_shows_a_bar_and_interrupt_ends_in_order(
+    database: MariaDB, shared_broker: BrokerProcess, tmp_path: Path
+) -> None:
+    rows = 12_000
+    database.execute("CREATE TABLE items (id INT PRIMARY KEY, v INT)")
+    database.execute(f"INSERT INTO items SELECT seq, 0 FROM seq_1_to_{rows}")
+    database.execute("ANALYZE TABLE items")
+    run = Run(tmp_path, database, shared_broker, "bar", chunk_rows=500, view_ms_max=1000)
+    terminal, end = pty.openpty()
+    started = subprocess.Popen(
+        run.command("--snapshot", "only"), env={**os.environ, "TERM": "xterm"}, stdin=end, stdout=end, stderr=end
+    )
+    os.close(end)
+    shown, is_asked = "", False
+    with suppress(OSError):  # the end of the command
+        while some := os.read(terminal, 1 << 16):
+            shown += some.decode(errors="replace")
+            if not is_asked and re.search(r"[1-9]\d*00/1\d{4}", shown):
+                started.send_signal(signal.SIGINT)
+                is_asked = True
+    os.close(terminal)
+    assert (started.wait(WAIT_S), is_asked) == (0, True), shown
+    assert "stopped; published up to" in shown
+    assert "the snapshot is complete" not in shown
+    run.finish()
+    assert "going on with the snapshot" in run.log.read_text()
+    with txmq.connect(shared_broker.address) as client:
+        assert sorted(event["after"]["id"] for event in run.events(client, "items")) == list(range(1, rows + 1))

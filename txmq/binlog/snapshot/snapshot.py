@@ -22,6 +22,7 @@ from txmq.binlog.errors import BinlogError, SourceAwayError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.unread import Key, SnapshotState, TableProgress
+from txmq.binlog.snapshot.progress import Bar, SnapshotProgress
 from txmq.binlog.snapshot.tables import SnapshotTable, literal, parameters
 from txmq.binlog.snapshot.view import View
 from txmq.binlog.source import SourceOptions
@@ -37,7 +38,6 @@ CHUNK_BYTES_MAX: Final = 32 << 20  # about: of the rows that are in memory
 _TABLES_MAX: Final = 50  # of one view
 _COMPARED_MAX: Final = 500  # keys in one SELECT
 _WAIT_S: Final = 0.5
-_TOLD_S: Final = 5.0
 _VIEWS_MAX: Final = 100
 
 
@@ -65,11 +65,12 @@ class Snapshot:
         options: which server, and which tables are captured.
         named: whether ``mode`` names a table.
         is_stopped: the reader is to end.
+        bar: shows how far it is; without one, log lines do.
     """
 
     def __init__(
         self, options: SourceOptions, settings: SnapshotSettings, named: Callable[[TableName], bool], clock: Clock,
-        is_stopped: Callable[[], bool],
+        is_stopped: Callable[[], bool], bar: Bar | None = None,
     ) -> None:  # fmt: skip
         self._options, self._settings, self._named = options, settings, named
         self._clock, self._is_stopped = clock, is_stopped
@@ -77,15 +78,18 @@ class Snapshot:
         self._view: View | None = None
         self._pause = Signal()
         self._log = get_logger()
-        self._begun_at = self._told_at = clock.monotonic()
-        self._begun_rows = self._told_rows = 0  # what former runs have read, and what the last line said
+        self._progress = SnapshotProgress(clock, bar)
 
     def is_over(self, publisher: Rows) -> bool:
         """Whether the reader is to end with the snapshot, which is complete."""
         return self._settings.mode == "only" and publisher.snapshot is None
 
     def close(self) -> None:
-        """End the view."""
+        """End the view, and show nothing more."""
+        self._progress.close()
+        self._end_view()
+
+    def _end_view(self) -> None:
         view, self._view = self._view, None
         if view is not None:
             view.close()
@@ -111,9 +115,7 @@ class Snapshot:
                     "a snapshot is unfinished: changes of rows that it has not read were passed over, in "
                     f"{len(unfinished.left)} tables or more. Start with --snapshot initial: it goes on"
                 )
-            self._begun_at = self._told_at = self._clock.monotonic()
-            self._begun_rows = self._told_rows = unfinished.rows
-            self._log.info("going on with the snapshot", rows=unfinished.rows, tables_left=len(unfinished.left))
+            self._go_on(unfinished)
             return None, None
         if mode == "never" or (published is not None and not self._settings.tables):
             return None, None
@@ -123,17 +125,26 @@ class Snapshot:
         tables = self._tables()
         if self._settings.tables and not tables:
             raise ConfigError(f"snapshot.mode = {self._settings.mode!r}: no captured table has such a name")
-        self._begun_at = self._told_at = self._clock.monotonic()
         self._log.info("beginning a snapshot", tables=len(tables))
+        self._progress.begin(0, sum(tables.values()))
         return position, SnapshotState(tuple(tables), None, len(tables), 0, published is not None)
 
-    def _tables(self) -> list[TableName]:
+    def _go_on(self, state: SnapshotState) -> None:
+        listed, current = self._tables(), state.current
+        expected = sum(listed.get(table, 0) for table in state.left)
+        if current is not None:
+            expected += max(listed.get(current.table, 0) - current.rows, 0)
+        self._log.info("going on with the snapshot", rows=state.rows, tables_left=len(state.left))
+        self._progress.begin(state.rows, state.rows + expected)
+
+    def _tables(self) -> dict[TableName, int]:
+        """The tables that the snapshot has, each with its rows, about."""
         rows = self._server.rows(
-            "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type IN "
-            "('BASE TABLE', 'SYSTEM VERSIONED') ORDER BY table_schema, table_name"
+            "SELECT table_schema, table_name, COALESCE(table_rows, 0) FROM information_schema.tables WHERE table_type "
+            "IN ('BASE TABLE', 'SYSTEM VERSIONED') ORDER BY table_schema, table_name"
         )
-        tables = [TableName(str(row[0]), str(row[1])) for row in rows]
-        return [table for table in tables if self._captures(table) and self._named(table)]
+        tables = {TableName(str(row[0]), str(row[1])): int(row[2]) for row in rows}
+        return {table: count for table, count in tables.items() if self._captures(table) and self._named(table)}
 
     def _captures(self, table: TableName) -> bool:
         base = shadowed(table)
@@ -204,7 +215,7 @@ class Snapshot:
                 if state is None or not self._read_of(state, publisher):
                     break
         finally:
-            self.close()
+            self._end_view()
         crash_point("binlog.snapshot.left")
 
     def _read_of(self, state: SnapshotState, publisher: Rows) -> bool:
@@ -271,17 +282,8 @@ class Snapshot:
 
     def _end(self, state: SnapshotState, publisher: Rows) -> None:
         publisher.publish_read(None, (), lambda _: None)
-        seconds = max(self._clock.monotonic() - self._begun_at, 0.001)
-        rate = round((state.rows - self._begun_rows) / seconds)
-        self._log.info("the snapshot is complete", rows=state.rows, tables=state.tables, rows_per_s=rate)
+        self._progress.end(state)
 
     def _tell(self, state: SnapshotState | None, table: SnapshotTable, rows: int) -> None:
-        now = self._clock.monotonic()
-        if state is None or now < self._told_at + _TOLD_S:
-            return
-        rate = round((state.rows - self._told_rows) / (now - self._told_at))
-        self._told_at, self._told_rows = now, state.rows
-        self._log.info(
-            "reading the snapshot", table=str(table.schema.table), rows_of_table=rows, rows_expected=table.rows,
-            rows=state.rows, rows_per_s=rate, tables_left=len(state.left), tables=state.tables,
-        )  # fmt: skip
+        if state is not None:
+            self._progress.tell(state, table, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -60,6 +61,6 @@ def run(
     from txmq.runtime import logging
 
     logging.configure("info")
-    published = read_binlog(settings)
+    published = read_binlog(settings, output.progress_of_rows if sys.stderr.isatty() else None)
     behind = "nothing was published" if published is None else f"published up to {published.position.gtids}"
     output.note(f"stopped; {behind}")
