@@ -198,6 +198,24 @@ def test_what_cannot_be_published_at_the_end_is_read_again(
     assert rows(connect()) == 2
 
 
+def test_a_broker_that_was_away_while_nothing_was_published_is_no_error(
+    connect: Callable[[], txmq.Client], broker: BrokerProcess
+) -> None:
+    first = begun(connect())
+    first.publish(inserted(1))
+    first.flush()
+    log = first._log
+    assert log is not None
+    broker.kill()
+    eventually(lambda: not log._is_ours, "the partition of the positions is given up", WAIT_S)
+    broker.start()
+    eventually(lambda: log._is_ours, "it is assigned again", WAIT_S)
+    first.publish(inserted(2))
+    first.flush()
+    first.close()
+    assert rows(connect()) == 2
+
+
 def test_an_outcome_that_was_not_seen_is_read_not_guessed(
     connect: Callable[[], txmq.Client], broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,7 @@ def _inserts(table: TargetTable, rows: Sequence[Row], verb: str = "INSERT") -> I
 
 
 def _has_error_value(table: TargetTable, row: Row) -> bool:
-    return any(row[column.name] == "" and "''" not in column.full_type for column in table.enums)
+    return any(row[column.name] == "" for column in table.enums)
 
 
 def _one_by_one(table: TargetTable, events: Iterable[RowEvent], rows: int | None) -> Iterator[Statement]:

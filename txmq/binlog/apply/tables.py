@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ _GEOMETRIES = frozenset(
         "geometrycollection", "geomcollection",
     }
 )  # fmt: skip
+_MEMBER = re.compile("'((?:[^']|'')*)'")  # of an ENUM
 Row = Mapping[str, Any]  # values by column, as ``event_json.read_event`` has them
 
 
@@ -50,6 +52,11 @@ class TargetColumn:
     def is_geometry(self) -> bool:
         """Its values are geometries, of whichever kind."""
         return self.type in _GEOMETRIES
+
+    @property
+    def has_empty_member(self) -> bool:
+        """Whether it declares an empty text."""
+        return "" in _MEMBER.findall(self.full_type)
 
     def value(self, found: Any) -> Any:
         """The value of an event as SQL takes it, in a session whose time zone is UTC."""
@@ -78,8 +85,8 @@ class TargetTable:
 
     @cached_property
     def enums(self) -> tuple[TargetColumn, ...]:
-        """The columns of type ENUM."""
-        return tuple(column for column in self.stored if column.type == "enum")
+        """The columns of type ENUM in which an empty text is the error value, and no member."""
+        return tuple(column for column in self.stored if column.type == "enum" and not column.has_empty_member)
 
     @cached_property
     def sql(self) -> str:

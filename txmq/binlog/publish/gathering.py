@@ -331,7 +331,8 @@ class Gathering:
         if rows is None and end.committed and not self._will_be_shown:
             raise SourceError(
                 f"transaction {part.gtid} is the XA COMMIT of {xid}, which was prepared before this reader's first "
-                "position: its changes were not read; begin again with a snapshot"
+                "position, or in a server that died before its binlog had it: its changes were not read; begin again "
+                "with a snapshot"
             )
         fresh = self._forget_fresh(xid)
         left = {known: parked for known, parked in self._parked_rows.items() if known != xid}

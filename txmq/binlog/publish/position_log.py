@@ -24,7 +24,13 @@ from txmq.binlog.publish.published import GENESIS, Published, read_published
 from txmq.client import Client
 from txmq.client.consumer.consumer import ConsumerOptions
 from txmq.client.transaction.block import Transaction
-from txmq.errors import DeliveryUnknownError, FencedError, UnknownTopicError
+from txmq.errors import (
+    DeliveryUnknownError,
+    FencedError,
+    RolledBackError,
+    TransactionStateError,
+    UnknownTopicError,
+)
 from txmq.model import Message
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
@@ -212,8 +218,12 @@ class PositionLog:
         """Make a transaction the next one: its position, and the acknowledgement of what held before.
 
         Raises:
-            RolledBackError: the partition is another member's.
+            RolledBackError: the partition is another member's, or was given up and is ours again: what held is then
+                delivered once more, and acknowledged by the next try.
         """
         tx.send(self._topic, published.to_json(), partition=0)
-        for message in self._held:
-            tx.ack(message)
+        try:
+            for message in self._held:
+                tx.ack(message)
+        except TransactionStateError as error:
+            raise RolledBackError(f"the position was not delivered again yet: {error}") from error
