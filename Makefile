@@ -8,7 +8,7 @@
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings);
 #                measures the compiled modules (docs/compiled.md), the source with COMPILED=0
 # make compiled  hot modules as C extensions, into build/compiled (about two minutes)
-# make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 GROUP_SECONDS=180 ORDERED_CYCLES=200 SPARK_KILLS=20 FAULTS=43: kill -9
+# make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 GROUP_SECONDS=180 ORDERED_CYCLES=200 BINLOG_CYCLES=100 SPARK_KILLS=20 FAULTS=43: kill -9
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make docs      the API reference out of the docstrings, into build/api
@@ -22,6 +22,7 @@ XA_CYCLES ?= 400
 HOMES_CYCLES ?= 510
 GROUP_SECONDS ?= 180
 ORDERED_CYCLES ?= 200
+BINLOG_CYCLES ?= 100
 SPARK_KILLS ?= 20
 FAULTS ?= 43
 SEEDS ?= 500
@@ -114,6 +115,7 @@ crash: .venv/.dev
 	$(BIN)/python -m tools.crash --homes --cycles $(HOMES_CYCLES)
 	$(BIN)/python -m tools.crash --groups --seconds $(GROUP_SECONDS)
 	$(BIN)/python -m tools.crash --ordered --cycles $(ORDERED_CYCLES)
+	$(BIN)/python -m tools.crash --binlog --cycles $(BINLOG_CYCLES)
 	$(BIN)/python -m tools.crash --spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tools.crash --cluster --faults $(FAULTS)
 

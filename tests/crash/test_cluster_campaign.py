@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tools.crash.cluster.campaign import ClusterCampaign
-from tools.crash.cluster.plan import FAULTS_A_ROUND, Fault, faults
+from tools.crash.cluster.plan import FAULTS_A_ROUND, faults
+from tools.crash.faults import Fault
 
 SEED = 6
 CHOSEN = (

@@ -8,9 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import txmq
 from tools.crash.arguments import parser
+from tools.crash.binlog.campaign import BinlogCampaign
+from tools.crash.binlog.plan import POINTS as BINLOG_POINTS
+from tools.crash.binlog.plan import ROUND
 from tools.crash.campaign import Campaign, Report
 from tools.crash.cluster.campaign import ClusterCampaign
 from tools.crash.groups.campaign import GroupCampaign, GroupReport
@@ -33,6 +37,8 @@ def main() -> int:
         return _spark(seed, arguments.kills)
     if arguments.cluster:
         return _cluster(seed, arguments.faults, arguments.settle_s, arguments.streamed, arguments.json)
+    if arguments.binlog:
+        return _binlog(seed, arguments.cycles, arguments.check_every, arguments.json)
     if arguments.ordered:
         return _ordered(seed, arguments.cycles, arguments.check_every)
     kind = " --xa" if arguments.xa else " --homes" if arguments.homes else ""
@@ -98,11 +104,30 @@ def _cluster(seed: int, faults: int, settle_s: float, streamed: int, json_file: 
             return campaign.run(faults).complaints
         finally:  # one that got stuck has played something, too
             print(*campaign.report.lines(), sep="\n")
-            text = json.dumps({"seed": seed} | campaign.report.as_json(), indent=1)
-            (json_file or directory / "report.json").write_text(text + "\n", "utf-8")
+            _write_json(json_file or directory / "report.json", seed, campaign.report.as_json())
 
     again = f"python -m tools.crash --cluster --faults {faults} --seed {seed} --streamed {streamed}"
     return _in_a_directory(play, again, seed)
+
+
+def _binlog(seed: int, cycles: int, check_every: int, json_file: Path | None) -> int:
+    def play(directory: Path) -> list[str]:
+        campaign = BinlogCampaign(directory, seed, _say)
+        report = campaign.report
+        try:
+            campaign.run(cycles, check_every)
+        finally:
+            print(*report.lines(), sep="\n")
+            _write_json(json_file or directory / "report.json", seed, report.as_json())
+        missed = set(BINLOG_POINTS) - report.points_hit.keys() if min(cycles, check_every) >= ROUND else ()
+        return [*report.complaints, *(f"crash point never hit: {point}" for point in sorted(missed))]
+
+    again = f"python -m tools.crash --binlog --cycles {cycles} --check-every {check_every} --seed {seed}"
+    return _in_a_directory(play, again, seed)
+
+
+def _write_json(file: Path, seed: int, report: dict[str, Any]) -> None:
+    file.write_text(json.dumps({"seed": seed} | report, indent=1) + "\n", "utf-8")
 
 
 def _in_a_directory(play: Callable[[Path], list[str]], again: str, seed: int) -> int:

@@ -21,7 +21,7 @@ import pytest
 
 import txmq
 from tests.services.binlog.reading import Reading
-from tests.services.binlog.test_columns import COLUMNS, SESSION
+from tools.crash.binlog.columns import COLUMNS, SESSION
 from txmq.binlog.changes import TableName
 from txmq.binlog.config import SnapshotSettings
 from txmq.binlog.errors import SourceError

@@ -33,11 +33,12 @@ import txmq
 from tools.crash import final_reads, offline
 from tools.crash.cluster.clues import Clues
 from tools.crash.cluster.directory import PARTITIONS, PULSE, STREAMED, STREAMED_PARTITIONS, ClusterCampaignDirectory
-from tools.crash.cluster.plan import BROKERS, SERVERS, Fault, faults
+from tools.crash.cluster.plan import BROKERS, SERVERS, faults
 from tools.crash.cluster.processes import Processes
 from tools.crash.cluster.recovery import GIVEN_UP_S, SETTLED, Recovery
 from tools.crash.cluster.report import Bounds, ClusterReport, Played
 from tools.crash.directory import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, HistoryFile
+from tools.crash.faults import Fault
 from tools.crash.groups.directory import GROUP, GroupCampaignDirectory
 from tools.crash.groups.directory import PARTITIONS as GROUP_PARTITIONS
 from tools.crash.ordered.directory import options

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from tools.crash.faults import Fault
 from tools.crash.ordered.campaign import ORDERED_POINTS
 from tools.crash.plan import SQLITE_POINTS
 from tools.crash.xa.campaign import CLIENT_POINTS as XA_POINTS
@@ -23,33 +23,6 @@ AWAY_S = (0.2, 2.0)  # a victim is dead, or stopped, for so long; now and then
 LONG_S = 6.0  # which is longer than its session with ZooKeeper
 _VISITS_MAX = 12
 DRIVER = "driver"
-
-
-class Fault(NamedTuple):
-    """What befalls whom.
-
-    Attributes:
-        kind: ``kill``, ``pause``, ``restart``: each victim; ``crash``: the first victim, a client, dies at ``point``
-            and with it the others; ``spool``: the same, with the others dead before and back meanwhile.
-        victims: names of processes, as ``broker 1``.
-        point: of the first victim's code, and its visit: ``point:nth``.
-    """
-
-    kind: str
-    victims: tuple[str, ...]
-    away_s: float
-    point: str = ""
-
-    @property
-    def what(self) -> str:
-        """Without numbers: kind and kinds of victims."""
-        kinds = [victim.partition(" ")[0] for victim in self.victims]
-        majority = ["majority of zookeeper"] if len(kinds) > 1 and len(set(kinds)) == 1 else kinds
-        return f"{self.kind} {' + '.join(majority)}"
-
-    def __str__(self) -> str:
-        where = f" at {self.point}" if self.point else ""
-        return f"{self.kind} {' + '.join(self.victims)}{where}, away {self.away_s:.1f} s"
 
 
 def faults(rng: random.Random, *, has_stream: bool) -> Iterator[Fault]:

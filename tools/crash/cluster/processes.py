@@ -1,52 +1,21 @@
-"""The processes of the cluster's campaign, by the names that its plan uses, and how they come to harm.
-
-Invariant: servers are started in the order in which they need each other, clients last.
-"""
+"""The processes of the cluster's campaign, by the names that its plan uses, and how they come to harm."""
 
 from __future__ import annotations
 
 import random
-import signal
 from collections.abc import Sequence
-from typing import Protocol
 
 from tools.crash.cluster.directory import PULSE, STREAMED, ClusterCampaignDirectory
-from tools.crash.cluster.plan import BANKERS, DRIVER, MEMBERS, WORKERS, Fault
+from tools.crash.cluster.plan import BANKERS, DRIVER, MEMBERS, WORKERS
+from tools.crash.faults import Fault, Victim, Victims, await_death
 from tools.crash.processes import CampaignError, Child, pause
 from tools.crash.spark.stream import SparkDriver
-from txmq.testing.eventually import eventually
 from txmq.testing.processes.cluster import Cluster
 
-POINT_S = 60.0
 ROWS_PER_BATCH = 2000
-KILLED = -signal.SIGKILL
-_STARTED_IN_ORDER = ("zookeeper", "broker", "database")
 
 
-class Victim(Protocol):
-    """A process."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it is there."""
-
-    def start(self) -> object:
-        """Start it, and wait until it serves, if it is a server."""
-
-    def kill(self) -> None:
-        """SIGKILL."""
-
-    def pause(self) -> None:
-        """SIGSTOP."""
-
-    def resume(self) -> None:
-        """SIGCONT."""
-
-    def stop(self) -> object:
-        """SIGTERM, and wait for its end."""
-
-
-class Processes:
+class Processes(Victims):
     """All of them; see the module's docstring.
 
     Attributes:
@@ -128,46 +97,6 @@ class Processes:
         }  # fmt: skip
         return found[kind][int(number or 0)]
 
-    def child(self, name: str) -> Child:
-        """The client of that name."""
-        victim = self.named(name)
-        assert isinstance(victim, Child), f"{name} is a client"
-        return victim
-
-    def befall(self, fault: Fault) -> None:
-        """Let it happen, until the victims are up again."""
-        ordered = sorted(fault.victims, key=_rank)
-        getattr(self, f"_{fault.kind}")([self.named(name) for name in ordered], fault)
-
-    @staticmethod
-    def _kill(victims: Sequence[Victim], fault: Fault) -> None:
-        for victim in victims:
-            victim.kill()
-        pause(fault.away_s)
-        for victim in victims:
-            victim.start()
-
-    @staticmethod
-    def _pause(victims: Sequence[Victim], fault: Fault) -> None:
-        for victim in victims:
-            victim.pause()
-        pause(fault.away_s)
-        for victim in victims:
-            victim.resume()
-
-    @staticmethod
-    def _restart(victims: Sequence[Victim], _fault: Fault) -> None:
-        for victim in victims:
-            victim.stop()
-            victim.start()
-
-    def _crash(self, victims: Sequence[Victim], fault: Fault) -> None:
-        client = self.child(fault.victims[0])
-        client.kill()
-        client.start(fault.point)
-        _await_death(client, fault.point)
-        self._kill(victims, fault)
-
     def _spool(self, victims: Sequence[Victim], fault: Fault) -> None:
         """What is to be spooled, or taken out of the spool, must first find no broker, and then one."""
         *servers, client = victims
@@ -179,16 +108,5 @@ class Processes:
         pause(fault.away_s)
         for server in servers:
             server.start()
-        _await_death(client, fault.point)
+        await_death(client, fault.point)
         client.start()
-
-
-def _rank(name: str) -> int:
-    kind = name.partition(" ")[0]
-    return _STARTED_IN_ORDER.index(kind) if kind in _STARTED_IN_ORDER else len(_STARTED_IN_ORDER)
-
-
-def _await_death(client: Child, point: str) -> None:
-    eventually(lambda: not client.is_running, f"{client.name} reaches {point}", POINT_S, CampaignError)
-    if client.status != KILLED:
-        raise CampaignError(f"{client.name} ended with {client.status}, not by {point}; see {client.name}.log")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import txmq
 from tools.crash.cluster.directory import PULSE, ClusterCampaignDirectory
-from tools.crash.cluster.plan import Fault
 from tools.crash.cluster.processes import Processes
 from tools.crash.cluster.pulse import acknowledged_since, file_of, longest_gap, machine_file_of
+from tools.crash.faults import Fault
 from tools.crash.groups.directory import GROUP
 from tools.crash.groups.directory import PARTITIONS as GROUP_PARTITIONS
 from tools.crash.processes import CampaignError

@@ -1,0 +1,33 @@
+"""The short campaign of a binlog sync; ``make crash`` plays 100 cycles."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from tools.crash.binlog.campaign import BinlogCampaign
+from tools.crash.binlog.plan import POINTS, ROUND, faults, opening
+
+CYCLES, ROWS = 5, 150
+SEED = 4
+
+
+@pytest.mark.timeout(900)
+def test_kills_before_and_in_a_snapshot_lose_repeat_and_reorder_nothing(tmp_path: Path) -> None:
+    lines: list[str] = []
+    report = BinlogCampaign(tmp_path, SEED, lines.append, rows=ROWS).run(CYCLES, check_every=CYCLES)
+    assert report.complaints == [], "\n".join(lines)
+    assert report.counts["r"] > 2 * ROWS
+    assert report.counts["units"] > 50
+
+
+def test_a_round_plays_every_point_and_kills_everybody() -> None:
+    rng = random.Random(1)
+    played = [*opening(rng), *itertools.islice(faults(rng), ROUND)]
+    assert {fault.point.partition(":")[0] for fault in played} >= set(POINTS)
+    assert {victim for fault in played if fault.kind == "kill" for victim in fault.victims} == {
+        "source", "target", "broker", "reader", "applier", "load",
+    }  # fmt: skip

@@ -1,0 +1,121 @@
+"""What the processes of the binlog campaign agree on: files, addresses, decisions of XA transactions.
+
+While the file ``calm`` is there, the load runs no statement that changes a table, and no XA transaction; while
+``snapshot`` is there, none that moves, empties or drops a table, and it leaves tables without a key alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import MySQLdb
+
+from tools.crash.binlog.columns import SESSION
+
+LOCK_WAIT_S = 1
+PARTITIONS: Final = 3
+TRANSACTION_ROWS_MAX: Final = 60  # some transactions of the load are larger
+_CONFIG = """
+name = "{name}"
+bootstrap = "{bootstrap}"
+[source]
+port = {source}
+user = "root"
+tables = ["shop.*"]
+connect_timeout_ms = 3000
+silence_ms_max = 2000
+[publish]
+partitions = {partitions}
+session_timeout_ms = 1000
+transaction_rows_max = {rows}
+[snapshot]
+chunk_rows = 40
+view_ms_max = 100
+[apply]
+port = {target}
+user = "root"
+session_timeout_ms = 1000
+state_database = "state_{name}"
+threads = 3
+batch_rows_max = 50
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BinlogCampaignDirectory:
+    """One campaign's directory."""
+
+    directory: Path
+
+    @property
+    def broker(self) -> Path:
+        """The broker's data directory."""
+        return self.directory / "broker"
+
+    @property
+    def source(self) -> Path:
+        """The directory of the database that is read."""
+        return self.directory / "source"
+
+    @property
+    def target(self) -> Path:
+        """The directory of the database that is written."""
+        return self.directory / "target"
+
+    @property
+    def calm(self) -> Path:
+        """See the module's docstring."""
+        return self.directory / "calm"
+
+    @property
+    def snapshot(self) -> Path:
+        """See the module's docstring."""
+        return self.directory / "snapshot"
+
+    @property
+    def _address(self) -> Path:
+        return self.directory / "source.json"
+
+    @property
+    def _decisions(self) -> Path:
+        return self.directory / "decisions"
+
+    def config(self, name: str) -> Path:
+        """Of a sync."""
+        return self.directory / f"{name}.toml"
+
+    def write_config(self, name: str, bootstrap: str, source: int, target: int) -> None:
+        """The file that reader and applier of a sync are started with."""
+        text = _CONFIG.format(
+            name=name, bootstrap=bootstrap, source=source, target=target, partitions=PARTITIONS,
+            rows=TRANSACTION_ROWS_MAX,
+        )  # fmt: skip
+        self.config(name).write_text(text, "utf-8")
+
+    def write_address(self, arguments: dict[str, Any]) -> None:
+        """Where the load finds the source."""
+        self._address.write_text(json.dumps(arguments), "utf-8")
+
+    def decide(self, xid: str) -> None:
+        """Note that a prepared XA transaction is to be committed. What is not noted is to be rolled back."""
+        with self._decisions.open("a", encoding="utf-8") as file:
+            file.write(f"{xid}\n")  # one write: SIGKILL cannot tear it
+
+    def decided(self) -> set[str]:
+        """The XA transactions that are to be committed."""
+        return set(self._decisions.read_text("utf-8").split()) if self._decisions.exists() else set()
+
+    def connect(self) -> Any:
+        """A new connection to the source, in autocommit, with the session that the load's values need."""
+        arguments = json.loads(self._address.read_text("utf-8"))
+        connection = MySQLdb.connect(**arguments | {"autocommit": True, "connect_timeout": 3})
+        cursor = connection.cursor()
+        for statement in (
+            *SESSION, f"SET innodb_lock_wait_timeout = {LOCK_WAIT_S}", f"SET lock_wait_timeout = {LOCK_WAIT_S}",
+        ):  # fmt: skip
+            cursor.execute(statement)
+        cursor.close()
+        return connection

@@ -1,0 +1,81 @@
+"""What befalls whom in the binlog campaign, drawn from its seed: a sync's opening, with its snapshot, then rounds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Final
+
+from tools.crash.faults import Fault
+
+SOURCE, TARGET, BROKER, READER, APPLIER, LOAD = "source", "target", "broker", "reader", "applier", "load"
+OPENING_POINTS: Final = ("binlog.positions.created", "binlog.positions.begun", "binlog.snapshot.begun")
+SNAPSHOT_POINTS: Final = (
+    "binlog.topic.made", "binlog.snapshot.viewed", "binlog.snapshot.read", "binlog.snapshot.left",
+)  # fmt: skip
+READER_POINTS: Final = ("binlog.tx.filled", "binlog.tx.committed", "binlog.position.read")
+APPLIER_POINTS: Final = (
+    "binlog.apply.filled", "binlog.apply.committed", "binlog.ddl.begun", "binlog.ddl.run", "binlog.ddl.noted",
+)  # fmt: skip
+POINTS: Final = (*OPENING_POINTS, *SNAPSHOT_POINTS, *READER_POINTS, *APPLIER_POINTS)
+_AWAY_S = (0.0, 1.5)
+_LONG_S = 4.0  # longer than a session of reader and applier, and than the silence after which a database is away
+_VISITS_MAX = 8
+
+
+def opening(rng: random.Random) -> list[Fault]:
+    """Of a sync that begins: the first ones in the order in which its points are reached once."""
+    first = [Fault("crash", (READER,), rng.uniform(*_AWAY_S), f"{point}:1") for point in OPENING_POINTS]
+    during = [_snapshot(rng, point) for point in SNAPSHOT_POINTS]
+    during.append(_snapshot(rng, rng.choice(SNAPSHOT_POINTS[1:]), BROKER))
+    during.append(_snapshot(rng, rng.choice(SNAPSHOT_POINTS[1:]), SOURCE))
+    during += [Fault("kill", (victim,), rng.uniform(0, 0.3)) for victim in (BROKER, SOURCE, READER)]
+    rng.shuffle(during)
+    return [*first, *during]
+
+
+def faults(rng: random.Random) -> Iterator[Fault]:
+    """Endless, of a sync whose snapshot is complete."""
+    while True:
+        chosen = [*_alone(rng), *_points(rng), *_pairs(rng)]
+        rng.shuffle(chosen)
+        yield from chosen
+
+
+def _snapshot(rng: random.Random, point: str, *others: str) -> Fault:
+    """As a crash, but for a point that is not reached again if the snapshot ends first."""
+    return Fault("snapshot", (READER, *others), rng.uniform(0, 0.3), f"{point}:{rng.randint(1, 3)}")
+
+
+def _alone(rng: random.Random) -> Iterator[Fault]:
+    for victim in (SOURCE, TARGET, BROKER, READER, APPLIER, LOAD):
+        yield Fault("kill", (victim,), rng.uniform(*_AWAY_S))
+    for victim in (SOURCE, TARGET, BROKER, READER, APPLIER):
+        yield Fault("pause", (victim,), _LONG_S if rng.random() < 0.3 else rng.uniform(*_AWAY_S))
+
+
+def _points(rng: random.Random) -> Iterator[Fault]:
+    for victim, points in ((READER, READER_POINTS), (APPLIER, APPLIER_POINTS)):
+        for point in points:
+            nth = 1 if ".ddl." in point else rng.randint(1, _VISITS_MAX)
+            yield Fault("crash", (victim,), rng.uniform(*_AWAY_S), f"{point}:{nth}")
+
+
+def _pairs(rng: random.Random) -> Iterator[Fault]:
+    pairs = (
+        (READER, BROKER), (READER, SOURCE), (APPLIER, BROKER), (APPLIER, TARGET), (READER, APPLIER), (SOURCE, TARGET),
+        (SOURCE, BROKER), (TARGET, BROKER),
+    )  # fmt: skip
+    for pair in pairs:
+        yield Fault("kill", pair, rng.uniform(*_AWAY_S))
+    for victim, points, others in (
+        (READER, READER_POINTS, (BROKER, SOURCE)), (APPLIER, APPLIER_POINTS, (BROKER, TARGET)),
+    ):  # fmt: skip
+        for other in others:
+            yield Fault("crash", (victim, other), rng.uniform(*_AWAY_S), f"{rng.choice(points)}:1")
+    yield Fault("pause", (SOURCE, BROKER), rng.uniform(*_AWAY_S))
+
+
+ROUND: Final = len(opening(random.Random(0))) + len(
+    [*_alone(random.Random(0)), *_points(random.Random(0)), *_pairs(random.Random(0))]
+)

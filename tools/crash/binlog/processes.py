@@ -1,0 +1,90 @@
+"""The processes of the binlog campaign, by the names that its plan uses."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from tools.crash.binlog.directory import BinlogCampaignDirectory
+from tools.crash.binlog.plan import APPLIER, BROKER, LOAD, READER, SOURCE, TARGET
+from tools.crash.faults import KILLED, POINT_S, Fault, Victim, Victims
+from tools.crash.processes import CampaignError, Child
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
+
+BROKER_SETTINGS = {"default_segment_size_bytes": 1 << 20, "checkpoint_interval_ms": 2000}
+LOG_SHOWN = 1500
+
+
+class Processes(Victims):
+    """All of them.
+
+    Args:
+        is_snapshot_over: of the sync of now.
+
+    Attributes:
+        name: the sync of now: reader and applier are started with its configuration.
+        points_hit: how often each crash point was the place of a death.
+    """
+
+    def __init__(
+        self, world: BinlogCampaignDirectory, seeds: random.Random, is_snapshot_over: Callable[[], bool]
+    ) -> None:
+        self._world, self._seeds, self._is_snapshot_over = world, seeds, is_snapshot_over
+        self.name, self.points_hit = "", Counter[str]()
+        self.source = MariaDB(world.source, binary_log=True)
+        self.target = MariaDB(world.target)
+        self.broker = BrokerProcess(world.broker, settings=BROKER_SETTINGS)
+        self.load = Child(LOAD, world.directory, self._load_command)
+        self.reader = Child(READER, world.directory, lambda _: self.command("run"))
+        self.applier = Child(APPLIER, world.directory, lambda _: self.command("apply"))
+
+    def _load_command(self, run_name: str) -> list[str]:
+        return ["tools.crash.binlog.load", str(self._world.directory), run_name, str(self._seeds.getrandbits(32))]
+
+    def command(self, name: str) -> list[str]:
+        """A module and its arguments: ``txmq binlog`` for the sync of now."""
+        return ["txmq.cli.main", "binlog", name, "--config", str(self._world.config(self.name))]
+
+    @property
+    def _all(self) -> dict[str, Child | MariaDB | BrokerProcess]:
+        return {
+            SOURCE: self.source, TARGET: self.target, BROKER: self.broker, LOAD: self.load, READER: self.reader,
+            APPLIER: self.applier,
+        }  # fmt: skip
+
+    def named(self, name: str) -> Victim:
+        return self._all[name]
+
+    def kill(self) -> None:
+        """All."""
+        for victim in reversed(self._all.values()):
+            victim.kill()
+
+    def refuse_dead(self) -> None:
+        """Raises: CampaignError: a client has ended by itself."""
+        for child in (self.load, self.reader, self.applier):
+            if not child.is_running:
+                log = self._world.directory / f"{child.name}.log"
+                text = log.read_text("utf-8", "replace")[-LOG_SHOWN:]
+                raise CampaignError(f"{child.name} ended by itself, with {child.status}\n{text}")
+
+    def _crash(self, victims: Sequence[Victim], fault: Fault) -> None:
+        super()._crash(victims, fault)
+        self.points_hit[fault.point.partition(":")[0]] += 1
+
+    def _snapshot(self, victims: Sequence[Victim], fault: Fault) -> None:
+        """A crash at a point that may not come any more."""
+        client = self.child(fault.victims[0])
+        client.kill()
+        client.start(fault.point)
+        eventually(
+            lambda: not client.is_running or self._is_snapshot_over(), f"{client.name} reaches {fault.point}", POINT_S,
+            CampaignError,
+        )  # fmt: skip
+        if client.status not in (None, KILLED):
+            raise CampaignError(f"{client.name} ended with {client.status}, not by {fault.point}")
+        self.points_hit[fault.point.partition(":")[0]] += client.status == KILLED
+        self._kill(victims, fault)
