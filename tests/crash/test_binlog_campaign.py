@@ -16,7 +16,7 @@ SEED = 4
 
 
 @pytest.mark.timeout(900)
-def test_kills_before_and_in_a_snapshot_lose_repeat_and_reorder_nothing(tmp_path: Path) -> None:
+def test_kills_around_a_snapshot_lose_and_repeat_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
     report = BinlogCampaign(tmp_path, SEED, lines.append, rows=ROWS).run(CYCLES, check_every=CYCLES)
     assert report.complaints == [], "\n".join(lines)

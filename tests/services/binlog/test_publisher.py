@@ -198,7 +198,7 @@ def test_what_cannot_be_published_at_the_end_is_read_again(
     assert rows(connect()) == 2
 
 
-def test_a_broker_that_was_away_while_nothing_was_published_is_no_error(
+def test_an_idle_reader_outlives_an_outage_of_the_broker(
     connect: Callable[[], txmq.Client], broker: BrokerProcess
 ) -> None:
     first = begun(connect())
