@@ -57,7 +57,7 @@ from txmq.xa.two_phase.branch import UsedXAConnection, XAResource
 
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
 Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
-_UNKNOWN, _COMMITTED = Outcome.UNKNOWN, Outcome.COMMITTED  # an enum's member is slow to look up
+_UNKNOWN = Outcome.UNKNOWN  # an enum's member is slow to look up
 _savepoint: ContextVar[object | None] = ContextVar("txmq_savepoint", default=None)  # the innermost one of the context
 
 
@@ -304,8 +304,6 @@ class Transaction:
             for branch in broker.branches:
                 if branch.pending is not None:
                     resolver_of(self.client).tell(branch.commits)
-        if in_broker is _COMMITTED:
-            broker.find_lost()
         if body_error is not None:  # it goes on, unchanged
             if isinstance(problem, HeuristicError):
                 body_error.add_note(str(problem))

@@ -85,7 +85,7 @@ class BrokerTransaction:
     # --- identity and time -------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Have a session, from which ``begin`` takes the id; nothing if there is one.
+        """Have a session, from which ``begin`` takes the id, and ask for an earlier end of it that was not seen.
 
         Raises:
             TxmqError: the broker is away, or gives no session.
@@ -98,6 +98,7 @@ class BrokerTransaction:
         if session is None:
             _, session = control.connect_with_session(self._clock.monotonic() + self.home.timeout)
         self._session, self._is_attached = session, True
+        self._find_lost()
 
     def begin(self) -> None:
         """Take an id; nothing if that was done. Raises as ``attach``."""
@@ -192,15 +193,15 @@ class BrokerTransaction:
         if self.txid:
             self._session.lost.append(self._counter)
 
-    def find_lost(self) -> None:
+    def _find_lost(self) -> None:
         """Ask for the end of one lost transaction, now that the broker answers.
 
         It holds the session's floor, and the broker refuses a session (429) that leaves too many outcomes unfinished.
         ``fence`` makes the answer final: its deadline is over, so what never arrived must not arrive now.
         """
-        if not self.txid or not self._session.lost:
-            return
         session = self._session
+        if not session.lost:
+            return
         try:
             counter = session.lost.popleft()
         except IndexError:

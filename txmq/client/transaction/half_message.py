@@ -197,8 +197,6 @@ class HalfMessage:
         except BaseException:  # Ctrl-C in the middle of the request: the decision stands
             self._leave(resolution)
             raise
-        else:
-            self._broker.find_lost()
 
     def report(self, resolution: Resolution, timeout_s: float) -> None:
         """Report the decision to the broker; the check-back thread calls this, too.

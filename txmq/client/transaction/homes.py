@@ -397,7 +397,9 @@ class RoutedTransaction(BrokerTransaction):
 
     def finished_here(self) -> None:
         """``finished``, at the home that decides."""
-        if self._waiting is None:
+        if self._waiting is None and any(branch.state is BranchState.LEFT for branch in self.branches):
+            super().lost()  # that home asks this one, which must not wait for earlier ends to know of the rollback
+        elif self._waiting is None:
             super().finished()
         else:
             self._waiting.over()
@@ -414,12 +416,6 @@ class RoutedTransaction(BrokerTransaction):
         for branch in self.branches:
             branch.leave()
             branch.close()
-
-    def find_lost(self) -> None:
-        """As of ``BrokerTransaction``, at every home."""
-        super().find_lost()
-        for branch in self.branches:
-            branch.broker.find_lost()
 
 
 def _name_of_home(txid: str) -> str:

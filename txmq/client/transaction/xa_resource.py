@@ -198,7 +198,7 @@ class BrokerXAResource:
         else:
             branch.broker.decided(lines)
             branch.broker.commit_branches()
-        self._committed(branch)
+        self._forget(branch)
         return XACode.XA_OK
 
     def rollback(self, xid: Xid) -> XACode:
@@ -291,7 +291,7 @@ class BrokerXAResource:
         except BaseException:
             branch.state = BranchState.IN_DOUBT
             raise
-        self._committed(branch)
+        self._forget(branch)
         return XACode.XA_OK
 
     def _look_up(self, branch: ExternalBranch) -> XACode:
@@ -370,12 +370,6 @@ class BrokerXAResource:
             self._branches.pop(branch.xid, None)
             branch.broker.leave_branches()
             branch.broker.finished()
-
-    def _committed(self, branch: ExternalBranch | None) -> None:
-        """Forget it, and ask its homes, which answer now, for an earlier end that was not seen."""
-        self._forget(branch)
-        if branch is not None:
-            branch.broker.find_lost()
 
     def _row(self, xid: Xid) -> Row | None:
         """The branch, which one home has; any that does not answer may be that one."""

@@ -232,7 +232,7 @@ def test_every_kind_asks_for_a_lost_end(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_interrupt_while_it_asks_says_what_is_committed(
+def test_interrupt_while_it_asks_leaves_it_to_the_next(
     cluster: SimulatedCluster, shop: Shop, error: type[BaseException]
 ) -> None:
     first = cluster.homes[0]
@@ -241,10 +241,30 @@ def test_interrupt_while_it_asks_says_what_is_committed(
         tx.send("orders", b"0", key=A)
     first.faults.clear()
     first.faults["outcome"].append(Fault(error(), is_executed=True))  # type: ignore[arg-type]
-    with pytest.raises(error), block(cluster, shop.resource) as tx:
-        tx.connection(shop.resource).execute("INSERT INTO orders (value) VALUES ('1')")
-        tx.send("orders", b"1", key=A)
-    assert (tx.outcome, [*first.session.lost]) == (Outcome.COMMITTED, [1])
+    with pytest.raises(error):
+        shop.order(b"1", A)
+    assert (shop.rows(), cluster.values("orders"), [*first.session.lost]) == ([], [], [1])
+    shop.order(b"2", A)
+    assert (shop.rows(), cluster.values("orders"), [*first.session.lost]) == ([b"2"], [b"2"], [])
+
+
+def test_untold_rollback_waits_for_no_earlier_end(cluster: SimulatedCluster) -> None:
+    first, second, _ = cluster.homes
+    first.session.next_txid()  # an earlier transaction, which hangs behind others: it holds the session's floor
+    second.faults["prepare"].extend([lost(is_executed=True), *[lost(is_executed=False)] * 40])
+    for home in (first, second):
+        home.faults["rollback"].extend([lost(is_executed=False)] * 40)
+    with pytest.raises(RolledBackError), block(cluster) as tx:
+        for key in (A, B, C):
+            tx.send("orders", b"1", key=key)
+    for home in (first, second):
+        home.faults.clear()
+    assert "prepared" in second.states().values()
+    with block(cluster) as tx:  # of the first home alone
+        tx.send("orders", b"2", key=A)
+    cluster.talk()
+    assert "prepared" not in second.states().values()
+    assert cluster.values("orders") == [b"2"]
 
 
 # --- half messages and foreign branches ------------------------------------------------------------------------------
