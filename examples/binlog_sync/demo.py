@@ -3,8 +3,9 @@
     python examples/binlog_sync/demo.py        # or: make demo-binlog
 
 Two MariaDB servers, a broker, ``txmq binlog run`` and ``txmq binlog apply``. A shop writes orders, changes and deletes
-them, rolls back, and alters a table. Reader, applier, broker and both databases are killed in turn. At the end the
-comparison shows whether both databases have the same rows.
+them, rolls back, and alters a table; some of its transactions are XA. Reader, applier, broker and both databases are
+killed in turn. Two XA transactions are prepared when the reader is killed: one is committed later, one rolled back. At
+the end the comparison shows whether both databases have the same rows.
 
 Needs MariaDB (``apt-get install mariadb-server``) and ``pip install "txmq[binlog]"``.
 """
@@ -57,6 +58,7 @@ class Shop:
         self._source, self._number = source, 0
         self._random = random.Random(1)  # noqa: S311 - a shop, no secret
         self.committed = 0
+        self.xa_share = 0.2  # of the transactions
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -80,14 +82,18 @@ class Shop:
 
     def _write(self, connection: Any) -> None:
         self._number += 1
+        is_xa, is_kept = self._random.random() < self.xa_share, self._random.random() < 0.9
         with closing(connection.cursor()) as cursor:
+            if is_xa:
+                cursor.execute(f"XA START 'shop-{self._number}'")
             for _ in range(self._random.randrange(1, 6)):
                 cursor.execute(*self._change())
-        if self._random.random() < 0.1:
-            connection.rollback()
-        else:
-            connection.commit()
-            self.committed += 1
+            if is_xa:
+                for verb in ("END", "PREPARE", "COMMIT" if is_kept else "ROLLBACK"):
+                    cursor.execute(f"XA {verb} 'shop-{self._number}'")
+        if not is_xa:
+            connection.commit() if is_kept else connection.rollback()
+        self.committed += is_kept
 
     def _change(self) -> tuple[str, tuple[Any, ...]]:
         item, price = self._random.randrange(200), self._random.randrange(10_000)
@@ -169,17 +175,28 @@ class Play:
         self.shop.start()
         try:
             self._watch("everything runs")
+            self._prepare("'kept'", "INSERT INTO stock VALUES (10000, 1)")
+            self._prepare("'dropped'", "INSERT INTO stock VALUES (10001, 1)")
             self._kill("the reader", self.reader.kill, self.reader.start)
+            self.source.execute("XA COMMIT 'kept'")
+            self.source.execute("XA ROLLBACK 'dropped'")
+            self._watch("of two XA transactions that were prepared before the kill one is committed, one rolled back")
             self._kill("the applier", self.applier.kill, self.applier.start)
             self.source.execute("ALTER TABLE orders ADD COLUMN note VARCHAR(20) DEFAULT 'none'")
             self._watch("a column is added")
             self._kill("the broker", self.broker.kill, self.broker.start)
+            self.shop.xa_share = 0.0  # MariaDB may forget what is prepared if it is killed itself
             self._kill("the target", self.target.kill, self.target.start)
             self._kill("the source", self.source.kill, self.source.start)
         finally:
             self.shop.stop()
         ((end,),) = self.source.execute("SELECT @@gtid_binlog_pos")
         wait_until(lambda: self._published() == end, "the reader is level")
+
+    def _prepare(self, xid: str, change: str) -> None:
+        with closing(self.source.connect()) as connection, closing(connection.cursor()) as cursor:
+            for statement in (f"XA START {xid}", change, f"XA END {xid}", f"XA PREPARE {xid}"):
+                cursor.execute(statement)
 
     def _kill(self, what: str, kill: Callable[[], object], start: Callable[[], object]) -> None:
         kill()
