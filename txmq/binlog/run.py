@@ -158,6 +158,8 @@ class BinlogReader:
             except ViewEndedError as error:
                 self._log.info("a table was altered: a new view is taken", reason=str(error))
             except SourceAwayError as error:
+                if self.is_stopped:
+                    break
                 self._sparingly.warning("waiting for the database", error=str(error))
                 if has_begun:
                     publisher.refuse_failed()

@@ -264,8 +264,7 @@ class Gathering:
             add((topic, where(key), key, value, tuple(headers.items()), now_ms))
 
     def _add_ddl(self, messages: list[Outgoing], part: TransactionPart, ddl: Ddl, now_ms: int) -> None:
-        is_held = not ddl.additive and ddl.kind not in (DdlKind.TRUNCATE, DdlKind.OTHER)
-        if is_held and self._settings.publish.ddl == "stop":
+        if self._settings.publish.ddl == "stop" and self._may_contradict(ddl):
             raise BinlogError(
                 f'stopped before transaction {part.gtid}, as publish.ddl = "stop" says: {ddl.statement[:200]}; start '
                 'again with publish.ddl = "pass" when consumers can take what follows'
@@ -274,6 +273,12 @@ class Gathering:
         partitions = {topic: self._topics.partitions(topic) for topic in concerned}
         for topic, table in concerned.items():
             self._add_to_all(messages, topic, self._events.statement(part, table, partitions, now_ms), now_ms)
+
+    def _may_contradict(self, ddl: Ddl) -> bool:
+        """Whether consumers may know a table otherwise than it is behind a statement."""
+        if ddl.additive or ddl.kind in (DdlKind.TRUNCATE, DdlKind.OTHER):
+            return False
+        return ddl.kind is not DdlKind.CREATE or self._topics.any_exists(ddl.tables)  # OR REPLACE
 
     def _add_begin_markers(
         self, messages: list[Outgoing], part: TransactionPart, topic: str, table: TableName, now_ms: int

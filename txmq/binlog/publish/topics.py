@@ -100,6 +100,11 @@ class Topics:
                 found.setdefault(topic, table)
         return found
 
+    def any_exists(self, tables: Iterable[TableName]) -> bool:
+        """Whether any of these tables has a topic."""
+        names = set(self._names())
+        return any(topic_of(self._pattern, self._name, table) in names for table in tables)
+
     def _of_database(self, database: str) -> list[str]:
         named = topics_named(self._pattern, name=self._name, database=_escaped(database))
         return sorted(topic for topic in self._names() if named.match(topic))

@@ -62,5 +62,7 @@ def run(
 
     logging.configure("info")
     published = read_binlog(settings, output.progress_of_rows if sys.stderr.isatty() else None)
-    behind = "nothing was published" if published is None else f"published up to {published.position.gtids}"
-    output.note(f"stopped; {behind}")
+    if published is None:
+        output.note("stopped before this reader had published anything")
+    else:
+        output.note(f"stopped; published up to {published.position.gtids}")

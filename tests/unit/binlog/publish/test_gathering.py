@@ -208,6 +208,18 @@ def test_prepared_rows_are_parked_and_sent_when_they_are_committed(rows: int, re
     assert Counter(op for op, _ in log.ops())["end"] == (PARTITIONS if has_markers else 0)
 
 
+@pytest.mark.parametrize(("table", "stops"), [(ORDERS.table, True), (TableName("shop", "made"), False)])
+def test_with_stop_a_replaced_table_without_a_topic_passes(table: TableName, stops: bool) -> None:
+    statement = part(1, ddl=Ddl(DdlKind.CREATE, "CREATE OR REPLACE TABLE it (id INT)", "shop", (table,)))
+    log = Log()
+    if stops:
+        with pytest.raises(BinlogError, match="stopped before transaction"):
+            taken(made(log, ddl="stop"), log, statement)
+        return
+    taken(made(log, ddl="stop"), log, statement)
+    assert log.ops("s.shop.made") == [("ddl", number) for number in range(PARTITIONS)]
+
+
 def test_a_restart_within_an_xa_commit_repeats_nothing() -> None:
     log, rows = Log(), 5 * PART_ROWS
     gathers = made(log)
