@@ -48,6 +48,7 @@ Outgoing = tuple[str, int, bytes | None, bytes, Headers, int]  # topic, partitio
 TOPIC_HEADER, PARTITION_HEADER, KEY_HEADER = "txmq.to-topic", "txmq.to-partition", "txmq.to-key"
 MESSAGE_SIZE_BYTES_MAX = 15 << 20  # the broker's request_size_bytes_max is 16 MiB unless it was changed
 _OVERHEAD_BYTES = 100  # of a record
+_ENDED_MAX = 100  # that a killed server may have had between its binlog and its tables
 _FRESH_BYTES_MAX = 32 << 20  # of parked rows that are kept in memory until their XA COMMIT
 
 
@@ -76,6 +77,7 @@ class Step(NamedTuple):
     transactions: int
     source_ms: int
     snapshot: SnapshotState | None = None
+    ended: tuple[str, ...] = ()
 
 
 class Batch:
@@ -111,7 +113,7 @@ class Batch:
         position = last.at if isinstance(last.at, Position) else last.at.after
         return Published(
             id_, position, last.open, last.parked, rows + self.rows, transactions + self.transactions, last.source_ms,
-            now_ms, last.snapshot,
+            now_ms, last.snapshot, ended=last.ended,
         )  # fmt: skip
 
 
@@ -132,6 +134,7 @@ class Gathering:
         self._at: TransactionPart | Position = begin.position
         self._open, self._parked_rows, self._parked_end = begin.open, dict(begin.parked), parked_end
         self._unread, self._snapshot, self._source_ms = unread, begin.snapshot, begin.source_ms
+        self._ended = begin.ended
         self._fresh: dict[str, list[Outgoing]] = {}
         self._fresh_bytes = 0
 
@@ -199,7 +202,16 @@ class Gathering:
     def _read_step(self, messages: list[Outgoing], rows: int, snapshot: SnapshotState | None) -> Step:
         self._snapshot = snapshot
         return Step(
-            messages, _size(messages), rows, self._at, self._open, self._parked_rows, 0, self._source_ms, snapshot
+            messages,
+            _size(messages),
+            rows,
+            self._at,
+            self._open,
+            self._parked_rows,
+            0,
+            self._source_ms,
+            snapshot,
+            self._ended,
         )
 
     def _judged(self, snapshot: SnapshotState | None, changes: Sequence[RowChange]) -> Sequence[RowChange | None]:
@@ -213,7 +225,9 @@ class Gathering:
     ) -> Step:  # fmt: skip
         open_ = self._open
         ends = 0 if open_ is not None else 1
-        return Step(messages, _size(messages), rows, at, open_, parked, ends, part.timestamp_ms, self._snapshot)
+        return Step(
+            messages, _size(messages), rows, at, open_, parked, ends, part.timestamp_ms, self._snapshot, self._ended
+        )
 
     @property
     def _open_topics(self) -> Mapping[str, TableName]:
@@ -305,6 +319,7 @@ class Gathering:
         messages: list[Outgoing] = []
         self._add_rows(messages, part, now_ms, part.changes, has_markers=False)
         if part.first:
+            self._ended = tuple(ended for ended in self._ended if ended != xid)
             self._forget_fresh(xid)
             self._fresh[xid] = []
         known = ParkedRows(part.gtid, self._parked_end, 0) if part.first else self._parked_rows[xid]
@@ -333,7 +348,7 @@ class Gathering:
     def _xa_end(self, part: TransactionPart, end: XaEnd, now_ms: int) -> Iterator[Step]:
         xid = xid_sql(end.xid)
         rows = self._parked_rows.get(xid)
-        if rows is None and end.committed and not self._will_be_shown:
+        if rows is None and end.committed and xid not in self._ended and not self._will_be_shown:
             raise SourceError(
                 f"transaction {part.gtid} is the XA COMMIT of {xid}, which was prepared before this reader's first "
                 "position, or in a server that died before its binlog had it: its changes were not read; begin again "
@@ -342,15 +357,20 @@ class Gathering:
         fresh = self._forget_fresh(xid)
         left = {known: parked for known, parked in self._parked_rows.items() if known != xid}
         if rows is None or not end.committed or rows.rows == 0:
-            self._parked_rows = left
-            self._open, self._at = None, part
+            self._end_parked(part, xid if end.committed else None, left)
             yield self._step(part, [], 0, part, left)
             return
         if fresh is not None and len(fresh) == rows.rows:
             found: Iterable[Outgoing] = fresh
         else:
             found = self._parked.read(xid, rows)
-        yield from self._committed(part, rows, found, left, now_ms)
+        yield from self._committed(part, xid, rows, found, left, now_ms)
+
+    def _end_parked(self, part: TransactionPart, committed: str | None, left: Mapping[str, ParkedRows]) -> None:
+        """A prepared transaction has ended: all of it is in this step, or nothing will be."""
+        self._parked_rows, self._open, self._at = dict(left), None, part
+        if committed is not None and committed not in self._ended:
+            self._ended = (*self._ended, committed)[-_ENDED_MAX:]
 
     @property
     def _will_be_shown(self) -> bool:
@@ -358,8 +378,8 @@ class Gathering:
         return self._snapshot is not None and not (self._snapshot.has_begun or self._settings.snapshot.tables)
 
     def _committed(
-        self, part: TransactionPart, rows: ParkedRows, found: Iterable[Outgoing], left: Mapping[str, ParkedRows],
-        now_ms: int,
+        self, part: TransactionPart, xid: str, rows: ParkedRows, found: Iterable[Outgoing],
+        left: Mapping[str, ParkedRows], now_ms: int,
     ) -> Iterator[Step]:  # fmt: skip
         """The changes of an XA transaction that was committed, again in steps if there are many."""
         done = self._open.rows if self._open is not None else 0
@@ -378,8 +398,7 @@ class Gathering:
                 continue
             if not is_whole:
                 self._add_end_markers(messages, part, rows.rows, now_ms)
-            self._parked_rows = dict(left)
-            self._open, self._at = None, part
+            self._end_parked(part, xid, left)
             yield self._step(part, messages, len(chunk), part, left)
 
     def _read_of(self, messages: list[Outgoing]) -> list[Outgoing]:

@@ -1,7 +1,7 @@
 """What is published, as a position message says it: read at a start, and by ``txmq binlog status``.
 
 ``{"id", "position": {}, "open": {} | null, "parked": {}, "rows", "transactions", "source_ms", "published_ms"}``, and
-``"snapshot": {}`` while one is unfinished.
+``"snapshot": {}`` while one is unfinished, and ``"ended": []`` behind XA COMMITs.
 
 The first message of a position topic is ``{"genesis": true}``: the group then has an offset to save, and the first
 transaction a message to acknowledge. More than one does no harm.
@@ -66,6 +66,8 @@ class Published:
         source_ms: when the newest of them was run there; 0 if there is none.
         published_ms: when the message was made.
         snapshot: what one has still to read; None if there is none.
+        ended: the newest XA transactions that were committed: a server that is killed within an XA COMMIT writes it
+            into its binlog again when the transaction manager repeats it.
     """
 
     id: str
@@ -77,6 +79,7 @@ class Published:
     source_ms: int = 0
     published_ms: int = 0
     snapshot: SnapshotState | None = None
+    ended: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
         """The message's value."""
@@ -91,6 +94,8 @@ class Published:
         }  # fmt: skip
         if self.snapshot is not None:
             fields["snapshot"] = self.snapshot.to_fields()
+        if self.ended:
+            fields["ended"] = self.ended
         return json.dumps(fields).encode()
 
 
@@ -115,6 +120,7 @@ def read_published(value: bytes | None, where: str) -> Published | None:
             {xid: ParkedRows(*rows) for xid, rows in found["parked"].items()},
             found["rows"], found["transactions"], found["source_ms"], found["published_ms"],
             SnapshotState.from_fields(found["snapshot"]) if "snapshot" in found else None,
+            ended=tuple(found.get("ended", ())),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BinlogError(

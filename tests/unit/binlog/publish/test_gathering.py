@@ -247,6 +247,33 @@ def test_an_xid_that_is_prepared_again_has_the_new_rows() -> None:
     assert [json.loads(one[3])["after"]["id"] for one in log.messages if one[0] == "s.shop.orders"] == [7]
 
 
+def test_an_xa_commit_that_stands_twice_counts_once() -> None:
+    log = Log()
+    gathers = made(log)
+    taken(gathers, log, part(1, inserts(2), xa=XaPrepare(XID)))
+    found = published(taken(gathers, log, part(2, xa=XaEnd(XID, committed=True))))
+    again = read_published(found.to_json(), "")
+    assert again == found
+    gathers = made(log, again)
+    taken(gathers, log, part(3, xa=XaEnd(XID, committed=True)), part(4, xa=XaEnd(XID, committed=False)))
+    taken(gathers, log, part(5, inserts(1, 7), xa=XaPrepare(XID)), part(6, xa=XaEnd(XID, committed=True)))
+    rows = [json.loads(one[3])["after"]["id"] for one in log.messages if one[0] == "s.shop.orders"]
+    assert (len(rows), rows[-1]) == (3, 7)
+
+
+def test_only_the_newest_xa_commits_are_known() -> None:
+    log = Log()
+    gathers = made(log)
+    for number in range(101):
+        xid = Xid(1, b"g%d" % number, b"")
+        taken(gathers, log, part(2 * number + 1, inserts(1), xa=XaPrepare(xid)))
+        (step,) = taken(gathers, log, part(2 * number + 2, xa=XaEnd(xid, committed=True)))
+    assert len(step.ended) == 100
+    taken(gathers, log, part(203, xa=XaEnd(Xid(1, b"g1", b""), committed=True)))
+    with pytest.raises(SourceError, match=r"prepared before this reader's first\s+position"):
+        taken(gathers, log, part(204, xa=XaEnd(Xid(1, b"g0", b""), committed=True)))
+
+
 def test_rows_prepared_before_the_first_position_stop_the_reader() -> None:
     log = Log()
     taken(made(log), log, part(1, xa=XaEnd(XID, committed=False)))
