@@ -22,6 +22,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.branch_parts import BranchPart
 from txmq.broker.state.decisions import Name, XADecision
+from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.broker.verbs.transaction_checks import at_home
 from txmq.errors import BadRequestError
@@ -251,11 +252,7 @@ def _decided_row(context: Context, decided: XADecision) -> Row:
         kind=decided.kind.value, resource=first["resource"], uuid=first["uuid"], deadline_ms=0,
         prepared_ms=meta["decided_ms"], decided_ms=meta["decided_ms"], client=meta["client"],
         branches=decided.branches, is_held=bool(decided.barrier.places) and not decided.barrier.is_ended,
-        heuristics=context.state.decisions.heuristics.get(decided.name, []),
-        parts=[
-            {"topic": _topic_name(context, topic_id), "partition": partition, "offset": offset, "count": count}
-            for topic_id, partition, offset, count in decided.parts
-        ],
+        heuristics=_facts(context, decided.name), parts=placed_rows(context, decided.parts),
     )  # fmt: skip
     if "offsets" in meta:
         row["offsets"] = _offset_rows(context, meta["offsets"])
@@ -266,13 +263,26 @@ def _decided_row(context: Context, decided: XADecision) -> Row:
     return row
 
 
+def placed_rows(context: Context, parts: CommittedParts) -> list[Row]:
+    """Where the messages of a transaction were placed."""
+    return [
+        {"topic": _topic_name(context, topic_id), "partition": partition, "offset": offset, "count": count}
+        for topic_id, partition, offset, count in parts
+    ]
+
+
+def _facts(context: Context, name: Name) -> list[Row]:
+    """The heuristic outcomes of a transaction; where its messages are is told of the row."""
+    known = context.state.decisions.heuristics.get(name, ())
+    return [{field: value for field, value in fact.items() if field != "parts"} for fact in known]
+
+
 def _placed_row(context: Context, part: BranchPart) -> Row:
     since_ms = part.placed_ms or context.started_ms
     row = _common(context, part.name, _PLACED, since_ms)
     row.update(
         kind=TransactionKind.BRANCH.value, resource=home_word(part.of), uuid="", deadline_ms=0, prepared_ms=since_ms,
-        client="", parts=[], of=part.of, is_held=part.is_held,
-        heuristics=context.state.decisions.heuristics.get(part.name, []),
+        client="", parts=[], of=part.of, is_held=part.is_held, heuristics=_facts(context, part.name),
     )  # fmt: skip
     return row
 
@@ -283,7 +293,8 @@ def _heuristic_row(context: Context, name: Name) -> Row:
     row = _common(context, name, "heuristic", first["time_ms"])
     row.update(
         kind=first["kind"], resource=first["resource"], uuid=first["uuid"], outcome=first["outcome"],
-        deadline_ms=0, prepared_ms=first["time_ms"], client="", parts=[], heuristics=facts,
+        deadline_ms=0, prepared_ms=first["time_ms"], client="", heuristics=_facts(context, name),
+        parts=max((fact.get("parts", []) for fact in facts), key=len),
     )  # fmt: skip
     if "xid" in first:
         row["xid"] = first["xid"]

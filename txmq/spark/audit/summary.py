@@ -23,7 +23,7 @@ MEANING: Mapping[Kind, str] = {
     Kind.OUT_OF_ORDER: "messages behind a later one of their key",
     Kind.GAP: "offsets that cannot be read",
     Kind.TORN: "transactions of which a part is not visible",
-    Kind.IN_DOUBT: "transactions that wait for their outcome",
+    Kind.IN_DOUBT: "transactions that wait for their outcome, or of which a home was given up",
 }
 
 

@@ -15,13 +15,14 @@ Theory of operation. The two sides move while they are read, and an audit must n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from txmq.client.client import Client
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, PartialResultError
+from txmq.model import TransactionKind
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, InDoubt, Surroundings, audit
@@ -219,13 +220,30 @@ class TopicAudit:
         return reader.option("includeHeaders", str(needs_headers).lower()).load()
 
     def in_doubt(self) -> list[InDoubt]:
-        """The transactions in doubt that have messages in the topic."""
-        rows = [_in_doubt(row) for row in self.client.transactions.list("in-doubt") if self._concerns(row)]
+        """The transactions in doubt that have messages in the topic, and those of which a home was given up."""
+        rows = [_in_doubt(row) for row in self._listed("in-doubt") if self._concerns(row)]
+        for row in self._listed("heuristic"):
+            lost = [fact for fact in row["heuristics"] if "branch" in fact]
+            if lost and (self._concerns(row) or not row["parts"]):
+                rows.append(_given_up(row, lost))
         # Of one that is in doubt at several homes the part that has waited longest.
         return [*{doubt.txid: doubt for doubt in sorted(rows, key=lambda doubt: doubt.age_ms)}.values()]
 
+    def _listed(self, state: str) -> Sequence[Mapping[str, Any]]:
+        """What the homes list; one that is away may hold nothing of the topics."""
+        try:
+            return self.client.transactions.list(state)
+        except PartialResultError as error:
+            for topic in self._topics:
+                self.held(topic)  # raises if it does
+            return error.found
+
+    @property
+    def _topics(self) -> set[str]:
+        return {self.spec.topic, *self.spec.together}
+
     def _concerns(self, row: Mapping[str, Any]) -> bool:
-        topics = {self.spec.topic, *self.spec.together}
+        topics = self._topics
         return any(part["topic"] in topics for part in row.get("parts", ()))
 
     def _later(self, plan: Plan) -> DataFrame:
@@ -272,3 +290,10 @@ def _in_doubt(row: Mapping[str, Any]) -> InDoubt:
     waits = f"{row['state']} for {row['age_ms'] / 1000:.0f} s ({row['kind']}{resource})"
     text = f"{waits}, {count} messages: txmq tx show {row['txid']}"
     return InDoubt(txid, int(row["prepared_ms"] or 0), int(row["age_ms"]), text)
+
+
+def _given_up(row: Mapping[str, Any], lost: Sequence[Mapping[str, Any]]) -> InDoubt:
+    said = "; ".join(f"home {fact['resource']} was given up ({fact['reason']})" for fact in lost)
+    txid = str(lost[0]["branch"] if row["kind"] == TransactionKind.BRANCH.value else row["txid"])
+    text = f"{said}, with its messages there: txmq tx show {row['txid']}"
+    return InDoubt(txid, int(row["prepared_ms"]), int(row["age_ms"]), text)

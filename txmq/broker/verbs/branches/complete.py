@@ -16,7 +16,8 @@ from urllib.parse import unquote
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name, XADecision
-from txmq.broker.verbs.recover import txid_of
+from txmq.broker.state.session import CommittedParts
+from txmq.broker.verbs.recover import placed_rows, txid_of
 from txmq.broker.verbs.transaction_checks import at_home
 from txmq.errors import BadRequestError, FencedError, TransactionConflictError, UnknownTransactionError
 from txmq.model import TransactionKind
@@ -42,7 +43,7 @@ def complete_home(
     if not decided.homes[txid]:
         fields: dict[str, Any] = {"session": name[0], "counter": name[1], "branch": txid}
         if fact is not None:
-            fields["fact"] = fact = _home_given_up(context, fact, txid)
+            fields["fact"] = fact = _home_given_up(context, fact, txid, decided.parts)
         context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
         context.group.needs_sync = True
         crash_point("broker.decision.reported")
@@ -56,9 +57,11 @@ def complete_home(
         decided.waiting = [*still_there, (client, opaque)]
 
 
-def _home_given_up(context: Context, fact: dict[str, Any], txid: str) -> dict[str, Any]:
+def _home_given_up(context: Context, fact: dict[str, Any], txid: str, parts: CommittedParts) -> dict[str, Any]:
     context.counters.heuristics += 1
-    return {**fact, "resource": home_word(txid), "uuid": "", "branch": txid}
+    return {
+        **fact, "resource": home_word(txid), "uuid": "", "branch": txid, "parts": placed_rows(context, parts),
+    }  # fmt: skip
 
 
 def give_up_deciding(
@@ -79,7 +82,9 @@ def give_up_deciding(
     if prepared is not None and prepared.meta.get("of") == of:
         raise TransactionConflictError(f"transaction {parsed} is prepared: it is to be committed or rolled back first")
     if part is not None and part.of == of:
-        reported(context, part.name, _home_given_up(context, fact, of))
+        session = context.state.sessions.get(part.name[0])
+        kept = None if session is None else session.outcomes.get(part.name[1])
+        reported(context, part.name, _home_given_up(context, fact, of, kept or ()))
     elif not any(known.get("branch") == of for known in context.state.decisions.heuristics.get(name, ())):
         raise UnknownTransactionError(f"no part {parsed} of transaction {of[:80]} waits for the home that decided")
     context.answer_when_durable(client, opaque)

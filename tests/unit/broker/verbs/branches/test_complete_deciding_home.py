@@ -70,6 +70,8 @@ def test_operator_ends_the_wait_for_the_deciding_home(with_checkpoint: bool) -> 
     assert (fact["what"], fact["resource"], fact["branch"]) == (
         "heuristic-hazard", f"{here.identity.node:016x}", here.txid(1, 1),
     )  # fmt: skip
+    [row] = listed(there.connect(), state="heuristic")
+    assert row["parts"] == [{"topic": "a", "partition": 0, "offset": 0, "count": 1}]
     assert (fact["reason"], fact["outcome"], fact["kind"]) == ("the disk burnt", "committed", "branch")
     assert there.connect().ask("forget", there.txid(1, 1)).code == 200
     assert facts(there) == []

@@ -30,6 +30,8 @@ def test_decision_waits_no_longer_and_says_why(with_checkpoint: bool) -> None:
     fact = row["heuristics"][0]
     assert (row["kind"], row["outcome"], fact["what"]) == ("local", "committed", "heuristic-hazard")
     assert (fact["branch"], fact["resource"], fact["reason"]) == (txid, txid[17:33], "the disk burnt")
+    assert row["parts"] == [{"topic": "a", "partition": 0, "offset": 0, "count": 1}]
+    assert "parts" not in fact
     assert client.ask("forget", of).code == 200
     assert listed(client, state="heuristic") == []
 
