@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.cluster.branch_asks import BranchAsks, Look
+from txmq.broker.cluster.branch_asks import BranchAsks, Look, Reminder
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.check_backs import CheckBacks
@@ -26,7 +26,6 @@ from txmq.broker.state.silence_clock import LivenessClock
 from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
 from txmq.log.partition import Partition
-from txmq.model import Outcome
 from txmq.protocol.answers import Reply, size_of
 from txmq.runtime.ports import Random
 
@@ -137,11 +136,12 @@ class Context:
         self.branch_asks = BranchAsks(self._is_settled)
         self.answers_before_sync = self.settings.sync != "always"
 
-    def _is_settled(self, look: Look) -> bool:
-        """Whether a branch is over: rolled back, or placed and reported."""
-        if look.hint is not None:
+    def _is_settled(self, look: Look | Reminder) -> bool:
+        """Whether a branch is over: rolled back, or placed and reported; or needs no reminder any more."""
+        if isinstance(look, Reminder):
             decided = self.state.decisions.incomplete.get(look.name)
-            return look.hint is Outcome.COMMITTED and (decided is None or decided.homes.get(look.of, True))
+            is_reported = look.is_committed and (decided is None or decided.homes.get(look.branch, True))
+            return is_reported or self.now_ms >= look.until_ms
         return look.name not in self.state.transactions and look.name not in self.state.branch_parts.unreported
 
     def answer(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:

@@ -8,7 +8,8 @@ look becomes one ask of the home that decided (``verbs/branches/resolving.py``),
 connection, comes back under the ask's number.
 
 A transaction that was prepared here for longer may have branches whose homes look at it every 30 s. When it is decided,
-and a home has not reported its branch within a second, that home is asked for the branch's outcome: it looks then.
+and a home has not reported its branch within a second, that home is reminded: asked for the branch's outcome, it looks.
+After 30 s it has looked by itself, if it is there.
 
 A home that cannot be reached is tried once a second, or as soon as the registry has a new leader of it, with one ask:
 however many branches wait for it. The others follow when it has greeted.
@@ -19,7 +20,9 @@ Invariants:
     * a branch has one ask without an answer at a time;
     * a home has at most ``ASKED_MAX`` asks without an answer, and one that cannot be reached is left alone for a while.
       What waits for one home keeps nothing from another one;
-    * no look is lost: it ends when its branch does.
+    * no look is lost: it ends when its branch does;
+    * a reminder ends when its home has answered, has reported, or would have looked by itself: none stays for a home
+      that is lost for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ from typing import Final, NamedTuple
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.transaction import Transaction
-from txmq.model import Outcome
 from txmq.xid import TxId
 
 FIRST_LOOK_MS: Final = 1000
@@ -54,14 +56,13 @@ class BranchAsk(NamedTuple):
 
 
 class Look(NamedTuple):
-    """One branch that the home which decides is to be asked about; with a hint, one that its own home is to look at.
+    """One branch here that the home which decides is to be asked about.
 
     Attributes:
-        of: id of the transaction; with a hint, of the branch.
+        of: id of the transaction at that home.
         attempt: how often that was done without an end.
         is_fencing: its owner is gone: nothing that is not decided may be decided any more.
         is_extra: the branch has its own look, too, which comes later.
-        hint: what became of the transaction ``name``, which was decided here: its branch's home may not look for long.
     """
 
     name: Name
@@ -69,12 +70,31 @@ class Look(NamedTuple):
     attempt: int = 0
     is_fencing: bool = False
     is_extra: bool = False
-    hint: Outcome | None = None
 
     @property
-    def home(self) -> int:
-        """The home that is asked."""
-        return TxId.parse(self.of).home
+    def other(self) -> str:
+        """The transaction's id at the home that is asked."""
+        return self.of
+
+
+class Reminder(NamedTuple):
+    """One branch that its own home is to look at: the transaction was decided here.
+
+    Attributes:
+        branch: its id at that home.
+        is_committed: the decision; that home reports it then.
+        until_ms: that home has looked by itself.
+    """
+
+    name: Name
+    branch: str
+    is_committed: bool
+    until_ms: int
+
+    @property
+    def other(self) -> str:
+        """The transaction's id at the home that is asked."""
+        return self.branch
 
 
 _Key = tuple[Name, str]
@@ -96,17 +116,17 @@ class BranchAsks:
     """See the module's docstring.
 
     Args:
-        is_over: whether a look's branch is settled and reported.
+        is_over: whether a look's branch is settled and reported, or a reminder is needed no more.
 
     Attributes:
         has_ready: whether ``take`` may find something.
     """
 
-    def __init__(self, is_over: Callable[[Look], bool]) -> None:
+    def __init__(self, is_over: Callable[[Look | Reminder], bool]) -> None:
         self._is_over = is_over
-        self._later: Deadlines[Look] = Deadlines(is_over)
+        self._later: Deadlines[Look | Reminder] = Deadlines(is_over)
         self._homes: dict[int, _Home] = {}
-        self._pending: dict[_Key, Look] = {}  # those that are ready or asked
+        self._pending: dict[_Key, Look | Reminder] = {}  # those that are ready or asked
         self._home_of: dict[int, int] = {}  # of an ask that has no answer, by number
         self._next_number = 1
         self.has_ready = False
@@ -115,14 +135,14 @@ class BranchAsks:
         """Look at that time."""
         self._later.add(at_ms, look)
 
-    def now(self, look: Look) -> None:
-        """Look as soon as the home can be asked; nothing if that is so already."""
-        key = look.name, look.of
+    def now(self, look: Look | Reminder) -> None:
+        """Look, or remind, as soon as the home can be asked; nothing if that is so already."""
+        key = look.name, look.other
         pending = self._pending.get(key)
         if pending is None:
-            self._home(look.home).ready[key] = None
+            self._home(TxId.parse(look.other).home).ready[key] = None
             self.has_ready = True
-        if pending is None or pending.is_extra:
+        if pending is None or (isinstance(pending, Look) and pending.is_extra):
             self._pending[key] = look  # the branch's own look goes on from the answer to an extra one
 
     def hurry(self, branches: Iterable[Transaction], now_ms: int) -> None:
@@ -137,10 +157,11 @@ class BranchAsks:
             else:
                 self.now(look)
 
-    def hint(self, branches: Iterable[str], name: Name, outcome: Outcome, now_ms: int) -> None:
+    def remind(self, branches: Iterable[str], name: Name, now_ms: int, *, is_committed: bool) -> None:
         """A transaction that was prepared here is decided: remind the homes of its branches, if they say nothing."""
         for txid in branches:
-            self.at(now_ms + FIRST_LOOK_MS, Look(name, txid, hint=outcome))
+            reminder = Reminder(name, txid, is_committed, now_ms + PREPARED_PAUSE_MS_MAX)
+            self._later.add(now_ms + FIRST_LOOK_MS, reminder)
 
     def again(self, look: Look, now_ms: int, latest_ms: int = 0, pause_ms_max: int = PAUSE_MS_MAX) -> None:
         """Look once more after a pause that grows; not if the branch has a look beside this one.
@@ -159,8 +180,8 @@ class BranchAsks:
             self.now(look)
         self.has_ready = any(home.ready for home in self._homes.values())
 
-    def take(self, now_ms: int) -> Iterator[tuple[int, Look]]:
-        """Looks that are asked about now, each under its number."""
+    def take(self, now_ms: int) -> Iterator[tuple[int, Look | Reminder]]:
+        """What is asked now, each under its number."""
         self.has_ready = False
         for number, home in self._homes.items():
             asked_max = 1 if home.failures else ASKED_MAX
@@ -176,7 +197,7 @@ class BranchAsks:
                 home.asked[ask], self._home_of[ask] = key, number
                 yield ask, look
 
-    def answered(self, number: int) -> Look | None:
+    def answered(self, number: int) -> Look | Reminder | None:
         """An ask has its answer; None if it was given up before."""
         home = self._homes.get(self._home_of.pop(number, 0))
         key = home.asked.pop(number, None) if home is not None else None

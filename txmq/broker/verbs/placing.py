@@ -36,7 +36,7 @@ from txmq.errors import (
 from txmq.log import records
 from txmq.log.batch import check, stamp, stamp_run
 from txmq.log.partition import Partition
-from txmq.model import Outcome, Storage
+from txmq.model import Storage
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
 from txmq.redo.entries import IN_JOURNAL
@@ -304,7 +304,7 @@ def commit_batch(context: Context, transactions: list[Transaction], meta: dict[s
     context.state.commit_batch(placed, meta)
     for transaction in transactions:
         homes = transaction.meta.get("homes", ())
-        context.branch_asks.hint(homes, transaction.name, Outcome.COMMITTED, context.now_ms)
+        context.branch_asks.remind(homes, transaction.name, context.now_ms, is_committed=True)
     context.counters.committed += len(transactions)
 
 

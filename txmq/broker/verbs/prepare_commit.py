@@ -42,7 +42,7 @@ from txmq.broker.verbs.transaction_checks import (
 from txmq.broker.verbs.transaction_offsets import check_offsets, save_with_commit, take_offsets
 from txmq.errors import BadRequestError, OverloadedError, TransactionConflictError
 from txmq.log.batch import checksum
-from txmq.model import Outcome, TransactionKind, is_valid_name, is_valid_table
+from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.parts import Buffer, WirePart, split_parts
 from txmq.protocol.requests import Request
 from txmq.redo import entries
@@ -217,7 +217,7 @@ def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
     context.counters.rolled_back += 1
     if transaction is not None:
         homes = transaction.meta.get("homes", ())
-        context.branch_asks.hint(homes, transaction.name, Outcome.ROLLED_BACK, context.now_ms)
+        context.branch_asks.remind(homes, transaction.name, context.now_ms, is_committed=False)
         turns.wake(context, transaction)
 
 

@@ -13,7 +13,6 @@ from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.transaction import ANY_KEY, Transaction, TransactionState
 from txmq.broker.verbs.placing import Keys, Part, add_part, awaited_lines, commit, decide
-from txmq.model import Outcome
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 
@@ -155,7 +154,7 @@ def _commit_prepared(context: Context, transaction: Transaction) -> None:
     if transaction.state is TransactionState.PREPARED and "homes" in meta:
         decided = {"decided_ms": context.now_ms, "client": meta["client"], "branches": [], "homes": meta["homes"]}
         lines = decide(context, transaction.name, floor, transaction, [], decided)
-        context.branch_asks.hint(meta["homes"], transaction.name, Outcome.COMMITTED, context.now_ms)
+        context.branch_asks.remind(meta["homes"], transaction.name, context.now_ms, is_committed=True)
     else:
         floor = max(floor, meta.get("floor", 0))
         lines = commit(context, *transaction.name, floor, transaction, [])

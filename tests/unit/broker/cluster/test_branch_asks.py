@@ -95,7 +95,7 @@ def test_looks_come_later_and_less_often(stated: dict[str, int], longest: list[i
         pauses.append(now_ms - began_ms)
         ((number, _),) = taken
         look = queue.answered(number)
-        assert look is not None
+        assert isinstance(look, Look)
         queue.again(look, now_ms, **stated)
     assert pauses == [1000, 1000, 2000, *longest]
     settled.add((1, 1))

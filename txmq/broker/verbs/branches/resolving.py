@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, PREPARED_PAUSE_MS_MAX, BranchAsk, Look
+from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, PREPARED_PAUSE_MS_MAX, BranchAsk, Look, Reminder
 from txmq.broker.context import Context
 from txmq.broker.state.branch_parts import BranchPart
 from txmq.broker.state.transaction import Transaction, group_key
@@ -29,6 +29,7 @@ from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.recover import txid_of
 from txmq.model import TransactionKind
 from txmq.runtime.crashpoints import crash_point
+from txmq.xid import TxId
 
 OWNER_GONE_MS = 1000
 _OK, _GONE = 200, 410
@@ -80,8 +81,9 @@ def take_asks(context: Context) -> list[BranchAsk]:
     """Effects: what other homes are asked now."""
     asks = []
     for number, look in context.branch_asks.take(context.now_ms):
-        if look.hint is not None:
-            asks.append(BranchAsk(number, look.home, "outcome", look.of, {}))
+        home = TxId.parse(look.other).home
+        if isinstance(look, Reminder):
+            asks.append(BranchAsk(number, home, "outcome", look.branch, {}))
             continue
         words: Mapping[str, str | None] = {"branch": txid_of(context, look.name)}
         part = context.state.branch_parts.unreported.get(look.name)
@@ -90,7 +92,7 @@ def take_asks(context: Context) -> list[BranchAsk]:
             continue
         if part is not None:
             crash_point("broker.branch.reports")
-            asks.append(BranchAsk(number, look.home, "complete", look.of, words))
+            asks.append(BranchAsk(number, home, "complete", look.of, words))
             continue
         fence: Mapping[str, str | None] = {}
         if look.is_fencing:
@@ -98,14 +100,14 @@ def take_asks(context: Context) -> list[BranchAsk]:
             fence = {"fence": None}
         else:
             crash_point("broker.branch.asks")
-        asks.append(BranchAsk(number, look.home, "outcome", look.of, {**words, "owner": None, **fence}))
+        asks.append(BranchAsk(number, home, "outcome", look.of, {**words, "owner": None, **fence}))
     return asks
 
 
 def answered(context: Context, ask: BranchAsk, code: int, body: bytes) -> None:
     """The leader of a home has answered."""
     look = context.branch_asks.answered(ask.number)
-    if look is None or look.hint is not None:
+    if not isinstance(look, Look):  # a reminder needs no answer
         return
     part = context.state.branch_parts.unreported.get(look.name)
     if part is not None:

@@ -93,6 +93,28 @@ def test_decision_of_a_checker_is_heard_of_in_seconds(verb: str, left: list[byte
     assert (values(there), is_quiet(here, there)) == (left, True)
 
 
+def asked_for(home: HomeNode) -> list[str]:
+    """What it asks a second later of a home that cannot be reached."""
+    home.clock.advance(1)
+    home.core.tick(home.clock.now_ms())
+    home.pump()
+    asks = home.core.take_branch_asks()
+    for ask in asks:
+        home.core.home_lost(ask.home)
+    return [ask.verb for ask in asks]
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_lost_home_is_not_reminded_for_ever(verb: str) -> None:
+    """Found: the reminder of a rollback was tried once a second until the restart."""
+    cluster, here, there = undecided_half()
+    cluster.cut_off(there)
+    here.connect().ask(verb, here.txid(1, 1), body=b"" if verb == "commit" else None)
+    assert [asked_for(here) for _ in range(4)][1:] == [["outcome"]] * 3  # it may be back, and not look for 30 s
+    cluster.later(30)
+    assert [asked_for(here) for _ in range(4)] == [[]] * 4
+
+
 def test_home_that_reports_by_itself_is_not_reminded() -> None:
     cluster, here, there = undecided_half()
     before = cluster.asked
