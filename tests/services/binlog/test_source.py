@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -221,15 +222,57 @@ def test_load_data_as_a_statement_stops_the_reader(reading: Reading, tmp_path: A
         reading.parts()
 
 
-def test_shadow_tables_of_online_alters_are_not_captured(reading: Reading) -> None:
+GH_OST = (  # its documents: "Cheat sheet", "Cut-over"
+    "CREATE /* gh-ost */ TABLE `{d}`.`_t_ghc` (id BIGINT AUTO_INCREMENT PRIMARY KEY, last_update TIMESTAMP NOT NULL "
+    "DEFAULT NOW(), hint VARCHAR(64) NOT NULL, value VARCHAR(4096) NOT NULL, UNIQUE KEY (hint))",
+    "CREATE /* gh-ost */ TABLE `{d}`.`_t_gho` LIKE `{d}`.`t`", "ALTER /* gh-ost */ TABLE `{d}`.`_t_gho` ADD w INT",
+    "INSERT /* gh-ost */ INTO `{d}`.`_t_ghc` (hint, value) VALUES ('heartbeat', '1') ON DUPLICATE KEY UPDATE value = 2",
+    "INSERT /* gh-ost `{d}`.`t` */ IGNORE INTO `{d}`.`_t_gho` (id, v) (SELECT id, v FROM `{d}`.`t` LOCK IN SHARE MODE)",
+    "UPDATE t SET v = 'during' WHERE id = 1", "REPLACE /* gh-ost */ INTO `{d}`.`_t_gho` (id, v) VALUES (1, 'during')",
+    "CREATE /* gh-ost */ TABLE `{d}`.`_t_del` (id INT AUTO_INCREMENT PRIMARY KEY) COMMENT='ghost-cut-over-sentry'",
+    "DROP /* gh-ost */ TABLE IF EXISTS `{d}`.`_t_del`",
+    "RENAME /* gh-ost */ TABLE `{d}`.`t` TO `{d}`.`_t_del`, `{d}`.`_t_gho` TO `{d}`.`t`",
+    "DROP /* gh-ost */ TABLE IF EXISTS `{d}`.`_t_ghc`", "DROP /* gh-ost */ TABLE IF EXISTS `{d}`.`_t_del`",
+)  # fmt: skip
+PT_OSC = (  # what pt-online-schema-change 3.2.1 left in the binlog of a MariaDB 10.11
+    "CREATE TABLE `{d}`.`_t_new` (`id` int(11) NOT NULL, `v` varchar(20) DEFAULT NULL, PRIMARY KEY (`id`)) "
+    "ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_general_ci",
+    "ALTER TABLE `{d}`.`_t_new` ADD COLUMN w INT",
+    "CREATE TRIGGER `pt_osc_{d}_t_del` AFTER DELETE ON `{d}`.`t` FOR EACH ROW "
+    "DELETE IGNORE FROM `{d}`.`_t_new` WHERE `{d}`.`_t_new`.`id` <=> OLD.`id`",
+    "CREATE TRIGGER `pt_osc_{d}_t_upd` AFTER UPDATE ON `{d}`.`t` FOR EACH ROW BEGIN DELETE IGNORE FROM `{d}`.`_t_new` "
+    "WHERE !(OLD.`id` <=> NEW.`id`) AND `{d}`.`_t_new`.`id` <=> OLD.`id`;REPLACE INTO `{d}`.`_t_new` (`id`, `v`) "
+    "VALUES (NEW.`id`, NEW.`v`);END",
+    "CREATE TRIGGER `pt_osc_{d}_t_ins` AFTER INSERT ON `{d}`.`t` FOR EACH ROW "
+    "REPLACE INTO `{d}`.`_t_new` (`id`, `v`) VALUES (NEW.`id`, NEW.`v`)",
+    "UPDATE t SET v = 'during' WHERE id = 1",
+    "INSERT LOW_PRIORITY IGNORE INTO `{d}`.`_t_new` (`id`, `v`) SELECT `id`, `v` FROM `{d}`.`t` LOCK IN SHARE MODE "
+    "/*pt-online-schema-change 4711 copy table*/",
+    "ANALYZE TABLE `{d}`.`_t_new` /* pt-online-schema-change */",
+    "RENAME TABLE `{d}`.`t` TO `{d}`.`_t_old`, `{d}`.`_t_new` TO `{d}`.`t`",
+    "DROP TABLE IF EXISTS `_t_old`",
+    *(f"DROP TRIGGER IF EXISTS `{{d}}`.`pt_osc_{{d}}_t_{kind}`" for kind in ("del", "upd", "ins")),
+)
+
+
+@pytest.mark.parametrize("statements", [GH_OST, PT_OSC], ids=["gh-ost", "pt-online-schema-change"])
+def test_an_online_alter_is_one_swap_of_tables(reading: Reading, statements: Sequence[str]) -> None:
     reading.run(
-        TABLE, "CREATE TABLE _t_gho LIKE t", "ALTER TABLE _t_gho ADD w INT", "INSERT INTO _t_gho VALUES (1, 'a', 1)",
-        "RENAME TABLE t TO _t_del, _t_gho TO t", "INSERT INTO t VALUES (2, 'b', 2)", "DROP TABLE _t_del",
+        TABLE, "INSERT INTO t VALUES (1, 'a')", *(statement.format(d=reading.database) for statement in statements),
+        "INSERT INTO t VALUES (2, 'b', 2)",
     )  # fmt: skip
     parts = reading.parts()
-    swaps = [part.ddl for part in parts if part.ddl is not None and part.ddl.kind is DdlKind.SWAP]
-    assert [ddl.tables for ddl in swaps] == [(TableName(reading.database, "t"),)]
-    assert [change.after for part in parts for change in part.changes] == [(2, "b", 2)]
+    told = [(part.ddl.kind, part.ddl.tables, part.ddl.foreign) for part in parts if part.ddl is not None]
+    table = (TableName(reading.database, "t"),)
+    assert told == [(DdlKind.CREATE, table, frozenset()), (DdlKind.SWAP, table, frozenset())]
+    assert [change.after for part in parts for change in part.changes] == [(1, "a"), (1, "during"), (2, "b", 2)]
+
+
+def test_an_online_alter_in_two_renames_tells_both(reading: Reading) -> None:
+    reading.run(TABLE, "CREATE TABLE _t_gho LIKE t", "RENAME TABLE t TO _t_del", "RENAME TABLE _t_gho TO t")
+    renames = [part.ddl for part in reading.parts() if part.ddl is not None and part.ddl.kind is DdlKind.RENAME]
+    table, *shadows = (TableName(reading.database, name) for name in ("t", "_t_del", "_t_gho"))
+    assert [(ddl.captured, ddl.foreign) for ddl in renames] == [((table,), frozenset({shadow})) for shadow in shadows]
 
 
 def test_lost_connection_is_told_and_nothing_is_read_twice(reading: Reading) -> None:
