@@ -10,7 +10,7 @@ import pytest
 
 import txmq
 from tests.services.binlog.scripted import TABLES, part
-from txmq.binlog.changes import RowChange, TransactionPart
+from txmq.binlog.changes import RowChange, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.errors import BinlogError, ReaderFencedError
 from txmq.binlog.position import Position
@@ -20,6 +20,7 @@ from txmq.binlog.publish.waiting import BrokerWait
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
+from txmq.xid import Xid
 
 START = Position("mariadb", "")
 TOPIC = "s.shop.orders"
@@ -85,6 +86,19 @@ def test_parked_changes_are_kept_for_ever(connect: Callable[[], txmq.Client], br
     begun(connect()).close()
     config = connect().topics.known("s.parked").config
     assert (config.retention_ms, config.retention_size_bytes) == (None, None)
+
+
+def test_the_parked_topic_may_be_deleted_while_nothing_is_prepared(connect: Callable[[], txmq.Client]) -> None:
+    xid = Xid(1, b"x", b"b")
+    for first in (1, 3):
+        made = begun(connect())
+        made.publish(part(first, inserted(first).changes, xa=XaPrepare(xid)))
+        made.flush()
+        made._open_gathering._fresh.clear()  # as if it were too much for memory: it is read back
+        made.publish(part(first + 1, xa=XaEnd(xid, committed=True)))
+        made.close()
+        connect().topics.delete("s.parked")
+    assert rows(connect()) == 2
 
 
 def test_second_reader_of_another_machine_stands_by_until_first_ends(
