@@ -195,7 +195,7 @@ def test_messages_the_broker_refuses_for_good_stop_the_reader(connect: Callable[
 def test_what_cannot_be_published_at_the_end_is_read_again(
     connect: Callable[[], txmq.Client], broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.binlog.publish.transactional.CLOSE_S", 0.5)
+    monkeypatch.setattr("txmq.binlog.publish.batching.CLOSE_S", 0.5)
     first = begun(connect())
     first.publish(inserted(1))
     first.flush()

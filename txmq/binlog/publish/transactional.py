@@ -1,213 +1,49 @@
 """The transactional publisher: changes and position are one txmq transaction.
 
-Theory of operation. The reader's thread makes steps of the parts (``gathering``) and adds them to a batch. A second
-thread takes the batch, publishes it as one transaction, with the position message and the acknowledgement of the one
-before it (``position_log``), and takes the next batch, which has been gathered meanwhile. So a batch is as large as a
-commit takes long: small and soon with few changes, large with many.
+Theory of operation. A batch (``batching``) is published as one transaction, with the position message and the
+acknowledgement of the one before it (``position_log``). If the broker is away, it is waited for (``commits``).
 
-If the broker is away, both threads wait: the reader when the batch is full. If the outcome of a transaction is not
-known, the position log says it. A transaction that was rolled back is sent again, the same messages.
-
-Invariants:
-    * batches are published one after another, in order, each once;
-    * a batch holds whole steps, so that a transaction of the source is seen all or none, unless it comes in parts;
-    * an error of the second thread is raised in the first one.
+Invariant: a transaction of the source is seen all or none, unless it comes in parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
-from txmq.binlog.changes import Row, TableSchema, TransactionPart
 from txmq.binlog.config import BinlogSettings
-from txmq.binlog.errors import BinlogError
-from txmq.binlog.event_json import EventEncoder
-from txmq.binlog.position import Position
-from txmq.binlog.publish.gathering import Batch, Gathering, Step
+from txmq.binlog.publish.batching import BatchingPublisher
+from txmq.binlog.publish.commits import PositionCommits
+from txmq.binlog.publish.gathering import Batch, Parked
 from txmq.binlog.publish.parked import ParkedTopic
 from txmq.binlog.publish.position_log import PositionLog
 from txmq.binlog.publish.published import Published
-from txmq.binlog.publish.topics import Topics
-from txmq.binlog.publish.unread import SnapshotState, Unread
-from txmq.binlog.publish.waiting import PAUSE_S_MIN, BrokerWait
+from txmq.binlog.publish.unread import Unread
 from txmq.client import Client
-from txmq.errors import (
-    BadRequestError,
-    InvalidBatchError,
-    InvalidNameError,
-    OutcomeUnknownError,
-    RequestTimeoutError,
-    RolledBackError,
-    TooLargeError,
-    TransactionStateError,
-    TxmqError,
-    UnknownTopicError,
-    anew,
-)
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.os_clock import OSRandom
-from txmq.runtime.threads import Condition, Signal, start_daemon
-
-IDLE_S = 1.0  # a position without messages waits so long for messages
-CLOSE_S = 10.0
-_FINAL = (TooLargeError, UnknownTopicError, BadRequestError, InvalidNameError, InvalidBatchError)
 
 
-class TransactionalPublisher:
-    """See the module's docstring. Used by one thread.
-
-    Args:
-        is_stopped: the reader is to end: ``open`` returns, and nothing waits for a broker that is away.
-        unread: says which changes are passed over while a snapshot is unfinished.
-    """
+class TransactionalPublisher(BatchingPublisher):
+    """See the module's docstring. Used by one thread. The arguments are those of ``BatchingPublisher``."""
 
     def __init__(
         self, client: Client, settings: BinlogSettings, is_stopped: Callable[[], bool], unread: Unread | None = None
     ) -> None:  # fmt: skip
-        self._unread = unread
-        self._client, self._settings = client, settings
-        self._clock, self._publish = client.clock, settings.publish
-        self._is_stopped, self._gives_up = is_stopped, False
-        self._run, self._number = f"{OSRandom().bits(64):016x}", 0
-        compression = None if self._publish.compression == "none" else self._publish.compression
-        self._producer = client.producer(compression=compression)
-        self._wait = BrokerWait(self._clock, self._ends_waits)
+        super().__init__(client, settings, is_stopped, unread)
+        self._commits = PositionCommits(client, self._publish, self._wait, lambda: self._gives_up)
         self._log: PositionLog | None = None
-        self._published: Published | None = None
-        self._gathering: Gathering | None = None
-        self._changed, self._ended = Condition(), Signal()
-        self._batch = Batch(0.0)
-        self._in_flight: Batch | None = None
-        self._is_closing = self._is_flushed = False
-        self._failure: BaseException | None = None
-
-    def _ends_waits(self) -> bool:
-        return self._gives_up or (self._gathering is None and self._is_stopped())
-
-    # --- the reader's thread -----------------------------------------------------------------------------------------
 
     def open(self) -> Published | None:
-        """Wait until this is the one reader; what is published, None if nothing ever was, or if the reader is stopped.
-
-        Raises:
-            BinlogError: the positions are gone.
-        """
         log = self._wait.answer(lambda: PositionLog(self._client, self._settings, self._ends_waits))
         self._log = log
         self._published = self._wait.answer(log.take)
         return self._published
 
-    def begin(self, position: Position, snapshot: SnapshotState | None = None) -> None:
-        """Go on from a position; if nothing was published before, it is saved at once.
-
-        Args:
-            snapshot: what one has to read that begins here; None: go on with the saved one, if there is one.
-        """
-        parked = self._settings.parked_topic
-        parked_end = self._wait.answer(lambda: self._client.offsets(parked, 0).end)
-        begin = self._published or Published("", position)
-        if snapshot is not None:
-            begin = replace(begin, snapshot=snapshot)
-        self._gathering = Gathering(
-            self._settings, Topics(self._publish, self._settings.name, self._make, self._topic_names),
-            EventEncoder(self._settings.name),
-            ParkedTopic(self._client, parked, self._clock, self.flush), begin, parked_end,
-            self._unread,
-        )  # fmt: skip
-        if self._published is None:
-            first = Batch(0.0)
-            first.add(Step([], 0, 0, position, None, {}, 0, 0, snapshot))
-            self._commit(first)
-        start_daemon("txmq-binlog", self._work)
-
-    @property
-    def position(self) -> Position:
-        """Behind the last part that was taken."""
-        return self._open_gathering.position
-
-    @property
-    def snapshot(self) -> SnapshotState | None:
-        """What a snapshot has still to read behind what was taken."""
-        return self._open_gathering.snapshot
-
-    def publish(self, part: TransactionPart) -> None:
-        """Take the next part; waits while as much as fits a transaction is to be published before it.
-
-        Raises:
-            BinlogError: it cannot be published; nothing of it is.
-            TxmqError: publishing failed for good.
-        """
-        for step in self._open_gathering.steps(part, self._clock.now_ms()):
-            self._add(step)
-
-    def publish_read(
-        self, schema: TableSchema | None, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None]
-    ) -> None:
-        """Take rows that a snapshot has read at this position; raises as ``publish``.
-
-        Args:
-            schema: of their table; None if there are no rows.
-            behind: what the snapshot has still to read behind so many of them.
-        """
-        gathering = self._open_gathering
-        if schema is None or not rows:
-            self._add(gathering.skip_step(behind(0)))
-            return
-        for step in gathering.read_steps(schema, rows, behind, self._clock.now_ms()):
-            self._add(step)
-
-    def _add(self, step: Step) -> None:
-        limits = self._publish.transaction_rows_max, self._publish.transaction_bytes_max
-        with self._changed:
-            while self._failure is None and not self._batch.has_room(step, *limits):
-                self._changed.wait(IDLE_S)
-            self.refuse_failed()
-            if self._batch.last is None:
-                self._batch.begun_at = self._clock.monotonic()
-            self._batch.add(step)
-            self._changed.notify_all()
-
-    def flush(self) -> None:
-        """Wait until all that was taken is published."""
-        with self._changed:
-            self._is_flushed = True
-            self._changed.notify_all()
-            while self._failure is None and (self._batch.last is not None or self._in_flight is not None):
-                self._changed.wait(IDLE_S)
-            self._is_flushed = False
-            self.refuse_failed()
-
-    def close(self) -> Published | None:
-        """Publish what was taken, if the broker is there, and leave the group; what is published then."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        if self._gathering is not None and not self._ended.wait(CLOSE_S):
-            self._gives_up = True
-            self._ended.wait(CLOSE_S)
-        self._gives_up = True
-        if self._log is not None:
-            self._log.close()
-        return self._published
-
-    @property
-    def _open_gathering(self) -> Gathering:
-        if self._gathering is None:
-            raise TransactionStateError("the publisher has not begun")
-        return self._gathering
-
-    def refuse_failed(self) -> None:
-        """Raise what stopped the publishing thread, if anything did."""
-        failure = self._failure
-        if isinstance(failure, TxmqError):
-            raise anew(failure)
-        if failure is not None:
-            raise failure
+    def _parked(self) -> tuple[Parked, int]:
+        topic = self._settings.parked_topic
+        end = self._wait.answer(lambda: self._client.offsets(topic, 0).end)
+        return ParkedTopic(self._client, topic, self._clock, self.flush), end
 
     def _make(self, topic: str) -> int:
-        """Make a topic that is missing; how many partitions it has."""
-
         def make() -> int:
             self._client.topics.ensure(topic, self._publish.partitions)
             return self._client.topics.known(topic).config.partitions
@@ -216,89 +52,15 @@ class TransactionalPublisher:
         crash_point("binlog.topic.made")
         return partitions
 
-    def _topic_names(self) -> list[str]:
-        return self._wait.answer(lambda: [topic.name for topic in self._client.topics.list()])
-
-    # --- the publishing thread ---------------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        try:
-            while self._takes_batch():
-                assert self._in_flight is not None
-                self._commit(self._in_flight)
-                with self._changed:
-                    self._in_flight = None
-                    self._changed.notify_all()
-        except BaseException as error:  # noqa: BLE001  raised in the reader's thread
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
-        finally:
-            self._ended.set()
-
-    def _takes_batch(self) -> bool:
-        """Wait for a batch that is due; False at the end."""
-        with self._changed:
-            while True:
-                wait_s = self._due_in()
-                if wait_s <= 0.0:
-                    break
-                if self._is_closing and self._batch.last is None:
-                    return False
-                self._changed.wait(wait_s)
-            self._in_flight, self._batch = self._batch, Batch(0.0)
-            self._changed.notify_all()
-            return True
-
-    def _due_in(self) -> float:
-        batch = self._batch
-        if batch.last is None:
-            return IDLE_S
-        is_full = batch.rows >= self._publish.transaction_rows_max // 2
-        if self._is_closing or self._is_flushed or is_full:
-            return 0.0
-        linger_s = self._publish.linger_ms / 1000 if batch.messages else IDLE_S
-        return batch.begun_at + linger_s - self._clock.monotonic()
-
     def _commit(self, batch: Batch) -> None:
-        """Publish a batch, however long that takes."""
         log = self._log
         assert log is not None
         before = "" if self._published is None else self._published.id
-        self._number += 1
-        published = batch.published(self._published, f"{self._run}-{self._number}", self._clock.now_ms())
-        while True:
-            is_unknown = False
-            try:
-                self._send(log, batch, published)
-                break
-            except OutcomeUnknownError as error:
-                is_unknown = True
-                self._wait.say(error)
-            except RolledBackError as error:
-                self._refuse_final(error)
-                self._wait.say(error)
-            if self._was_committed(log, before, published.id, is_unknown=is_unknown):
-                self._published = published
-                return
-            if self._gives_up:
-                raise RequestTimeoutError("the broker is away: what is not published is read again at the next start")
-            self._clock.sleep(PAUSE_S_MIN)
-        self._wait.answer(lambda: log.follow(published.to_json()))
+        published = batch.published(self._published, self._next_id(), self._clock.now_ms())
+        self._commits.commit(log, before, published, batch.messages)
         self._published = published
         crash_point("binlog.position.read")
 
-    def _was_committed(self, log: PositionLog, before: str, expected: str, *, is_unknown: bool) -> bool:
-        return self._wait.answer(lambda: log.was_committed(before, expected, is_unknown=is_unknown))
-
-    def _send(self, log: PositionLog, batch: Batch, published: Published) -> None:
-        with self._producer.transaction(timeout=self._publish.transaction_timeout_ms / 1000) as tx:
-            for message in batch.messages:
-                tx.add(*message)
-            log.write(tx, published)
-            crash_point("binlog.tx.filled")
-        crash_point("binlog.tx.committed")
-
-    def _refuse_final(self, error: RolledBackError) -> None:
-        if isinstance(error.__cause__, _FINAL):
-            raise BinlogError(f"the broker refuses what is to be published: {error.__cause__}") from error
+    def _leave(self) -> None:
+        if self._log is not None:
+            self._log.close()
