@@ -95,6 +95,19 @@ class SourceSettings:
 class PublishSettings:
     """``[publish]``: topics, partitions and transactions."""
 
+    mode: str = word(
+        "transactional", "transactional: changes and position are one txmq transaction, and the reader waits for a "
+        "broker that is away. ordered: they are first stored on this machine, in publish.spool, and it goes on.",
+        section="[publish]", choices=("transactional", "ordered"),
+    )  # fmt: skip
+    spool: str = word(
+        "", "A directory of the reader's own, for mode ordered; keep it as you keep a database. Empty: <name>.spool, "
+        "where the reader is started.", section="[publish]", form="a directory",
+    )  # fmt: skip
+    spool_bytes_max: int = number(
+        1 << 30, 1 << 20, 1 << 50, "Changes that the spool holds, in bytes. If it is full, the reader waits.",
+        section="[publish]",
+    )  # fmt: skip
     topic: str = word(
         "{name}.{database}.{table}", "Topic of a table. Without {table} the tables of a database share one.",
         section="[publish]", form="text with {database}, and perhaps {name} and {table}",
@@ -135,6 +148,11 @@ class PublishSettings:
 
     def __post_init__(self) -> None:
         check_all(self, "publish.")
+        if self.mode == "ordered" and self.spool_bytes_max < 2 * self.transaction_bytes_max:
+            raise ConfigError(
+                f"publish.spool_bytes_max = {self.spool_bytes_max}: expected at least twice "
+                f"publish.transaction_bytes_max ({self.transaction_bytes_max})"
+            )
         places = set(_PLACES.findall(self.topic))
         if "database" not in places or not places <= {"name", "database", "table"} or not is_valid_name(
             _PLACES.sub("x", self.topic)
@@ -263,6 +281,11 @@ class BinlogSettings:
     def position_topic(self) -> str:
         """The topic that has the positions."""
         return f"{self.name}.positions"
+
+    @property
+    def spool(self) -> str:
+        """The directory of the spool."""
+        return self.publish.spool or f"{self.name}.spool"
 
     @property
     def parked_topic(self) -> str:

@@ -20,6 +20,7 @@ from txmq.binlog.changes import Row, TableSchema, TransactionPart
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import SourceAwayError
 from txmq.binlog.position import Position, parse_gtids
+from txmq.binlog.publish.ordered import OrderedPublisher
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.transactional import TransactionalPublisher
 from txmq.binlog.publish.unread import SnapshotState, Unread
@@ -28,7 +29,7 @@ from txmq.binlog.snapshot.snapshot import Snapshot
 from txmq.binlog.snapshot.view import ViewEndedError
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source_settings import captures, source_options
-from txmq.client import connect
+from txmq.client import Client, connect
 from txmq.errors import ConfigError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Sparingly, get_logger
@@ -252,6 +253,14 @@ class BinlogReader:
         return Position(current.flavor, self._start, server=current.server)
 
 
+def publisher_of(
+    client: Client, settings: BinlogSettings, is_stopped: Callable[[], bool], unread: Unread | None = None
+) -> Publisher:
+    """The publisher that ``publish.mode`` names."""
+    kind = OrderedPublisher if settings.publish.mode == "ordered" else TransactionalPublisher
+    return kind(client, settings, is_stopped, unread)
+
+
 def read_binlog(settings: BinlogSettings, bar: Bar | None = None) -> Published | None:
     """Read and publish until SIGTERM or Ctrl-C; what is published then.
 
@@ -268,6 +277,6 @@ def read_binlog(settings: BinlogSettings, bar: Bar | None = None) -> Published |
         reader: BinlogReader
         tables = Snapshot(options, snapshot, named, client.clock, lambda: reader.is_stopped, bar)
         reader = BinlogReader(lambda: BinlogSource(options), client.clock, settings.source.start, tables)
-        publisher = TransactionalPublisher(client, settings, lambda: reader.is_stopped, Unread(tables.compare))
+        publisher = publisher_of(client, settings, lambda: reader.is_stopped, Unread(tables.compare))
         with until_terminated(reader.stop):
             return reader.run(publisher)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 
 import txmq
 from tests.services.binlog.scripted import PART_ROWS, Script, ScriptedSource
 from txmq.binlog.config import BinlogSettings, PublishSettings
-from txmq.binlog.publish.transactional import TransactionalPublisher
-from txmq.binlog.run import BinlogReader
+from txmq.binlog.run import BinlogReader, publisher_of
 
 SETTINGS = PublishSettings(partitions=3, linger_ms=1, transaction_rows_max=2 * PART_ROWS, session_timeout_ms=1000)
 AWAY_AFTER = 25  # parts: the database's connection ends every now and then
 
 
-def main(address: str, name: str, seed: str, count: str) -> None:
-    """Publish a script, under a name."""
+def main(address: str, name: str, seed: str, count: str, spool: str = "") -> None:
+    """Publish a script, under a name; in ordered mode if a spool is named."""
     script, opened = Script(int(seed), int(count)), itertools.count(1)
     with txmq.connect(address, lazy=True) as client:
         reader = BinlogReader(lambda: ScriptedSource(script, reader.stop, AWAY_AFTER * next(opened)), client.clock)
-        settings = BinlogSettings(name=name, publish=SETTINGS)
-        published = reader.run(TransactionalPublisher(client, settings, lambda: reader.is_stopped))
+        publish = replace(SETTINGS, mode="ordered", spool=spool) if spool else SETTINGS
+        settings = BinlogSettings(name=name, publish=publish)
+        published = reader.run(publisher_of(client, settings, lambda: reader.is_stopped))
     print("published" if published is not None and published.position.gtids == script.end else published, flush=True)
 
 

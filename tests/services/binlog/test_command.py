@@ -173,6 +173,28 @@ def test_status_says_how_far_the_reader_is(run: Run) -> None:
     assert found["gtids"] in shown
 
 
+def test_ordered_mode_outlasts_an_outage_and_status_shows_its_spool(run: Run, broker: BrokerProcess) -> None:
+    spool = run.config.with_name("spool")
+    run.config.write_text(f'{run.config.read_text()}mode = "ordered"\nspool = "{spool}"\n')
+    run.start()
+    run.server.execute("INSERT INTO orders VALUES (1, 'a')")
+    run.until(1)
+    broker.kill()
+    run.server.execute("INSERT INTO orders VALUES (2, 'b'), (3, 'c')")
+    eventually(lambda: run.status()["rows"] == 3, "the reader goes on", WAIT_S)
+    found = run.status()
+    assert found["spool"]["messages"] == 2
+    assert 0 < found["spool"]["size_bytes"] < found["spool"]["size_bytes_max"] == 1 << 30
+    assert (found["reader"], found["lag_bytes"], found["spool"]["path"]) == (None, 0, str(spool))
+    shown = fork_server.run([*COMMAND, "status", "--config", str(run.config)], timeout=WAIT_S).stdout.decode()
+    assert "2 messages, " in shown
+    broker.start()
+    run.until(3)
+    assert run.stop() == 0
+    assert sorted(run.published("s.shop.orders")) == [("c", 1), ("c", 2), ("c", 3)]
+    assert run.status()["spool"] is None
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

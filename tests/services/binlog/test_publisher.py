@@ -230,6 +230,33 @@ def test_an_idle_reader_outlives_an_outage_of_the_broker(
     assert rows(connect()) == 2
 
 
+def test_a_reader_without_room_and_broker_can_be_stopped(
+    connect: Callable[[], txmq.Client], broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.binlog.publish.batching.CLOSE_S", 0.5)
+    stop = threading.Event()
+    first = publisher(connect(), stop, transaction_rows_max=1)
+    first.open()
+    first.begin(START)
+    first.publish(inserted(1))
+    first.flush()
+    broker.kill()
+
+    def publish() -> None:
+        for sequence in range(2, 6):
+            first.publish(inserted(sequence))
+
+    waits = threading.Thread(target=publish)
+    waits.start()
+    eventually(lambda: first.position.gtids == "0-1-4", "one is on its way, one waits, one finds no room", WAIT_S)
+    stop.set()
+    waits.join(WAIT_S)
+    assert not waits.is_alive()
+    published = first.close()
+    assert published is not None
+    assert published.position.gtids == "0-1-1"
+
+
 def test_an_outcome_that_was_not_seen_is_read_not_guessed(
     connect: Callable[[], txmq.Client], broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

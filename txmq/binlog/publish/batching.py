@@ -28,6 +28,7 @@ from txmq.binlog.publish.unread import SnapshotState, Unread
 from txmq.binlog.publish.waiting import BrokerWait
 from txmq.client import Client
 from txmq.errors import TransactionStateError, TxmqError, anew
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.threads import Condition, Signal, start_daemon
 
@@ -86,7 +87,7 @@ class BatchingPublisher(ABC):
         """Where the changes of prepared XA transactions are; and ``parked_end`` of ``Gathering``."""
 
     @abstractmethod
-    def _make(self, topic: str) -> int:
+    def _made(self, topic: str) -> int:
         """Make a topic that is missing; how many partitions it has."""
 
     @abstractmethod
@@ -128,12 +129,15 @@ class BatchingPublisher(ABC):
     def publish(self, part: TransactionPart) -> None:
         """Take the next part; waits while as much as fits a transaction is to be published before it.
 
+        If the reader is stopped meanwhile, the part is not taken.
+
         Raises:
             BinlogError: it cannot be published; nothing of it is.
             TxmqError: publishing failed for good.
         """
         for step in self._open_gathering.steps(part, self._clock.now_ms()):
-            self._add(step)
+            if not self._add(step):
+                return
 
     def publish_read(
         self, schema: TableSchema | None, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None]
@@ -149,18 +153,22 @@ class BatchingPublisher(ABC):
             self._add(gathering.skip_step(behind(0)))
             return
         for step in gathering.read_steps(schema, rows, behind, self._clock.now_ms()):
-            self._add(step)
+            if not self._add(step):
+                return
 
-    def _add(self, step: Step) -> None:
+    def _add(self, step: Step) -> bool:
         limits = self._publish.transaction_rows_max, self._publish.transaction_bytes_max
         with self._changed:
             while self._failure is None and not self._batch.has_room(step, *limits):
+                if self._is_stopped():
+                    return False
                 self._changed.wait(IDLE_S)
             self.refuse_failed()
             if self._batch.last is None:
                 self._batch.begun_at = self._clock.monotonic()
             self._batch.add(step)
             self._changed.notify_all()
+            return True
 
     def flush(self) -> None:
         """Wait until all that was taken is published."""
@@ -198,6 +206,11 @@ class BatchingPublisher(ABC):
         if failure is not None:
             raise failure
 
+    def _make(self, topic: str) -> int:
+        partitions = self._made(topic)
+        crash_point("binlog.topic.made")
+        return partitions
+
     def _topic_names(self) -> list[str]:
         return self._wait.answer(lambda: [topic.name for topic in self._client.topics.list()])
 
@@ -212,11 +225,14 @@ class BatchingPublisher(ABC):
                     self._in_flight = None
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001  raised in the reader's thread
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
+            self._fail(error)
         finally:
             self._ended.set()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
 
     def _takes_batch(self) -> bool:
         """Wait for a batch that is due; False at the end."""

@@ -1,4 +1,4 @@
-"""The changes of prepared XA transactions, read back from the parked topic."""
+"""The changes of prepared XA transactions, read back from the parked topic, or from the notes of a spool."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from txmq.binlog.errors import BinlogError
 from txmq.binlog.publish.gathering import KEY_HEADER, PARTITION_HEADER, TOPIC_HEADER, Outgoing, parked_key
 from txmq.binlog.publish.published import ParkedRows
 from txmq.client import Client
+from txmq.log import records
 from txmq.model import Message
 from txmq.runtime.ports import Clock
 
@@ -48,6 +49,33 @@ class ParkedTopic:
                     f"{left} of {rows.rows} changes of the prepared transaction {xid} are missing in {self._topic}, "
                     f"from offset {rows.offset} on: were they deleted?"
                 )
+
+
+class ParkedNotes:
+    """The changes that an ordered reader keeps beside its spool.
+
+    Args:
+        notes: gives those of a name.
+        flush: as for ``ParkedTopic``.
+    """
+
+    def __init__(self, notes: Callable[[str], Iterator[bytes]], topic: str, flush: Callable[[], None]) -> None:
+        self._notes, self._topic, self._flush = notes, topic, flush
+
+    def read(self, xid: str, rows: ParkedRows) -> Iterator[Outgoing]:
+        """As ``ParkedTopic.read``."""
+        self._flush()
+        left = rows.rows
+        for content in self._notes(note_name(xid, rows.gtid)):
+            left -= 1
+            yield opened(records.decode(bytearray(content), self._topic, 0)[0])
+        if left:
+            raise BinlogError(f"{left} of {rows.rows} changes of the prepared transaction {xid} are not in the spool")
+
+
+def note_name(xid: str, gtid: str) -> str:
+    """The name of the notes that have a prepared transaction's changes."""
+    return f"parked {xid} {gtid}"
 
 
 def opened(message: Message) -> Outgoing:

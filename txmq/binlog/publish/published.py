@@ -1,7 +1,8 @@
 """What is published, as a position message says it: read at a start, and by ``txmq binlog status``.
 
 ``{"id", "position": {}, "open": {} | null, "parked": {}, "rows", "transactions", "source_ms", "published_ms"}``, and
-``"snapshot": {}`` while one is unfinished, and ``"ended": []`` behind XA COMMITs.
+``"snapshot": {}`` while one is unfinished, ``"ended": []`` behind XA COMMITs, and ``"spool": {}`` if changes may be in
+a spool, and nowhere else (``ordered``).
 
 The first message of a position topic is ``{"genesis": true}``: the group then has an offset to save, and the first
 transaction a message to acknowledge. More than one does no harm.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from txmq.binlog.changes import TableName
@@ -53,6 +54,23 @@ class ParkedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class SpoolHeld:
+    """The spool of an ordered reader, when its position was written.
+
+    Args:
+        host, path: where it is.
+        messages, size_bytes: what waited in it.
+        size_bytes_max: what it can hold.
+    """
+
+    host: str
+    path: str
+    messages: int = 0
+    size_bytes: int = 0
+    size_bytes_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Published:
     """See the module's docstring.
 
@@ -68,6 +86,7 @@ class Published:
         snapshot: what one has still to read; None if there is none.
         ended: the newest XA transactions that were committed: a server that is killed within an XA COMMIT writes it
             into its binlog again when the transaction manager repeats it.
+        spool: that of an ordered reader; None if all of the changes are in their topics.
     """
 
     id: str
@@ -80,6 +99,17 @@ class Published:
     published_ms: int = 0
     snapshot: SnapshotState | None = None
     ended: tuple[str, ...] = ()
+    spool: SpoolHeld | None = None
+
+    @property
+    def run(self) -> str:
+        """The reader's run that wrote it."""
+        return self.id.rpartition("-")[0]
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the topics have all changes up to the position."""
+        return self.spool is None or not self.spool.messages
 
     def to_json(self) -> bytes:
         """The message's value."""
@@ -96,6 +126,8 @@ class Published:
             fields["snapshot"] = self.snapshot.to_fields()
         if self.ended:
             fields["ended"] = self.ended
+        if self.spool is not None:
+            fields["spool"] = asdict(self.spool)
         return json.dumps(fields).encode()
 
 
@@ -121,6 +153,7 @@ def read_published(value: bytes | None, where: str) -> Published | None:
             found["rows"], found["transactions"], found["source_ms"], found["published_ms"],
             SnapshotState.from_fields(found["snapshot"]) if "snapshot" in found else None,
             ended=tuple(found.get("ended", ())),
+            spool=SpoolHeld(**found["spool"]) if "spool" in found else None,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BinlogError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from txmq.binlog.config import BinlogSettings
+from txmq.binlog.errors import BinlogError
 from txmq.binlog.publish.batching import BatchingPublisher
 from txmq.binlog.publish.commits import PositionCommits
 from txmq.binlog.publish.gathering import Batch, Parked
@@ -36,6 +37,12 @@ class TransactionalPublisher(BatchingPublisher):
         log = self._wait.answer(lambda: PositionLog(self._client, self._settings, self._ends_waits))
         self._log = log
         self._published = self._wait.answer(log.take)
+        if self._published is not None and (spool := self._published.spool) is not None:
+            raise BinlogError(
+                f"changes of {self._settings.name!r} may wait in the spool {spool.path} of {spool.host}, whose reader "
+                'did not end with an empty one: start it there (publish.mode = "ordered"), end it with the broker at '
+                "work, and start this one again"
+            )
         return self._published
 
     def _parked(self) -> tuple[Parked, int]:
@@ -43,14 +50,12 @@ class TransactionalPublisher(BatchingPublisher):
         end = self._wait.answer(lambda: self._client.offsets(topic, 0).end)
         return ParkedTopic(self._client, topic, self._clock, self.flush), end
 
-    def _make(self, topic: str) -> int:
-        def make() -> int:
+    def _made(self, topic: str) -> int:
+        def made() -> int:
             self._client.topics.ensure(topic, self._publish.partitions)
             return self._client.topics.known(topic).config.partitions
 
-        partitions = self._wait.answer(make)
-        crash_point("binlog.topic.made")
-        return partitions
+        return self._wait.answer(made)
 
     def _commit(self, batch: Batch) -> None:
         log = self._log

@@ -17,7 +17,8 @@ def status(config: Config, bootstrap: Address = None, as_json: output.Json = Fal
     """Show how far the reader is: position, lag in seconds and bytes, rate, and what is prepared.
 
     Asks the broker, and the database for the end of its binlog. The reader itself need not run. If the database does
-    not answer, the lag is not known.
+    not answer, the lag is not known. In ordered mode the spool is shown as well; if it is on this machine, the broker
+    may be away.
 
     [bold]Examples[/bold]
 
@@ -28,7 +29,7 @@ def status(config: Config, bootstrap: Address = None, as_json: output.Json = Fal
     from txmq.binlog.status import binlog_status, newest_published
 
     settings = settings_of(config, bootstrap)
-    with txmq.connect(settings.bootstrap) as client:
+    with txmq.connect(settings.bootstrap, lazy=settings.publish.mode == "ordered") as client:
         newest = newest_published(client, settings)
         end, problem = _server_end(settings, newest.position)
         found = binlog_status(client, settings, newest, end, client.clock.now_ms())
@@ -38,6 +39,11 @@ def status(config: Config, bootstrap: Address = None, as_json: output.Json = Fal
         return
     fields["published"] = output.moment(fields.pop("published_ms"))
     fields["parked"] = ", ".join(f"{xid}: {rows} changes" for xid, rows in found.parked.items()) or None
+    if (spool := fields["spool"]) is not None:
+        fields["spool"] = (
+            f"{spool['messages']} messages, {spool['size_bytes']} of {spool['size_bytes_max']} bytes: "
+            f"{spool['path']} of {spool['host']}"
+        )
     output.print_fields(settings.name, fields)
 
 

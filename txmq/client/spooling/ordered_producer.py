@@ -107,6 +107,8 @@ class OrderedMessageProducer:
     Thread safety: any thread. Messages of one thread to one partition are stored in the order of its calls.
     """
 
+    _sends = True  # the spool is drained
+
     def __init__(self, client: SpoolClient, selector: PartitionSelector, spool: str, options: OrderedOptions) -> None:
         require_kind("options", options, OrderedOptions, "txmq.OrderedOptions(...)")
         options.check()
@@ -114,7 +116,7 @@ class OrderedMessageProducer:
         require_path("spool", spool)
         self._client, self._selector, self._options = client, selector, options
         self._key_hash = selector if type(selector) is KeyHashSelector else None
-        self._spool = Spool(spool, size_bytes_max=options.spool_size_bytes_max)
+        self._spool = self._opened(spool, options.spool_size_bytes_max)
         declared = {name: MeantTopic(0, count) for name, count in options.partitions.items()}
         self._topics = {name: (meant, float("-inf")) for name, meant in (declared | self._spool.topics()).items()}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
@@ -132,6 +134,9 @@ class OrderedMessageProducer:
         )  # fmt: skip
         self._homes.any()  # what is in the spool is drained from the beginning
         start_daemon("txmq-spooling", self._take_over)
+
+    def _opened(self, spool: str, size_bytes_max: int) -> Spool:
+        return Spool(spool, size_bytes_max=size_bytes_max)
 
     def __enter__(self) -> Self:
         return self
@@ -338,6 +343,8 @@ class OrderedMessageProducer:
     def _drain_once(self, home: SpoolHome) -> float:
         """Drain each partition of a home that is due once. Returns how long there is nothing to do."""
         pause = _IDLE_S
+        if not self._sends:
+            return pause
         for partition in self._spool.waiting:
             if self._queue(partition).home is not home:
                 continue

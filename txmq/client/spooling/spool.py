@@ -188,14 +188,16 @@ class Spool:
     def _insert(self, ticket: Ticket, changes: list[Change]) -> None:
         size = self._size_bytes + sum(change[2] for change in changes) + len(ticket.content)
         if ticket.assigned is None and size > self.size_bytes_max:
-            ticket.error = SpoolFullError(
-                f"{self.path} holds {size - len(ticket.content)} bytes and cannot take {len(ticket.content)} more "
-                f"(spool_size_bytes_max {self.size_bytes_max}): nothing was stored; "
-                "it empties when its partitions can be written"
-            )
+            ticket.error = self._full(size - len(ticket.content), len(ticket.content))
             return
         ticket.error, ticket.number = None, int(self._database.execute(INSERT, ticket.row()).lastrowid or 0)
         changes.append((ticket.partition, ticket.messages, len(ticket.content)))
+
+    def _full(self, size: int, more: int) -> SpoolFullError:
+        return SpoolFullError(
+            f"{self.path} holds {size} bytes and cannot take {more} more (spool_size_bytes_max {self.size_bytes_max}): "
+            "nothing was stored; it empties when its partitions can be written"
+        )
 
     def _holds(self, tickets: Sequence[Ticket]) -> bool:
         """Whether a transaction that was cut short is in the file: all of it or nothing."""

@@ -23,6 +23,7 @@ from pyspark.sql.window import Window as Over
 from pyspark.storagelevel import StorageLevel
 
 from txmq.binlog.config import BinlogSettings
+from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import MariadbGtids, MysqlGtids, Position
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.source import BinlogSource
@@ -106,6 +107,11 @@ class BinlogAudit:
             ConfigError: there is nothing that both have.
         """
         newest = newest_published(self.client, self.settings)
+        if newest.spool is not None and not newest.is_sent:
+            raise BinlogError(
+                f"{newest.spool.messages} events wait in the spool {newest.spool.path} of {newest.spool.host}: audit "
+                "when they are sent"
+            )
         spec, unmade = self._spec()
         read = TopicAudit(self.spark, self.client, self.bootstrap, Rows(self.spark, "", "", None), spec)
         held = read.held(self.topic)
