@@ -77,9 +77,11 @@ class HomeLinks:
         """A home has answered."""
         self.core.context.now_ms = self.clock.now_ms()
         if link.conversation.is_greeted:
-            self.core.context.branch_asks.reached(link.conversation.home)
+            home = link.conversation.home
+            self.core.context.branch_asks.reached(home)
+            if self._said.pop(home, None) is not None:
+                log.info("branches go on: another home is back", home=f"{home:016x}")
         for answer in answers:
-            self._said.pop(answer.ask.home, None)
             self.core.branch_answered(answer.ask, answer.code, answer.body)
         self.moved()
 

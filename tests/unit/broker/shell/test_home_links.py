@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.logged import said
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import SILENCE_S_MAX
 from txmq.broker.cluster.view import ClusterView
@@ -121,3 +122,28 @@ def test_home_that_cannot_be_reached_is_told_as_lost(address: str | None) -> Non
         return told
 
     assert asyncio.run(asyncio.wait_for(run(), 30)) == ("lost", HOME)
+
+
+def test_log_says_once_that_a_home_is_away_and_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "txmq")
+    serving = [_hanging_up, _hanging_up, _other_home]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await serving.pop(0)(reader, writer)
+
+    async def run() -> list[object]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        core = Asking(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        links = HomeLinks(core, SimClock(), lambda: None)  # type: ignore[arg-type]
+        told = []
+        for _ in range(3):
+            links.ask([ASK])
+            told.append((await core.told.get())[0])
+        links.close()
+        server.close()
+        return told
+
+    assert asyncio.run(asyncio.wait_for(run(), 30)) == ["lost", "lost", "answered"]
+    events = [(line["event"], line["home"]) for line in said(caplog)]
+    home = f"{HOME:016x}"
+    assert events == [("branches wait for another home", home), ("branches go on: another home is back", home)]
