@@ -31,6 +31,7 @@ from txmq.registry.zookeeper.nodes import Listeners, Nodes
 from txmq.registry.zookeeper.session import (
     ANY_VERSION,
     BadVersionError,
+    Check,
     ConnectionLossError,
     Create,
     Delete,
@@ -228,10 +229,7 @@ class TopicNodes(Nodes):
     def _anchor(self, path: str, home: int) -> int:
         found = self._find(path)
         if found is not None:
-            anchor = layout.decode_home(path, found.value)
-            if anchor == home:  # a former process of it may have sent a release that is not carried out yet
-                self._session.set_value(path, found.value, found.stat.version)
-            return anchor
+            return layout.decode_home(path, found.value)
         self._require_homes([home])
         self._session.create(path, layout.encode_home(home))
         return home
@@ -249,7 +247,13 @@ class TopicNodes(Nodes):
         self._attempts.run(lambda: self._release(self._paths.anchor(kind, name), home))
 
     def _release(self, path: str, home: int) -> None:
-        """Delete it only as it was read: behind an answer that was lost, the name may be another home's."""
+        """Delete it only as it was read: behind an answer that was lost, the name may be another home's.
+
+        A release that arrives behind the death of its process must not delete the anchor of the next one. The node's
+        version is no fence: made anew, it begins at 0 again. Each process that leads the home changes its state.
+        """
+        state = self._paths.state(home)
+        fence = Check(state, self._session.get(state).stat.version)
         found = self._find(path)
         if found is not None and layout.decode_home(path, found.value) == home:
-            self._session.delete(path, found.stat.version)
+            self._session.transact([fence, Delete(path, found.stat.version)])

@@ -6,7 +6,7 @@ Stale reads, connections that are lost again and again, and races that are lost 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from txmq.errors import RegistryAwayError, RegistryConflictError, TxmqError
 from txmq.registry.port import Leadership, PlacedTopic, Registry, Standing
 from txmq.registry.zookeeper.attempts import LOSSES_MAX, RACES_MAX
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-from txmq.registry.zookeeper.session import BadVersionError, SessionState
+from txmq.registry.zookeeper.session import BadVersionError, ConnectionLossError, Operation, Result, SessionState
 from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper, Tree
 
 STEPS_MAX = 60
@@ -53,7 +53,7 @@ CALLS: dict[str, Call] = {
     "anchor the released": lambda registry: registry.anchor("group", "billing", A),
 }
 
-UNCHANGING = ("join", "homes", "topics", "anchor the released")
+UNCHANGING = ("join", "homes", "topics", "anchor the released", "anchor at B again")
 
 
 class Outcome(NamedTuple):
@@ -256,13 +256,37 @@ def _disconnect_after(session: SimSession, steps: int) -> Callable[[], bool]:
     return lambda: left < 0
 
 
-def test_late_release_of_a_dead_process_leaves_a_found_anchor() -> None:
-    """Its home lives on in another process, and is told that it is the anchor."""
+def _sent_release(session: SimSession) -> Sequence[Operation]:
+    """The transaction of a release, which is under way when its process dies."""
+    sent: list[Sequence[Operation]] = []
+
+    def transact(operations: Sequence[Operation]) -> list[Result]:
+        sent.append(operations)
+        raise ConnectionLossError("the process is killed")
+
+    session.transact = transact  # type: ignore[method-assign]
+    with pytest.raises(RegistryAwayError):
+        ZooKeeperRegistry(session).release_anchor("group", "billing", B)
+    return sent[0]
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_late_release_of_a_dead_process_leaves_the_anchor(*, is_made_anew: bool) -> None:
+    """Its home lives on in another process, which finds the anchor, or has released it and made it anew."""
     ensemble = _world()
-    dead, path = ensemble.open(), "/txmq/anchors/group.billing"
-    seen = dead.get(path)
+    release = _sent_release(ensemble.open())
     registry = ZooKeeperRegistry(ensemble.open())
+    registry.lead(candidate(B, 2, former=(1,)))
     assert registry.anchor("group", "billing", B) == B
+    if is_made_anew:
+        registry.release_anchor("group", "billing", B)
+        assert registry.anchor("group", "billing", B) == B
     with pytest.raises(BadVersionError):
-        dead.delete(path, seen.stat.version)
+        ensemble.open().transact(release)
     assert registry.anchor("group", "billing", A) == B
+
+
+def test_release_of_a_dead_process_that_came_first_counts() -> None:
+    ensemble = _world()
+    ensemble.open().transact(_sent_release(ensemble.open()))
+    assert ZooKeeperRegistry(ensemble.open()).anchor("group", "billing", A) == A
