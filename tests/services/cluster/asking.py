@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 from tests.services.broker.wire import Wire
+from txmq.testing.eventually import WITHIN_S
 from txmq.testing.processes.broker import BrokerProcess
 
 
@@ -41,3 +43,17 @@ def placed(broker: BrokerProcess, topic: str) -> list[str]:
     assert code == 200, body
     homes: list[str] = json.loads(body)["homes"]
     return homes
+
+
+def dies_of(broker: BrokerProcess, request: bytes) -> None:
+    """A broker that is armed with a crash point dies before it answers; start it again."""
+    with Wire(broker) as wire:
+        wire.send(request)
+        assert wire.hear(1).answers == []
+    comes_back(broker)
+
+
+def comes_back(broker: BrokerProcess) -> None:
+    """Wait until a broker has killed itself, and start it again."""
+    assert broker.wait(WITHIN_S) == -signal.SIGKILL
+    broker.start(env={})

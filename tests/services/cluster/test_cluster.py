@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
 import sys
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,14 +19,14 @@ import txmq
 from tests.services.broker.wire import Wire
 from txmq.client.producer.producer import Producer
 from txmq.registry.zookeeper.kazoo_session import KazooSession
-from txmq.testing.eventually import eventually
+from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
 from txmq.xa import LastResource
 
-from .asking import asked, described, placed, put, session_state
+from .asking import asked, described, dies_of, placed, put, session_state
 from .branches import Home, OverTwoHomes, values
 
 PARTITIONS = 6
@@ -215,6 +217,46 @@ def test_an_operator_gives_a_lost_home_up(cluster: Cluster) -> None:
         home.close()
     eventually(lambda: not _branches(here) and not _branches(there), "nothing is in doubt, nothing to be reported")
     assert (b"found here" in values(here, mine), b"lost there" in values(there, theirs)) == (True, False)
+
+
+@pytest.mark.parametrize("behind", ["", ">journal.sync.done"])
+def test_giving_a_home_up_survives_a_kill(cluster: Cluster, behind: str) -> None:
+    """Before it is journaled, and before it is answered: of a decision, and of a part that is placed here."""
+    here, lost = cluster.brokers[:2]
+    lost.restart(env={"TXMQ_CRASH": "broker.decision.reported:1"})
+    home, other = Home(here, _own(here)[0]), Home(lost, _own(lost)[0])
+    decided = OverTwoHomes.prepared(home, other, b"lost there")
+    placed = OverTwoHomes.prepared(other, home, b"placed here")
+    placed.decide(b"lost with its home")
+    home.ask(f"commit {placed.branch}")
+    assert lost.wait(WITHIN_S) == -signal.SIGKILL, "it dies of the report"
+    decided.decide(b"decided here")
+    for txid, words, point in (
+        (decided.txid, f"branch={decided.branch}", "broker.decision.reported"),
+        (placed.branch, f"of={placed.txid}", "broker.branch.reported"),
+    ):
+        here.restart(env={"TXMQ_CRASH": f"{point}{behind}:1"})
+        complete = f"complete {txid} {words} heuristic=hazard reason=ada"
+        dies_of(here, f"{complete} 1\r\n".encode())
+        is_journaled = _waits_for(here, txid) == []
+        assert is_journaled is bool(behind)
+        assert asked(here, *complete.split())[0] == 200
+        [row] = _waits_for(here, txid, "heuristic")
+        assert len(row["heuristics"]) == 1
+        assert asked(here, "forget", txid)[0] == 200
+    lost.start(env={})
+    assert asked(lost, "complete", placed.txid, f"branch={placed.branch}")[0] == 200
+    for session in (home, other):
+        session.close()
+    eventually(lambda: not _branches(here) and not _branches(lost), "nothing is in doubt, nothing to be reported")
+    assert {b"placed here", b"decided here"} <= set(values(here, home.partition))
+    assert b"lost there" not in values(lost, other.partition)
+
+
+def _waits_for(broker: BrokerProcess, txid: str, state: str = "") -> list[dict[str, Any]]:
+    words = [f"state={state}"] if state else []
+    rows: list[dict[str, Any]] = json.loads(asked(broker, "recover", f"txid={txid}", *words)[1])["transactions"]
+    return rows
 
 
 def _branches(broker: BrokerProcess) -> list[object]:
