@@ -16,7 +16,9 @@ _DATABASE = (
     "best given as AUDIT_DATABASE_PASSWORD."
 )
 Database = Annotated[str, typer.Option(help=_DATABASE, show_default=False)]
-Table = Annotated[str | None, typer.Option(help="The table (not with parquet or binlog).", show_default=False)]
+Table = Annotated[
+    str | None, typer.Option(help="The table (not with parquet); with binlog DATABASE.TABLE.", show_default=False)
+]
 _MATCH = (
     "Which row belongs to which message; SOURCE is key, header:NAME, json:$.FIELD or txid. Repeat it where one is not "
     "enough. Without it: primary key = key."

@@ -1,4 +1,4 @@
-"""``txmq audit --database binlog:FILE``: the rows are the row changes of a database's binlog."""
+"""``txmq audit --database binlog:FILE``: the rows are a binlog's row changes, or with ``--table`` a table's rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from txmq.cli.binlog.options import settings_of
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
+    from txmq.binlog.changes import TableName
     from txmq.binlog.config import BinlogSettings
 
 SCHEME = "binlog:"
 _UNUSED = (
-    "table", "match", "compare", "order", "row_time", "row_txid", "transaction_size", "together", "since", "until",
+    "match", "compare", "order", "row_time", "row_txid", "transaction_size", "together", "since", "until",
     "from_offsets", "to_offsets", "interval",
 )  # fmt: skip
 _OPTIONS = {"since": "from", "until": "to", "interval": "follow"}
@@ -33,3 +34,19 @@ def binlog_of(request: Request) -> BinlogSettings | None:
             option = _OPTIONS.get(name, name).replace("_", "-")
             raise ConfigError(f"--{option}: a binlog says by itself what belongs together: leave it out")
     return settings_of(Path(request.database.removeprefix(SCHEME)), None)
+
+
+def table_of(request: Request) -> TableName | None:
+    """The table whose rows are audited; None: the row changes are.
+
+    Raises:
+        ConfigError: it is not named with its database.
+    """
+    from txmq.binlog.changes import TableName
+
+    if request.table is None:
+        return None
+    database, dot, name = request.table.partition(".")
+    if not (database and dot and name):
+        raise ConfigError(f"--table {request.table[:80]!r}: expected DATABASE.TABLE, as the topic's events name it")
+    return TableName(database, name)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txmq.cli import output
-from txmq.cli.audit.binlog import binlog_of
+from txmq.cli.audit.binlog import binlog_of, table_of
 from txmq.cli.audit.follow import line_of
 from txmq.cli.audit.request import Request
 from txmq.cli.connecting import connected
@@ -107,8 +107,13 @@ class AuditCommand:
     def audited_binlog(self, spark: Any, client: txmq.Client, settings: BinlogSettings) -> int:
         """Audit the topic of a binlog sync; the exit status."""
         from txmq.spark.audit.binlog import BinlogAudit
+        from txmq.spark.audit.binlog_table import BinlogTableAudit
 
-        job = BinlogAudit(spark, client, self.request.bootstrap, settings, self.request.topic, self.say)
+        request, table = self.request, table_of(self.request)
+        sides = spark, client, request.bootstrap, settings, request.topic
+        job: BinlogAudit | BinlogTableAudit = BinlogAudit(*sides, self.say)
+        if table is not None:
+            job = BinlogTableAudit(*sides, table, _duration("--settle", request.settle), self.say)
         with _progress(spark, self.say):
             return self._tell(job.run())
 

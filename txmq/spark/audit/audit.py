@@ -207,7 +207,8 @@ class _Findings:
 
     def of(self, runs: Sequence[GapRun], unchecked: Mapping[Kind, str]) -> DataFrame:
         doubts = list(self.around.in_doubt()) if self.around.in_doubt else []
-        parts = [*self._alone(unchecked, doubts), *self._torn(doubts), *self._gaps(runs)]
+        gaps = [] if Kind.GAP in unchecked else self._gaps(runs)
+        parts = [*self._alone(unchecked, doubts), *self._torn(doubts), *gaps]
         if Kind.DIFFERS not in unchecked:
             parts.append(audit_findings.differing(self.pairs, self.spec))
         if Kind.OUT_OF_ORDER not in unchecked:

@@ -49,7 +49,7 @@ _COMPARE = (
 )  # fmt: skip
 _ROW_OPS = ("c", "u", "d")
 _TORN = "a change without its message is missing, whatever else its transaction has"
-_UNORDERED = "the settings of publish leave a key's changes in no order"
+UNORDERED = "the settings of publish leave a key's changes in no order"
 Gtids = MariadbGtids | MysqlGtids
 
 
@@ -64,11 +64,17 @@ class GtidWindow(Window):
     def holds_message(self) -> Column:
         """Whether it is of a change of the window. Null if it is no change event at all: it is audited."""
         gtid, op = (F.get_json_object(F.col("value").cast("string"), path) for path in ("$.source.gtid", "$.op"))
-        inside = _holds(self.last, gtid) & ~_holds(self.before, gtid) & ~gtid.isin(*self.parked)
+        inside = holds(self.last, gtid) & ~holds(self.before, gtid) & ~gtid.isin(*self.parked)
         return inside & op.isin(*_ROW_OPS)
 
 
-def _holds(gtids: Gtids, gtid: Column) -> Column:
+def is_ordered(settings: BinlogSettings) -> bool:
+    """Whether the messages of a key are in one partition, and no other table's have that key."""
+    publish = settings.publish
+    return publish.by == "key" or (publish.by == "table" and "{table}" in publish.topic)
+
+
+def holds(gtids: Gtids, gtid: Column) -> Column:
     """Whether a set has a transaction."""
     found = F.lit(False) & gtid.isNotNull()
     if isinstance(gtids, MariadbGtids):
@@ -134,10 +140,9 @@ class BinlogAudit:
         return audit(read.messages(self.topic, held), rows, spec, window, around)
 
     def _spec(self) -> tuple[AuditSpec, Mapping[Kind, str]]:
-        publish = self.settings.publish
-        is_ordered = publish.by == "key" or (publish.by == "table" and "{table}" in publish.topic)
-        unmade = {Kind.TORN: _TORN} | ({} if is_ordered else {Kind.OUT_OF_ORDER: _UNORDERED})
-        order = "place" if is_ordered else None
+        has_order = is_ordered(self.settings)
+        unmade = {Kind.TORN: _TORN} | ({} if has_order else {Kind.OUT_OF_ORDER: UNORDERED})
+        order = "place" if has_order else None
         return AuditSpec(self.topic, parse_terms(_MATCH), parse_terms(_COMPARE), order=order, row_key="key"), unmade
 
     # --- the window --------------------------------------------------------------------------------------------------

@@ -1,0 +1,146 @@
+"""The audit of a table's rows against the last event of each key in its topic: what the events lead to is there.
+
+Theory of operation. The reader's newest position is taken, then the rows are read in one consistent read, then the
+reader is waited for until it has published what the binlog held by then, then the log is read. A key that has an event
+behind the first position is on its way, and not judged; neither is one whose last event was made before the table was
+altered. For every other key the row is the last event's, or there is neither.
+
+TRUNCATE and DROP end the rows of their partition. An XA transaction that was prepared at the first position is on its
+way as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
+
+from txmq.binlog.changes import TableName
+from txmq.binlog.config import BinlogSettings
+from txmq.binlog.position import Position
+from txmq.binlog.publish.published import Published
+from txmq.binlog.source import BinlogSource
+from txmq.binlog.source_settings import source_options
+from txmq.binlog.status import newest_published
+from txmq.client.client import Client
+from txmq.errors import ConfigError
+from txmq.runtime.os_clock import OSClock
+from txmq.runtime.ports import Clock
+from txmq.spark.audit.audit import AuditResult, Surroundings, audit
+from txmq.spark.audit.binlog import UNORDERED, holds, is_ordered
+from txmq.spark.audit.binlog_rows import Reading
+from txmq.spark.audit.binlog_table_rows import FORMAT, TableRows
+from txmq.spark.audit.rows import Rows
+from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
+from txmq.spark.audit.topic import Notes, TopicAudit, ignore
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+LOOK_AGAIN_S = 0.2
+_UNMADE = dict.fromkeys((Kind.DUPLICATE, Kind.TORN, Kind.GAP, Kind.OUT_OF_ORDER), "the last event of each key counts")
+_REMOVED = "retention has removed messages of the topic"
+
+
+@dataclass(frozen=True, slots=True)
+class BinlogTableAudit:
+    """One table of a sync. Attributes as ``BinlogAudit``; ``settle_ms``: how long the reader is waited for."""
+
+    spark: SparkSession
+    client: Client
+    bootstrap: str
+    settings: BinlogSettings
+    topic: str
+    table: TableName
+    settle_ms: int
+    say: Notes = ignore
+    clock: Clock = field(default_factory=OSClock)
+
+    def run(self) -> AuditResult:
+        """Audit the rows.
+
+        Raises:
+            BinlogError: no reader of that name has begun, or the database cannot be read.
+            ConfigError: the rows cannot be audited.
+        """
+        if not is_ordered(self.settings):
+            raise ConfigError(f"the last event of a key is not known: {UNORDERED}")
+        newest = newest_published(self.client, self.settings)
+        if newest.snapshot is not None:
+            raise ConfigError("nothing to audit: a snapshot is unfinished")
+        spec = AuditSpec(
+            self.topic, parse_terms(["key = key"]), parse_terms(["after = json:$.after"]), settle_ms=self.settle_ms
+        )
+        read = TopicAudit(self.spark, self.client, self.bootstrap, Rows(self.spark, "", "", None), spec)
+        rows = self._rows(newest.position)
+        self.say(f"{rows.count()} rows; waiting until the reader has published what was committed meanwhile")
+        self._wait()
+        held = read.held(self.topic)
+        last = self._last(read.messages(self.topic, held)).persist(StorageLevel.DISK_ONLY)
+        tag = rows.select("schema").limit(1).collect()
+        is_of_now = F.col("schema").eqNullSafe(F.lit(tag[0]["schema"])) if tag else F.lit(True)
+        judged = _published(newest) & is_of_now
+        expected = last.filter(judged & (F.col("op") != "d")).select("message.*")
+        moving = last.filter(~judged).select(F.col("message.key").cast("string").alias("key"))
+        is_whole = not any(start for start, _ in held.values())
+        around = Surroundings(unmade=_UNMADE if is_whole else {**_UNMADE, Kind.MISSING: _REMOVED})
+        return audit(expected, rows.join(moving, "key", "left_anti"), spec, around=around)
+
+    def _rows(self, position: Position) -> DataFrame:
+        self.spark.dataSource.register(TableRows)
+        reading = Reading(self.settings, self.topic, position.flavor, ())
+        options = {"reading": reading.to_json(), "db": self.table.database, "table": self.table.name}
+        found = self.spark.read.format(FORMAT).options(**options).load()
+        said = [F.get_json_object("event", path).alias(name) for name, path in (
+            ("after", "$.after"), ("schema", "$.source.schema"),
+        )]  # fmt: skip
+        return found.select("key", *said).persist(StorageLevel.DISK_ONLY)
+
+    def _wait(self) -> None:
+        """Until the reader has published what the binlog holds now.
+
+        Raises:
+            ConfigError: it has not, in time.
+        """
+        end = BinlogSource(source_options(self.settings)).current_position().gtid_set
+        deadline = self.clock.monotonic() + self.settle_ms / 1000
+        while not (published := newest_published(self.client, self.settings).position.gtid_set).covers(end):
+            if self.clock.monotonic() >= deadline:
+                raise ConfigError(
+                    f"the reader is behind: the database is at {end}, {published} is published after "
+                    f"{self.settle_ms / 1000:g} s: start it, or give it time with --settle"
+                )
+            self.clock.sleep(LOOK_AGAIN_S)
+
+    def _last(self, messages: DataFrame) -> DataFrame:
+        """The last event of each key: ``message``, and of it ``op``, ``gtid`` and ``schema``."""
+        events = messages.select(
+            F.struct("*").alias("message"), F.col("key").cast("string").alias("key"), "partition", "offset",
+            *(_said(path).alias(name) for name, path in (
+                ("op", "$.op"), ("kind", "$.kind"), ("tables", "$.tables"), ("db", "$.source.db"),
+                ("table", "$.source.table"), ("gtid", "$.source.gtid"), ("schema", "$.source.schema"),
+            )),
+        )  # fmt: skip
+        named = F.col("tables").contains(f'"{self.table}"')
+        ends = events.filter(named & ((F.col("op") == "t") | (F.col("kind") == "drop")))
+        emptied = ends.groupBy("partition").agg(F.max("offset").alias("emptied"))
+        of_rows = events.filter(
+            F.col("op").isin("c", "u", "d", "r")
+            & (F.col("db") == self.table.database) & (F.col("table") == self.table.name)
+        )  # fmt: skip
+        left = of_rows.join(F.broadcast(emptied), "partition", "left").filter("emptied is null or offset > emptied")
+        newest = left.groupBy("key").agg(F.max_by(F.struct("message", "op", "gtid", "schema"), "offset").alias("last"))
+        return newest.select("last.*")
+
+
+def _said(path: str) -> Column:
+    return F.get_json_object(F.col("value").cast("string"), path)
+
+
+def _published(newest: Published) -> Column:
+    """Whether an event was published at a position, by its GTID; a snapshot's has several."""
+    gtid, parked = F.col("gtid"), [rows.gtid for rows in newest.parked.values()]
+    is_known = F.forall(F.split(gtid, ","), lambda one: holds(newest.position.gtid_set, one))
+    return is_known & ~gtid.isin(*parked)
