@@ -10,7 +10,13 @@ import pytest
 from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
 from txmq.client.client import Client
 from txmq.client.home_link import LOOK_S
-from txmq.errors import PartialResultError, TopicExistsError, TransactionConflictError, UnknownTransactionError
+from txmq.errors import (
+    FencedError,
+    PartialResultError,
+    TopicExistsError,
+    TransactionConflictError,
+    UnknownTransactionError,
+)
 from txmq.model import Outcome
 from txmq.xid import TxId
 
@@ -120,6 +126,27 @@ def test_lost_deciding_home_is_given_up(cluster: ScriptedCluster, routed: Client
     cluster.kill(3)
     assert routed.transactions.give_up_home(txid(2), f"{3:016x}", "burnt")
     assert completed == [{b"of": txid(3), b"heuristic": "hazard", b"reason": "burnt"}]
+
+
+def test_part_is_shown_when_its_outcome_is_kept_no_longer(cluster: ScriptedCluster, routed: Client) -> None:
+    waits_to_report(cluster)
+    cluster.homes[2].outcome_told = None
+    routed.ping()
+    shown = routed.transactions.show(txid(2))
+    assert (shown["outcome"], shown["state"], shown["of"]) == ("committed", "placed", txid(3))
+    cluster.homes[2].in_doubt = []
+    with pytest.raises(FencedError):
+        routed.transactions.show(txid(2))
+
+
+def test_home_whose_operator_gave_this_one_up_is_told(cluster: ScriptedCluster, routed: Client) -> None:
+    completed = waits_for_third(cluster)
+    there = cluster.homes[3]
+    there.in_doubt[0] |= {"state": "heuristic", "outcome": "committed", "heuristics": []}
+    there.outcome_told = None
+    routed.ping()
+    assert not routed.transactions.give_up_home(txid(2), f"{3:016x}", "it was back")
+    assert completed == [{b"branch": txid(3)}]
 
 
 def test_home_that_may_still_decide_is_not_given_up(cluster: ScriptedCluster, routed: Client) -> None:

@@ -102,11 +102,11 @@ class Transactions:
         text = _checked(txid)
         try:
             word, lines = self._ask(text)
-        except FencedError:
-            row = self._row(text, "heuristic")
+        except FencedError:  # a part that is placed may wait for longer than its outcome is kept
+            row = self._row(text, "all")
             if row is None:
                 raise
-            return {"txid": text, **row}
+            return {"txid": text, "outcome": "committed", **row}
         fields: Fields = {"txid": text, "outcome": "unknown" if word == "prepared" else word}
         if word != "unknown":
             row = self._row(text, "prepared" if word == "prepared" else "all")
@@ -243,13 +243,13 @@ class Transactions:
 
     def _has_placed(self, branch: str | None, home: str, leader: str) -> bool:
         """Whether a home that is led has ended its part by placing it, or without: an operator there said so."""
-        if branch is not None and self._row(branch, "in-doubt") is None:
+        if branch is not None:
             try:
-                word, _ = self._ask(branch)
+                known = self.show(branch)
             except FencedError:
                 return False
-            if word in ("committed", "rolled-back"):
-                return word == "committed"
+            if known.get("state") in (None, "heuristic") and known["outcome"] != "unknown":
+                return bool(known["outcome"] == "committed")
         raise TransactionConflictError(
             f"home {home} is led at {leader}, and ends its part by itself within 30 s: nothing was done"
         )

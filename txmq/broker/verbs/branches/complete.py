@@ -59,9 +59,12 @@ def complete_home(
 
 def _home_given_up(context: Context, fact: dict[str, Any], txid: str, parts: CommittedParts) -> dict[str, Any]:
     context.counters.heuristics += 1
-    return {
-        **fact, "resource": home_word(txid), "uuid": "", "branch": txid, "parts": placed_rows(context, parts),
-    }  # fmt: skip
+    runs: dict[tuple[int, int], tuple[int, int]] = {}  # a transaction's messages are contiguous in each partition
+    for topic_id, partition, offset, count in parts:
+        first, before = runs.get((topic_id, partition), (offset, 0))
+        runs[topic_id, partition] = (min(first, offset), before + count)
+    rows = placed_rows(context, tuple((*where, *run) for where, run in runs.items()))
+    return {**fact, "resource": home_word(txid), "uuid": "", "branch": txid, "parts": rows}
 
 
 def give_up_deciding(

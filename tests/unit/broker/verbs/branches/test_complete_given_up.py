@@ -36,6 +36,17 @@ def test_decision_waits_no_longer_and_says_why(with_checkpoint: bool) -> None:
     assert listed(client, state="heuristic") == []
 
 
+def test_messages_of_a_partition_are_told_in_one_run() -> None:
+    here, there = two_homes()
+    client, of, txid = here.session(), here.txid(1, 1), there.txid(1, 1)
+    prepare_branch(there.session(), txid, of, ("a", 0, b"there"))
+    commit(client, of, ("a", 1, b"1"), ("a", 0, b"2"), ("a", 1, b"3"), homes=txid)
+    client.ask("complete", of, extensions={"branch": txid, **GIVEN_UP})
+    [row] = listed(client, state="heuristic")
+    told = [(part["topic"], part["partition"], part["offset"], part["count"]) for part in row["parts"]]
+    assert sorted(told) == [("a", 0, 0, 1), ("a", 1, 0, 2)]
+
+
 def test_redo_finds_what_was_said() -> None:
     here, _, of, txid = decided()
     here.connect().ask("complete", of, extensions={"branch": txid, **GIVEN_UP})
