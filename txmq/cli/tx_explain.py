@@ -56,10 +56,14 @@ def why(row: Row) -> str:
         return f"committed; {_PLACING}"
     if row["state"] == "placed":
         seen = "; readers do not see its messages yet" if row["is_held"] else ""
-        return f"a part of transaction {row['of']}; committed; home {_home(row['of'])} has not been told{seen}"
+        return "; ".join([*_part_of(row), "committed", f"home {_home(row['of'])} has not been told{seen}"])
     if row.get("is_decided"):
-        return f"a part of transaction {row['of']}; committed; {_PLACING}"
+        return "; ".join([*_part_of(row), "committed", _PLACING])
     return f"{_owner(row)}; {_decider(row)}"
+
+
+def _part_of(row: Row) -> list[str]:
+    return [f"a part of transaction {row['of']}"] if "of" in row else []
 
 
 def _why_decided(row: Row) -> str:
@@ -100,8 +104,13 @@ def _decider(row: Row) -> str:
 
 
 def _fact(fact: Row) -> str:
-    where = f" in {_place(fact)}" if fact.get("resource") else ""
+    where = f" in {_place(fact)}" if fact.get("resource") and not _is_part(fact) else ""
     return f"{fact['what']}{where}: {fact['reason'] or 'no reason was given'} (the transaction is {fact['outcome']})"
+
+
+def _is_part(fact: Row) -> bool:
+    """Whether it is of a part that was decided here, in the stead of the home that its resource names."""
+    return fact.get("kind") == "branch" and "branch" not in fact
 
 
 def _place(fact: Row) -> str:
@@ -112,7 +121,7 @@ def _repair(fact: Row) -> str:
     """The damage that a heuristic decision may have done, and its repair."""
     if "branch" in fact:
         return f"its messages at {_place(fact)} are lost: send them again, by what its other messages and its rows tell"
-    where = fact.get("resource") or "the application"
+    where = "the application" if _is_part(fact) else fact.get("resource") or "the application"
     if fact["outcome"] == "rolled-back":
         return f"its messages were never sent: if its rows are in {where}, send what they tell, or take them back"
     if fact["what"] == "heuristic-rollback":

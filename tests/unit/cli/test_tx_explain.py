@@ -43,6 +43,17 @@ def test_branch_names_the_home_that_decides() -> None:
     assert "settle the branches" in tx_explain.next_steps(behind)[0]
 
 
+def test_last_resource_whose_commit_waits_for_its_turn_is_committed() -> None:
+    assert tx_explain.why(PREPARED | {"is_decided": True}).startswith("committed; its messages wait for their place")
+
+
+def test_part_that_an_operator_decided_names_no_home() -> None:
+    fact = {"what": "heuristic-rollback", "kind": "branch", "resource": HOME, "reason": "x", "outcome": "rolled-back"}
+    row = HEURISTIC | {"heuristics": [fact]}
+    assert tx_explain.why(row) == "heuristic-rollback: x (the transaction is rolled-back)"
+    assert "if its rows are in the application" in tx_explain.next_steps(row)[0]
+
+
 def test_placed_part_names_the_home_that_decided() -> None:
     row = BRANCH_HERE | {"state": "placed", "is_held": False}
     said = f"a part of transaction {row['of']}; committed; home {HOME} has not been told"

@@ -35,7 +35,7 @@ class HomeLinks:
     def __init__(self, core: Core, clock: Clock, moved: Callable[[], None]) -> None:
         self.core, self.clock, self.moved = core, clock, moved
         self._links: dict[int, _HomeLink] = {}
-        self._said: dict[int, str] = {}  # the last failure that the log has
+        self._said: dict[int, str] = {}  # of homes that branches wait for, the last failure that the log has
         self._is_closed = False
 
     def ask(self, asks: Sequence[BranchAsk]) -> None:
@@ -54,6 +54,12 @@ class HomeLinks:
         """Time has passed."""
         for link in list(self._links.values()):
             link.tick()
+        for home in [home for home in self._said if not self.core.context.state.waits_for(home)]:
+            self._no_longer(home, "no branch waits for another home any more")
+
+    def _no_longer(self, home: int, event: str) -> None:
+        del self._said[home]
+        log.info(event, home=f"{home:016x}")
 
     def close(self) -> None:
         """The broker ends."""
@@ -68,7 +74,7 @@ class HomeLinks:
         if self._links.get(home) is link:
             del self._links[home]
             self.core.home_lost(home)
-            if self._said.get(home) != reason:
+            if self._said.get(home) != reason and self.core.context.state.waits_for(home):
                 self._said[home] = reason
                 log.warning("branches wait for another home", home=f"{home:016x}", reason=reason)
         link.close()
@@ -79,8 +85,8 @@ class HomeLinks:
         if link.conversation.is_greeted:
             home = link.conversation.home
             self.core.context.branch_asks.reached(home)
-            if self._said.pop(home, None) is not None:
-                log.info("branches go on: another home is back", home=f"{home:016x}")
+            if home in self._said:
+                self._no_longer(home, "branches go on: another home is back")
         for answer in answers:
             self.core.branch_answered(answer.ask, answer.code, answer.body)
         self.moved()

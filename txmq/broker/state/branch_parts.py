@@ -18,6 +18,7 @@ from typing import Any, Final
 from txmq.broker.state.in_doubt_index import Ordered
 from txmq.broker.state.visibility import VisibilityBarrier, VisibilityBarriers
 from txmq.log.partition import LogPosition, Partition
+from txmq.xid import TxId
 
 Name = tuple[int, int]  # session, counter
 FROZEN_FIELDS: Final = 5
@@ -94,6 +95,10 @@ class BranchParts:
         part = self.unreported.pop(name, None)
         if part is not None:
             self.listed.remove(part.number)
+
+    def are_to_be_told(self, home: int) -> bool:
+        """Whether a home is to be told of some."""
+        return any(TxId.parse(part.of).home == home for part in self.unreported.values())
 
     def overdue(self, latest_ms: int) -> list[BranchPart]:
         """Parts that are held since that time."""

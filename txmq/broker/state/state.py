@@ -27,7 +27,7 @@ from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.registration import Registration
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.spark_queries import Queries
-from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
+from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState, home_group_key
 from txmq.config import BrokerSettings
 from txmq.log.memory import new_partition
 from txmq.log.partition import LogPosition, Partition
@@ -284,6 +284,10 @@ class State:
     def unsettled(self) -> int:
         """How many transactions are open, prepared, placing, decided with an incomplete branch, or to be reported."""
         return len(self.transactions) + len(self.decisions.incomplete) + len(self.branch_parts.unreported)
+
+    def waits_for(self, home: int) -> bool:
+        """Whether parts here wait for another home: to decide, or to be told that they are placed."""
+        return self.prepared.count(home_group_key(home)) > 0 or self.branch_parts.are_to_be_told(home)
 
     def decide(
         self, session: int, counter: int, floor: int, outcome: CommittedParts, meta: dict[str, Any], places: Places

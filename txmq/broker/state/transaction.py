@@ -179,6 +179,11 @@ def group_key(kind: str, group: str) -> str:
     return f"{kind} {group}"
 
 
+def home_group_key(home: int) -> str:
+    """Under which the parts are indexed about which another home decides."""
+    return group_key(TransactionKind.BRANCH.value, f"{home:016x}")
+
+
 def halves_key(session: int) -> str:
     """Under which the halves that a session prepared are indexed."""
     return f"owner {session}"

@@ -217,7 +217,7 @@ def _prepared_row(context: Context, transaction: Transaction) -> Row:
         row.update(query=meta["resource"], **{key: meta[key] for key in ("epoch", "batch", "task", "attempt")})
     if "offsets" in meta:
         row["offsets"] = _offset_rows(context, meta["offsets"])
-    if transaction.is_decided:
+    if transaction.is_committing:
         row["is_decided"] = True
     row["parts"] = [_part_row(context, part.topic_id, part) for part in transaction.parts]
     return row

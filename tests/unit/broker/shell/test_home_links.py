@@ -30,10 +30,10 @@ class Asking:
 
     def __init__(self, address: str | None) -> None:
         self.told: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
-        self.is_reached = False
+        self.is_reached, self.is_waiting = False, True
         view = ClusterView()
         view.homes = {HOME: Home(HOME, "other", 1, address)}
-        self.context = SimpleNamespace(identity=OWN, cluster=view, now_ms=0, branch_asks=self)
+        self.context = SimpleNamespace(identity=OWN, cluster=view, now_ms=0, branch_asks=self, state=self)
 
     def branch_answered(self, ask: BranchAsk, code: int, body: bytes) -> None:
         assert self.is_reached  # it has greeted
@@ -42,6 +42,11 @@ class Asking:
     def reached(self, home: int) -> None:
         """Of ``branch_asks``."""
         self.is_reached = home == HOME
+
+    def waits_for(self, home: int) -> bool:
+        """Of ``state``."""
+        assert home == HOME
+        return self.is_waiting
 
     def home_lost(self, home: int) -> None:
         self.told.put_nowait(("lost", home))
@@ -147,3 +152,26 @@ def test_log_says_once_that_a_home_is_away_and_back(caplog: pytest.LogCaptureFix
     events = [(line["event"], line["home"]) for line in said(caplog)]
     home = f"{HOME:016x}"
     assert events == [("branches wait for another home", home), ("branches go on: another home is back", home)]
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_log_says_nothing_of_a_home_that_nothing_waits_for(
+    caplog: pytest.LogCaptureFixture, *, is_waiting: bool
+) -> None:
+    caplog.set_level("INFO", "txmq")
+
+    async def run() -> None:
+        core = Asking(None)
+        core.is_waiting = is_waiting
+        links = HomeLinks(core, SimClock(), lambda: None)  # type: ignore[arg-type]
+        links.ask([ASK])
+        await core.told.get()
+        links.tick()
+        core.is_waiting = False  # an operator has given the home up
+        links.tick()
+        links.tick()
+        links.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    said_of_it = ["branches wait for another home", "no branch waits for another home any more"]
+    assert [line["event"] for line in said(caplog)] == (said_of_it if is_waiting else [])

@@ -22,12 +22,11 @@ from collections.abc import Mapping
 from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, PREPARED_PAUSE_MS_MAX, BranchAsk, Look, Reminder
 from txmq.broker.context import Context
 from txmq.broker.state.branch_parts import BranchPart
-from txmq.broker.state.transaction import Transaction, group_key
+from txmq.broker.state.transaction import Transaction, home_group_key
 from txmq.broker.verbs import turns
 from txmq.broker.verbs.branches.complete import reported
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.recover import txid_of
-from txmq.model import TransactionKind
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import TxId
 
@@ -72,8 +71,7 @@ def lost(context: Context, home: int) -> None:
 
 
 def _look_soon(context: Context, home: int) -> None:
-    key = group_key(TransactionKind.BRANCH.value, f"{home:016x}")
-    branches = [transaction for _, transaction in context.state.prepared.behind(0, key)]
+    branches = [transaction for _, transaction in context.state.prepared.behind(0, home_group_key(home))]
     context.branch_asks.hurry([branch for branch in branches if not branch.is_committing], context.now_ms)
 
 

@@ -204,3 +204,14 @@ def test_decision_that_is_known_says_what_it_waits_for() -> None:
     cluster.later(1)
     assert [(row["txid"], row["state"]) for row in listed(there.connect())] == [(there.txid(1, 2), "placed")]
     assert values(there) == [b"2"]
+
+
+def test_commit_that_waits_for_its_turn_is_told() -> None:
+    here, there = two_homes()
+    client = there.session()
+    for counter in (1, 2):
+        prepare_branch(client, there.txid(1, counter), here.txid(1, counter), ("a", 0, b"x"))
+    client.send("commit", there.txid(1, 2), body=b"")
+    there.pump()
+    first, second = listed(there.connect())
+    assert ("is_decided" in first, second["is_decided"]) == (False, True)
