@@ -26,6 +26,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import NamedTuple, Protocol
 
@@ -281,7 +282,8 @@ class HomeSenders:
             if known is sender and not link.is_away:
                 link.was_silent()
         for batch in sender.movable():
-            self._move(sender, batch)
+            with suppress(TxmqError):  # where else it could go is not known now: it waits, and is tried again
+                self._move(sender, batch)
 
     def _move(self, sender: HomeSender, batch: Batch) -> None:
         name = batch.queue.topic

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.client.homes import Cluster, OpenCommits
 from txmq.client.partitioner import FixedSelector, RoundRobinSelector
-from txmq.errors import BrokerAwayError, DeliveryUnknownError, NotOwnerError, RequestTimeoutError
+from txmq.errors import BrokerAwayError, DeliveryUnknownError, NotOwnerError, RequestTimeoutError, UnknownTopicError
 from txmq.testing.eventually import eventually
 
 
@@ -123,6 +123,17 @@ def test_futures_follow_messages_that_were_never_sent(cluster: Cluster) -> None:
     assert set(places.values()) == {1}
     assert {result.partition for result in results} == {0, 3, 1, 4}
     assert len(cluster.all_values()) == 60
+
+
+def test_a_message_that_cannot_move_yet_goes_on_waiting(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal of the question where else it could go is no answer to the message: it may still be sent."""
+    monkeypatch.setattr(cluster.links[0], "was_silent", lambda: cluster.client.topics.forget("t"))
+    producer = cluster.client.producer()
+    cluster.client.topics.known("t")
+    cluster.homes[0].go_down()
+    cluster.homes[1].faults["meta"] = deque([UnknownTopicError("no topic t")])
+    assert producer.send("t", b"v").is_success
+    assert cluster.all_values() == [b"v"]
 
 
 # --- routes that are wrong -------------------------------------------------------------------------------------------
