@@ -2,14 +2,15 @@
 
 Theory of operation. Every change of a topic is one transaction, in which the map's version grows by 1. So changes are
 made one after another, one watch tells of all, and a map that was read is of one moment if its version is the same
-before and after. A change whose connection was lost is looked for before it is tried again: a topic's id is its own,
-and an untouched version proves that nothing happened.
+before and after. Topics are read again only if that node has changed: a broker asks for the map whenever it is asked
+for a topic that it does not know. A change whose connection was lost is looked for before it is tried again: a topic's
+id is its own, and an untouched version proves that nothing happened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from txmq.errors import BrokerError, RegistryConflictError, RegistryError, TopicExistsError, UnknownTopicError
 from txmq.registry.port import (
@@ -45,12 +46,25 @@ _Find = Callable[[], _T | None]
 _Plan = Callable[[int], tuple[list[Operation], _T]]
 
 
+class _Moment(NamedTuple):
+    """When all topics were read: every change of one sets the node of their version.
+
+    Another session may be one with an ensemble that was emptied, whose numbers begin anew.
+    """
+
+    session: int
+    version: bytes
+    created: int
+    changed: int
+
+
 class TopicNodes(Nodes):
     """See the module's docstring."""
 
     def __init__(self, session: Session, chroot: str = "") -> None:
         super().__init__(session, chroot)
         self._topic_listeners = Listeners()
+        self._read: tuple[_Moment, tuple[PlacedTopic, ...]] | None = None  # the last read of all topics
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
@@ -178,13 +192,22 @@ class TopicNodes(Nodes):
         return self._attempts.run(self._read_map)
 
     def _read_map(self) -> TopicMap:
-        value, _stat = self._topic_listeners.read(self._paths.topics, self._session.get)
-        topics = self._read_all(self._paths.topics, layout.decode_topic)
+        value, stat = self._topic_listeners.read(self._paths.topics, self._session.get)
+        topics = self._topics_at(_Moment(self._session.number, value, stat.created, stat.changed))
         deleted = self._read_all(self._paths.deleted, layout.decode_deleted)
         if self._session.get(self._paths.topics).value != value:
             raise BadVersionError(f"{self._paths.topics} changed while it was read")
         version = layout.decode_number(self._paths.topics, value)
-        return TopicMap(version, tuple(topics), tuple(sorted(deleted)))
+        return TopicMap(version, topics, tuple(sorted(deleted)))
+
+    def _topics_at(self, moment: _Moment) -> tuple[PlacedTopic, ...]:
+        """All topics; those that were read last if none has changed since."""
+        known = self._read
+        if known is not None and known[0] == moment:
+            return known[1]
+        topics = tuple(self._read_all(self._paths.topics, layout.decode_topic))
+        self._read = moment, topics
+        return topics
 
     def _read_all(self, parent: str, decode: Callable[[str, bytes], _T]) -> list[_T]:
         paths = [f"{parent}/{name}" for name in self._session.children(parent)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import pytest
@@ -12,7 +12,7 @@ from tests.unit.registry.zookeeper.tree import values
 from txmq.errors import RegistryAwayError, RegistryConflictError, RegistryError
 from txmq.registry.port import DeletedTopic, PlacedTopic, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-from txmq.registry.zookeeper.session import ANY_VERSION, ConnectionLossError, SessionState
+from txmq.registry.zookeeper.session import ANY_VERSION, ConnectionLossError, Node, SessionState
 from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
 
 CHANGES_MAX = 20  # more than any call makes
@@ -322,3 +322,48 @@ def test_a_session_that_was_cut_off_comes_back() -> None:
     assert session.wait_connected(1.0)
     assert session.number == number
     assert session.exists("/others") is not None
+
+
+def test_topics_are_read_again_only_if_one_has_changed(
+    pair: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker reads the map whenever it is asked for a topic that it does not know."""
+    here, there = pair
+    session, read = _session(here), list[str]()
+    get_many = session.get_many
+
+    def noted(paths: Sequence[str]) -> list[Node | None]:
+        read.extend(paths)
+        return get_many(paths)
+
+    monkeypatch.setattr(session, "get_many", noted)
+    first = there.create_topic(topic(1), [A, B])
+    maps = [here.topics() for _ in range(3)]
+    assert ([one.topics for one in maps], read) == ([(first,)] * 3, ["/txmq/topics/orders"])
+    altered = there.alter_topic(first._replace(topic=topic(1, retention_ms=9)))
+    assert here.topics().topics == (altered,)
+    there.delete_topic(topic(1))
+    assert here.topics() == TopicMap(3, (), (DeletedTopic(1, "orders", (A, B)),))
+    there.drop_topic(1, A)
+    assert here.topics() == TopicMap(3, (), (DeletedTopic(1, "orders", (B,)),))
+    session.expire()
+    assert session.wait_connected(0.0)
+    read.clear()
+    here.topics()
+    here.topics()
+    assert read == ["/txmq/deleted/1"] * 2
+
+
+def test_topics_of_an_emptied_ensemble_are_not_those_read_before(pair: tuple[Registry, Registry]) -> None:
+    """Its numbers begin anew, and may come to those that were read; the session with it is another one."""
+    here, there = pair
+    there.create_topic(topic(1), [A, B])
+    [first] = here.topics().topics
+    session = _session(here)
+    node = session._ensemble.nodes["/txmq/topics"]
+    value, changed = node.value, node.changed
+    there.alter_topic(first._replace(topic=topic(1, retention_ms=9)))
+    node.value, node.changed = value, changed
+    session.expire()
+    assert session.wait_connected(0.0)
+    assert here.topics().topics[0].topic == topic(1, retention_ms=9)
