@@ -230,13 +230,14 @@ class PartitionQueue:
     def take_over(self, deadline: float) -> None:
         """Spool what was sent directly and is not acknowledged, if the sender has given up; on the spooling thread."""
         with self._lock:
-            if not self.home.sender.is_given_up(self.partition):
+            sender = self.home.sender  # behind the lock the partition may have another home
+            if not sender.is_given_up(self.partition):
                 return
-            handed = self.home.sender.hand_over(self.partition)
+            handed = sender.hand_over(self.partition)
             self._go_on_from(handed)
             owed = [(unsent.batch, self._spooled_from(unsent)) for unsent in handed.batches]
         for taken, tickets in owed:
-            self.home.sender.finish(taken, self._outcomes(taken, tickets))
+            sender.finish(taken, self._outcomes(taken, tickets))
         refusals = [taken.refusal for taken, _ in owed if taken.refusal is not None]
         if refusals and handed.identity is not None:
             self._look_after_session(refusals[0], handed.identity, deadline)

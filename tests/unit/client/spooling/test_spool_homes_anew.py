@@ -9,10 +9,13 @@ import pytest
 
 from tests.unit.client.homes import Cluster
 from tests.unit.client.spooling.test_spool_homes import NamedPartition, ordered, send
+from txmq.client.spooling.direct_sender import Unsent
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.spool import Spool
+from txmq.client.spooling.spool_rows import Ticket
 from txmq.errors import StaleTopicError
 from txmq.model import SendStatus
+from txmq.testing.eventually import eventually
 
 
 def _spool_then_create_anew(cluster: Cluster, producer: OrderedMessageProducer, count: int) -> None:
@@ -78,6 +81,29 @@ def test_direct_message_for_a_topic_gone_is_refused(cluster: Cluster, tmp_path: 
         assert send(producer, 1, b"third") is SendStatus.ACKNOWLEDGED
         assert (producer.spooled, producer.parked()) == (0, [])
     assert cluster.values(1) == [b"second", b"third"]
+
+
+def test_direct_message_is_ended_by_the_home_that_it_was_sent_to(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may find the partition's new home while the refused message is taken over."""
+    with ordered(cluster, tmp_path) as producer:
+        send(producer, 1, b"first")
+        queue = producer._queue(("t", 1))
+        former, spooled_from = queue.home, queue._spooled_from
+
+        def found_behind(unsent: Unsent) -> list[Ticket]:
+            tickets = spooled_from(unsent)
+            queue.home = producer._queue(("t", 2)).home
+            return tickets
+
+        monkeypatch.setattr(queue, "_spooled_from", found_behind)
+        cluster.create_anew()
+        refused = producer.send_async("t", b"for the former topic", b"1")
+        eventually(refused.done, "the refusal is told")
+        assert isinstance(refused.exception(), StaleTopicError)
+        assert (former.sender.core.unfinished, queue.home.sender.core.unfinished) == (0, 0)
+        assert queue.home is not former
 
 
 def test_operator_sends_what_is_parked_to_the_present_topic(cluster: Cluster, tmp_path: Path) -> None:
