@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 import txmq
-from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.spark import environment
 from txmq.testing.processes.spark_cluster import SparkCluster
+from txmq.testing.processes.zookeeper import Ensemble
 
 ROWS = 2_000
 TASKS_MAX = 60  # 18 were seen; 2,600 before partitions followed the size of the data
@@ -32,24 +39,54 @@ def table(path: Path) -> str:
     return f"sqlite:{path}"
 
 
-def test_standalone_cluster_runs_sink_source_stream_and_audit(
-    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
-) -> None:
-    for topic in ("orders", "copies"):
-        client.topics.create(topic, partitions=2)
-    with SparkCluster(tmp_path / "spark") as cluster:
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Three brokers."""
+    with Ensemble(tmp_path / "zookeeper") as ensemble, Cluster(tmp_path, ensemble, chroot="/spark") as made:
+        yield made
+
+
+def _lose_one_of_each(spark: SparkCluster, cluster: Cluster) -> None:
+    """Kill a broker and an executor at once; Spark makes another executor."""
+    broker, executor = cluster.brokers[1], spark.executors()[0]
+    os.kill(executor, signal.SIGKILL)
+    broker.restart()
+
+
+def test_standalone_cluster_runs_sink_source_stream_and_audit(cluster: Cluster, tmp_path: Path) -> None:
+    """Over three brokers; one of them and an executor are killed between two batches of the stream."""
+    with txmq.connect(cluster.address) as client, SparkCluster(tmp_path / "spark") as spark:
+        eventually(lambda: len(client.routes.all_links()) == 3, "all homes are known")
+        for topic in ("orders", "copies"):
+            client.topics.create(topic, partitions=3)
         words = [f"--conf {name}={value}" for name, value in CONF.items()]
-        submit = " ".join(["--master", cluster.master, *words, "pyspark-shell"])
+        submit = " ".join(["--master", spark.master, *words, "pyspark-shell"])
         child = Path(__file__).with_name("cluster_child.py")
-        command = [sys.executable, str(child), broker.address, table(tmp_path / "o.db"), str(tmp_path), str(ROWS)]
+        told = [cluster.registry, cluster.address, table(tmp_path / "o.db"), str(tmp_path), str(ROWS)]
         variables = {**os.environ, **environment(is_quick_start=False), "PYSPARK_SUBMIT_ARGS": submit}
-        done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["tasks"] <= TASKS_MAX
-    assert seen | {"tasks": 0} == {"master": cluster.master, "read": ROWS, "status": 1, "tasks": 0}
-    told = json.loads((tmp_path / "audit" / "audit.json").read_text())
-    assert [line["identity"] for line in told["findings"]["missing"]] == [str(ROWS)]
-    assert {message.key for message in client.browse("copies")} == {b"%d" % number for number in range(ROWS)}
+        with (
+            (tmp_path / "driver.log").open("w") as log,
+            subprocess.Popen([sys.executable, str(child), *told], env=variables, stdout=log, stderr=log, cwd=tmp_path)
+            as driver,
+        ):  # fmt: skip
+            try:
+                eventually(
+                    lambda: driver.poll() is not None or any(client.offsets("copies", n).end for n in range(3)),
+                    "a batch of the stream", within_s=TIMEOUT_S,
+                )  # fmt: skip
+                if driver.poll() is None:
+                    _lose_one_of_each(spark, cluster)
+                driver.wait(TIMEOUT_S)
+            finally:
+                driver.kill()
+        out = (tmp_path / "driver.log").read_text("utf-8")
+        assert driver.returncode == 0, out[-4000:]
+        seen = json.loads(next(line for line in reversed(out.splitlines()) if line.startswith("{")))
+        assert seen["tasks"] <= TASKS_MAX
+        assert seen | {"tasks": 0} == {"master": spark.master, "read": ROWS, "status": 1, "tasks": 0}
+        found = json.loads((tmp_path / "audit" / "audit.json").read_text())["findings"]
+        assert [line["identity"] for line in found["missing"]] == [str(ROWS)]
+        for topic in ("orders", "copies"):
+            keys = Counter(message.key for message in client.browse(topic))
+            assert keys == {b"%d" % number: 1 for number in range(ROWS)}
+            assert all(client.offsets(topic, partition).end for partition in range(3))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,6 +23,7 @@ from txmq.testing.processes.child import ChildProcess
 from txmq.testing.processes.spark import environment
 
 START_TIMEOUT_S = 120.0
+_EXECUTOR = b"CoarseGrainedExecutorBackend"
 _HOST = "127.0.0.1"
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 
@@ -87,6 +89,16 @@ class SparkCluster:
             work = ["--work-dir", str(self.directory / f"work-{number}"), "--cores", "1", "--memory", "1g"]
             worker.run([_WORKER, *address, *work, self.master], env, "Successfully registered with master")
         return self
+
+    def executors(self) -> list[int]:
+        """The processes in which tasks run now, one for each worker and application; Linux only."""
+        workers, found = {daemon.pid for daemon in self._daemons}, []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended
+                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent in workers and _EXECUTOR in (process / "cmdline").read_bytes():
+                    found.append(int(process.name))
+        return found
 
     def stop(self) -> None:
         """End all of its processes; executors end with their workers."""
