@@ -83,7 +83,7 @@ def test_direct_message_for_a_topic_gone_is_refused(cluster: Cluster, tmp_path: 
     assert cluster.values(1) == [b"second", b"third"]
 
 
-def test_refused_message_is_ended_by_the_home_it_was_sent_to(
+def test_refused_message_ends_at_the_home_it_was_sent_to(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread may find the partition's new home while the refused message is taken over."""
