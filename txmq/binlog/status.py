@@ -158,7 +158,7 @@ def server_end(settings: BinlogSettings, published: Position) -> ServerEnd:
         SourceError, SourceAwayError: it cannot be asked.
     """
     source = BinlogSource(source_options(settings))
-    return ServerEnd(source.current_position(), source.bytes_behind(published))
+    return ServerEnd(source.end(), source.bytes_behind(published))
 
 
 def _snapshot(state: SnapshotState) -> dict[str, Any]:

@@ -34,6 +34,7 @@ _WANTED_OF: Final[dict[Flavor, dict[str, str]]] = {
 _NOT_AWAY: Final = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698, 4031})
 _MAY_NOT_SEE: Final = 1227
 _BINARY_TYPES: Final = ("uuid", "inet4", "inet6")
+_OFFSETS: Final = 1 << 32
 _ACTIONS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
 
 
@@ -72,8 +73,13 @@ class Server:
         self._check_server_id()
         self._check_cascades()
 
-    def end_position(self) -> Position:
-        """Where the binlog ends now."""
+    def end_position(self, *, is_exact: bool = True) -> Position:
+        """Where the binlog ends now.
+
+        Args:
+            is_exact: the GTIDs are those of file and offset: MariaDB looks through the file for them. Else they may be
+                of a moment later.
+        """
         status = self.rows("SHOW MASTER STATUS")
         if not status:
             raise SourceError("the server keeps no binlog: start it with log-bin")
@@ -81,7 +87,7 @@ class Server:
         if self.origin.flavor == "mysql":
             gtids = "".join(self._variable("gtid_executed").split())
         else:
-            gtids = str(self.gtids_at(file, offset))
+            gtids = str(self.gtids_at(file, offset)) if is_exact else self._variable("gtid_binlog_pos")
         return Position(self.origin.flavor, gtids, 0, file, offset, self.origin.server)
 
     def oldest_position(self) -> Position:
@@ -153,14 +159,16 @@ class Server:
     def _check_not_reset(self, position: Position, read: MariadbGtids) -> None:
         """The binlog's numbers rise: what stands before the position's place is what was read, the last of it there."""
         name, _, number = position.file.rpartition(".")
-        files = [str(row[0]) for row in self.rows("SHOW BINARY LOGS")]
-        if position.file in files:
+        sizes = {str(row[0]): int(row[1]) for row in self.rows("SHOW BINARY LOGS")}
+        if sizes.get(position.file, 0) >= _OFFSETS:
+            is_same = True  # events tell 32 bits of where they end
+        elif position.file in sizes:
             found = self._found_at(position.file, position.offset)
             is_same = found is not None and read.covers(found) and (
                 not read.last or bool(read.last.items() & found.last.items())
             )  # fmt: skip
         else:
-            last_name, _, last = files[-1].rpartition(".")
+            last_name, _, last = [*sizes][-1].rpartition(".")
             is_same = last_name != name or int(last) >= int(number)  # purged: the server tells whether that is a gap
         if not is_same:
             raise SourceError(

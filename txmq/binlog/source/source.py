@@ -59,6 +59,11 @@ class BinlogSource:
         self._server.check()
         return self._server.oldest_position()
 
+    def end(self) -> Position:
+        """As ``current_position``, but its GTIDs may be of a moment later than file and offset: it costs little."""
+        self._server.check()
+        return self._server.end_position(is_exact=False)
+
     def file_borders(self) -> list[MariadbGtids]:
         """What stands before each file of MariaDB's binlog; of MySQL's nothing is told. After ``current_position``."""
         return self._server.file_borders()
