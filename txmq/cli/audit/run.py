@@ -111,9 +111,10 @@ class AuditCommand:
 
         request, table = self.request, table_of(self.request)
         sides = spark, client, request.bootstrap, settings, request.topic
-        job: BinlogAudit | BinlogTableAudit = BinlogAudit(*sides, self.say)
+        settle_ms = _duration("--settle", request.settle)
+        job: BinlogAudit | BinlogTableAudit = BinlogAudit(*sides, settle_ms, self.say)
         if table is not None:
-            job = BinlogTableAudit(*sides, table, _duration("--settle", request.settle), self.say)
+            job = BinlogTableAudit(*sides, table, settle_ms, self.say)
         with _progress(spark, self.say):
             return self._tell(job.run())
 

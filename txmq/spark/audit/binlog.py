@@ -31,12 +31,14 @@ from txmq.binlog.source_settings import source_options
 from txmq.binlog.status import newest_published
 from txmq.client.client import Client
 from txmq.errors import ConfigError
+from txmq.runtime.os_clock import OSClock
+from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, Surroundings, audit
 from txmq.spark.audit.binlog_rows import FORMAT, XA_COMMIT, BinlogRows, Reading
 from txmq.spark.audit.gaps import Ranges
 from txmq.spark.audit.match import Window
 from txmq.spark.audit.rows import Rows
-from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
+from txmq.spark.audit.spec import SETTLE_MS, AuditSpec, Kind, parse_terms
 from txmq.spark.audit.topic import Notes, TopicAudit, ignore
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ _COMPARE = (
     "before = json:$.before", "after = json:$.after",
 )  # fmt: skip
 _ROW_OPS = ("c", "u", "d")
+LOOK_AGAIN_S = 0.2
 _TORN = "a change without its message is missing, whatever else its transaction has"
 UNORDERED = "the settings of publish leave a key's changes in no order"
 Gtids = MariadbGtids | MysqlGtids
@@ -66,6 +69,23 @@ class GtidWindow(Window):
         gtid, op = (F.get_json_object(F.col("value").cast("string"), path) for path in ("$.source.gtid", "$.op"))
         inside = holds(self.last, gtid) & ~holds(self.before, gtid) & ~gtid.isin(*self.parked)
         return inside & op.isin(*_ROW_OPS)
+
+
+def sent(client: Client, settings: BinlogSettings, clock: Clock, wait_ms: int) -> Published:
+    """The newest position, when everything up to it is in the topics and nothing waits in a spool.
+
+    Raises:
+        BinlogError: no reader of that name has begun, or its spool was not empty in time.
+    """
+    deadline = clock.monotonic() + wait_ms / 1000
+    while not (newest := newest_published(client, settings)).is_sent and newest.spool is not None:
+        if clock.monotonic() >= deadline:
+            raise BinlogError(
+                f"{newest.spool.messages} events wait in the spool {newest.spool.path} of {newest.spool.host}: audit "
+                "when they are sent"
+            )
+        clock.sleep(LOOK_AGAIN_S)
+    return newest
 
 
 def is_ordered(settings: BinlogSettings) -> bool:
@@ -95,6 +115,7 @@ class BinlogAudit:
 
     Attributes:
         bootstrap: the broker's address as the executors reach it; they reach the database as the settings say.
+        settle_ms: how long a spool (``publish.mode``) is waited for until it is empty.
         say: told what is done, a line at a time.
     """
 
@@ -103,21 +124,18 @@ class BinlogAudit:
     bootstrap: str
     settings: BinlogSettings
     topic: str
+    settle_ms: int = SETTLE_MS
     say: Notes = ignore
+    clock: Clock = field(default_factory=OSClock)
 
     def run(self) -> AuditResult:
         """Audit all that both sides have.
 
         Raises:
-            BinlogError: no reader of that name has begun; or the database cannot be read.
+            BinlogError: no reader of that name has begun, events wait in its spool, or the database cannot be read.
             ConfigError: there is nothing that both have.
         """
-        newest = newest_published(self.client, self.settings)
-        if newest.spool is not None and not newest.is_sent:
-            raise BinlogError(
-                f"{newest.spool.messages} events wait in the spool {newest.spool.path} of {newest.spool.host}: audit "
-                "when they are sent"
-            )
+        newest = sent(self.client, self.settings, self.clock, self.settle_ms)
         spec, unmade = self._spec()
         read = TopicAudit(self.spark, self.client, self.bootstrap, Rows(self.spark, "", "", None), spec)
         held = read.held(self.topic)
@@ -179,7 +197,10 @@ class BinlogAudit:
             low, high = (middle + 1, high) if is_of_snapshot else (low, middle)
         found = self._published(low)
         if found is None or (found.snapshot is not None and not found.snapshot.again):
-            raise ConfigError("nothing to audit: the first snapshot is unfinished")
+            raise ConfigError(
+                f"nothing to audit: {self.settings.position_topic} has no position behind the first snapshot (in "
+                "ordered mode each start of the reader writes one)"
+            )
         return found.position
 
     def _position(self, offset: int) -> Position | None:

@@ -23,23 +23,21 @@ from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source_settings import source_options
-from txmq.binlog.status import newest_published
 from txmq.client.client import Client
 from txmq.errors import ConfigError
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, Surroundings, audit
-from txmq.spark.audit.binlog import UNORDERED, holds, is_ordered
+from txmq.spark.audit.binlog import LOOK_AGAIN_S, UNORDERED, holds, is_ordered, sent
 from txmq.spark.audit.binlog_rows import Reading
 from txmq.spark.audit.binlog_table_rows import FORMAT, TableRows
 from txmq.spark.audit.rows import Rows
-from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
+from txmq.spark.audit.spec import SETTLE_MS, AuditSpec, Kind, parse_terms
 from txmq.spark.audit.topic import Notes, TopicAudit, ignore
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-LOOK_AGAIN_S = 0.2
 _UNMADE = dict.fromkeys((Kind.DUPLICATE, Kind.TORN, Kind.GAP, Kind.OUT_OF_ORDER), "the last event of each key counts")
 _REMOVED = "retention has removed messages of the topic"
 
@@ -54,7 +52,7 @@ class BinlogTableAudit:
     settings: BinlogSettings
     topic: str
     table: TableName
-    settle_ms: int
+    settle_ms: int = SETTLE_MS
     say: Notes = ignore
     clock: Clock = field(default_factory=OSClock)
 
@@ -67,7 +65,7 @@ class BinlogTableAudit:
         """
         if not is_ordered(self.settings):
             raise ConfigError(f"the last event of a key is not known: {UNORDERED}")
-        newest = newest_published(self.client, self.settings)
+        newest = self._sent()
         if newest.snapshot is not None:
             raise ConfigError("nothing to audit: a snapshot is unfinished")
         spec = AuditSpec(
@@ -106,13 +104,16 @@ class BinlogTableAudit:
         """
         end = BinlogSource(source_options(self.settings)).current_position().gtid_set
         deadline = self.clock.monotonic() + self.settle_ms / 1000
-        while not (published := newest_published(self.client, self.settings).position.gtid_set).covers(end):
+        while not (published := self._sent().position.gtid_set).covers(end):
             if self.clock.monotonic() >= deadline:
                 raise ConfigError(
                     f"the reader is behind: the database is at {end}, {published} is published after "
                     f"{self.settle_ms / 1000:g} s: start it, or give it time with --settle"
                 )
             self.clock.sleep(LOOK_AGAIN_S)
+
+    def _sent(self) -> Published:
+        return sent(self.client, self.settings, self.clock, self.settle_ms)
 
     def _last(self, messages: DataFrame) -> DataFrame:
         """The last event of each key: ``message``, and of it ``op``, ``gtid`` and ``schema``."""
