@@ -30,7 +30,7 @@ from txmq.binlog.snapshot.view import ViewEndedError
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source_settings import captures, source_options
 from txmq.client import Client, connect
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, TxmqError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
@@ -140,6 +140,9 @@ class BinlogReader:
         """
         try:
             self._publish_from(publisher.open(), publisher)
+        except TxmqError as error:
+            if not (self._is_stopped and error.retriable):
+                raise
         finally:
             published = publisher.close()
             if self._snapshot is not None:

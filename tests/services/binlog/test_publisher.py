@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.binlog.scripted import TABLES, part
+from tests.services.binlog.scripted import TABLES, Script, ScriptedSource, part
 from txmq.binlog.changes import RowChange, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.errors import BinlogError, ReaderFencedError
 from txmq.binlog.position import Position
-from txmq.binlog.publish import position_log
+from txmq.binlog.publish import batching, position_log
 from txmq.binlog.publish.transactional import TransactionalPublisher
 from txmq.binlog.publish.waiting import BrokerWait
+from txmq.binlog.run import BinlogReader
+from txmq.errors import TxmqError
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -230,33 +233,6 @@ def test_an_idle_reader_outlives_an_outage_of_the_broker(
     assert rows(connect()) == 2
 
 
-def test_a_reader_without_room_and_broker_can_be_stopped(
-    connect: Callable[[], txmq.Client], broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("txmq.binlog.publish.batching.CLOSE_S", 0.5)
-    stop = threading.Event()
-    first = publisher(connect(), stop, transaction_rows_max=1)
-    first.open()
-    first.begin(START)
-    first.publish(inserted(1))
-    first.flush()
-    broker.kill()
-
-    def publish() -> None:
-        for sequence in range(2, 6):
-            first.publish(inserted(sequence))
-
-    waits = threading.Thread(target=publish)
-    waits.start()
-    eventually(lambda: first.position.gtids == "0-1-4", "one is on its way, one waits, one finds no room", WAIT_S)
-    stop.set()
-    waits.join(WAIT_S)
-    assert not waits.is_alive()
-    published = first.close()
-    assert published is not None
-    assert published.position.gtids == "0-1-1"
-
-
 def test_an_outcome_that_was_not_seen_is_read_not_guessed(
     connect: Callable[[], txmq.Client], broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,3 +252,47 @@ def test_an_outcome_that_was_not_seen_is_read_not_guessed(
     first.close()
     assert isinstance(unseen[0], txmq.errors.OutcomeUnknownError)
     assert rows(connect()) == 30
+
+
+@pytest.mark.parametrize("has_published", [False, True])
+def test_stop_ends_the_wait_for_a_broker(
+    connect: Callable[[], txmq.Client], broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, has_published: bool
+) -> None:
+    monkeypatch.setattr(batching, "CLOSE_S", 0.1)
+    stop, refused = threading.Event(), list[TxmqError]()
+    first = publisher(connect(), stop, transaction_rows_max=1)
+    first.open()
+    first.begin(START)
+    if has_published:  # it waits for room then, else for its topic
+        first.publish(inserted(1))
+        first.flush()
+    broker.kill()
+
+    def publish() -> None:
+        try:
+            for sequence in itertools.count(2):
+                first.publish(inserted(sequence))
+        except TxmqError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=publish, daemon=True)
+    thread.start()
+    stop.set()
+    thread.join(WAIT_S)
+    assert [error.retriable for error in refused] == [True]
+    published = first.close()
+    assert published is not None
+    assert published.position.gtids == ("0-1-1" if has_published else "")
+
+
+def test_a_reader_that_finds_no_broker_ends_in_order(broker: BrokerProcess) -> None:
+    broker.kill()
+    with txmq.connect(broker.address, lazy=True) as client:
+        reader = BinlogReader(lambda: ScriptedSource(Script(1, 1), lambda: None), client.clock)
+        ended: list[Any] = []
+        made = TransactionalPublisher(client, BinlogSettings(name="s"), lambda: reader.is_stopped)
+        thread = threading.Thread(target=lambda: ended.append(reader.run(made)), daemon=True)
+        thread.start()
+        reader.stop()
+        thread.join(WAIT_S)
+    assert ended == [None]

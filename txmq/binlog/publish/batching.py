@@ -27,7 +27,7 @@ from txmq.binlog.publish.topics import Topics
 from txmq.binlog.publish.unread import SnapshotState, Unread
 from txmq.binlog.publish.waiting import BrokerWait
 from txmq.client import Client
-from txmq.errors import TransactionStateError, TxmqError, anew
+from txmq.errors import RequestTimeoutError, TransactionStateError, TxmqError, anew
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.threads import Condition, Signal, start_daemon
@@ -40,7 +40,7 @@ class BatchingPublisher(ABC):
     """See the module's docstring. Used by one thread.
 
     Args:
-        is_stopped: the reader is to end: ``open`` returns, and nothing waits for a broker that is away.
+        is_stopped: the reader is to end: its thread waits for nothing then, and the second one not for long.
         unread: says which changes are passed over while a snapshot is unfinished.
     """
 
@@ -52,6 +52,7 @@ class BatchingPublisher(ABC):
         self._clock, self._publish = client.clock, settings.publish
         self._is_stopped, self._gives_up = is_stopped, False
         self._run, self._number = f"{OSRandom().bits(64):016x}", 0
+        self._own_wait = BrokerWait(self._clock, is_stopped)  # of the reader's thread
         self._wait = BrokerWait(self._clock, self._ends_waits)
         self._published: Published | None = None
         self._gathering: Gathering | None = None
@@ -129,15 +130,12 @@ class BatchingPublisher(ABC):
     def publish(self, part: TransactionPart) -> None:
         """Take the next part; waits while as much as fits a transaction is to be published before it.
 
-        If the reader is stopped meanwhile, the part is not taken.
-
         Raises:
             BinlogError: it cannot be published; nothing of it is.
-            TxmqError: publishing failed for good.
+            TxmqError: publishing failed for good, or, with a retriable error, the reader is stopped.
         """
         for step in self._open_gathering.steps(part, self._clock.now_ms()):
-            if not self._add(step):
-                return
+            self._add(step)
 
     def publish_read(
         self, schema: TableSchema | None, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None]
@@ -153,22 +151,23 @@ class BatchingPublisher(ABC):
             self._add(gathering.skip_step(behind(0)))
             return
         for step in gathering.read_steps(schema, rows, behind, self._clock.now_ms()):
-            if not self._add(step):
-                return
+            self._add(step)
 
-    def _add(self, step: Step) -> bool:
+    def _add(self, step: Step) -> None:
         limits = self._publish.transaction_rows_max, self._publish.transaction_bytes_max
         with self._changed:
             while self._failure is None and not self._batch.has_room(step, *limits):
-                if self._is_stopped():
-                    return False
-                self._changed.wait(IDLE_S)
+                self._wait_for_change()
             self.refuse_failed()
             if self._batch.last is None:
                 self._batch.begun_at = self._clock.monotonic()
             self._batch.add(step)
             self._changed.notify_all()
-            return True
+
+    def _wait_for_change(self) -> None:
+        if self._is_stopped():
+            raise RequestTimeoutError("the reader ends: what is not published is read again at the next start")
+        self._changed.wait(IDLE_S)
 
     def flush(self) -> None:
         """Wait until all that was taken is published."""
@@ -176,7 +175,7 @@ class BatchingPublisher(ABC):
             self._is_flushed = True
             self._changed.notify_all()
             while self._failure is None and (self._batch.last is not None or self._in_flight is not None):
-                self._changed.wait(IDLE_S)
+                self._wait_for_change()
             self._is_flushed = False
             self.refuse_failed()
 
@@ -212,7 +211,7 @@ class BatchingPublisher(ABC):
         return partitions
 
     def _topic_names(self) -> list[str]:
-        return self._wait.answer(lambda: [topic.name for topic in self._client.topics.list()])
+        return self._own_wait.answer(lambda: [topic.name for topic in self._client.topics.list()])
 
     # --- the publishing thread ---------------------------------------------------------------------------------------
 

@@ -116,7 +116,7 @@ class OrderedPublisher(BatchingPublisher):
                 self._client.topics.ensure(topic, partitions)
                 return producer.meant(topic, deadline)
 
-        meant = self._meant[topic] = self._wait.answer(made)
+        meant = self._meant[topic] = self._own_wait.answer(made)
         return meant.partitions
 
     # --- the second thread -------------------------------------------------------------------------------------------

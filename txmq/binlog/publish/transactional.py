@@ -34,9 +34,9 @@ class TransactionalPublisher(BatchingPublisher):
         self._log: PositionLog | None = None
 
     def open(self) -> Published | None:
-        log = self._wait.answer(lambda: PositionLog(self._client, self._settings, self._ends_waits))
+        log = self._own_wait.answer(lambda: PositionLog(self._client, self._settings, self._ends_waits))
         self._log = log
-        self._published = self._wait.answer(log.take)
+        self._published = self._own_wait.answer(log.take)
         if self._published is not None and (spool := self._published.spool) is not None:
             raise BinlogError(
                 f"changes of {self._settings.name!r} may wait in the spool {spool.path} of {spool.host}, whose reader "
@@ -47,7 +47,7 @@ class TransactionalPublisher(BatchingPublisher):
 
     def _parked(self) -> tuple[Parked, int]:
         topic = self._settings.parked_topic
-        end = self._wait.answer(lambda: self._client.offsets(topic, 0).end)
+        end = self._own_wait.answer(lambda: self._client.offsets(topic, 0).end)
         return ParkedTopic(self._client, topic, self._clock, self.flush), end
 
     def _made(self, topic: str) -> int:
@@ -55,7 +55,7 @@ class TransactionalPublisher(BatchingPublisher):
             self._client.topics.ensure(topic, self._publish.partitions)
             return self._client.topics.known(topic).config.partitions
 
-        return self._wait.answer(made)
+        return self._own_wait.answer(made)
 
     def _commit(self, batch: Batch) -> None:
         log = self._log
