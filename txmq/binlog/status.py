@@ -13,13 +13,14 @@ from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.ownership import PUBLISHED
+from txmq.binlog.publish.position_log import newest_position, position_at
 from txmq.binlog.publish.published import Published, SpoolHeld, read_published
 from txmq.binlog.publish.unread import SnapshotState
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source_settings import source_options
 from txmq.client import Client
 from txmq.client.spooling.write_ahead import WriteAheadSpool
-from txmq.errors import StorageError, TxmqError, UnknownGroupError, UnknownTopicError
+from txmq.errors import StorageError, TxmqError, UnknownGroupError
 from txmq.runtime.owner import host_name
 
 RATE_MS = 60_000  # rates are of the last minute
@@ -88,9 +89,7 @@ def newest_published(client: Client, settings: BinlogSettings) -> Published:
     """
     spooled = _spooled(settings) if settings.publish.mode == "ordered" else None
     try:
-        found = _last(client, settings, client.offsets(settings.position_topic, 0).end - 1)
-    except UnknownTopicError:
-        found = None
+        found = newest_position(client, settings)
     except TxmqError as error:
         if spooled is None or not error.retriable:
             raise
@@ -166,16 +165,11 @@ def _snapshot(state: SnapshotState) -> dict[str, Any]:
     return {"rows": state.rows, "table": table, "tables_left": len(state.left), "tables": state.tables}
 
 
-def _last(client: Client, settings: BinlogSettings, offset: int) -> Published | None:
-    messages = client.fetch(settings.position_topic, 0, max(offset, 0)) if offset >= 0 else []
-    return read_published(messages[0].value, f"message {offset} of {settings.position_topic}") if messages else None
-
-
 def _rate(client: Client, settings: BinlogSettings, newest: Published, now_ms: int) -> float:
     topic = settings.position_topic
     first = client.offset_for(topic, 0, now_ms - RATE_MS)
     held = client.offsets(topic, 0)
-    before = _last(client, settings, min(max(first - 1, held.start), held.end - 1))
+    before = position_at(client, settings, min(max(first - 1, held.start), held.end - 1))
     return round((newest.rows - (0 if before is None else before.rows)) * 1000 / RATE_MS, 1)
 
 

@@ -116,16 +116,21 @@ def test_what_a_spool_holds_is_published_from_there(readers: Readers) -> None:
     first = readers.begun("one")
     readers.publish(first, 1)
     readers.require_rows(1)
+    for spool in ("two", ""):
+        other = readers.made(spool)
+        refused(other, other.open, BinlogError, r"may wait in the spool .*/one of ")
+    readers.publish(first, 2)
+    readers.require_rows(2)  # it was not taken for a former process of theirs
     kill(first)
     other = readers.made("two")
     refused(other, other.open, BinlogError, r"may wait in the spool .*/one of ")
     transactional = readers.made("")
     refused(transactional, transactional.open, BinlogError, r"may wait in the spool .*/one of ")
     again = readers.begun("one")
-    assert again.position.gtids == "0-1-1"
-    readers.publish(again, 2)
+    assert again.position.gtids == "0-1-2"
+    readers.publish(again, 3)
     again.close()
-    readers.require_rows(2)
+    readers.require_rows(3)
 
 
 def test_an_outdated_copy_of_a_spool_sends_nothing(readers: Readers) -> None:

@@ -154,7 +154,12 @@ class OrderedPublisher(BatchingPublisher):
         for where, messages in of_partitions.items():
             for some in _chunks(messages):
                 content = bytes(records.encode(some, compression=self._compression))
-                yield SpoolBatch(where, content, len(some), self._meant[where[0]].topic_id)
+                yield SpoolBatch(where, content, len(some), self._meant_topic(where[0]).topic_id)
+
+    def _meant_topic(self, topic: str) -> MeantTopic:
+        if topic not in self._meant:  # of parked changes alone, in this run
+            self._made(topic)
+        return self._meant[topic]
 
     def _parked_notes(self, batch: Batch, before: Published | None, published: Published) -> Iterator[Note]:
         """The changes of transactions that are prepared behind the batch."""

@@ -24,7 +24,7 @@ from dataclasses import replace
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError, ReaderFencedError
 from txmq.binlog.publish.commits import PositionCommits
-from txmq.binlog.publish.position_log import PositionLog
+from txmq.binlog.publish.position_log import PositionLog, newest_position
 from txmq.binlog.publish.published import Published, SpoolHeld
 from txmq.binlog.publish.waiting import BrokerWait
 from txmq.client import Client
@@ -76,11 +76,18 @@ class Ownership:
         Raises:
             BinlogError: changes are elsewhere.
         """
+        settings = self._settings
+        # Before this one joins the group: a reader of the same machine would be taken for its former process, and end.
+        self._wait.answer(lambda: refuse_spooled(settings, newest_position(self._client, settings)))
         newest = self._take()
         if self._ends_waits():
             return None
-        if newest is not None:
-            self._refuse_elsewhere(newest)
+        refuse_spooled(settings, newest)
+        if newest is not None and newest.parked:
+            raise BinlogError(
+                f"{settings.parked_topic} holds changes of prepared XA transactions: start with publish.mode = "
+                f'"transactional" until they have ended: {", ".join(newest.parked)}'
+            )
         self._runs = ["" if newest is None else newest.run, self._run]
         notes = [] if newest is None else [Note(PUBLISHED, 0, newest.to_json())]
         self._producer.append([], [*notes, self._noted_runs()])
@@ -100,21 +107,6 @@ class Ownership:
         self._log = log
         self._newest = self._wait.answer(log.take)
         return self._newest
-
-    def _refuse_elsewhere(self, newest: Published) -> None:
-        name, spool = self._settings.name, newest.spool
-        if spool is not None:
-            raise BinlogError(
-                f"changes of {name!r} may wait in the spool {spool.path} of {spool.host}: start the reader with that "
-                f"directory. If it is lost, so may be changes: begin anew with a snapshot, and before that delete the "
-                f"topics {self._settings.position_topic} and {self._settings.parked_topic} and the group "
-                f"{self._settings.group}"
-            )
-        if newest.parked:
-            raise BinlogError(
-                f"{self._settings.parked_topic} holds changes of prepared XA transactions: start with publish.mode = "
-                f'"transactional" until they have ended: {", ".join(newest.parked)}'
-            )
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -216,3 +208,14 @@ class Ownership:
         """Leave the group."""
         if self._log is not None:
             self._log.close()
+
+
+def refuse_spooled(settings: BinlogSettings, newest: Published | None) -> None:
+    """Raise if changes may be in a spool, and nowhere else."""
+    if newest is not None and (spool := newest.spool) is not None:
+        raise BinlogError(
+            f"changes of {settings.name!r} may wait in the spool {spool.path} of {spool.host}: start the reader there, "
+            'with that directory and publish.mode = "ordered". Any other one goes on when it has ended in order with '
+            "an empty spool. If that disk is lost, so may be changes: begin anew with a snapshot, and before that "
+            f"delete the topics {settings.position_topic} and {settings.parked_topic} and the group {settings.group}"
+        )

@@ -47,6 +47,29 @@ def member_name() -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", host_name())[:_NAME_LENGTH_MAX].lstrip(".-") or "reader"
 
 
+def position_at(client: Client, settings: BinlogSettings, offset: int) -> Published | None:
+    """The position at an offset; None if there is none, or no topic.
+
+    Raises:
+        BinlogError: another program writes into the topic.
+        TxmqError: the broker is away.
+    """
+    topic = settings.position_topic
+    try:
+        messages = client.fetch(topic, 0, max(offset, 0)) if offset >= 0 else []
+    except UnknownTopicError:
+        return None
+    return read_published(messages[0].value, f"message {offset} of {topic}") if messages else None
+
+
+def newest_position(client: Client, settings: BinlogSettings) -> Published | None:
+    """The newest position; None if there is none, or no topic. Raises as ``position_at``."""
+    try:
+        return position_at(client, settings, client.offsets(settings.position_topic, 0).end - 1)
+    except UnknownTopicError:
+        return None
+
+
 class PositionLog:
     """See the module's docstring. Used by one thread.
 

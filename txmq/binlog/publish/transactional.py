@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from txmq.binlog.config import BinlogSettings
-from txmq.binlog.errors import BinlogError
 from txmq.binlog.publish.batching import BatchingPublisher
 from txmq.binlog.publish.commits import PositionCommits
 from txmq.binlog.publish.gathering import Batch, Parked
+from txmq.binlog.publish.ownership import refuse_spooled
 from txmq.binlog.publish.parked import ParkedTopic
-from txmq.binlog.publish.position_log import PositionLog
+from txmq.binlog.publish.position_log import PositionLog, newest_position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.unread import Unread
 from txmq.client import Client
@@ -34,15 +34,13 @@ class TransactionalPublisher(BatchingPublisher):
         self._log: PositionLog | None = None
 
     def open(self) -> Published | None:
-        log = self._own_wait.answer(lambda: PositionLog(self._client, self._settings, self._ends_waits))
+        settings = self._settings
+        # Before this one joins the group: it would take the place of an ordered reader of the same machine.
+        self._own_wait.answer(lambda: refuse_spooled(settings, newest_position(self._client, settings)))
+        log = self._own_wait.answer(lambda: PositionLog(self._client, settings, self._ends_waits))
         self._log = log
         self._published = self._own_wait.answer(log.take)
-        if self._published is not None and (spool := self._published.spool) is not None:
-            raise BinlogError(
-                f"changes of {self._settings.name!r} may wait in the spool {spool.path} of {spool.host}, whose reader "
-                'did not end with an empty one: start it there (publish.mode = "ordered"), end it with the broker at '
-                "work, and start this one again"
-            )
+        refuse_spooled(settings, self._published)
         return self._published
 
     def _parked(self) -> tuple[Parked, int]:

@@ -12,7 +12,16 @@ from typing import Any, cast
 import pytest
 
 import txmq
-from tests.services.binlog.scripted import PART_ROWS, TABLES, Script, ScriptedSource, require_published, topic_name
+from tests.services.binlog.scripted import (
+    PART_ROWS,
+    TABLES,
+    Script,
+    ScriptedSource,
+    part,
+    require_published,
+    topic_name,
+)
+from txmq.binlog.changes import RowChange, XaEnd, XaPrepare
 from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
@@ -27,6 +36,7 @@ from txmq.log import records
 from txmq.model import Message
 from txmq.runtime.threads import Future
 from txmq.testing.eventually import eventually
+from txmq.xid import Xid
 
 NAME, PARTITIONS, TRANSACTIONS = "s", 3, 40
 WAIT_S = 30.0
@@ -110,6 +120,25 @@ def test_killed_at_any_step_spool_has_each_event_once(
     assert noted is not None
     waiting = {f"parked {xid} {rows.gtid}" for xid, rows in noted.parked.items() if rows.rows}
     assert set(kept) == waiting
+
+
+def test_parked_changes_are_published_by_a_run_that_knows_no_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "END_S", 0.0)
+    begun_spool(tmp_path)
+    xid, changes = Xid(1, b"x", b"b"), [RowChange("c", TABLES[0], None, (number, "v")) for number in range(3)]
+    with txmq.connect(AWAY, lazy=True) as client:
+        for one in (part(1, changes, xa=XaPrepare(xid)), part(2, xa=XaEnd(xid, committed=True))):
+            publisher = OrderedPublisher(client, settings(tmp_path), lambda: False)
+            found = publisher.open()
+            assert found is not None
+            publisher.begin(found.position)
+            publisher.publish(one)
+            publisher.close()
+    with WriteAheadSpool(str(tmp_path), read_only=True) as spool:
+        messages = list(SpooledTopics(spool).browse(topic_name(NAME, TABLES[0].table)))
+    assert sorted(message.key or b"" for message in messages) == [b"[0]", b"[1]", b"[2]"]
 
 
 def test_reader_waits_for_a_full_spool_until_stopped(
