@@ -24,7 +24,7 @@ from tests.services.binlog.reading import Reading
 from tools.crash.binlog.columns import COLUMNS, SESSION
 from txmq.binlog.changes import TableName
 from txmq.binlog.config import SnapshotSettings
-from txmq.binlog.errors import SourceError
+from txmq.binlog.errors import SourceAwayError, SourceError
 from txmq.binlog.publish.unread import TableProgress
 from txmq.binlog.snapshot.snapshot import Snapshot
 from txmq.binlog.snapshot.tables import describe
@@ -135,6 +135,18 @@ def test_each_key_is_cut_in_the_order_that_compares_it(
                 progress = TableProgress(table.schema.table, table.key, key)
                 told = snapshot.compare(progress, keys)
                 assert told == [number <= border for number in range(len(keys))], (kind, key)
+
+
+def test_a_view_without_connection_is_given_up(reading: Reading) -> None:
+    reading.run("CREATE TABLE t (id INT PRIMARY KEY)")
+    snapshot, taken = Snapshot(*_arguments(reading)), view(reading, "t")
+    snapshot._view = taken
+    table = taken.table(TableName(reading.database, "t"))
+    assert table is not None
+    reading.run(f"KILL {taken.ask('SELECT CONNECTION_ID()')[0][0]}")
+    with pytest.raises(SourceAwayError):
+        snapshot.compare(TableProgress(table.schema.table, table.key, (1,)), [(1,)])
+    assert snapshot._view is None
 
 
 def _arguments(reading: Reading) -> Any:
@@ -429,11 +441,13 @@ def test_stopped_reader_and_killed_database_are_gone_on_with(
         assert Counter(event["op"] for event in run.events(client, "items")) == {"r": 150, "u": 150}
 
 
+@pytest.mark.parametrize("mode", ["transactional", "ordered"])
 def test_killed_broker_and_database_are_waited_for_in_a_snapshot(
-    database: MariaDB, broker: BrokerProcess, tmp_path: Path
+    database: MariaDB, broker: BrokerProcess, tmp_path: Path, mode: str
 ) -> None:
     fill(database, rows=200)
     run = Run(tmp_path, database, broker, "outages", chunk_rows=18)
+    run.config.write_text(f'{run.config.read_text()}mode = "{mode}"\nspool = "{tmp_path / "spool"}"\n')
     with Writer(database), txmq.connect(broker.address) as client:
         reader = run.start("--snapshot", "only")
         for victim, name, rows in ((broker, "broker", 1), (database, "database", 70)):

@@ -189,13 +189,20 @@ class Snapshot:
         """
         if self._view is None:
             raise SourceAwayError("no view is open")
+        try:
+            return self._compared(self._view, progress, keys)
+        except SourceAwayError:
+            self._end_view()  # the next one has another connection
+            raise
+
+    def _compared(self, view: View, progress: TableProgress, keys: Sequence[Key]) -> list[bool]:
         row = ", ".join(literal(kind) for _, kind in progress.key)
         border = parameters(progress.key, progress.after)
         told: list[bool] = []
         for first in range(0, len(keys), _COMPARED_MAX):
             some = keys[first : first + _COMPARED_MAX]
             values = [value for key in some for value in (*parameters(progress.key, key), *border)]
-            (found,) = self._view.ask(f"SELECT {', '.join([f'({row}) <= ({row})'] * len(some))}", *values)
+            (found,) = view.ask(f"SELECT {', '.join([f'({row}) <= ({row})'] * len(some))}", *values)
             told += map(bool, found)
         return told
 
