@@ -125,7 +125,7 @@ class OrderedMessageProducer:
         self._given_up, self._has_taken_over = Signal(), Signal()
         self._closed: str | None = None
         self._log = get_logger(spool=spool)
-        self._sparingly = Sparingly(self._log, client.clock)
+        self._sparingly, self._has_said_spooled = Sparingly(self._log, client.clock), False
         watch_forks(self)
         limits = ProducerLimits(compression=options.compression)
         self._homes = SpoolHomes(
@@ -226,6 +226,7 @@ class OrderedMessageProducer:
         return future
 
     def _say_spooled(self, event: str, partition: TopicPartition, **fields: object) -> None:
+        self._has_said_spooled = True
         waiting = self._spool.count(partition)
         self._sparingly.warning(event, topic=partition[0], partition=partition[1], waiting=waiting, **fields)
 
@@ -367,7 +368,8 @@ class OrderedMessageProducer:
             else:
                 self._retries.pop(partition, None)
                 pause = 0.0
-                if queue.drained != drained and not self.spooled:
+                if self._has_said_spooled and queue.drained != drained and not self.spooled:
+                    self._has_said_spooled = False
                     self._log.info("the spool is empty again")
             if self._closed is not None:
                 break
