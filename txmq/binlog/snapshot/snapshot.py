@@ -272,20 +272,23 @@ class Snapshot:
         self, view: View, table: SnapshotTable, limit: int, current: TableProgress, behind: SnapshotState,
         publisher: Rows,
     ) -> None:  # fmt: skip
-        done = 0
+        done, is_last = 0, False
         for rows in view.whole(table, limit):
             crash_point("binlog.snapshot.read")
-            first, done = done, done + len(rows)
+            first, done, is_last = done, done + len(rows), len(rows) < limit
 
-            def state(count: int, first: int = first) -> SnapshotState:
-                begun = replace(current, rows=first + count, again=True)
-                return replace(behind, rows=behind.rows + first + count, current=begun)
+            def state(count: int, first: int = first, end: int = done if is_last else -1) -> SnapshotState:
+                read = replace(behind, rows=behind.rows + first + count)
+                if first + count == end:  # with the last rows, so that they cannot come again
+                    return read
+                return replace(read, current=replace(current, rows=first + count, again=True))
 
             publisher.publish_read(table.schema, rows, state)
             self._tell(state(len(rows)), table, done)
             if self._is_stopped():
                 return
-        publisher.publish_read(None, (), lambda _: replace(behind, rows=behind.rows + done))
+        if not is_last:
+            publisher.publish_read(None, (), lambda _: replace(behind, rows=behind.rows + done))
 
     def _end(self, state: SnapshotState, publisher: Rows) -> None:
         publisher.publish_read(None, (), lambda _: None)
