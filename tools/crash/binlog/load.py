@@ -30,7 +30,7 @@ from tools.crash.binlog.tables import MOVED, TABLES
 from tools.crash.processes import pause, run_in_threads
 from txmq.xa.database.dbapi import run
 
-WRITERS, XA_WORKERS = 3, 2
+WRITERS, XA_WORKERS = 3, 4
 LIVES = 10**6  # transactions of one process, at most: stamps stay different
 _AWAY = (2002, 2003, 2006, 2013, 1927, 1053, 1077)
 
@@ -95,7 +95,7 @@ class Load:
             run(connection, "ROLLBACK")
 
     def _write_xa(self, connection: Any, rng: random.Random) -> None:
-        pause(rng.uniform(0.02, 0.2))
+        pause(rng.uniform(0, 0.1))
         if self._world.calm.exists():
             return
         commits, one_phase, is_left = rng.random() < 0.7, rng.random() < 0.2, rng.random() < 0.4
