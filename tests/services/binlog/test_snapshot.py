@@ -11,9 +11,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ import pytest
 import txmq
 from tests.services.binlog.reading import Reading
 from tools.crash.binlog.columns import COLUMNS, SESSION
-from txmq.binlog.changes import Row, TableName, TableSchema
+from txmq.binlog.changes import TableName
 from txmq.binlog.config import SnapshotSettings
 from txmq.binlog.errors import SourceAwayError, SourceError
-from txmq.binlog.position import Position
-from txmq.binlog.publish.unread import SnapshotState, TableProgress
+from txmq.binlog.publish.unread import TableProgress
 from txmq.binlog.snapshot.snapshot import Snapshot
 from txmq.binlog.snapshot.tables import describe
 from txmq.binlog.snapshot.view import View
@@ -167,37 +165,6 @@ def test_tables_that_cannot_be_cut_are_read_in_one_go(reading: Reading) -> None:
             assert table is not None
             assert table.key == ()
             assert [len(rows) for rows in taken.whole(table, 10)] == [1]
-
-
-class Recorded:
-    """Takes a snapshot's rows: how many at a time, and what is then still to be read."""
-
-    def __init__(self, position: Position, snapshot: SnapshotState) -> None:
-        self.position, self.steps = position, list[tuple[int, SnapshotState | None]]()
-        self.snapshot: SnapshotState | None = snapshot
-
-    def publish_read(
-        self, schema: TableSchema | None, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None]
-    ) -> None:
-        """Take rows."""
-        self.snapshot = behind(len(rows))
-        self.steps.append((len(rows), self.snapshot))
-
-
-@pytest.mark.parametrize(("rows", "steps"), [(0, [0]), (9, [9]), (10, [10, 0]), (13, [10, 3])])
-def test_last_rows_of_a_table_without_key_end_it(reading: Reading, rows: int, steps: list[int]) -> None:
-    inserts = [f"INSERT INTO plain VALUES {', '.join(['(1)'] * rows)}"] if rows else []
-    reading.run("CREATE TABLE plain (x INT)", *inserts)
-    plain = TableName(reading.database, "plain")
-    options, settings, *others = _arguments(reading)
-    recorded = Recorded(reading.source.current_position(), SnapshotState((plain,), tables=1))
-    with closing(Snapshot(options, replace(settings, chunk_rows=10), *others)) as snapshot:
-        assert snapshot.is_due(recorded)
-        snapshot.read(recorded)
-    assert [count for count, _ in recorded.steps] == [*steps, 0]
-    assert [None if state is None else (state.rows, state.current) for _, state in recorded.steps[-2:]] == [
-        (rows, None), None,
-    ]  # fmt: skip
 
 
 def test_an_engine_without_transactions_is_refused_by_name(reading: Reading) -> None:
