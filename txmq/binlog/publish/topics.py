@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from txmq.binlog.changes import TableName
 from txmq.binlog.config import PublishSettings, topics_named
 from txmq.binlog.errors import BinlogError
-from txmq.binlog.publish.selectors import GTID_HEADER, TABLE_HEADER, selector_of
-from txmq.client.partitioner import KeyHashSelector, checked
+from txmq.binlog.publish.selectors import GTID_HEADER, TABLE_HEADER, RowSelector, selector_of
+from txmq.client.partitioner import checked
 from txmq.model import Message, is_valid_name
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
@@ -42,16 +42,15 @@ def _escaped(name: str) -> str:
 class TablePlace:
     """Where a table's changes go: a topic, and in it the partition of each key."""
 
-    __slots__ = ("fixed", "hashed", "partitions", "table", "topic")
+    __slots__ = ("fixed", "partitions", "table", "topic")
 
     def __init__(self, table: TableName, topic: str, partitions: int) -> None:
         self.table, self.topic, self.partitions = table, topic, partitions
         self.fixed: int | None = None  # the partition of all changes of this transaction
-        self.hashed = KeyHashSelector()
 
     def partition_of(self, key: bytes) -> int:
         """The partition of a change."""
-        return self.hashed.partition_of(key, self.partitions) if self.fixed is None else self.fixed
+        return RowSelector.partition_of(key, self.partitions) if self.fixed is None else self.fixed
 
 
 class Topics:

@@ -73,6 +73,16 @@ def test_by_key_the_partition_is_that_of_every_producer() -> None:
     assert len({place.partition_of(key) for key in keys}) == 8
 
 
+def test_keys_that_are_one_to_a_collation_have_one_partition() -> None:
+    place = topics()[0].place(ORDERS, "g")
+    for keys in (
+        ['["K38",7]', '["k38 ",7]', '["k 38",7]', '["Ḱ38",7]'],
+        ['["größe"]', '["GRÖSSE"]', '["gro\u0308ße"]'],
+    ):
+        assert len({place.partition_of(key.encode()) for key in keys}) == 1, keys
+    assert len({place.partition_of(b'["k%d"]' % number) for number in range(50)}) == 8
+
+
 @pytest.mark.parametrize("by", ["table", "transaction"])
 def test_by_table_or_transaction_rows_have_one_partition(by: str) -> None:
     found, _ = topics(by, "{database}")
