@@ -5,7 +5,9 @@ a queue, writes them to the target, and says so; meanwhile no other thread takes
 message is a statement is taken with that message alone, and then waits at the *barrier* of the statement: when all
 queues that have the statement wait there, the thread that came last runs it, and all go on.
 
-If a batch fails, its queue goes on one message at a time, until the batch is passed.
+If a batch fails, its queue goes on one message at a time, until the batch is passed. A message that is refused even so
+is handed out again together with the next one, then with four, eight, and so on, and by itself again: a change behind
+it may take back what is in the way of another partition, which is further.
 
 Invariants:
     * a queue hands out its messages in order, without a gap, each until it is done;
@@ -41,6 +43,7 @@ class PartitionQueue:
         is_busy: a thread has messages of it.
         at: the statement at whose barrier it waits.
         single_until: messages below this offset are handed out one by one.
+        tries: how often the next message was refused, in this round of sizes.
         due_at: monotonic time before which nothing is handed out.
         refused_since: when the next message was refused first.
     """
@@ -57,6 +60,7 @@ class PartitionQueue:
         "single_until",
         "size_bytes",
         "slot",
+        "tries",
     )  # fmt: skip
 
     def __init__(self, slot: TopicPartition, generation: int, offset: int | None) -> None:
@@ -66,6 +70,7 @@ class PartitionQueue:
         self.is_busy = self.is_paused = False
         self.at: str | None = None
         self.single_until, self.due_at = 0, 0.0
+        self.tries = 0
         self.refused_since: float | None = None
 
     def __str__(self) -> str:
@@ -203,7 +208,9 @@ class PartitionQueues:
     def _batch(self, queue: PartitionQueue) -> list[Message]:
         batch: list[Message] = []
         size = 0
-        rows_max = 1 if queue.messages[0].offset < queue.single_until else self._rows_max
+        rows_max = self._rows_max
+        if queue.messages[0].offset < queue.single_until:
+            rows_max = min(1 << queue.tries, rows_max)
         for message in queue.messages:
             size += len(message.value or b"")
             if batch and (len(batch) >= rows_max or size > BATCH_BYTES_MAX or is_statement(message)):
@@ -216,7 +223,7 @@ class PartitionQueues:
     def done(self, queue: PartitionQueue, offset: int) -> list[Message]:
         """A queue's messages below an offset are in the target; returns them."""
         with self._changed:
-            queue.is_busy, queue.refused_since, queue.due_at = False, None, 0.0
+            queue.is_busy, queue.refused_since, queue.due_at, queue.tries = False, None, 0.0, 0
             found = self._drop(queue, offset)
             self._changed.notify_all()
             return found
@@ -237,15 +244,27 @@ class PartitionQueues:
                 queue.refused_since = now
             return now - queue.refused_since
 
-    def again(self, queue: PartitionQueue, pause_s: float, *, single_until: int = 0) -> None:
-        """Hand a queue's messages out again after a pause.
-
-        Args:
-            single_until: one by one up to this offset.
-        """
+    def again(self, queue: PartitionQueue, pause_s: float) -> None:
+        """Hand a queue's messages out again after a pause."""
         with self._changed:
             queue.is_busy, queue.due_at = False, self._clock.monotonic() + pause_s
-            queue.single_until = max(queue.single_until, single_until)
+            self._changed.notify_all()
+
+    def refused(self, queue: PartitionQueue, count: int, pause_s: float) -> None:
+        """Hand out another number of a queue's messages: so many were refused together.
+
+        Args:
+            pause_s: before a round of sizes begins again.
+        """
+        with self._changed:
+            is_batch = queue.messages[0].offset >= queue.single_until
+            if is_batch:
+                queue.single_until = queue.messages[count - 1].offset + 1
+            queue.tries = 0 if is_batch else queue.tries + 1
+            is_round_over = not is_batch and len(self._batch(queue)) <= count
+            if is_round_over:
+                queue.tries = 0
+            queue.is_busy, queue.due_at = False, self._clock.monotonic() + (pause_s if is_round_over else 0.0)
             self._changed.notify_all()
 
     def arrive(self, queue: PartitionQueue, statement: str, wanted: set[TopicPartition]) -> list[PartitionQueue] | None:

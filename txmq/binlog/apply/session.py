@@ -168,7 +168,7 @@ class Session:
             self._queues.again(queue, PAUSE_S)
         except OutOfStepError as error:
             if len(messages) > 1:
-                self._queues.again(queue, 0.0, single_until=messages[-1].offset + 1)
+                self._queues.refused(queue, len(messages), REFUSED_PAUSE_S)
             else:
                 self._refused(target, queue, messages[0], error)
 
@@ -190,7 +190,7 @@ class Session:
         """One change does not fit the target: wait for other partitions, or overwrite, or stop."""
         wait_s = self._apply.conflict_wait_ms / 1000
         if isinstance(error, DuplicateError) and self._queues.refused_for(queue) < wait_s:
-            self._queues.again(queue, REFUSED_PAUSE_S)
+            self._queues.refused(queue, 1, REFUSED_PAUSE_S)
             return
         event = _event(message)
         shown = str(dict(event.fields))[:EVENT_SHOWN_MAX]

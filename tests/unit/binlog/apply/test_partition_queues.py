@@ -64,11 +64,41 @@ def test_a_refused_batch_is_handed_out_one_by_one() -> None:
     made, _ = begun(A)
     made.add([message(A, offset) for offset in range(6)])
     queue, _ = taken(made)
-    made.again(queue, 0.0, single_until=2)
-    for offset in range(2):
+    made.refused(queue, 3, 5.0)
+    for offset in range(3):
         assert taken(made)[1] == [offset]
         made.done(queue, offset + 1)
-    assert taken(made)[1] == [2, 3, 4]
+    assert taken(made)[1] == [3, 4, 5]
+
+
+def test_a_refused_message_is_tried_with_those_behind_it() -> None:
+    made, clock = begun(A, batch=5)
+    made.add([message(A, offset) for offset in range(9)])
+    queue, _ = taken(made)
+    made.refused(queue, 5, 3.0)
+    begun_at = clock.monotonic()
+    for size in (1, 2, 4, 5):
+        assert taken(made)[1] == list(range(size))
+        made.refused(queue, size, 3.0)
+    assert clock.monotonic() == begun_at
+    assert queue.due_at == begun_at + 3.0
+    clock.sleep(3.0)
+    assert taken(made)[1] == [0]
+    made.refused(queue, 1, 3.0)
+    assert taken(made)[1] == [0, 1]
+    made.done(queue, 2)
+    assert taken(made)[1] == [2]
+
+
+def test_a_refused_message_is_not_tried_across_a_statement() -> None:
+    made, clock = begun(A)
+    made.add([message(A, 0), message(A, 1), message(A, 2, b"ddl"), message(A, 3)])
+    queue, offsets = taken(made)
+    made.refused(queue, len(offsets), 3.0)
+    for size in (1, 2):
+        assert taken(made)[1] == list(range(size))
+        made.refused(queue, size, 3.0)
+    assert queue.due_at == clock.monotonic() + 3.0
 
 
 def test_a_queue_that_waits_lets_others_pass() -> None:
