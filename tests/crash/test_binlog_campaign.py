@@ -11,7 +11,7 @@ import pytest
 from tools.crash.binlog.campaign import BinlogCampaign
 from tools.crash.binlog.plan import POINTS, ROUND, faults, opening
 
-CYCLES, ROWS = 5, 150
+CYCLES, ROWS = 4, 100
 SEED = 4
 
 

@@ -6,7 +6,8 @@ each partition must have its units in the binlog's order. Changes of an XA trans
 
 A snapshot shows a row as it was at a position (``r``); of the row's changes those up to there must not come, and those
 behind it must. Of a row without ``r`` the first changes may be missing, as far as the snapshot reached, if they end
-with no row: it was not there when it was looked for.
+with no row: it was not there when it was looked for. Rows of a table without a key are counted: it is read at one
+position.
 
 Rules:
     B1 unknown: an event of no committed change; B2 twice; B3 missing; B4 order within a partition; B5 a key in two
@@ -28,7 +29,9 @@ from txmq.binlog.event_json import ChangeEvent
 
 Key = tuple[str, ...]  # the table, and the canonical values of its key
 Place = tuple[str, int]  # topic and partition
+BagRow = tuple[str, ...]  # the canonical values of a row's first columns
 FINDINGS_MAX: Final = 20  # of a rule
+_BAG_COLUMNS: Final = 2
 
 
 @dataclass(slots=True)
@@ -73,6 +76,25 @@ class Line:
         return self.steps[-1].after if self.steps else self.begin
 
 
+class BagStep(NamedTuple):
+    """What a unit, or a statement (None), has done to a table without a key: rows that came (1) and went (-1)."""
+
+    at: int
+    unit: Unit | None
+    counts: Mapping[BagRow, int]
+
+
+@dataclass(slots=True)
+class Bag:
+    """The rows of a table without a key: how often each was there when the sync began, and is now."""
+
+    begin: Counter[BagRow] = field(default_factory=Counter)
+    now: Counter[BagRow] = field(default_factory=Counter)
+    steps: list[BagStep] = field(default_factory=list)
+    read: Counter[BagRow] = field(default_factory=Counter)
+    positions: set[str] = field(default_factory=set)
+
+
 class Statement(NamedTuple):
     """A statement that must be in every partition of its tables' topics."""
 
@@ -99,6 +121,7 @@ class Checker:
         self._transactions: list[int] = []  # their sequence numbers
         self._gtids: list[str] = []
         self._lines: dict[Key, Line] = defaultdict(Line)
+        self._bags: dict[str, Bag] = defaultdict(Bag)
         self._by_table: dict[str, set[Key]] = defaultdict(set)
         self._last: dict[Place, int] = {}
         self._key_at: dict[tuple[str, bytes], int] = {}
@@ -124,7 +147,12 @@ class Checker:
             for half, key, before, after in _halves(change):
                 self._order += 1
                 unit = Unit((change.gtid, change.row, half), at, self._order, change.table, key, before, after)
-                self._step(unit.key, change.table, at, unit, after, is_new=is_new)
+                if key_width(change.table):
+                    self._step(unit.key, change.table, at, unit, after, is_new=is_new)
+                else:
+                    counts = Counter({_bag_row(image): 1 for image in (after,) if image is not None})
+                    counts.subtract(_bag_row(image) for image in (before,) if image is not None)
+                    self._count(change.table, at, unit, counts, is_new=is_new)
                 if is_new:
                     self._units[unit.id] = unit
                     self.counts["xa"] += change.gtid != transaction.gtid
@@ -151,12 +179,25 @@ class Checker:
         else:
             line.begin = after
 
+    def _count(self, table: str, at: int, unit: Unit | None, counts: Mapping[BagRow, int], *, is_new: bool) -> None:
+        bag = self._bags[table]
+        bag.now.update(counts)
+        if is_new:
+            bag.steps.append(BagStep(at, unit, counts))
+        else:
+            bag.begin.update(counts)
+
     def _empty(self, table: str, at: int, *, is_new: bool) -> None:
+        if bag := self._bags.get(table):
+            self._count(table, at, None, {row: -count for row, count in bag.now.items()}, is_new=is_new)
         for key in self._by_table[table]:
             if self._lines[key].now is not None:
                 self._step(key, table, at, None, None, is_new=is_new)
 
     def _move(self, old: str, new: str, at: int, *, is_new: bool) -> None:
+        if bag := self._bags.get(old):
+            self._count(new, at, None, dict(bag.now), is_new=is_new)
+            self._empty(old, at, is_new=is_new)
         for key in list(self._by_table[old]):
             row = self._lines[key].now
             if row is not None:
@@ -205,8 +246,13 @@ class Checker:
     def _take_read(self, gtid: str, event: ChangeEvent, offset: int, where: str) -> None:
         table = event.table.name
         row = list((event.after or {}).values())
+        if not key_width(table):
+            bag = self._bags[table]
+            bag.read[tuple(map(plain, row[:_BAG_COLUMNS]))] += 1
+            bag.positions.add(gtid)
+            return
         line = self._lines.get((table, *map(plain, row[: key_width(table)])))
-        if not key_width(table) or line is None:
+        if line is None:
             self._add_finding("B1", f"the binlog has no such row: {where}")
             return
         line.read.append((gtid, event, offset))
@@ -237,9 +283,12 @@ class Checker:
     def findings(self) -> list[str]:
         """What is wrong, the rule first; call it once, at the end."""
         reads = [position for line in self._lines.values() for position, _, _ in line.read]
+        reads += [position for bag in self._bags.values() for position in bag.positions]
         reached = max((self._index_at(position) for position in reads), default=-1)
         for key, line in self._lines.items():
             self._judge(key, line, reached)
+        for table, bag in self._bags.items():
+            self._judge_bag(table, bag, reached)
         for statement in self._statements.values():
             self._judge_statement(statement)
         units: dict[str, list[Unit]] = {gtid: [] for gtid in self._markers}
@@ -257,10 +306,6 @@ class Checker:
 
     def _judge(self, key: Key, line: Line, reached: int) -> None:
         """One key: what the snapshot has of it, and its changes behind that."""
-        if not key_width(key[0]):
-            for step in line.steps:
-                self._require_found(step)
-            return
         if len(line.read) > 1:
             self._add_finding("B7", f"{key}: read {len(line.read)} times by the snapshot")
         if line.read:
@@ -295,7 +340,23 @@ class Checker:
         if state is None or canonical(state[width]) != plain(stamp):
             self._add_finding("B7", f"{key}: the snapshot's row is not that of {position}")
 
-    def _require_found(self, step: Step) -> None:
+    def _judge_bag(self, table: str, bag: Bag, reached: int) -> None:
+        missed = [step.at for step in bag.steps if step.at <= reached and step.unit is not None and not step.unit.place]
+        at = max([self._index_at(position) for position in bag.positions] or missed, default=-1)
+        state = bag.begin.copy()
+        for step in bag.steps:
+            if step.at > at:
+                self._require_found(step)
+                continue
+            state.update(step.counts)
+            if step.unit is not None and step.unit.place is not None:
+                self._add_finding("B7", f"{table}: {step.unit.id} was published, and the snapshot's rows have it")
+        if +state != bag.read:
+            self._add_finding(
+                "B7", f"{table}: read {bag.read.total()} rows, at {sorted(bag.positions)}: not those of then"
+            )
+
+    def _require_found(self, step: Step | BagStep) -> None:
         if step.unit is not None and step.unit.place is None:
             unit = step.unit
             self._add_finding("B3", f"{unit.id} of {unit.table} {unit.key[1:]}, committed by {self._gtids[unit.at]}")
@@ -340,6 +401,10 @@ def _halves(change: DecodedChange) -> Iterator[tuple[str, Key, Image | None, Ima
         key = new if new is not None else old
         assert key is not None
         yield change.op, key, change.before, change.after
+
+
+def _bag_row(image: Image) -> BagRow:
+    return tuple(map(canonical, image[:_BAG_COLUMNS]))
 
 
 def _key_of(table: str, image: Image | None) -> Key | None:

@@ -1,7 +1,7 @@
 """What the processes of the binlog campaign agree on: files, addresses, decisions of XA transactions.
 
 While the file ``calm`` is there, the load runs no statement that changes a table, and no XA transaction; while
-``snapshot`` is there, none that moves, empties or drops a table, and it leaves tables without a key alone.
+``snapshot`` is there, none that moves, empties or drops a table, and it inserts nothing into tables without a key.
 """
 
 from __future__ import annotations

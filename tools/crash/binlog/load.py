@@ -79,7 +79,7 @@ class Load:
                 connection.close()
 
     def _changes(self, rng: random.Random) -> Changes:
-        return Changes(rng, next(self._stamps), has_keyless=not self._world.snapshot.exists())
+        return Changes(rng, next(self._stamps), keyless_grow=not self._world.snapshot.exists())
 
     # --- transactions ------------------------------------------------------------------------------------------------
 

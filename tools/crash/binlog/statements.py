@@ -21,17 +21,16 @@ class Changes:
     """Changes of rows, drawn; all with the same stamp.
 
     Args:
-        has_keyless: whether tables without a key are changed, too.
+        keyless_grow: whether rows are inserted into tables without a key.
     """
 
-    def __init__(self, rng: random.Random, stamp: int, *, has_keyless: bool) -> None:
-        self._rng, self._stamp = rng, stamp
-        self._tables = [table for table in TABLES if has_keyless or table.has_key]
+    def __init__(self, rng: random.Random, stamp: int, *, keyless_grow: bool) -> None:
+        self._rng, self._stamp, self._keyless_grow = rng, stamp, keyless_grow
 
     def of_a_transaction(self, *, has_savepoints: bool = True) -> Iterator[str]:
         """Its statements."""
         rng = self._rng
-        if rng.random() < _LARGE_SHARE:
+        if self._keyless_grow and rng.random() < _LARGE_SHARE:
             yield self._large()
         for _ in range(rng.randrange(1, 6)):
             yield self._statement()
@@ -41,12 +40,12 @@ class Changes:
                 yield "ROLLBACK TO here"
 
     def _statement(self) -> str:
-        table = self._rng.choice(self._tables)
+        table = self._rng.choice(TABLES)
         name = table.name + (MOVED if self._rng.random() < _MOVED_SHARE else "")
         make: Callable[[Table, str], str] = self._rng.choices(
             (self._insert, self._upsert, self._replace, self._update, self._update_many, self._rekey, self._delete,
              self._delete_many),
-            (4, 2, 2, 5, 2, 2, 3, 1),
+            (4, 2, 2, 5, 2, 2, 3, 1) if table.has_key or self._keyless_grow else (0, 0, 0, 5, 1, 2, 1, 0),
         )[0]  # fmt: skip
         return make(table, name)
 
@@ -106,7 +105,7 @@ class Changes:
 
     def _large(self) -> str:
         """More changes than one txmq transaction has."""
-        table = self._rng.choice(self._tables)
+        table = self._rng.choice(TABLES)
         values = [column.value(self._rng) for column in table.columns]
         if table.has_key:
             return f"UPDATE {table.name} SET stamp = {self._stamp} LIMIT {_LARGE_ROWS}"

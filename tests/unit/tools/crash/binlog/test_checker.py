@@ -182,6 +182,36 @@ def test_damage_is_found(damage: Callable[[list[list[Stored]]], None], rule: str
     assert any(finding.startswith(rule) for finding in findings(parts)), findings(parts)
 
 
+PLAIN = "tab_heap"
+PLAIN_BINLOG = [
+    Decoded("0-1-1", [DecodedChange("0-1-1", row, "c", PLAIN, None, image(1, 10)) for row in range(2)]),
+    Decoded("0-1-3", [DecodedChange("0-1-3", 0, "u", PLAIN, image(1, 10), image(1, 30))]),
+    Decoded("0-1-4", [DecodedChange("0-1-4", 0, "d", PLAIN, image(1, 10), None)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("events", "rules"),
+    [
+        ("r10@2 r10@2 d3 c3 d4", set()), ("r10@3 r30@3 d4", set()), ("r30@4", set()), ("r10@2 d3 c3 d4", {"B7"}),
+        ("r10@3 r30@3 r30@3 d4", {"B7"}), ("r10@3 r30@3 d3 d4", {"B7"}), ("r10@2 r10@2 c3 d4", {"B3"}),
+        ("d3 c3 d4", {"B7"}), ("r10@2 r10@2 d3 c3 d4 d4", {"B2"}),
+    ],
+)  # fmt: skip
+def test_rows_of_a_table_without_key_are_counted(events: str, rules: set[str]) -> None:
+    """``r10@2``: the row with stamp 10 was read at 2; ``d3``: the part of transaction 3 that deletes."""
+    stamps = {"d3": ((1, 10), None), "c3": (None, (1, 30)), "d4": ((1, 10), None)}
+    made = []
+    for word in events.split():
+        stamp, _, position = word[1:].partition("@")
+        sides = (None, (1, int(stamp))) if word[0] == "r" else stamps[word]
+        made.append(replace(event(word[0], int(position or stamp), 0, *sides), table=TableName("shop", PLAIN)))
+    checker = Checker(PLAIN_BINLOG, "0-1-2", {f"{PREFIX}{PLAIN}": 1}, PREFIX)
+    for offset, one in enumerate(made):
+        checker.take((f"{PREFIX}{PLAIN}", 0), offset, b"k", one)
+    assert {finding[:2] for finding in checker.findings()} == rules
+
+
 def test_an_xa_transaction_stands_at_its_commit() -> None:
     binlog = [*BINLOG[:3], BINLOG[4], BINLOG[3], *BINLOG[5:]]  # committed before 4, by another order of the binlog
     both = [Decoded("0-1-4", BINLOG[4].changes), Decoded("0-1-6", BINLOG[3].changes)]
