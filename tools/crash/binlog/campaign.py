@@ -10,7 +10,7 @@ come to the target. Every ``check_every`` cycles the load comes to rest, and thr
 * the topics have each change of the binlog once, in order, as ``mariadb-binlog`` shows it (``checker``);
 * nothing ended by itself.
 
-Then a new sync begins, with topics of its own and an empty target.
+Then a new sync begins, with topics of its own and an empty target: transactional and ordered in turn.
 
 Invariants:
     * every wait has a deadline;
@@ -32,7 +32,7 @@ import txmq
 from tools.crash.binlog.checker import Checker
 from tools.crash.binlog.decoded import binlog_files, read_binlog
 from tools.crash.binlog.directory import BinlogCampaignDirectory
-from tools.crash.binlog.plan import faults, opening
+from tools.crash.binlog.plan import MODES, faults, opening
 from tools.crash.binlog.processes import Processes
 from tools.crash.binlog.report import BinlogReport, Played
 from tools.crash.binlog.statements import Changes
@@ -87,6 +87,10 @@ class BinlogCampaign:
                 self._play_sync(min(check_every, count - len(self.report.played)))
         return self.report
 
+    @property
+    def _mode(self) -> str:
+        return list(MODES)[self.report.syncs % len(MODES)]
+
     # --- a sync ------------------------------------------------------------------------------------------------------
 
     def _play_sync(self, count: int) -> None:
@@ -100,7 +104,7 @@ class BinlogCampaign:
         eventually(self._is_snapshot_over, "the snapshot is complete", LEVEL_S, CampaignError)
         self._pulse()
         self._world.snapshot.unlink()
-        rounds = faults(self._random)
+        rounds = faults(self._random, self._mode)
         for _ in range(count - len(first)):
             self._play(next(rounds))
         self._check()
@@ -133,7 +137,8 @@ class BinlogCampaign:
             ((_, created),) = source.execute(f"SHOW CREATE TABLE {name}")
             target.execute(str(created))
         ((self._begun_at,),) = source.execute("SELECT @@gtid_binlog_pos")
-        world.write_config(processes.name, processes.broker.address, source.port, target.port)
+        address = processes.broker.address
+        world.write_config(processes.name, self._mode, address, source.port, target.port)
         self._settings = read_settings(world.config(processes.name).read_text("utf-8"), {})
         world.calm.touch()
         world.snapshot.touch()
@@ -200,7 +205,7 @@ class BinlogCampaign:
         def is_level() -> bool:
             pause(0.05)
             published = self._published()
-            return published is not None and published.position.gtid_set.covers(flavor_end)
+            return published is not None and published.is_sent and published.position.gtid_set.covers(flavor_end)
 
         eventually(is_level, f"the reader is level with {end}", END_S, CampaignError)
         for child in (processes.reader, processes.applier):

@@ -28,6 +28,8 @@ tables = ["shop.*"]
 connect_timeout_ms = 3000
 silence_ms_max = 2000
 [publish]
+mode = "{mode}"
+spool = "{spool}"
 partitions = {partitions}
 session_timeout_ms = 1000
 transaction_rows_max = {rows}
@@ -87,11 +89,11 @@ class BinlogCampaignDirectory:
         """Of a sync."""
         return self.directory / f"{name}.toml"
 
-    def write_config(self, name: str, bootstrap: str, source: int, target: int) -> None:
+    def write_config(self, name: str, mode: str, bootstrap: str, source: int, target: int) -> None:
         """The file that reader and applier of a sync are started with."""
         text = _CONFIG.format(
-            name=name, bootstrap=bootstrap, source=source, target=target, partitions=PARTITIONS,
-            rows=TRANSACTION_ROWS_MAX,
+            name=name, mode=mode, spool=self.directory / f"{name}.spool", bootstrap=bootstrap, source=source,
+            target=target, partitions=PARTITIONS, rows=TRANSACTION_ROWS_MAX,
         )  # fmt: skip
         self.config(name).write_text(text, "utf-8")
 

@@ -14,10 +14,12 @@ SNAPSHOT_POINTS: Final = (
     "binlog.topic.made", "binlog.snapshot.viewed", "binlog.snapshot.read", "binlog.snapshot.left",
 )  # fmt: skip
 READER_POINTS: Final = ("binlog.tx.filled", "binlog.tx.committed", "binlog.position.read")
+SPOOL_POINTS: Final = ("binlog.spool.appended", "binlog.owner.taken", "binlog.tx.filled", "binlog.tx.committed")
+MODES: Final = {"transactional": READER_POINTS, "ordered": SPOOL_POINTS}  # of the syncs, in turn
 APPLIER_POINTS: Final = (
     "binlog.apply.filled", "binlog.apply.committed", "binlog.ddl.begun", "binlog.ddl.run", "binlog.ddl.noted",
 )  # fmt: skip
-POINTS: Final = (*OPENING_POINTS, *SNAPSHOT_POINTS, *READER_POINTS, *APPLIER_POINTS)
+POINTS: Final = frozenset((*OPENING_POINTS, *SNAPSHOT_POINTS, *READER_POINTS, *SPOOL_POINTS, *APPLIER_POINTS))
 _AWAY_S = (0.0, 1.5)
 _LONG_S = 4.0  # longer than a session of reader and applier, and than the silence after which a database is away
 _VISITS_MAX = 8
@@ -34,10 +36,10 @@ def opening(rng: random.Random) -> list[Fault]:
     return [*first, *during]
 
 
-def faults(rng: random.Random) -> Iterator[Fault]:
+def faults(rng: random.Random, mode: str) -> Iterator[Fault]:
     """Endless, of a sync whose snapshot is complete."""
     while True:
-        chosen = [*_alone(rng), *_points(rng), *_pairs(rng)]
+        chosen = [*_alone(rng), *_points(rng, mode), *_pairs(rng, mode)]
         rng.shuffle(chosen)
         yield from chosen
 
@@ -54,14 +56,14 @@ def _alone(rng: random.Random) -> Iterator[Fault]:
         yield Fault("pause", (victim,), _LONG_S if rng.random() < 0.3 else rng.uniform(*_AWAY_S))
 
 
-def _points(rng: random.Random) -> Iterator[Fault]:
-    for victim, points in ((READER, READER_POINTS), (APPLIER, APPLIER_POINTS)):
+def _points(rng: random.Random, mode: str) -> Iterator[Fault]:
+    for victim, points in ((READER, MODES[mode]), (APPLIER, APPLIER_POINTS)):
         for point in points:
-            nth = 1 if ".ddl." in point else rng.randint(1, _VISITS_MAX)
+            nth = 1 if ".ddl." in point or ".owner." in point else rng.randint(1, _VISITS_MAX)
             yield Fault("crash", (victim,), rng.uniform(*_AWAY_S), f"{point}:{nth}")
 
 
-def _pairs(rng: random.Random) -> Iterator[Fault]:
+def _pairs(rng: random.Random, mode: str) -> Iterator[Fault]:
     pairs = (
         (READER, BROKER), (READER, SOURCE), (APPLIER, BROKER), (APPLIER, TARGET), (READER, APPLIER), (SOURCE, TARGET),
         (SOURCE, BROKER), (TARGET, BROKER),
@@ -69,13 +71,12 @@ def _pairs(rng: random.Random) -> Iterator[Fault]:
     for pair in pairs:
         yield Fault("kill", pair, rng.uniform(*_AWAY_S))
     for victim, points, others in (
-        (READER, READER_POINTS, (BROKER, SOURCE)), (APPLIER, APPLIER_POINTS, (BROKER, TARGET)),
+        (READER, MODES[mode], (BROKER, SOURCE)), (APPLIER, APPLIER_POINTS, (BROKER, TARGET)),
     ):  # fmt: skip
         for other in others:
             yield Fault("crash", (victim, other), rng.uniform(*_AWAY_S), f"{rng.choice(points)}:1")
     yield Fault("pause", (SOURCE, BROKER), rng.uniform(*_AWAY_S))
 
 
-ROUND: Final = len(opening(random.Random(0))) + len(
-    [*_alone(random.Random(0)), *_points(random.Random(0)), *_pairs(random.Random(0))]
-)
+_ANY: Final = random.Random(0)
+ROUND: Final = len([*opening(_ANY), *_alone(_ANY), *_points(_ANY, "transactional"), *_pairs(_ANY, "transactional")])
