@@ -122,7 +122,7 @@ def test_killed_at_any_step_spool_has_each_event_once(
     assert set(kept) == waiting
 
 
-def test_parked_changes_are_published_by_a_run_that_knows_no_topic(
+def test_parked_changes_are_published_by_a_run_without_topics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ownership, "END_S", 0.0)
