@@ -388,7 +388,6 @@ class Gathering:
             messages: list[Outgoing] = []
             is_whole = rows.rows == len(chunk)
             for one in self._read_of(chunk):
-                self._topics.partitions(one[0])  # a former run may have parked it: this one must know its topic
                 if not is_whole and one[0] not in self._open_topics:
                     self._add_begin_markers(messages, part, one[0], read_event(one[3]).table, now_ms)
                 messages.append((*one[:5], now_ms))

@@ -247,14 +247,6 @@ def test_an_xid_that_is_prepared_again_has_the_new_rows() -> None:
     assert [json.loads(one[3])["after"]["id"] for one in log.messages if one[0] == "s.shop.orders"] == [7]
 
 
-def test_topics_of_changes_that_a_former_run_parked_are_known() -> None:
-    log = Log()
-    found = published(taken(made(log), log, part(1, inserts(2), xa=XaPrepare(XID))))
-    gathers = made(log, found)
-    taken(gathers, log, part(2, xa=XaEnd(XID, committed=True)))
-    assert gathers._topics._partitions == {"s.shop.orders": PARTITIONS}
-
-
 def test_an_xa_commit_that_stands_twice_counts_once() -> None:
     log = Log()
     gathers = made(log)

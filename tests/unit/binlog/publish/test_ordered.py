@@ -122,9 +122,7 @@ def test_killed_at_any_step_spool_has_each_event_once(
     assert set(kept) == waiting
 
 
-def test_parked_changes_are_published_by_a_run_without_topics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parked_changes_are_published_by_a_run_without_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "END_S", 0.0)
     begun_spool(tmp_path)
     xid, changes = Xid(1, b"x", b"b"), [RowChange("c", TABLES[0], None, (number, "v")) for number in range(3)]
