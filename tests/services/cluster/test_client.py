@@ -59,7 +59,7 @@ def _stats_are_told_home_by_home(
     told = capsys.readouterr()
     assert ended.value.code == 1
     assert told.err.startswith("txmq: 1 of 3 homes did not answer: broker-2 (")
-    tables = told.out.split("\n\n")
+    tables = told.out.strip("\n").split("\n\n")
     assert sorted(table.splitlines()[1].split()[2] for table in tables) == ["broker-0", "broker-1"]
 
 
