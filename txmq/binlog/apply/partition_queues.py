@@ -118,13 +118,15 @@ class PartitionQueues:
                 self._queues[slot] = PartitionQueue(slot, generation, offset)
 
     def add(self, messages: Iterable[Message]) -> list[TopicPartition]:
-        """Append messages; returns partitions that are full now.
+        """Append messages; returns partitions that are full now. Once the queues have ended, nothing is appended.
 
         Raises:
             TargetError: messages are missing: they were deleted before they were applied.
         """
         full = []
         with self._changed:
+            if self._failure is not None:
+                return []  # the poll that handed a partition out anew may have brought its messages, too
             for message in messages:
                 queue = self._queues[message.topic, message.partition]
                 end = queue.messages[-1].offset + 1 if queue.messages else queue.next

@@ -178,6 +178,15 @@ def test_partition_that_comes_back_ends_the_queues() -> None:
         made.refuse_failed()
 
 
+def test_poll_that_grants_anew_brings_messages_in_vain() -> None:
+    made, _ = begun(A)
+    made.add([message(A, 0), message(A, 1)])
+    made.granted(A, 8, 0)
+    assert made.add([message(A, 0)]) == []
+    with pytest.raises(FencedError, match="was another process's meanwhile"):
+        made.refuse_failed()
+
+
 def test_the_end_is_reached_when_all_queues_have_passed_it() -> None:
     made, _ = begun(A, offset=3)
     assert made.has_passed({})
