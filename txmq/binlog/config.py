@@ -28,6 +28,7 @@ from txmq.setting import flag as flag
 from txmq.setting import names as words
 
 PAGE = "docs/configuration-binlog.md"
+POSITIONS = ".positions"  # topics whose names end so have positions
 NAME_LENGTH_MAX = 64  # it stands in front of the database's and the table's name
 SNAPSHOT_MODES = ("initial", "never", "only")
 _TABLE = re.compile(r"[^.\s]+\.[^.\s]+\Z")
@@ -278,9 +279,14 @@ class BinlogSettings:
         return self.apply.group or f"apply-{self.name}"
 
     @property
+    def offset_table(self) -> str:
+        """The table in the target that has the applier's offsets."""
+        return f"{self.apply.state_database}.txmq_offset"
+
+    @property
     def position_topic(self) -> str:
         """The topic that has the positions."""
-        return f"{self.name}.positions"
+        return f"{self.name}{POSITIONS}"
 
     @property
     def spool(self) -> str:

@@ -1,7 +1,8 @@
-"""How far a reader is: position, lag, rate. From the topic of its positions, and from the server that it reads.
+"""How far reader and applier are: position, lag, rate. From the topic of the positions, and from both databases.
 
 The reader itself is not asked: its position messages say what is published, how much that is, and when it was. In
-ordered mode its spool says so, if it is on this machine, even while the broker is away.
+ordered mode its spool says so, if it is on this machine, even while the broker is away. Nor is the applier asked: its
+offsets are in the target.
 """
 
 from __future__ import annotations
@@ -9,21 +10,25 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from txmq.binlog.config import BinlogSettings
+from txmq.binlog.apply.target import connector
+from txmq.binlog.apply.topics import applied_topics
+from txmq.binlog.config import ApplySettings, BinlogSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.ownership import PUBLISHED
-from txmq.binlog.publish.position_log import newest_position, position_at
+from txmq.binlog.publish.position_log import newest_position
 from txmq.binlog.publish.published import Published, SpoolHeld, read_published
-from txmq.binlog.publish.unread import SnapshotState
+from txmq.binlog.publish.syncs import SyncStatus, owner_of, sync_status
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source_settings import source_options
-from txmq.client import Client
+from txmq.client import Client, MySQLOffsetStore
 from txmq.client.spooling.write_ahead import WriteAheadSpool
-from txmq.errors import StorageError, TxmqError, UnknownGroupError
+from txmq.errors import StorageError, TxmqError
+from txmq.model import TopicPartition
 from txmq.runtime.owner import host_name
 
-RATE_MS = 60_000  # rates are of the last minute
+ANSWERS = "answers"
+_NO_SUCH_TABLE = 1146  # ER_NO_SUCH_TABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,39 +46,61 @@ class ServerEnd:
 
 @dataclass(frozen=True, slots=True)
 class BinlogStatus:
-    """See the module's docstring.
+    """How far the reader is.
 
     Args:
-        name: of the reader.
-        reader: the member that publishes; None if none does, or if the broker is away.
-        gtids, file, offset: what is published.
-        rows, transactions: published since the first start.
-        rows_per_s: in the last minute; None if the broker is away.
+        sync: what is published, and by which reader.
         lag_s: how old the newest published transaction is; 0 if the server has no newer one; None if the server does
             not answer, or nothing was published yet.
         lag_bytes: of the binlog that are not published; None likewise.
-        open_rows: changes that are published of a large transaction in parts; 0 if there is none.
-        parked: prepared XA transactions, with how many changes each waits.
-        snapshot: of an unfinished one the rows that are read, the table that is being read, and how many are left.
-        published_ms: when the newest position was written.
-        spool: in ordered mode, where it is, what waits in it, and what it can hold.
     """
 
-    name: str
-    reader: str | None
-    gtids: str
-    file: str
-    offset: int
-    rows: int
-    transactions: int
-    rows_per_s: float | None
+    sync: SyncStatus
     lag_s: float | None
     lag_bytes: int | None
-    open_rows: int
-    parked: dict[str, int]
-    snapshot: dict[str, Any] | None
-    published_ms: int
-    spool: dict[str, Any] | None
+
+    def as_fields(self) -> dict[str, Any]:
+        """By name, as JSON has it."""
+        return asdict(self.sync) | {"lag_s": self.lag_s, "lag_bytes": self.lag_bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionApplied:
+    """How far a partition is applied.
+
+    Args:
+        offset: of the first message that is not; None if none is.
+        start, end: of what the topic holds.
+        lag: messages that are not applied.
+    """
+
+    topic: str
+    partition: int
+    offset: int | None
+    start: int
+    end: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplierStatus:
+    """How far the applier is.
+
+    Args:
+        group: its consumer group.
+        applier: the member that applies; None if none does.
+        lag: messages that are not applied; None if the target or the broker does not answer.
+        lag_s: how long ago the oldest of them was published; 0 if there is none; None likewise.
+        target: "answers", or why the offsets are not known.
+        partitions: in the order of their names; none if the offsets are not known.
+    """
+
+    group: str
+    applier: str | None
+    lag: int | None
+    lag_s: float | None
+    target: str
+    partitions: tuple[PartitionApplied, ...] = ()
 
     def as_fields(self) -> dict[str, Any]:
         """By name, as JSON has it."""
@@ -106,10 +133,8 @@ def _spooled(settings: BinlogSettings) -> Published | None:
     try:
         with WriteAheadSpool(settings.spool, read_only=True) as spool:
             noted = next(spool.notes(PUBLISHED), None)
-            place, rows = (
-                spool.place,
-                spool.summary(),
-            )  # behind the position: if nothing is left, all that it covers was sent
+            # Behind the position: if nothing is left, all that it covers was sent.
+            place, rows = spool.place, spool.summary()
     except StorageError:
         return None
     published = read_published(noted, f"the position in {settings.spool}") if noted is not None else None
@@ -135,19 +160,7 @@ def binlog_status(
         is_level = position.gtid_set.covers(end.position.gtid_set)
         lag_bytes = 0 if is_level else end.bytes_behind
         lag_s = 0.0 if is_level else max(now_ms - newest.source_ms, 0) / 1000 if newest.source_ms else None
-    try:
-        reader, rate = _reader(client, settings), _rate(client, settings, newest, now_ms)
-    except TxmqError as error:
-        if newest.spool is None or not error.retriable:
-            raise
-        reader = rate = None
-    return BinlogStatus(
-        settings.name, reader, position.gtids, position.file, position.offset, newest.rows,
-        newest.transactions, rate, lag_s, lag_bytes,
-        0 if newest.open is None else newest.open.rows, {xid: rows.rows for xid, rows in newest.parked.items()},
-        None if newest.snapshot is None else _snapshot(newest.snapshot), newest.published_ms,
-        None if newest.spool is None else asdict(newest.spool),
-    )  # fmt: skip
+    return BinlogStatus(sync_status(client, settings, newest, now_ms), lag_s, lag_bytes)
 
 
 def server_end(settings: BinlogSettings, published: Position) -> ServerEnd:
@@ -160,23 +173,49 @@ def server_end(settings: BinlogSettings, published: Position) -> ServerEnd:
     return ServerEnd(source.end(), source.bytes_behind(published))
 
 
-def _snapshot(state: SnapshotState) -> dict[str, Any]:
-    table = None if state.current is None else str(state.current.table)
-    return {"rows": state.rows, "table": table, "tables_left": len(state.left), "tables": state.tables}
+# --- the applier -----------------------------------------------------------------------------------------------------
 
 
-def _rate(client: Client, settings: BinlogSettings, newest: Published, now_ms: int) -> float:
-    topic = settings.position_topic
-    first = client.offset_for(topic, 0, now_ms - RATE_MS)
-    held = client.offsets(topic, 0)
-    before = position_at(client, settings, min(max(first - 1, held.start), held.end - 1))
-    return round((newest.rows - (0 if before is None else before.rows)) * 1000 / RATE_MS, 1)
-
-
-def _reader(client: Client, settings: BinlogSettings) -> str | None:
-    try:
-        rows = client.groups.describe(settings.group)["partitions"]
-    except UnknownGroupError:
+def applier_status(client: Client, settings: BinlogSettings, now_ms: int) -> ApplierStatus | None:
+    """Put together what the target and the broker say; None if the file says nothing of a target."""
+    if settings.apply == ApplySettings():
         return None
-    owners = [row["owner"] for row in rows if row["topic"] == settings.position_topic]
-    return str(owners[0]) if owners and owners[0] is not None else None
+    group, applier = settings.apply_group, None
+    try:
+        topics = applied_topics(client, settings)
+        applier = next(filter(None, (owner_of(client, group, topic) for topic in topics)), None)
+        partitions = tuple(_applied(client, settings, topics))
+        lag_s = max((now_ms - _published_ms(client, one) for one in partitions if one.lag), default=0) / 1000
+    except TxmqError as error:
+        return ApplierStatus(group, applier, None, None, str(error))
+    return ApplierStatus(group, applier, sum(one.lag for one in partitions), max(lag_s, 0.0), ANSWERS, partitions)
+
+
+def _applied(client: Client, settings: BinlogSettings, topics: list[str]) -> list[PartitionApplied]:
+    slots = [(topic, number) for topic in topics for number in range(client.topics.known(topic).config.partitions)]
+    found = []
+    for slot, offset in zip(slots, _saved(settings, slots), strict=True):
+        held = client.offsets(*slot)
+        found.append(PartitionApplied(*slot, offset, held.start, held.end, held.end - (offset or held.start)))
+    return found
+
+
+def _saved(settings: BinlogSettings, slots: list[TopicPartition]) -> list[int | None]:
+    """The offsets that the target has."""
+    store, group = MySQLOffsetStore(connector(settings.apply), table=settings.offset_table), settings.apply_group
+    try:
+        store.enter(group)
+        saved = [store.saved(group, slot) for slot in slots]
+    except StorageError as error:
+        if getattr(error.__cause__, "args", ())[:1] == (_NO_SUCH_TABLE,):
+            return [None] * len(slots)  # no applier has begun there
+        raise
+    finally:
+        store.leave(group)
+    return [None if one is None else one.offset for one in saved]
+
+
+def _published_ms(client: Client, partition: PartitionApplied) -> int:
+    """When the first message was published that is not applied."""
+    first = max(partition.offset or 0, partition.start)
+    return client.fetch(partition.topic, partition.partition, first, max_bytes=1)[0].timestamp_ms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,9 @@ from txmq.cli.connecting import partly, raise_missing
 if TYPE_CHECKING:
     from txmq.client import Client
 
+SYNCS = "binlog"
+_HELP = "stats binlog        one line a binlog sync: what is published, which reader does it\n"
+_SYNC = ("reader", "gtids", "rows", "rows_per_s", "delay_s", "published", "snapshot", "parked", "spool")
 LISTINGS = ("topics", "offsets", "transactions", "resources")
 
 
@@ -32,24 +36,45 @@ def stats(
 
       txmq stats
       txmq stats help
+      txmq stats binlog
       txmq stats --json
     """
     import txmq
 
     with txmq.connect(bootstrap) as client:
+        if item == SYNCS:
+            _show_syncs(client, as_json=as_json)
+            return
         if as_json or item == "json":
             found, missing = partly(lambda: _by_home(client, item))
             output.print_json(found[0][1] if client.routes.is_lone else dict(found))
             raise_missing(missing)
             return
         if item == "help":
-            sys.stdout.write(client.stats(item))
+            sys.stdout.write(client.stats(item) + _HELP)
             return
         texts, missing = partly(lambda: _texts(client, item))
     for home, text in texts:
         rows = [line.partition(" ")[::2] for line in text.splitlines()]
         output.print_table("stats" if item is None else f"stats {item}", ("key", "value"), [*home, *rows])
     raise_missing(missing)
+
+
+def _show_syncs(client: Client, *, as_json: bool) -> None:
+    """What the broker knows of each sync: the databases are not asked."""
+    from txmq.binlog.publish.syncs import SyncStatus, syncs
+    from txmq.cli.binlog.status import for_people
+
+    found = syncs(client, client.clock.now_ms())
+    known = {name: asdict(one) for name, one in found.items() if isinstance(one, SyncStatus)}
+    problems = {name: str(error) for name, error in found.items() if name not in known}
+    if as_json:
+        output.print_json([*known.values(), *({"name": name, "problem": text} for name, text in problems.items())])
+    else:
+        rows = [[name, *map(for_people(fields).get, _SYNC)] for name, fields in known.items()]
+        output.print_table("stats binlog", ("sync", *_SYNC), rows)
+    if problems:
+        output.fail("; ".join(f"{name}: {text}" for name, text in problems.items()))
 
 
 def _texts(client: Client, item: str | None) -> list[tuple[list[tuple[str, str]], str]]:

@@ -173,6 +173,65 @@ def test_status_says_how_far_the_reader_is(run: Run) -> None:
     assert found["gtids"] in shown
 
 
+def test_status_says_how_far_the_applier_is(run: Run) -> None:
+    plain = run.config.read_text()
+    place = f'[apply]\nuser = "root"\ndatabase = "copy"\nstate_database = "state"\nport = {run.server.port}\n'
+    run.server.execute("CREATE OR REPLACE DATABASE copy")
+    run.server.execute("DROP DATABASE IF EXISTS state")
+    run.start()
+    run.server.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+    run.until(2)
+    assert run.stop() == 0
+    assert run.status()["apply"] is None
+    run.config.write_text(plain + place)
+    before = run.status()["apply"]
+    held = {one["partition"]: one["end"] for one in before["partitions"]}
+    assert sum(held.values()) == 2 + 2  # two rows, and the table's CREATE in both partitions
+    assert (before["applier"], before["lag"], before["target"]) == (None, 4, "answers")
+    assert before["lag_s"] > 0
+    assert {one["offset"] for one in before["partitions"]} == {None}
+    done = fork_server.run([*COMMAND, "apply", "--config", str(run.config), "--until-end"], timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    after = run.status()["apply"]
+    assert (after["lag"], after["lag_s"], after["target"]) == (0, 0.0, "answers")
+    assert {one["partition"]: one["offset"] for one in after["partitions"]} == held
+    run.server.execute("DROP DATABASE state")
+    run.config.write_text(plain + place.replace(str(run.server.port), "1"))
+    away = run.status()
+    assert (away["apply"]["lag"], away["apply"]["partitions"], away["database"]) == (None, [], "answers")
+    assert "offset store state.txmq_offset: " in away["apply"]["target"]
+    shown = fork_server.run([*COMMAND, "status", "--config", str(run.config)], timeout=WAIT_S)
+    assert shown.returncode == 0
+    assert away["apply"]["target"] in shown.stdout.decode()
+
+
+def test_stats_says_what_the_broker_knows_of_a_sync(run: Run, broker: BrokerProcess) -> None:
+    def stats(*words: str, status: int = 0) -> str:
+        command = [sys.executable, "-m", "txmq.cli.main", "stats", *words, "--bootstrap", broker.address]
+        done = fork_server.run(command, timeout=WAIT_S)
+        assert done.returncode == status, done.stderr
+        return done.stdout.decode()
+
+    for topic in ("gps.positions", "other.positions", "other.parked"):
+        run.client.topics.create(topic, partitions=1)
+    assert json.loads(stats("binlog", "--json")) == []
+    run.start()
+    run.server.execute("INSERT INTO orders SELECT seq, 'a' FROM seq_1_to_60")
+    run.until(60)
+    ((end,),) = run.server.execute("SELECT @@gtid_binlog_pos")
+    eventually(lambda: run.status()["gtids"] == end, "all is published", WAIT_S)
+    (found,) = json.loads(stats("binlog", "--json"))
+    told = run.status()
+    assert found == {name: told[name] for name in found}
+    assert (found["name"], found["rows"], found["rows_per_s"], found["delay_s"] >= 0) == ("s", 60, 1.0, True)
+    assert stats("binlog").splitlines()[1].split()[:5] == ["s", told["reader"], end, "60", "1.0"]
+    assert "stats binlog" in stats("help")
+    with run.client.producer() as producer:
+        producer.send("other.positions", b"no position")
+    (_, problem) = json.loads(stats("binlog", "--json", status=1))
+    assert "is no position" in problem["problem"]
+
+
 def test_ordered_mode_outlasts_an_outage_and_status_shows_its_spool(run: Run, broker: BrokerProcess) -> None:
     spool = run.config.with_name("spool")
     run.config.write_text(f'{run.config.read_text()}mode = "ordered"\nspool = "{spool}"\n')

@@ -22,7 +22,8 @@ from txmq.binlog.apply.ddl import TargetStatements
 from txmq.binlog.apply.session import Applied, Replica, Session
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import connector
-from txmq.binlog.config import BinlogSettings, topics_named
+from txmq.binlog.apply.topics import applied_topics
+from txmq.binlog.config import BinlogSettings
 from txmq.client import Client, MySQLOffsetStore
 from txmq.errors import ConfigError, FencedError, StorageError, TxmqError
 from txmq.model import TopicPartition
@@ -46,7 +47,7 @@ class Applier:
         self._client, self._settings = client, settings
         self._sparingly = Sparingly(get_logger(group=settings.apply_group), client.clock)
         connect, tables = connector(settings.apply), TargetTables(settings.apply.database)
-        store = MySQLOffsetStore(connect, table=f"{settings.apply.state_database}.txmq_offset")
+        store = MySQLOffsetStore(connect, table=settings.offset_table)
         statements = TargetStatements(
             connect, tables, store, settings.apply_group, settings.apply.state_database, skipped
         )
@@ -98,14 +99,7 @@ class Applier:
         return session.run(ends, lambda: self._is_stopped, self._topics)
 
     def _topics(self) -> list[str]:
-        settings = self._settings
-        if settings.apply.topics:
-            return sorted(settings.apply.topics)
-        named = topics_named(settings.publish.topic, name=settings.name)
-        internal = {settings.position_topic, settings.parked_topic}
-        return sorted(
-            topic.name for topic in self._client.topics.list() if named.match(topic.name) and topic.name not in internal
-        )
+        return applied_topics(self._client, self._settings)
 
     def _ends(self, topics: Iterable[str]) -> dict[TopicPartition, int]:
         ends = {}
