@@ -61,8 +61,9 @@ class BrokerSettings:
 
     sync: str = word(
         "always", "When a plain put or local transaction is answered: after the sync of the journal (always), or "
-        "before it. With interval a sync follows after sync_interval_messages or sync_interval_ms, with never once a "
-        "second, so that readers see what was put. Both may lose acknowledged messages when the machine fails. "
+        "before it. With interval a sync follows after sync_interval_messages or sync_interval_ms, and at once if a "
+        "reader waits for what was put; with never it follows once a second. Both may lose acknowledged messages when "
+        "the machine fails. "
         "Prepares, decisions and everything else are always forced.",
         section="Durability", choices=("always", "interval", "never"),
     )  # fmt: skip

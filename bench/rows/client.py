@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from bench.model import Bound, Measure, Row, Surroundings
 from txmq.testing.bench import loads
-from txmq.testing.bench.limits import LOOPBACK_BYTES
-from txmq.testing.bench.model import Target
+from txmq.testing.bench.limits import LOOPBACK_BYTES, SYNCED_ECHO
+from txmq.testing.bench.model import LATENCY_UNITS, Target
 from txmq.testing.processes.broker import BrokerProcess
 
 TOPIC, PARTITIONS = "bench", 4
@@ -31,6 +31,17 @@ def _consume(surroundings: Surroundings) -> Iterator[Measure]:
         yield lambda: run(count)
 
 
+@contextmanager
+def _delivery(surroundings: Surroundings) -> Iterator[Measure]:
+    count = surroundings.count(1000)
+    with (
+        BrokerProcess(surroundings.directory / "data", settings={"sync": "interval"}) as broker,
+        loads.delivery(Target(broker.address)) as run,
+    ):
+        run(count // 10)
+        yield lambda: run(count)
+
+
 ROWS = (
     Row(
         "send-many", "send_many, 100 B with key, acknowledged after the sync", _send_many, {"rate": "msg/s"},
@@ -39,5 +50,9 @@ ROWS = (
     Row(
         "consume", "read 100 B messages, one process", _consume, {"rate": "msg/s", "raw": "GB/s"},
         (Bound("rate", 700_000, "msg/s"), Bound("raw", 1, "GB/s")), (LOOPBACK_BYTES,),
+    ),
+    Row(
+        "delivery-sync-interval", "from send to a reader that waits, sync interval", _delivery,
+        {"rate": "msg/s"} | LATENCY_UNITS, (Bound("p50", 2, "ms", at_least=False),), (SYNCED_ECHO,),
     ),
 )  # fmt: skip

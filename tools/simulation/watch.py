@@ -5,8 +5,9 @@ from __future__ import annotations
 from tools.images.node import Node
 from txmq.broker.commit.checkpointing import RETRY_S
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.commit.pipeline import BACKGROUND_SYNC_MS, MARK_BUSY_S
+from txmq.broker.commit.pipeline import MARK_BUSY_S
 from txmq.broker.commit.steps import Append, Mark, Step
+from txmq.broker.commit.sync_due import BACKGROUND_SYNC_MS
 from txmq.config import BrokerSettings
 
 from .world import Simulation, Violation
@@ -36,7 +37,7 @@ class Watch:
         """A step has run."""
         if isinstance(step, Mark):
             self._unmarked_since = None
-        elif isinstance(step, Append) and step.group is not None and self._unmarked_since is None:
+        elif isinstance(step, Append) and self._unmarked_since is None:
             self._unmarked_since = self._world.now
 
     def look(self, node: Node) -> None:

@@ -16,7 +16,8 @@ Invariants:
   has read it (a second fdatasync would succeed and lie);
 * ``JournalFullError`` and ``TooLargeError`` come before any byte of the record was written.
 
-Thread safety: none but for ``prepare_next`` and ``raise_epoch``; calls may come from any thread, one at a time.
+Thread safety: calls may come from any thread, one at a time, but for ``prepare_next``, ``raise_epoch``, and ``append``
+beside ``sync``, if the file has room for the record. Two syncs never run at once: one alone would hear of a failure.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Journal:
         self.next_lsn = self.durable_lsn = Lsn(head.next_lsn)
         self._marked_lsn = -1  # a record on disk says that everything below is durable
         self.chain, self.epoch, self.node_id = head.chain, epoch, files.node_id
-        self.failed = self._closed = False
+        self.failed = self._closed = self._is_syncing = False
         self.payload_size_bytes_max = payload_size_max(files.settings.file_size_bytes)
 
     def append(self, payload: Buffer) -> Lsn:
@@ -150,8 +151,11 @@ class Journal:
 
         Raises:
             JournalFailedError: the disk failed; what is durable above ``durable_lsn`` is not known.
+
+        Thread safety: may run beside ``append``, if ``has_room``.
         """
         self._check()
+        self._is_syncing = True
         target = self.next_lsn
         try:
             self._file.fdatasync()
@@ -159,7 +163,7 @@ class Journal:
             self._fail(error)
             raise
         crash_point("journal.sync.done")
-        self.durable_lsn = target
+        self.durable_lsn, self._is_syncing = target, False
 
     def mark(self) -> None:
         """Force everything, and put on disk that it is forced, so that damage to it is not taken for a torn tail.
@@ -227,6 +231,8 @@ class Journal:
 
     def _rotate(self, payload_length: int) -> None:
         """Force the file that is full and continue in the next one."""
+        if self._is_syncing:
+            raise InvariantError("the journal begins a file while the last one is being synced")
         try:
             if not self._files.has_spare(payload_length):
                 self._files.make_spare(is_written=False)

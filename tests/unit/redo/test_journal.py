@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +17,7 @@ from txmq.redo.files import BALLAST, Settings, list_bases
 from txmq.redo.record_format import FILE_HEADER_SIZE, file_path, payload_size_max, record_size, unpack_file_header
 from txmq.runtime.ports import Buffer
 from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.disk_model import Op
+from txmq.testing.simulated.disk_model import Op, Sync
 
 from .support import FILE_SIZE, content, open_journal, payload
 
@@ -52,6 +53,43 @@ def test_synced_records_survive_a_power_loss_and_no_others() -> None:
     recovered, payloads = open_journal(disk.crash())
     assert payloads == [b"forced"]
     assert recovered.next_lsn == FILE_HEADER_SIZE + record_size(6)
+
+
+class BesideSync(SimDisk):
+    """A disk on which something happens while a file is forced."""
+
+    beside: Callable[[], object] | None = None
+
+    def perform(self, op: Op) -> None:
+        """Do it, and what happens beside."""
+        super().perform(op)
+        beside = self.beside
+        if isinstance(op, Sync) and beside is not None:
+            self.beside = None
+            beside()
+
+
+def test_record_appended_beside_a_sync_is_forced_by_the_next() -> None:
+    disk = BesideSync()
+    journal, _ = open_journal(disk)
+    first = journal.append(b"first")
+    disk.beside = lambda: journal.append(b"second")
+    journal.sync()
+    assert journal.durable_lsn == first < journal.next_lsn
+    journal.sync()
+    assert journal.durable_lsn == journal.next_lsn
+    assert open_journal(disk.crash())[1] == [b"first", b"second"]
+
+
+def test_no_file_is_begun_beside_a_sync() -> None:
+    disk = BesideSync()
+    journal, _ = open_journal(disk)
+    journal.append(b"first")
+    large = bytes(journal.payload_size_bytes_max)
+    assert not journal.has_room(len(large))
+    disk.beside = lambda: journal.append(large)
+    with pytest.raises(InvariantError, match="while the last one is being synced"):
+        journal.sync()
 
 
 def test_payloads_of_every_length_come_back_as_they_were() -> None:

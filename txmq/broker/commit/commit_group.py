@@ -65,6 +65,7 @@ class CommitGroup:
         puts: answers of plain puts: released when written or durable, as ``sync`` says.
         waiters: answers released when the record is durable.
         needs_sync: True if some answer needs the sync whatever ``sync`` says.
+        is_awaited: True if a reader came after its seal that waits for it, or for an older one.
         patient: how many of its requests, with one item and one waiter each, may wait for company (``commit_delay``).
         waiting_reads: reads that wait until it is in the partition files (``Context.unapplied``).
         ended_barriers: messages that readers may see once the record is synced (``visibility``).
@@ -80,6 +81,7 @@ class CommitGroup:
         "deleted",
         "end_lsn",
         "ended_barriers",
+        "is_awaited",
         "items",
         "message_count",
         "needs_sync",
@@ -106,7 +108,7 @@ class CommitGroup:
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []
         self.size_bytes = self.message_count = self.delayable = 0
-        self.needs_sync = False
+        self.needs_sync = self.is_awaited = False
         self.end_lsn = NOT_WRITTEN
 
     @property
@@ -123,6 +125,10 @@ class CommitGroup:
     def may_be_delayed(self) -> bool:
         """Whether everything in it may wait for company."""
         return 0 < self.delayable == len(self.items) == len(self.waiters) and not (self.written_waiters or self.puts)
+
+    def has_polls(self) -> bool:
+        """Whether a reader waits for messages of a partition that it places some in."""
+        return any(run.partition.waiters for run in self.placed)
 
     def add_entry(self, entry: bytes) -> None:
         """Add a control entry; it stands behind everything accepted before it."""

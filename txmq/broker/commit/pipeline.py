@@ -10,7 +10,8 @@ this loop and differ in where and when a step runs:
 
 ```
  lane         steps
- JOURNAL      seal -> Append (write, sync) -> stable? -> answers ...      due before the next group: Release, sync, Mark
+ JOURNAL      seal -> Append (write, sync) -> stable? -> answers ...      due before the next group: Release, Mark
+ SYNC                 beside Appends that need no sync: Sync
  FILES                                                   ... Apply -> watermarks ...
  CHECKPOINT                                                              ... Checkpoint -> Release in the lane JOURNAL
 ```
@@ -33,8 +34,10 @@ Invariants:
     * only stable groups are applied, in the order of the journal; watermarks move after that; a read at the watermark
       of a partition waits for the stable groups that are to move it, unless a full disk holds them up;
     * a checkpoint holds what stable, applied groups made, and nothing else;
-    * liveness: what is due goes before the next group (release, sync, mark), so that no load starves it; a sync is due
-      at the latest ``UNSYNCED_BYTES_MAX`` behind the first unsynced byte, a mark ``MARK_BUSY_S`` behind the last one;
+    * no other step is in the journal while ``Sync`` is, but appends by the loop, of groups that need no sync and for
+      which the file has room;
+    * liveness: what is due goes before the next group (release, mark, sync), so that no load starves it; ``sync_due``
+      says when a sync is, a mark is at the latest ``MARK_BUSY_S`` behind the last one;
     * a step that failed is the last one, except a checkpoint that lacks space or descriptors: the older one and the
       journal behind it are whole, and it is tried again ``checkpointing.RETRY_S`` later.
 """
@@ -61,16 +64,16 @@ from txmq.broker.commit.steps import (
     Remove,
     Step,
     StepThread,
+    Sync,
 )
 from txmq.broker.commit.store import PendingCheckpoint, Store, is_lacking
+from txmq.broker.commit.sync_due import SyncDue
 from txmq.broker.commit.upkeep import Upkeep
 from txmq.config import BrokerSettings
 from txmq.model import Lsn
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 
-BACKGROUND_SYNC_MS: Final = 1000  # sync = never: readers see what was forced, so it is forced now and then all the same
-UNSYNCED_BYTES_MAX: Final = 64 << 20  # groups stay in memory until they are forced
 INLINE_APPLY_SIZE_BYTES: Final = 1 << 20  # into the page cache
 UNAPPLIED_BYTES_MAX: Final = 16 << 20  # stable groups that wait for partition files; then none is sealed
 UNAPPLIED_GROUPS_MAX: Final = 1000
@@ -99,22 +102,18 @@ class CommitPipeline:
         "_core",
         "_is_mark_wanted",
         "_is_marked",
-        "_is_sync_wanted",
         "_journal_step",
         "_last_write_at",
         "_look_at",
         "_mark_at",
-        "_messages_max",
         "_settings",
         "_stable",
         "_stable_bytes",
         "_stable_runs",
         "_store",
-        "_sync_due_at",
-        "_sync_interval_s",
+        "_sync_due",
+        "_sync_step",
         "_unstable",
-        "_unsynced_bytes",
-        "_unsynced_messages",
         "_upkeep",
         "has_failed",
         "is_stopping",
@@ -128,10 +127,10 @@ class CommitPipeline:
         self.journal_thread = JournalThread(store.journal, settings)
         self.is_stopping = self.has_failed = False
         self._journal_step: JournalStep | None = None
+        self._sync_step: Sync | None = None
         self._unstable: deque[CommitGroup] = deque()  # sealed, oldest first
-        self._unsynced_messages = self._unsynced_bytes = 0
-        self._sync_due_at = inf
-        self._is_sync_wanted = self._is_mark_wanted = False
+        self._sync_due = SyncDue(settings)
+        self._is_mark_wanted = False
         self._stable: list[CommitGroup] = []  # answered, to be applied
         self._stable_bytes = self._stable_runs = 0
         self._apply: Apply | None = None
@@ -143,9 +142,6 @@ class CommitPipeline:
         self._checkpoints = Checkpointing(core, store, settings, clock)
         self._last_write_at = now = clock.monotonic()
         self._mark_at = now + MARK_BUSY_S
-        relaxed_ms = settings.sync_interval_ms if settings.sync == "interval" else BACKGROUND_SYNC_MS
-        self._sync_interval_s = relaxed_ms / 1000
-        self._messages_max = settings.sync_interval_messages if settings.sync == "interval" else 1 << 62
 
     # --- what drivers ask --------------------------------------------------------------------------------------------
 
@@ -158,8 +154,8 @@ class CommitPipeline:
         if (
             now >= self._look_at
             or self.is_stopping
-            # Only for the newest can a waiter turn up after its seal (``Context.answer_from_state``).
-            or (self._unstable and self._unstable[-1].needs_sync)
+            # Only the newest can be waited for after its seal (``Context.answer_from_state``, ``verbs/get.py``).
+            or (self._unstable and (self._unstable[-1].needs_sync or self._unstable[-1].is_awaited))
         ) and (step := self._next_due(now)) is not None:
             return step
         if self._journal_step is not None or (group := self._core.next_group()) is None:
@@ -171,7 +167,7 @@ class CommitPipeline:
 
         What else can make something due sets ``_look_at`` to 0, or is asked for in ``next_step`` itself.
         """
-        is_free = self._journal_step is None
+        is_free = self._journal_step is None and self._sync_step is None
         if is_free and self._checkpoints.pending is None and self._checkpoints.is_due(now):
             self._take_checkpoint(now)
         if (upkeep := self._upkeep.next_step(now, prepares=not self.is_stopping)) is not None:
@@ -179,7 +175,6 @@ class CommitPipeline:
         if (checkpoint := self._next_checkpoint(now)) is not None:
             return checkpoint
         if is_free and (step := self._due_on_journal(now)) is not None:
-            self._journal_step = step
             return step
         self._look_at = self._next_look() if is_free and self._checkpoints.pending is None else 0.0
         return None
@@ -191,16 +186,16 @@ class CommitPipeline:
         mark_at = min(self._mark_at, self._last_write_at + self._settings.mark_idle_ms / 1000)
         return min(
             self._upkeep.look_at,
-            self._sync_due_at,
+            self._sync_due.at,
             self._checkpoints.look_at,
             inf if self._is_marked else mark_at,
         )
 
     def wake_at(self) -> float:
         """When time alone makes a step due that a tick every 50 ms would be late for; infinite if nothing waits."""
-        if self._journal_step is not None or self.has_failed:
+        if self._journal_step is not None or self._sync_step is not None or self.has_failed:
             return inf
-        delayable_until, sync_due_at = self._commit_delay.until, self._sync_due_at
+        delayable_until, sync_due_at = self._commit_delay.until, self._sync_due.at
         return delayable_until if delayable_until < sync_due_at else sync_due_at
 
     @property
@@ -208,6 +203,7 @@ class CommitPipeline:
         """Whether nothing is under way, unstable or asked for. A full disk may still hold groups up."""
         return (
             self._journal_step is None
+            and self._sync_step is None
             and self._apply is None
             and not (self._checkpoints.is_under_way or self._checkpoints.is_wanted)
             and not (self._unstable or self._stable or self._upkeep.is_removing)
@@ -230,7 +226,7 @@ class CommitPipeline:
 
     def want_sync(self) -> None:
         """Sync as soon as the journal is free."""
-        self._is_sync_wanted, self._look_at = bool(self._unstable), 0.0
+        self._sync_due.is_wanted, self._look_at = bool(self._unstable), 0.0
 
     def want_checkpoint(self) -> None:
         """Take a checkpoint as soon as the journal is free, whether one is due or not; a full disk puts it off."""
@@ -247,7 +243,7 @@ class CommitPipeline:
         if isinstance(step, Append):
             self._journal_step = None
             self._appended(step, now)
-            self._release_stable(step.syncs)
+            self._release_stable(is_all=step.syncs)
         elif isinstance(step, Apply):
             self._applied(step, now)
         else:
@@ -255,8 +251,12 @@ class CommitPipeline:
             self._done_beside(step, now)
 
     def _done_beside(self, step: Step, now: float) -> None:
-        """A step has run that is not on the path of a group."""
-        if isinstance(step, JournalStep):
+        """A step has run that is not on the path of each group."""
+        if isinstance(step, Sync):
+            self._sync_step = None
+            self._synced(step)
+            self._release_stable(is_all=False)
+        elif isinstance(step, JournalStep):
             self._journal_step = None
             self._journal_done(step)
         elif isinstance(step, Checkpoint):
@@ -283,25 +283,14 @@ class CommitPipeline:
     def _due_on_journal(self, now: float) -> JournalStep | None:
         """The step in the journal that goes before the next group."""
         if (release := self._checkpoints.next_release()) is not None:
-            return release
-        if self._unstable and self._is_sync_due(now):
-            return Append(self._store, StepThread.WRITER, None, True, self._clock)
-        if self._is_mark_wanted or (not self._is_marked and self._is_mark_due(now)):
-            return Mark(self._store)
-        return None
-
-    def _is_sync_due(self, now: float) -> bool:
-        return (
-            self._is_sync_wanted
-            or self.is_stopping
-            or self._unstable[-1].needs_sync
-            or now >= self._sync_due_at
-            or self._is_much_unsynced
-        )
-
-    @property
-    def _is_much_unsynced(self) -> bool:
-        return self._unsynced_messages >= self._messages_max or self._unsynced_bytes >= UNSYNCED_BYTES_MAX
+            self._journal_step = release
+        elif self._is_mark_wanted or (not self._is_marked and self._is_mark_due(now)):
+            self._journal_step = Mark(self._store)
+        elif self._unstable and (self.is_stopping or self._sync_due.is_due(now, self._unstable[-1])):
+            self._sync_due.began()
+            self._sync_step = Sync(self._store, self._clock)
+            return self._sync_step
+        return self._journal_step
 
     def _is_mark_due(self, now: float) -> bool:
         if now >= self._mark_at:
@@ -314,12 +303,16 @@ class CommitPipeline:
             return None
         if group.delayable and not self.is_stopping and self._commit_delay.keeps(group, now):
             return None
+        syncs = not self._answers_before_sync or group.needs_sync
+        thread = self.journal_thread.choose(group.size_bytes, syncs, self._checkpoints.pending is not None)
+        if self._sync_step is not None and (
+            syncs or thread is not LOOP or not self._sync_due.may_follow(self._unstable[-1])
+        ):
+            return None
         self._commit_delay.until = inf
         group = self._core.seal()
         self._unstable.append(group)
         crash_point("broker.put.accepted")
-        syncs = not self._answers_before_sync or group.needs_sync
-        thread = self.journal_thread.choose(group.size_bytes, syncs, self._checkpoints.pending is not None)
         self._journal_step = step = Append(self._store, thread, group, syncs, self._clock)
         return step
 
@@ -329,15 +322,16 @@ class CommitPipeline:
             self._upkeep.want_prepare()
         else:
             self._checkpoints.released()
-        self._release_stable(step.syncs)
+        self._release_stable(is_all=step.syncs)
+
+    def _synced(self, step: Sync) -> None:
+        self._core.synced()
+        self.journal_thread.synced(step.sync_ms)
 
     def _appended(self, step: Append, now: float) -> None:
         if step.syncs:
-            self._core.synced()
-            self.journal_thread.synced(step.sync_ms)
+            self._synced(step)
         group = step.group
-        if group is None:
-            return
         group.end_lsn = end = self._store.journal.next_lsn
         if end >= self._checkpoint_due_lsn:
             self._look_at = 0.0
@@ -348,10 +342,9 @@ class CommitPipeline:
             self._checkpoints.pin()
         if not step.syncs:
             self._core.written(group)
-            self._unsynced_messages += group.message_count
-            self._unsynced_bytes += group.size_bytes
-            self._sync_due_at = min(self._sync_due_at, now + self._sync_interval_s)
-            self._look_at = 0.0 if self._is_much_unsynced else min(self._look_at, self._sync_due_at)
+            self._sync_due.written(group, now)
+            is_due = self._sync_due.is_due(now, group)
+            self._look_at = 0.0 if is_due else min(self._look_at, self._sync_due.at)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -359,7 +352,7 @@ class CommitPipeline:
         """Up to where the journal can be lost no more: synced here. Replicas' acknowledgements will join in here."""
         return self._store.journal.durable_lsn
 
-    def _release_stable(self, is_synced: bool) -> None:
+    def _release_stable(self, *, is_all: bool) -> None:
         stable_lsn, unstable = self._stable_lsn(), self._unstable
         while unstable and unstable[0].end_lsn <= stable_lsn:
             group = unstable.popleft()
@@ -369,9 +362,8 @@ class CommitPipeline:
             self._stable.append(group)
             self._stable_bytes += group.size_bytes
             self._stable_runs += len(group.placed)
-        if is_synced or not unstable:
-            self._unsynced_messages = self._unsynced_bytes = 0
-            self._sync_due_at, self._is_sync_wanted = inf, False
+        if is_all or not unstable:
+            self._sync_due.began()
 
     # --- partition files ---------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ results are in its attributes when it is done.
 
 Invariants:
     * the parts of a step run in their order, and a part that raises is the last;
-    * at most one ``JournalStep`` runs at a time; beside it at most one each of ``Apply``, ``Checkpoint``,
-      ``Remove`` and ``Prepare``.
+    * at most one ``JournalStep`` runs at a time, but for appends beside a ``Sync``; beside it at most one each of
+      ``Apply``, ``Checkpoint``, ``Remove`` and ``Prepare``.
 """
 
 from __future__ import annotations
@@ -70,33 +70,44 @@ class JournalStep(Step):
         self.store, self.thread, self.syncs = store, thread, syncs
 
 
-class Append(JournalStep):
-    """Append a group's record (None: no record) and, if it ``syncs``, force all that was appended.
+class Sync(JournalStep):
+    """Force all that was appended before it runs; appends may go on beside it.
 
     Attributes:
         sync_ms: how long the sync took.
     """
 
-    __slots__ = ("_clock", "group", "sync_ms")
+    __slots__ = ("_clock", "sync_ms")
 
-    def __init__(self, store: Store, thread: StepThread, group: CommitGroup | None, syncs: bool, clock: Clock) -> None:
-        self.store, self.thread, self.group, self.syncs, self.sync_ms = store, thread, group, syncs, 0.0
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store, self.thread, self.syncs, self.sync_ms = store, StepThread.WRITER, True, 0.0
         self._clock = clock
 
     def parts(self) -> Sequence[Part]:
-        """Write, sync."""
-        if self.group is None:
-            return (self._sync,)
-        return (self._write, self._sync) if self.syncs else (self._write,)
-
-    def _write(self) -> None:
-        if self.group is not None:
-            self.store.write(self.group)
+        """Sync."""
+        return (self._sync,)
 
     def _sync(self) -> None:
         started = self._clock.monotonic()
         self.store.force()
         self.sync_ms = (self._clock.monotonic() - started) * 1000
+
+
+class Append(Sync):
+    """Append a group's record and, if it ``syncs``, force all that was appended."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, store: Store, thread: StepThread, group: CommitGroup, syncs: bool, clock: Clock) -> None:
+        self.store, self.thread, self.group, self.syncs, self.sync_ms = store, thread, group, syncs, 0.0
+        self._clock = clock
+
+    def parts(self) -> Sequence[Part]:
+        """Write, sync."""
+        return (self._write, self._sync) if self.syncs else (self._write,)
+
+    def _write(self) -> None:
+        self.store.write(self.group)
 
 
 class Mark(JournalStep):

@@ -64,6 +64,8 @@ def _get_now(context: Context, client: ClientConnection, request: Request, parti
         partition.waiters = []
     poll = Poll(client, opaque, offset, size, context.now_ms + wait_ms)
     partition.waiters.append(poll)
+    if context.answers_before_sync and partition.next_offset > offset and context.undurable:
+        context.undurable[-1].is_awaited = True
     context.waiting_polls.add(poll.deadline_ms, (partition, poll))
 
 

@@ -101,7 +101,7 @@ def test_a_poll_waits_for_the_next_message() -> None:
 
 
 def test_a_poll_wakes_only_after_the_force() -> None:
-    broker = node(sync="interval")
+    broker = node(sync="never")
     client, writer = broker.connect(), broker.connect()
     waiting = client.send("get", "a", 0, 0, 1000, extensions={"wait": 500})
     assert put(writer, b"1").code == 200
