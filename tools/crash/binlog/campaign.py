@@ -6,11 +6,15 @@ first faults fall. Then rounds of faults follow: reader, applier, broker, load a
 points and at any moment, alone and in pairs, and paused. Behind each fault a row is written to the source, and must
 come to the target. Every ``check_every`` cycles the load comes to rest, and three things are checked:
 
-* the tables are equal, by ``txmq binlog compare`` and by the databases' own CHECKSUM TABLE;
+* the target has the tables that the source's binlog makes (``replay``), by ``txmq binlog compare`` and by the
+  databases' own CHECKSUM TABLE;
 * the topics have each change of the binlog once, in order, as ``mariadb-binlog`` shows it (``checker``);
 * nothing ended by itself.
 
-Then a new sync begins, with topics of its own and an empty target: transactional and ordered in turn.
+What the source itself does not have of its binlog is noted, and is no finding: a killed server's engine has lost it.
+
+Then a new sync begins, with topics of its own and an empty target: transactional and ordered in turn, of which the
+first is the seed's.
 
 Invariants:
     * every wait has a deadline;
@@ -19,12 +23,10 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -36,7 +38,8 @@ from tools.crash.binlog.plan import MODES, faults, opening
 from tools.crash.binlog.processes import Processes
 from tools.crash.binlog.report import BinlogReport, Played
 from tools.crash.binlog.statements import Changes
-from tools.crash.binlog.tables import ALL_KEYS, BY_NAME, DATABASE, LIKE, PULSE, ROWS, TABLES
+from tools.crash.binlog.table_check import TableCheck, TableDifference, lost_rows
+from tools.crash.binlog.tables import ALL_KEYS, BY_NAME, DATABASE, LIKE, PULSE, ROWS, TABLES, Table
 from tools.crash.faults import Fault
 from tools.crash.processes import CampaignError, pause
 from txmq.binlog.config import read_settings
@@ -48,6 +51,7 @@ from txmq.binlog.status import newest_published
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.fork_server import ForkServer
+from txmq.testing.processes.mariadb import MariaDB
 
 LEVEL_S = 60.0
 END_S = 300.0
@@ -65,9 +69,10 @@ class BinlogCampaign:
 
     def __init__(self, directory: Path, seed: int, say: Callable[[str], None] = print, *, rows: int = ALL_KEYS) -> None:
         self._world, self._say, self._rows = BinlogCampaignDirectory(directory), say, rows
-        self._random = random.Random(seed)
+        self._random, self._first_mode = random.Random(seed), seed
         self._processes = Processes(self._world, random.Random(-seed - 1), self._is_snapshot_over)
         self._pulses = 0
+        self._lost = set[str]()  # tables of which the source has not what its binlog has
         self.report = BinlogReport(self._processes.points_hit)
 
     def run(self, count: int, check_every: int) -> BinlogReport:
@@ -81,15 +86,16 @@ class BinlogCampaign:
             stack.callback(self._processes.kill)
             for server in (self._processes.source, self._processes.target, self._processes.broker):
                 server.start()
+            self._processes.replay.start()
             self._world.write_address(self._processes.source.connect_arguments())
-            self._make_tables()
+            self._make_tables(BY_NAME.values())
             while len(self.report.played) < count and not self.report.complaints:
                 self._play_sync(min(check_every, count - len(self.report.played)))
         return self.report
 
     @property
     def _mode(self) -> str:
-        return list(MODES)[self.report.syncs % len(MODES)]
+        return list(MODES)[(self._first_mode + self.report.syncs) % len(MODES)]
 
     # --- a sync ------------------------------------------------------------------------------------------------------
 
@@ -110,12 +116,12 @@ class BinlogCampaign:
         self._check()
         self.report.syncs += 1
 
-    def _make_tables(self) -> None:
+    def _make_tables(self, tables: Iterable[Table]) -> None:
         connection = self._world.connect()
         try:
             with connection.cursor() as cursor:
-                for table in BY_NAME.values():
-                    cursor.execute(table.create())
+                for table in tables:
+                    cursor.execute(f"CREATE OR REPLACE {table.create().removeprefix('CREATE ')}")
                     if table.columns:
                         for statement in Changes(self._random, 0, keyless_grow=True).rows(table, self._rows):
                             cursor.execute(statement)
@@ -127,6 +133,7 @@ class BinlogCampaign:
         processes, world = self._processes, self._world
         processes.name = f"b{self.report.syncs + 1}"
         source, target = processes.source, processes.target
+        self._make_tables(BY_NAME[name] for name in sorted(self._lost & BY_NAME.keys()))
         for table in TABLES:
             source.execute(f"DROP TABLE IF EXISTS {table.name}{LIKE}, {table.name}{ROWS}")
             if not table.has_key:
@@ -210,49 +217,43 @@ class BinlogCampaign:
         eventually(is_level, f"the reader is level with {end}", END_S, CampaignError)
         for child in (processes.reader, processes.applier):
             child.stop()
-        found = self._run("apply", "--until-end")
+        command = [sys.executable, "-m", *processes.command("apply"), "--until-end"]
+        found = fork_server.run(command, timeout=END_S)
         if found.returncode:
             raise CampaignError(f"the applier ended with {found.returncode}: {found.stderr.decode()[-3000:]}")
-        complaints = [*self._compared(), *self._checksums(), *self._held_to_the_binlog()]
+        processes.source.execute("FLUSH BINARY LOGS")
+        processes.replay.catch_up(self._binlog_files()[:-1])
+        held, lost = self._differences(processes.target), self._differences(processes.source)
+        checker = self._checker()
+        complaints = [*(f"{found.rule} {found.text}" for found in held), *checker.findings()]
+        self.report.counts += checker.counts
         self.report.complaints += [f"sync {processes.name}: {complaint}" for complaint in complaints]
-        self._say(f"check after {len(self.report.played)} faults: {len(complaints)} findings")
+        notes = [f"sync {processes.name}: {note}" for note in lost_rows(lost, checker.changed_last)]
+        self.report.notes += notes
+        self._lost = {found.table for found in lost}
+        self._say(f"check after {len(self.report.played)} faults: {len(complaints)} findings, {len(notes)} notes")
 
-    def _run(self, *words: str) -> subprocess.CompletedProcess[bytes]:
-        command = [sys.executable, "-m", *self._processes.command(words[0]), *words[1:]]
-        return fork_server.run(command, timeout=END_S)
+    def _binlog_files(self) -> list[Path]:
+        return binlog_files(self._world.source / "data")
 
-    def _compared(self) -> list[str]:
-        found = self._run("compare", "--settle", "0", "--json")
-        try:
-            tables = json.loads(found.stdout)["tables"]
-        except ValueError:
-            return [f"txmq binlog compare ended with {found.returncode}: {found.stderr.decode()[-500:]}"]
-        self.report.counts["rows"] += sum(table["rows"] for table in tables)
-        return [f"C1 compare: {json.dumps(table)[:600]}" for table in tables if not table["is_equal"]]
+    def _differences(self, other: MariaDB) -> list[TableDifference]:
+        """Of a server to the replay."""
+        processes, replay = self._processes, self._processes.replay.server
+        name = f"{processes.name}_compared"
+        self._world.write_config(name, self._mode, processes.broker.address, replay.port, other.port)
+        check = TableCheck(self._world.config(name), replay, other)
+        found = check.differences()
+        self.report.counts["rows"] += check.rows if other is processes.target else 0
+        return found
 
-    def _checksums(self) -> list[str]:
-        """By the databases alone."""
-        source, target = self._processes.source, self._processes.target
-        sides = [sorted(str(name) for (name,) in server.execute("SHOW TABLES")) for server in (source, target)]
-        if sides[0] != sides[1]:
-            return [f"C2 tables: {sides[0]} in the source, {sides[1]} in the target"]
-        complaints = []
-        for name in sides[0]:
-            one, other = [server.execute(f"CHECKSUM TABLE {name} EXTENDED")[0][1] for server in (source, target)]
-            if one != other:
-                complaints.append(f"C2 {name}: CHECKSUM TABLE is {one} in the source, {other} in the target")
-        return complaints
-
-    def _held_to_the_binlog(self) -> list[str]:
+    def _checker(self) -> Checker:
+        """With all that the sync's topics have."""
         prefix = f"{self._processes.name}.{DATABASE}."
         with txmq.connect(self._processes.broker.address) as client:
             topics = {topic.name: topic.partitions for topic in client.topics.list() if topic.name.startswith(prefix)}
-            binlog = read_binlog(binlog_files(self._world.source / "data"), DATABASE)
-            checker = Checker(binlog, str(self._begun_at), topics, prefix)
+            checker = Checker(read_binlog(self._binlog_files(), DATABASE), str(self._begun_at), topics, prefix)
             for topic in topics:
                 for message in client.browse(topic):
                     event = read_event(message.value or b"")
                     checker.take((topic, message.partition), message.offset, message.key or b"", event)
-        findings = checker.findings()
-        self.report.counts += checker.counts
-        return findings
+        return checker

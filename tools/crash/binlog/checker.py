@@ -278,6 +278,12 @@ class Checker:
             self._add_finding("B4", f"behind what is later in the binlog: {where}")
         self._last[place] = max(order, self._last.get(place, 0))
 
+    def changed_last(self, key: Key) -> str:
+        """The newest transaction that has changed a row, by the binlog; empty if none has since the sync began."""
+        folded = _folded(key)  # one row to a table's collation may have several names
+        steps = [step for name in self._by_table[key[0]] if _folded(name) == folded for step in self._lines[name].steps]
+        return self._gtids[max(step.at for step in steps)] if steps else ""
+
     # --- the verdict -------------------------------------------------------------------------------------------------
 
     def findings(self) -> list[str]:
@@ -385,6 +391,10 @@ class Checker:
 
     def _add_finding(self, rule: str, text: str) -> None:
         self._found[rule].append(text)
+
+
+def _folded(key: Key) -> Key:
+    return tuple(map(str.lower, key))
 
 
 def _sequence(gtid: str) -> int:

@@ -68,6 +68,11 @@ class BinlogCampaignDirectory:
         return self.directory / "target"
 
     @property
+    def replay(self) -> Path:
+        """The directory of the database that the source's binlog is replayed into."""
+        return self.directory / "replay"
+
+    @property
     def calm(self) -> Path:
         """See the module's docstring."""
         return self.directory / "calm"

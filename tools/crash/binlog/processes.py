@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from tools.crash.binlog.directory import BinlogCampaignDirectory
 from tools.crash.binlog.plan import APPLIER, BROKER, LOAD, READER, SOURCE, TARGET
+from tools.crash.binlog.replay import Replay
 from tools.crash.faults import KILLED, POINT_S, Fault, Victim, Victims
 from tools.crash.processes import CampaignError, Child
 from txmq.testing.eventually import eventually
@@ -15,6 +16,7 @@ from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 
 BROKER_SETTINGS = {"default_segment_size_bytes": 1 << 20, "checkpoint_interval_ms": 2000}
+REPLAY_OPTIONS = ("--innodb-flush-log-at-trx-commit=0",)  # it is never killed
 LOG_SHOWN = 1500
 
 
@@ -36,6 +38,7 @@ class Processes(Victims):
         self.name, self.points_hit = "", Counter[str]()
         self.source = MariaDB(world.source, binary_log=True)
         self.target = MariaDB(world.target)
+        self.replay = Replay(MariaDB(world.replay, options=REPLAY_OPTIONS))
         self.broker = BrokerProcess(world.broker, settings=BROKER_SETTINGS)
         self.load = Child(LOAD, world.directory, self._load_command)
         self.reader = Child(READER, world.directory, lambda _: self.command("run"))
@@ -62,6 +65,7 @@ class Processes(Victims):
         """All."""
         for victim in reversed(self._all.values()):
             victim.kill()
+        self.replay.server.kill()
 
     def refuse_dead(self) -> None:
         """Raises: CampaignError: a client has ended by itself."""

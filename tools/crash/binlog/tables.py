@@ -89,12 +89,17 @@ class Table(NamedTuple):
         return " AND ".join(f"{name} = {literal}" for name, literal in pairs)
 
 
+def key_columns(table: str) -> tuple[tuple[str, str], ...]:
+    """The columns of a table's key, by its name: each with its type; none if it has no key."""
+    if table.endswith(ROWS):
+        return ()
+    found = BY_NAME[table.removesuffix(MOVED).removesuffix(LIKE)]
+    return found.key if found.has_key else ()
+
+
 def key_width(table: str) -> int:
     """How many of a table's first columns are its key, by its name; 0: it has none."""
-    if table.endswith(ROWS):
-        return 0
-    found = BY_NAME[table.removesuffix(MOVED).removesuffix(LIKE)]
-    return len(found.key) if found.has_key else 0
+    return len(key_columns(table))
 
 
 def _one(form: str) -> Callable[[int, random.Random], tuple[str, ...]]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from tools.crash.binlog.decoded import Cell, Image
+from tools.crash.binlog.tables import key_columns
 
 _ESCAPED: Final = re.compile(rb"[\x00-\x1f]")
 _INTEGERS: Final = ("TINYINT", "SHORTINT", "MEDIUMINT", "INT", "LONGINT")
 _YEAR_0: Final = b"1900"  # no year that a column can have
+_COMPARED: Final[Mapping[str, Callable[[str], str]]] = {
+    "BINARY": lambda text: bytes.fromhex(text).decode(),
+    "DATETIME": lambda text: text.replace(" ", "T"),
+}
 _FLOAT_DIGITS: Final = 1e-5  # a FLOAT is shown with six digits
 
 
@@ -35,6 +40,12 @@ def canonical(cell: Cell) -> str:
 def plain(value: object) -> str:
     """The same of an event's value."""
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def compared_key(table: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """The table, and the same of a row's key as ``txmq binlog compare`` shows it; the table alone if it has no key."""
+    pairs = zip(texts, key_columns(table), strict=False)  # of a table without a key: the row's checksum
+    return table, *(_COMPARED.get(declared.partition("(")[0], str)(text) for text, (_, declared) in pairs)
 
 
 def _is_shown(cell: Cell, name: str, value: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.crash.binlog.values import differing
+from tools.crash.binlog.values import compared_key, differing
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,15 @@ def test_a_value_is_what_is_shown(shown: bytes, kind: str, value: object, other:
 
 def test_another_number_of_columns_differs() -> None:
     assert differing(((b"1", "INT"),), {"a": 1, "b": 2}) == ["2 columns, 1 in the binlog"]
+
+
+@pytest.mark.parametrize(
+    ("table", "shown", "key"),
+    [
+        ("tab_bytes", ["61303034"], ("a004",)), ("tab_moment", ["2026-01-01 00:00:00.05"], ("2026-01-01T00:00:00.05",)),
+        ("tab_two_moved", ["3", "b1"], ("3", "b1")), ("tab_decimal", ["7.125"], ("7.125",)),
+        ("tab_heap", ["c0ffee"], ()),
+    ],
+)  # fmt: skip
+def test_keys_of_compare_are_those_of_the_binlog(table: str, shown: list[str], key: tuple[str, ...]) -> None:
+    assert compared_key(table, shown) == (table, *key)

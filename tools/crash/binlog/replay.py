@@ -1,0 +1,90 @@
+"""The source's binlog replayed into a server of its own, by MariaDB's programs: the binlog's word on the tables.
+
+Theory of operation. A server that is killed may have in its binlog what its engine has lost: a replica has that, and
+so must the target. Therefore the target is held to the binlog, and not to the source. ``mariadb-binlog`` gives the
+binlog as SQL, and ``mariadb`` runs it. The changes of an XA transaction are run at its XA COMMIT, in a transaction of
+their own: what a killed server has prepared may be in its binlog alone, and no end of it follows; or in its engine
+alone, and an end follows of what the binlog does not have.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from tools.crash.binlog.tables import DATABASE
+from tools.crash.processes import CampaignError
+from txmq.testing.processes.mariadb import MariaDB
+
+_XA: Final = re.compile(rb"XA (START|END|PREPARE|COMMIT|ROLLBACK) (X'[^ /]*)")
+_GROUP: Final = re.compile(rb"#\d{6} .*\t(?:GTID |Start: )")
+_ROWS, _ROWS_END = b"BINLOG '", b"'/*!*/;"
+_SAID_BYTES = 2000
+
+
+class Replay:
+    """See the module's docstring.
+
+    Args:
+        server: an empty one, which is this object's.
+    """
+
+    def __init__(self, server: MariaDB) -> None:
+        self.server = server
+        self._files = 0
+
+    def start(self) -> None:
+        """Start the server; the binlog makes the database."""
+        self.server.start()
+        self.server.execute(f"DROP DATABASE {DATABASE}")
+
+    def catch_up(self, files: Sequence[Path]) -> None:
+        """Run what was not run before.
+
+        Args:
+            files: of the binlog, all of them from its first one on, none of which is written to any more.
+
+        Raises:
+            CampaignError: the binlog cannot be replayed.
+        """
+        new, self._files = files[self._files :], len(files)
+        if not new:
+            return
+        shown = subprocess.run(["mariadb-binlog", *map(str, new)], capture_output=True, check=True).stdout
+        arguments = self.server.connect_arguments()
+        found = subprocess.run(
+            [
+                "mariadb", "--no-defaults", "--binary-mode", "--default-character-set=utf8mb4",
+                f"--user={arguments['user']}", f"--socket={arguments['unix_socket']}",
+            ],
+            input=b"\n".join(replayable(shown.split(b"\n"))), capture_output=True, check=False,
+        )  # fmt: skip
+        if found.returncode:
+            said = found.stderr[-_SAID_BYTES:].decode("utf-8", "replace")
+            raise CampaignError(f"the binlog of {new[0].name} to {new[-1].name} cannot be replayed: {said}")
+
+
+def replayable(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The output of ``mariadb-binlog`` with the changes of XA transactions at their XA COMMIT."""
+    parked: dict[bytes, list[bytes]] = {}
+    rows: list[bytes] | None = None  # of the XA transaction that is being read
+    are_rows = False
+    for line in lines:
+        if _GROUP.match(line):
+            rows = None
+        if (found := _XA.match(line)) is not None:
+            word, xid = found.groups()
+            if word == b"START":
+                rows = parked[xid] = []
+            elif word == b"COMMIT":
+                yield from (b"START TRANSACTION/*!*/;", *parked.pop(xid, ()), b"COMMIT")
+            continue
+        are_rows = are_rows or line.startswith(_ROWS)
+        if rows is not None and are_rows:
+            rows.append(line)
+        else:
+            yield line
+        are_rows = are_rows and line != _ROWS_END
