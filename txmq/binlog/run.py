@@ -28,6 +28,7 @@ from txmq.binlog.snapshot.progress import Bar
 from txmq.binlog.snapshot.snapshot import Snapshot
 from txmq.binlog.snapshot.view import ViewEndedError
 from txmq.binlog.source import BinlogSource
+from txmq.binlog.source.unprepared import UnpreparedSearch
 from txmq.binlog.source_settings import captures, source_options
 from txmq.client import Client, connect
 from txmq.errors import ConfigError, TxmqError
@@ -38,6 +39,7 @@ from txmq.runtime.threads import Signal, until_terminated
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
 PREPARED_S = 0.5  # between two looks whether prepared XA transactions have ended
+LISTED_S = 0.1  # a prepare is in the binlog before it is on disk, and listed behind that
 READ_S = 0.2  # the longest wait for a part before the reader looks whether it is to end
 
 
@@ -218,28 +220,34 @@ class BinlogReader:
     def _snapshot_position(self, source: Source) -> Position:
         """Where a snapshot of all tables begins: its first view shows what is prepared here, and has ended by then."""
         position = source.current_position()
-        self._has_waited_for_prepared(source)
+        self._woken.wait(LISTED_S)
+        left = source.prepared()
+        while left and not self._is_stopped:
+            self._wait_for(left)
+            prepared = source.prepared()
+            left = [xid for xid in left if xid in prepared]
         return position
 
     def _unprepared_position(self, source: Source) -> Position:
-        """A position at which no XA transaction is prepared."""
-        position = source.current_position()
-        while self._has_waited_for_prepared(source) and not self._is_stopped:
-            position = source.current_position()
-        return position
+        """Where a reader begins that takes no snapshot of all tables."""
+        first = source.current_position()
+        search = UnpreparedSearch(first)
+        source.open(first)
+        self._woken.wait(LISTED_S)
+        while not self._is_stopped:
+            listed, end = source.prepared(), source.current_position().gtid_set
+            while not search.read.covers(end) and not self._is_stopped:
+                if (part := source.read(READ_S)) is not None:
+                    search.take(part)
+            if left := search.waits_for(listed):
+                self._wait_for(left)
+            elif search.found is not None:
+                return search.found
+        return first
 
-    def _has_waited_for_prepared(self, source: Source) -> bool:
-        """Wait until the XA transactions have ended that are prepared now; False if there are none.
-
-        Their changes lie before the position at which the reader begins, and their XA COMMIT behind it.
-        """
-        left = waited = source.prepared()
-        while left and not self._is_stopped:
-            self._sparingly.warning("waiting for prepared XA transactions: commit or roll back each", xids=left)
-            self._woken.wait(PREPARED_S)
-            prepared = source.prepared()
-            left = [xid for xid in left if xid in prepared]
-        return bool(waited)
+    def _wait_for(self, prepared: list[str]) -> None:
+        self._sparingly.warning("waiting for prepared XA transactions: commit or roll back each", xids=prepared)
+        self._woken.wait(PREPARED_S)
 
     def _first_position(self, source: Source) -> Position:
         if self._start == "now":
