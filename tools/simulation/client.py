@@ -452,6 +452,10 @@ class Client(Process):
     ) -> Generator[float | bytes, Reply, LastResourceEvent]:
         is_commit = effect is LastResourceEffect.SEND_COMMIT
         started = self.world.now
+        if is_commit and self.world.chance(0.3):
+            self.send("commit", transaction.txid, body=b"")
+            self.world.meet("commit not awaited")
+            return LastResourceEvent.COMMIT_WRITTEN
         if is_commit:
             reply = yield from self.ask("commit", transaction.txid, body=b"")
         else:
@@ -459,13 +463,14 @@ class Client(Process):
         if self.world.now - started > 0.05:
             self.world.meet("commit waited for order")
         if reply is None or reply[0] >= 500:
-            return LastResourceEvent.BROKER_UNKNOWN
+            return LastResourceEvent.COMMIT_LEFT if is_commit else LastResourceEvent.BROKER_UNKNOWN
+        if not is_commit:
+            return LastResourceEvent.BROKER_ROLLED_BACK if reply[0] == 200 else LastResourceEvent.BROKER_CONTRADICTS
         if reply[0] != 200:
-            return LastResourceEvent.BROKER_CONTRADICTS
-        if is_commit:
-            transaction.lines = reply[1]
-            self.shared.database.markers.pop(transaction.txid, None)  # the broker's word is durable
-        return LastResourceEvent.BROKER_COMMITTED if is_commit else LastResourceEvent.BROKER_ROLLED_BACK
+            raise AssertionError(f"P3: {transaction.txid} is committed, and the broker says {reply}")
+        transaction.lines = reply[1]
+        self.shared.database.markers.pop(transaction.txid, None)  # the broker's word is durable
+        return LastResourceEvent.COMMIT_WRITTEN
 
 
 def _look_up(database: Database, txid: str) -> LastResourceEvent:

@@ -25,7 +25,7 @@ SITUATIONS = frozenset(
         "real client died", "client died at a crash point", "real send acknowledged", "real send unknown",
         "real local committed", "real last resource committed", "real xa committed", "xa answer lost",
         "xa database died", "xa commit met the end of a session", "real block rolled back", "real outcome unknown",
-        "real unknown resolved", "committed, broker to be told", "deadline passed before commit",
+        "real unknown resolved", "committed, broker to be told", "commit not awaited", "deadline passed before commit",
         "real resolver committed", "real resolver rolled back", "two resolvers met", "outcome below the floor",
         "a thread waited for a lock", "deadline passed while prepared", "segments expired", "sync=interval recovered",
         "sync=never recovered", "checkpoint fell back", "bit flip refused", "bit flip refused to a reader",

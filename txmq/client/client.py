@@ -45,12 +45,13 @@ from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLos
 from txmq.model import Message, Outcome, PartitionRange, is_valid_name
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Lock, watch_forks
+from txmq.runtime.threads import Lock, watch_exit, watch_forks
 from txmq.xa import LastResource
 from txmq.xa.two_phase.branch import XAResource
 from txmq.xid import TxId
 
 NAME_LENGTH_MAX = 100
+DRAIN_S = 1.0  # for answers to commits, before the connections end
 
 
 def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False) -> Client:
@@ -71,6 +72,7 @@ def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy:
         RegistryError: there is no cluster in that place of ZooKeeper.
     """
     client = Client(bootstrap_of(bootstrap), timeout=timeout, name=name)
+    watch_exit(client)
     if lazy:
         return client
     try:
@@ -393,6 +395,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections. Unacknowledged messages are given up; a producer's ``close`` waits for them."""
+        self.exiting()
         stop_resolver(self)
         with self._lock:
             self._closed = True
@@ -403,6 +406,10 @@ class Client:
         self.routes.close()
         for ordered_producer in ordered:  # last: a disk that fails must not leave connections open
             ordered_producer.close()
+
+    def exiting(self) -> None:
+        """Before the connections end: wait a moment for the answers to commits that were written."""
+        self.routes.drain(self.clock.monotonic() + DRAIN_S)
 
     def forked(self) -> None:
         """In a forked child: replace the lock, which a thread of the parent may hold."""

@@ -51,7 +51,7 @@ class HomeLink:
         control: the connection for everything but reads.
         reader: the connection for reads.
         senders: the senders of producers.
-        branch_commits: of transactions over homes, which this home has yet to answer.
+        branch_commits: of transactions, which this home has yet to answer.
         clock: for deadlines.
         timeout: seconds for a request that has no timeout of its own.
 

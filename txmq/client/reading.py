@@ -3,15 +3,18 @@
 ``get`` returns whole batches, the first of which holds the wanted offset; messages before that offset are dropped here.
 Each batch is checked against its position (topic id, partition, offset) and its CRC before its messages are returned:
 damage on the broker's disk or on the way is found, not served. Sound messages before the damage are returned.
+
+A read waits, within its timeout, for commits of this client that the broker has yet to answer (``branch_commits``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from txmq.client.topics import Topics
 from txmq.client.transport.ports import Asking
-from txmq.errors import InvalidBatchError, OffsetOutOfRangeError, RemoteProtocolError
+from txmq.errors import InvalidBatchError, OffsetOutOfRangeError, RemoteProtocolError, TxmqError
 from txmq.log import records
 from txmq.model import Message, PartitionRange
 from txmq.runtime.ports import Clock
@@ -29,11 +32,19 @@ class Fetcher:
     def fetch_raw(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> bytes:
         """As ``Client.fetch_raw``."""
         deadline = self._clock.monotonic() + timeout
+        self._let_commits_pass(topic, partition, deadline)
         while True:
             wait_s = min(max(deadline - self._clock.monotonic(), 0.0), POLL_WAIT_S_MAX)
             body = self._get((topic, partition, offset, max_bytes), wait_s)
             if body or self._clock.monotonic() + 0.001 >= deadline:
                 return body
+
+    def _let_commits_pass(self, topic: str, partition: int, deadline: float) -> None:
+        """Wait for what this client has committed there, so that it is found; not beyond the deadline."""
+        commits = self._routes.link_for(topic, partition).branch_commits
+        if commits:
+            with suppress(TxmqError):
+                commits.wait((topic, partition), deadline)
 
     def _get(self, wanted: tuple[str, int, int, int], wait_s: float) -> bytes:
         wait_ms = int(wait_s * 1000)
@@ -86,6 +97,7 @@ class Fetcher:
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:
         """As ``Client.offsets``."""
+        self._let_commits_pass(topic, partition, self._clock.monotonic() + self._timeout)
         _, start, end = self._ask_offset(topic, partition, "latest")
         return PartitionRange(topic, partition, start, end)
 

@@ -377,6 +377,11 @@ class Routes:
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
+    def drain(self, deadline: float) -> None:
+        """Wait for the answers to commits that were written (``branch_commits``)."""
+        for link in dict.fromkeys([self._first, *self._links.values()]):
+            link.branch_commits.drain(deadline)
+
     def close(self) -> None:
         """Close the links."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""The door to threads: locks, signals, futures, daemon threads, and what happens after ``fork``.
+"""The door to threads: locks, signals, futures, daemon threads, and what happens after ``fork`` and at the exit.
 
 ``Signal`` is a binary semaphore: ``set`` wakes one waiter, now or when it comes to wait. It is much cheaper to make
 than a ``threading.Event``, and one is made for every request.
@@ -6,6 +6,7 @@ than a ``threading.Event``, and one is made for every request.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -19,7 +20,7 @@ from txmq.runtime.ports import Clock
 
 __all__ = [
     "Condition", "Forked", "Future", "Lock", "Signal", "ThreadLocal", "Turn", "processor_count", "start_daemon",
-    "start_threads", "thread_number", "until_terminated", "watch_forks",
+    "start_threads", "thread_number", "until_terminated", "watch_exit", "watch_forks",
 ]  # fmt: skip
 
 Condition = threading.Condition
@@ -190,3 +191,24 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
+
+
+class Exiting(Protocol):
+    """Something that has work to end before the process does."""
+
+    def exiting(self) -> None:
+        """Called when the main thread has ended; for a short time."""
+
+
+_exiting: weakref.WeakSet[Exiting] = weakref.WeakSet()
+
+
+def watch_exit(owner: Exiting) -> None:
+    """Have ``owner.exiting()`` run when this process ends in order, if ``owner`` lives then."""
+    _exiting.add(owner)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for owner in list(_exiting):
+        owner.exiting()

@@ -32,6 +32,9 @@ class Answer(Protocol):
     def done(self) -> bool:
         """Whether ``result`` need not wait."""
 
+    def look(self) -> None:
+        """Read what has arrived, without waiting."""
+
     def result(self, timeout: float | None = None) -> bytes:
         """Wait for its answer, so many seconds or as long as the request was given."""
 

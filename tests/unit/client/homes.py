@@ -213,7 +213,7 @@ class OpenCommits(BranchCommits):
     def holds(self, slot: TopicPartition) -> bool:
         return self.is_open
 
-    def wait(self, slot: TopicPartition, deadline: float) -> None:
+    def wait(self, slot: TopicPartition, deadline: float, besides: str = "") -> None:
         self.waited += 1
         self.deadlines.append(deadline)
         if self.is_open:

@@ -200,6 +200,9 @@ class ScriptedBroker:
     def _ping(self, _stream: ScriptedStream, request: Request) -> bytes:
         return answers.result(200, request[4], b"pong")
 
+    def _commit(self, _stream: ScriptedStream, request: Request) -> bytes:
+        return answers.result(200, request[4], b"")
+
     def _meta(self, _stream: ScriptedStream, request: Request) -> bytes:
         name = request[1][0].decode()
         if name.startswith("no"):

@@ -129,6 +129,7 @@ class LastResourceFixture:
         """Everything works again, the owner has gone; resolve what is left."""
         self.home.faults.clear()
         self.home.owner_connected = False
+        self.home.branch_commits.settle()
         resolver = Resolver(self.home, [self.resource])
         resolver.run_once()
         resolver.close()
@@ -157,6 +158,12 @@ class Quiet:
 
     def tell(self, commits: Any) -> None:
         """See ``BackgroundResolver``: tests look themselves."""
+
+    def completed(self, resource: Any, txid: str, answer: Any) -> None:
+        """See ``BackgroundResolver``."""
+
+    def watch(self, resource: Any, txid: str, on_resolved: Callable[[], None]) -> None:
+        """See ``BackgroundResolver``."""
 
     def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
         """See ``BackgroundResolver``."""

@@ -97,6 +97,12 @@ class PendingAcks:
 
     # --- transactions of the broker ----------------------------------------------------------------------------------
 
+    def saving(self, message: Message) -> object | None:
+        """The transaction that saves the offset of the message's partition, and whose outcome is not known here yet."""
+        with self._assignment.changed:
+            consumed = self._assignment.partitions.get((message.topic, message.partition))
+            return None if consumed is None else consumed.saving
+
     def pending_ack(self, message: Message, owner: object) -> ConsumedPartition:
         """Acknowledge a message in a transaction of the broker.
 

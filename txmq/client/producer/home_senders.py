@@ -13,8 +13,8 @@ nothing of them was stored. A queue without batches follows the new topic as soo
 *A home that is away.* Messages that choose their partition in turn leave it: new ones pass it over, and those that were
 never written to a socket are given to partitions of other homes. All others wait for their home.
 
-*Transactions over homes.* The commit of a branch may be on its way when its block has ended. A message with a key waits
-until its home has answered those, so that it does not pass one of the same key.
+*Transactions.* A commit may be on its way when its block has ended (``branch_commits``). To a lone broker a message for
+the same partition waits for the answer. Over homes a message with a key does, so that it does not pass one of that key.
 
 Invariants:
     * A batch that was ever given to a connection keeps its partition.
@@ -33,7 +33,7 @@ from typing import NamedTuple, Protocol
 from txmq.client.producer.batches import Batch, BatchQueue, ProducerLimits, Record
 from txmq.client.producer.completion import Completion, unsent
 from txmq.client.producer.home_sender import HomeSender
-from txmq.client.producer.sender import LEFTOVERS_POLL_S
+from txmq.client.producer.sender import LEFTOVERS_POLL_S, Sender
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.transaction.branch_commits import BranchCommits, BranchHome
 from txmq.client.transport.ports import HomeBroker, Routing, TopicDirectory
@@ -52,7 +52,7 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, watch_forks
 
 
-class SendingLink(HomeBroker, BranchHome, Protocol):
+class SendingLink(BranchHome, HomeBroker, Protocol):
     """The client's side of one home, as producers use it."""
 
     @property
@@ -120,6 +120,7 @@ class HomeSenders:
     def __init__(self, client: SendingClient, limits: ProducerLimits) -> None:
         self._client, self._limits = client, limits
         self.lone: HomeSender | None = None  # the sender to a lone broker, once there is one
+        self._lone_commits: BranchCommits | None = None
         self._of_links: dict[SendingLink, HomeSender] = {}
         self._destinations: dict[TopicPartition, _Destination] = {}
         self._rotations: dict[str, _Rotation] = {}
@@ -144,8 +145,18 @@ class HomeSenders:
         if not self._client.routes.is_lone:
             self.lone = None
         elif self.lone is None:
-            self.lone = self._sender_of(self._client.routes.any_link())
+            link = self._client.routes.any_link()
+            self._lone_commits, self.lone = link.branch_commits, self._sender_of(link)
         return self.lone
+
+    def let_commits_pass(self, topic: str, partition: int, deadline: float) -> None:
+        """To a lone broker: what is sent next does not overtake a transaction of this client.
+
+        Raises:
+            BrokerAwayError: the broker has not answered before the deadline.
+        """
+        if self._lone_commits:
+            self._await_commits(self._lone_commits, (topic, partition), deadline)
 
     def _sender_of(self, link: SendingLink) -> HomeSender:
         sender = self._of_links.get(link)
@@ -182,13 +193,13 @@ class HomeSenders:
         """The sender of a partition, once no message of the key is on its way there in a transaction."""
         destination = self._destination_of(topic, partition)
         if key is not None:
-            self._await_commits(destination, (topic, partition), deadline)
+            self._await_commits(destination.commits, (topic, partition), deadline)
         return destination.sender
 
-    def _await_commits(self, destination: _Destination, slot: TopicPartition, deadline: float) -> None:
-        if destination.commits:
+    def _await_commits(self, commits: BranchCommits, slot: TopicPartition, deadline: float) -> None:
+        if commits:
             try:
-                destination.commits.wait(slot, deadline)
+                commits.wait(slot, deadline)
             except (ConnectionLostError, RequestTimeoutError) as error:
                 raise BrokerAwayError(
                     f"not sent, nothing was stored: messages of a transaction have to arrive before it: {error}"
@@ -227,14 +238,33 @@ class HomeSenders:
         """
         self._wait_for_room(len(content), deadline)
         destination = self._destination_of(topic, partition)
-        if not is_movable:
-            until = self._client.clock.monotonic() if destination.commits in owing else deadline
-            try:
-                self._await_commits(destination, (topic, partition), until)
-            except BrokerAwayError as error:
-                owing.add(destination.commits)
+        if not is_movable and destination.commits:
+            error = self._vain_wait(destination.commits, (topic, partition), deadline, owing)
+            if error is not None:
                 return unsent(topic, partition, size, error)
         return destination.sender.add_async(topic, partition, content, size, deadline, is_movable)
+
+    def add_to_lone(
+        self, lone: Sender, topic: str, partition: int, content: bytearray, size: int, deadline: float,
+        owing: set[BranchCommits],
+    ) -> Completion:  # fmt: skip
+        """As ``add``, to a lone broker; ``lone.drive`` waits for it."""
+        if self._lone_commits:
+            error = self._vain_wait(self._lone_commits, (topic, partition), deadline, owing)
+            if error is not None:
+                return unsent(topic, partition, size, error)
+        return lone.add(topic, partition, content, size, deadline)
+
+    def _vain_wait(
+        self, commits: BranchCommits, slot: TopicPartition, deadline: float, owing: set[BranchCommits]
+    ) -> BrokerAwayError | None:
+        """Wait for commits; the error if that was in vain."""
+        try:
+            self._await_commits(commits, slot, self._client.clock.monotonic() if commits in owing else deadline)
+        except BrokerAwayError as error:
+            owing.add(commits)
+            return error
+        return None
 
     def _wait_for_room(self, size: int, deadline: float) -> None:
         """Wait until the buffers of all senders together have room."""

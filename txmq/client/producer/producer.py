@@ -203,6 +203,7 @@ class Producer:
     ) -> SendResult:  # fmt: skip
         lone = self._senders.lone or self._senders.open_lone()
         if lone is not None:
+            self._senders.let_commits_pass(topic, partition, deadline)
             return lone.send(topic, partition, record, deadline)
         is_movable = is_selected and goes_in_turn(self._selector, record[0])
         return self._senders.send(topic, partition, record, deadline, is_movable=is_movable)
@@ -212,6 +213,7 @@ class Producer:
     ) -> Future[SendResult]:  # fmt: skip
         lone = self._senders.lone or self._senders.open_lone()
         if lone is not None:
+            self._senders.let_commits_pass(topic, partition, deadline)
             return lone.send_async(topic, partition, record, deadline)
         is_movable = is_selected and goes_in_turn(self._selector, record[0])
         return self._senders.send_async(topic, partition, record, deadline, is_movable=is_movable)
@@ -246,7 +248,8 @@ class Producer:
             completions = assigned.batches[partition] = []
             for content, size in bulk.encode(members, now_ms, self.settings.compression, limit):
                 if lone is not None:
-                    completion = lone.add(topic, partition, content, size, self._deadline(timeout))
+                    until = self._deadline(timeout)
+                    completion = self._senders.add_to_lone(lone, topic, partition, content, size, until, owing)
                 else:
                     completion = self._add_to_home(topic, partition, content, size, timeout, owing)
                 completions.append(completion)

@@ -153,7 +153,7 @@ class PartitionQueue:
         self, record: Record, deadline: float, future: Future[SendResult] | None, meant: MeantTopic
     ) -> Ticket | tuple[Completion, int]:  # fmt: skip
         """Put the message in its order: behind those sent directly, or in the spool."""
-        if self.home.commits and record[0] is not None:
+        if self.home.commits:
             self._await_commits(deadline)
         # Without the lock while nothing has failed.
         begun = self.home.sender.start(self.partition, record, deadline, future, meant.topic_id)

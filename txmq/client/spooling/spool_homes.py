@@ -30,7 +30,7 @@ from txmq.runtime.threads import Lock, Signal, watch_forks
 ROOM_LOOK_S = 0.02  # a thread that waits for room in all buffers looks again this often
 
 
-class SpoolLink(HomeBroker, BranchHome, Protocol):
+class SpoolLink(BranchHome, HomeBroker, Protocol):
     """The client's side of one home, as ordered producers use it."""
 
     @property
@@ -76,7 +76,7 @@ class SpoolHome:
     """One home.
 
     Attributes:
-        commits: of transactions over homes, which it has yet to answer; messages with keys wait for them.
+        commits: of transactions, which it has yet to answer; messages for their partitions wait for them.
         wake: wakes its drain thread.
         stopped: set when that thread has ended.
     """

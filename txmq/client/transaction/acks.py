@@ -5,20 +5,26 @@ No I/O, except in ``pending_acks`` if the outcome is not known.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.transactional_acks import PendingAcks
-from txmq.errors import TransactionStateError
+from txmq.client.transport.ports import RoutedBroker
+from txmq.errors import TransactionError, TransactionStateError
 from txmq.model import Message, Outcome
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 
 
 class TransactionAcks:
-    """See the module's docstring. Thread safety: the transaction's lock."""
+    """See the module's docstring. Thread safety: the transaction's lock.
 
-    def __init__(self, client: object) -> None:
-        self._client = client
+    Args:
+        await_end: waits for the broker's answer, until a time, if the transaction has ended before it came.
+    """
+
+    def __init__(self, client: RoutedBroker, await_end: Callable[[float], None]) -> None:
+        self._client, self._await_end = client, await_end
         self._partitions: dict[PendingAcks, dict[ConsumedPartition, None]] = {}
         self._rows: dict[PendingAcks, list[OffsetRow]] = {}
         self._groups: list[GroupOffsets] | None = None  # looked at
@@ -37,6 +43,10 @@ class TransactionAcks:
             raise TransactionStateError("tx.ack takes messages of consumers of the transaction's own client")
         if self._groups is not None:
             raise TransactionStateError("the transaction is being decided")
+        earlier = pending_acks.saving(message)
+        if isinstance(earlier, TransactionAcks) and earlier is not self:
+            with suppress(TransactionError):
+                earlier._await_end(self._client.clock.monotonic() + self._client.timeout)  # noqa: SLF001
         consumed = pending_acks.pending_ack(message, self)
         self._partitions.setdefault(pending_acks, {})[consumed] = None
 

@@ -1,6 +1,7 @@
 """The resolver's thread: one in every client that has resources, started by its first transaction with one.
 
-It also tells homes of decisions that could not be told at the end of the block (``branch_commits``).
+It also takes the answers to commits that nobody waits for, and tells homes of decisions that could not be told at the
+end of the block (``branch_commits``).
 
 It ends when the client is closed. A forked child gets a thread of its own when it needs one: threads do not survive a
 fork.
@@ -33,7 +34,7 @@ class BackgroundResolver:
 
     def __init__(self, client: RoutedBroker) -> None:
         self._resolver = Resolver(client, [])
-        self._untold: list[BranchCommits] = []
+        self._untold: dict[BranchCommits, None] = {}
         self._of_parents: list[Resolver] = []
         self._signal = Signal()
         self._lock = Lock()
@@ -48,8 +49,9 @@ class BackgroundResolver:
         self._resolver.add(resource)
 
     def tell(self, commits: BranchCommits) -> None:
-        """Tell a home of its part of decisions, until it has answered; starts the thread."""
-        self._untold.append(commits)
+        """Tell a home of decisions, until it has answered; starts the thread."""
+        if commits not in self._untold:
+            self._untold[commits] = None
         self._begin(None)
 
     def _begin(self, first: LastResource | XAResource | None) -> None:
@@ -105,9 +107,8 @@ class BackgroundResolver:
         """See ``txmq.xa.resolver.Stop``."""
         if not self._is_stopping:
             self._signal.wait(timeout)
-        for commits in self._untold:
-            commits.look()
-        self._untold = [commits for commits in self._untold if commits]
+        for commits in list(self._untold):
+            commits.settle()
         return self._is_stopping
 
     def _run(self) -> None:

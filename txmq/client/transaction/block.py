@@ -24,7 +24,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from txmq.client.arguments import require_transaction_timeout
+from txmq.client.arguments import require_transaction_timeout, require_wait
 from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.background_resolver import ResolvingClient, resolver_of
 from txmq.client.transaction.branch_commits import BranchClient
@@ -40,6 +40,7 @@ from txmq.client.transport.ports import MessageRouter
 from txmq.errors import (
     ConfigError,
     HeuristicError,
+    RequestTimeoutError,
     RolledBackError,
     TransactionStateError,
     TxmqError,
@@ -55,6 +56,7 @@ from txmq.xa.last_resource.resource import UsedConnection
 from txmq.xa.last_resource.savepoint import Savepoint
 from txmq.xa.two_phase.branch import UsedXAConnection, XAResource
 
+LOOK_AGAIN_S = 0.005
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
 Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
 _UNKNOWN = Outcome.UNKNOWN  # an enum's member is slow to look up
@@ -159,7 +161,8 @@ class Transaction:
             raise TransactionStateError("an offset cannot be taken back: acknowledge outside of the savepoint")
         with self._lock:
             broker = self._require_open()
-            broker.acks = self._acks = self._acks or TransactionAcks(self.client)
+            assert self._ending is not None
+            broker.acks = self._acks = self._acks or TransactionAcks(self.client, self._ending.gather_results)
             self._acks.add(message)
 
     def connection(self, resource: LastResource | XAResource) -> Any:
@@ -251,10 +254,47 @@ class Transaction:
 
     @property
     def results(self) -> list[SendResult]:
-        """One result a message, in order of sending; with offsets once the brokers have answered."""
+        """One result a message, in order of sending; with offsets once the brokers have answered: waits for them.
+
+        Raises:
+            HeuristicError: the database has committed, and a broker had given the messages up before.
+        """
+        return self._results(self._clock.monotonic() + self.client.timeout)
+
+    def _results(self, deadline: float) -> list[SendResult]:
         if self._ending is not None:
-            self._ending.gather_results()
+            self._ending.gather_results(deadline)
         return self._messages.results
+
+    def wait_visible(self, timeout: float = 1.0) -> None:
+        """Wait until readers see every message of the transaction.
+
+        With databases the block ends when they have committed; the brokers show the messages a moment later. Wait here
+        before another process is told to look for them.
+
+        Raises:
+            TransactionStateError: it is not committed.
+            RequestTimeoutError: not within ``timeout`` seconds; they are shown later.
+            HeuristicError: as ``results``.
+        """
+        require_wait(timeout)
+        if self.outcome is not Outcome.COMMITTED:
+            raise TransactionStateError("only the messages of a committed transaction can be waited for")
+        deadline = self._clock.monotonic() + timeout
+        ends: dict[tuple[str, int], int | None] = {}
+        for result in self._results(deadline):
+            slot = result.topic, result.partition
+            ends[slot] = None if result.offset is None or ends.get(slot, 0) is None else result.offset + 1
+        for slot, end in ends.items():
+            while end is None or self._end_of(slot, deadline) < end:
+                if end is None or self._clock.monotonic() >= deadline:
+                    raise RequestTimeoutError(f"a message for {slot[0]}-{slot[1]} is not shown yet")
+                self._clock.sleep(LOOK_AGAIN_S)
+
+    def _end_of(self, slot: tuple[str, int], deadline: float) -> int:
+        timeout_s = max(deadline - self._clock.monotonic(), LOOK_AGAIN_S)
+        control = self.client.routes.link_for(*slot).control
+        return int(control.repeat("offset", *slot, "latest", timeout=timeout_s).split()[2])
 
     # --- the block ---------------------------------------------------------------------------------------------------
 
@@ -291,7 +331,8 @@ class Transaction:
             self._end(broker, interrupt)
 
     def _end(self, broker: RoutedTransaction, body_error: BaseException | None) -> None:
-        ending, in_broker = self._ending, _UNKNOWN
+        ending = self._ending
+        in_broker: Outcome | None = _UNKNOWN
         assert ending is not None
         with self._lock:
             self._state = "over"
@@ -299,8 +340,8 @@ class Transaction:
         try:
             self.outcome, in_broker, problem, interrupt = ending.end(body_error, self._failure)
         finally:
-            if self._acks is not None and ending.has_begun:
-                self._acks.ended(in_broker, broker.txid_or_none)
+            if ending.has_begun and in_broker is not None:
+                self._ended_in_broker(in_broker)
             for branch in broker.branches:
                 if branch.pending is not None:
                     resolver_of(self.client).tell(branch.commits)
@@ -312,6 +353,10 @@ class Transaction:
             raise interrupt
         if problem is not None:
             raise problem
+
+    def _ended_in_broker(self, outcome: Outcome) -> None:
+        if self._acks is not None and self._broker is not None:
+            self._acks.ended(outcome, self._broker.txid_or_none)
 
     def _leave_contexts(self) -> None:
         if self._entered is not None:
@@ -344,7 +389,8 @@ class Transaction:
 
     def _ending_of(self, broker: RoutedTransaction) -> BlockEnding:
         if self._resource is not None:
-            return LastResourceBlock(broker, self._resource, self._messages, resolver_of(self.client))
+            resolver = resolver_of(self.client)
+            return LastResourceBlock(broker, self._resource, self._messages, resolver, self._ended_in_broker)
         if self._xa_resources:
             return XABlock(broker, self._xa_resources, self._messages, resolver_of(self.client))
         return LocalBlock(broker, self._messages)

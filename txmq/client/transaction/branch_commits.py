@@ -1,14 +1,19 @@
-"""Commits of branches that were written to their home, and whose answers are not in yet.
+"""Commits that were written to their home, and whose answers are not in yet.
 
-Theory of operation. The decision of a transaction over homes is its deciding home's answer; the other homes are told
-(``commit`` of their branch) and the block returns. Whoever reads the answers takes them: the next transaction at that
-home in passing (``look``), ``tx.results``, and everything that must not come before them (``wait``): the broker places
-keyed parts of transactions in their order by itself, but a plain message of the same key would pass a branch that is
-not placed. So a producer waits here before it writes to a partition of such a branch. The same holds for messages that
-the deciding home has not placed yet (``homes``). A home lets a lone commit wait for company, so that it shares a sync
-with the next transaction; a caller that waits sends it once more, and it is forced at once.
+Theory of operation. What is decided is told to the homes, and the block returns: the commit of a last resource, which
+its database has decided, and the commits of branches, which the deciding home has decided. Whoever reads the answers
+takes them: the next transaction at that home in passing (``look``), the client's resolver (``settle``), ``tx.results``,
+and everything that must not come before them (``wait``). The broker places keyed parts of transactions in their order
+by itself, but a plain message of the same partition would pass a commit that waits there for an earlier one. So writes
+of this client wait here before they go to such a partition, and reads of this client find what was committed before
+them. The same holds for messages that the deciding home has not placed yet (``homes``).
+
+A home lets a lone commit of a branch wait for company, so that it shares a sync with the next transaction; a caller
+that waits sends it once more, and it is forced at once.
 
 Invariants:
+    * nothing here waits behind a decision: what cannot be written at once, or exceeds ``COMMITS_IN_FLIGHT_MAX``, the
+      resolver writes;
     * a commit that was lost is sent again before anything else that waits;
     * an answer other than a success ends it, too, and is logged: the home has decided without its transaction.
 """
@@ -16,7 +21,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -38,6 +43,8 @@ from txmq.runtime.threads import Lock, Turn, watch_forks
 from txmq.xa.broker_port import Answer
 
 TELL_TIMEOUT_S = 30.0  # of a request; it may wait for an earlier part of the same key
+COMMITS_IN_FLIGHT_MAX = 1024  # written and not answered, at one home
+OPEN_MAX = 10_000  # that a home has yet to answer, before the next block with a last resource waits
 _CONTRARY = (TransactionConflictError, UnknownTransactionError, FencedError, NotOwnerError)
 
 
@@ -47,10 +54,14 @@ class Committed(Protocol):
     Attributes:
         broker: the conversation with its home.
         slots: the topics and partitions that it writes to.
+        uuid: of the last resource that decided it: among these the home keeps the order of keys by itself; or empty.
+        is_delayable: the home may let its commit wait for company.
     """
 
     broker: BrokerTransaction
-    slots: set[TopicPartition]
+    slots: Collection[TopicPartition]
+    uuid: str
+    is_delayable: bool
 
     def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
         """The home has answered: where the parts went, or that it did not commit them."""
@@ -64,8 +75,13 @@ class WaitingPlace:
         lines: where its parts went; None before the home has said so.
     """
 
+    uuid: str = ""
+    is_delayable: bool = True
+
     def __init__(self, broker: BrokerTransaction, slots: set[TopicPartition], on_end: Callable[[], None]) -> None:
-        self.broker, self.slots, self._on_end = broker, slots, on_end
+        self.broker = broker
+        self.slots: Collection[TopicPartition] = slots
+        self._on_end = on_end
         self.lines: Sequence[PartResult] | None = None
         self._lock = Lock()
         self._is_over = False
@@ -102,9 +118,13 @@ class _Entry:
         """Write it. Raises as a request."""
         self.answer = self.branch.broker.submit_commit(TELL_TIMEOUT_S)
 
+    def write(self) -> None:
+        """Write it if that needs no wait. Raises ConnectionLostError."""
+        self.answer = self.branch.broker.write_commit()
+
     def hurry(self) -> None:
         """Send it once more, if it is not answered: then the home lets it wait for company no longer."""
-        if self.answer is not None and not self.answer.done and not self.is_hurried:
+        if self.branch.is_delayable and self.answer is not None and not self.answer.done and not self.is_hurried:
             self.is_hurried = True
             with suppress(TxmqError):
                 self.submit()
@@ -122,11 +142,14 @@ class BranchCommits:
         return bool(self._open)
 
     def add(self, branch: Committed) -> None:
-        """Write the commit of a branch, if the home is there."""
+        """Write the commit of a branch, if the home is there; nothing if it was added before."""
+        if any(known.branch is branch for known in list(self._open)):
+            return
         entry = _Entry(branch)
         self._open.append(entry)
-        with suppress(TxmqError):
-            entry.submit()
+        if len(self._open) <= COMMITS_IN_FLIGHT_MAX:
+            with suppress(TxmqError):
+                entry.write()
 
     def is_written(self, branch: Committed) -> bool:
         """Whether the commit of a branch is on its way, or was answered."""
@@ -136,42 +159,79 @@ class BranchCommits:
         """Whether a commit that is not answered writes to a partition."""
         return any(slot in entry.branch.slots for entry in list(self._open))
 
+    def has_decided(self, txid: str) -> bool:
+        """Whether a transaction, or its part here, is committed for certain and not answered."""
+        return any(entry.branch.broker.txid == txid for entry in list(self._open))
+
     def look(self) -> None:
-        """Take the answers that are in, and write again what was lost. Without a wait for answers."""
+        """Take the answers that are in, and write again what was lost. Without any wait."""
+        is_there = True
+        for number, entry in enumerate(list(self._open)):
+            answer = entry.answer
+            if answer.done if answer is not None else is_there and number < COMMITS_IN_FLIGHT_MAX:
+                is_there = self._look_at(entry) and is_there
+
+    def _look_at(self, entry: _Entry) -> bool:
+        """Take its answer if that is in, and write it if it is not on its way; whether the home is there."""
+        me = object()
+        try:
+            if entry.turn.take(me) and entry.is_open:
+                if entry.answer is not None and entry.answer.done:
+                    with suppress(TxmqError):
+                        self._take(entry, 0.0)
+                if entry.is_open and entry.answer is None:
+                    entry.write()
+        except TxmqError:
+            return False
+        finally:
+            entry.turn.leave(me)
+        return True
+
+    def look_closely(self) -> None:
+        """As ``look``, of a client that does nothing else: nobody has read its connection."""
         for entry in list(self._open):
-            me = object()
-            try:
-                if entry.turn.take(me):
-                    self._look_at(entry)
-            finally:
-                entry.turn.leave(me)
+            if entry.answer is not None:
+                entry.answer.look()
+        self.look()
 
-    def _look_at(self, entry: _Entry) -> None:
-        with suppress(TxmqError):
-            if entry.is_open and entry.answer is not None and entry.answer.done:
-                self._take(entry, 0.0)
-        with suppress(TxmqError):
-            if entry.is_open and entry.answer is None:
-                entry.submit()
+    def settle(self) -> None:
+        """For the resolver: as ``look_closely``; a lost home is waited for, not long."""
+        self.look_closely()
+        lost = next((entry for entry in list(self._open) if entry.answer is None), None)
+        if lost is not None and lost.branch.broker.is_back():
+            self.look()
 
-    def wait(self, slot: TopicPartition, deadline: float) -> None:
+    def wait(self, slot: TopicPartition, deadline: float, besides: str = "") -> None:
         """Wait until those that write to a partition are answered, and write again what was lost.
 
         Args:
             deadline: monotonic time.
+            besides: those of this last resource are not waited for.
 
         Raises:
             ConnectionLostError: the home is away until then.
             RequestTimeoutError: it did not answer in time.
         """
         for entry in list(self._open):
-            if slot in entry.branch.slots:
+            if slot in entry.branch.slots and not (besides and entry.branch.uuid == besides):
                 self._finish(entry, deadline)
 
     def wait_for(self, branch: Committed, deadline: float) -> None:
         """Wait until the commit of one branch is answered. Raises as ``wait``."""
         for entry in list(self._open):
             if entry.branch is branch:
+                self._finish(entry, deadline)
+
+    def make_room(self, deadline: float) -> None:
+        """Before a block begins: wait while too many are open. Raises as ``wait``."""
+        while len(self._open) >= OPEN_MAX:
+            for entry in list(self._open)[:1]:
+                self._finish(entry, deadline)
+
+    def drain(self, deadline: float) -> None:
+        """Before the connection ends: wait for all answers. A socket that is closed with some unread is reset."""
+        with suppress(TxmqError):
+            for entry in list(self._open):
                 self._finish(entry, deadline)
 
     def _finish(self, entry: _Entry, deadline: float) -> None:
@@ -206,7 +266,10 @@ class BranchCommits:
         except _CONTRARY as error:
             lines, contrary = [], error
             log = get_logger(txid=branch.broker.txid)
-            log.error("heuristic: a home did not commit its part of a transaction", error=str(error))
+            if branch.uuid and isinstance(error, FencedError):
+                log.info("transaction was resolved by another process", error=str(error))
+            else:
+                log.error("heuristic: a home did not commit its part of a transaction", error=str(error))
         except TxmqError:
             entry.answer = None
             raise

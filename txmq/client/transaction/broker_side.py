@@ -318,6 +318,10 @@ class BrokerTransaction:
         head = f"commit {self.txid}"
         return self._control.submit_transaction(head, self._floor(), (), until)
 
+    def write_commit(self) -> Answer:
+        """As ``submit_commit``, waiting for nothing. Raises ConnectionLostError: nothing was sent."""
+        return self._control.write_transaction(f"commit {self.txid}", self._floor(), ())
+
     def submit_branch(self, decided_by: str, parts: Sequence[EncodedPart], *, is_held: bool) -> Answer:
         """Send ``prepare`` of a part of a transaction that another home decides; its answer is to be waited for.
 
@@ -328,11 +332,8 @@ class BrokerTransaction:
             TxmqError: nothing was sent.
         """
         fields: dict[str, str | int] = {
-            "of": decided_by,
-            "deadline": self.deadline_ms,
-            **self._floor(),
-            **self._fields(),
-        }
+            "of": decided_by, "deadline": self.deadline_ms, **self._floor(), **self._fields(),
+        }  # fmt: skip
         head = f"prepare {self.txid} branch held" if is_held else f"prepare {self.txid} branch"
         return self._control.submit_transaction(head, fields, self.encoded(parts), self._until(0.0))
 
@@ -402,11 +403,10 @@ class BrokerTransaction:
     def _call(self, timeout: float, verb: str, *arguments: str | int, **named: Any) -> bytes:
         """Ask in the session of the id."""
         try:
-            body = self._control.call(verb, *arguments, timeout=timeout, **named)
+            return self._control.call(verb, *arguments, timeout=timeout, **named)
         except _REFUSALS as error:
             self.look_at_refusal(error)
             raise
-        return body
 
     def _until(self, seconds_min: float) -> float:
         """The deadline, but not before so many seconds from now."""

@@ -17,13 +17,13 @@ class Ending(NamedTuple):
 
     Attributes:
         outcome: the transaction's, for the caller.
-        in_broker: the outcome in the broker, as far as it is known.
+        in_broker: the outcome in the broker, as far as it is known; None if the ending is told of it later.
         error: to be raised in the caller.
         interrupt: KeyboardInterrupt and the like that came at the end of the block.
     """
 
     outcome: Outcome
-    in_broker: Outcome
+    in_broker: Outcome | None
     error: TransactionError | None = None
     interrupt: BaseException | None = None
 
@@ -61,8 +61,15 @@ class BlockEnding(Protocol):
             RolledBackError: the homes of the messages cannot be reached.
         """
 
-    def gather_results(self) -> None:
-        """Wait for the answers of the homes that were told of the decision: they say where messages are."""
+    def gather_results(self, deadline: float) -> None:
+        """Wait for the answers of the homes that were told of the decision: they say where messages are.
+
+        Args:
+            deadline: monotonic time.
+
+        Raises:
+            HeuristicError: a home had given its messages up before.
+        """
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """Commit, or undo everything.
@@ -86,7 +93,7 @@ class BlockResolver(Protocol):
         """Look at once: a transaction was left in doubt."""
 
     def tell(self, commits: BranchCommits) -> None:
-        """Tell a home of its part of decisions, until it has answered."""
+        """Tell a home of decisions, until it has answered."""
 
     def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
         """Report a hazard until the broker keeps it, then call ``on_reported``."""

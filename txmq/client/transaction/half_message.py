@@ -149,7 +149,7 @@ class HalfMessage:
         In a cluster it may wait for its place behind an earlier transaction of its key; this waits for it.
         """
         if self._messages.results[0].offset is None and self._lines:
-            self._messages.place(self._broker.gather(self._lines))
+            self._messages.place(self._broker.gather(self._lines, self.home.clock.monotonic() + self.home.timeout))
         return self._messages.results[0]
 
     # --- deciding ----------------------------------------------------------------------------------------------------

@@ -17,15 +17,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from txmq.client.transaction.branch_commits import BranchClient, BranchHome, WaitingPlace
-from txmq.client.transaction.broker_side import (
-    ROLLBACK_TIMEOUT_S,
-    BrokerTransaction,
-    rolled_back,
-)
+from txmq.client.transaction.broker_side import ROLLBACK_TIMEOUT_S, BrokerTransaction, raise_rolled_back, rolled_back
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets
 from txmq.client.transaction.preparing import NOT_KNOWN, Preparing, attach_for_caller, begin_for_caller
 from txmq.client.transport.ports import Broker
@@ -57,14 +53,18 @@ class HomeBranch:
         error: the refusal, or what kept the home from answering.
         lines: where its parts went; None before the home has said so.
         on_told: called when it has.
+        uuid, is_delayable: see ``Committed``.
     """
+
+    uuid: str = ""
+    is_delayable: bool = True
 
     def __init__(self, home: BranchHome, clock: Clock, decides: RoutedTransaction) -> None:
         self.broker = BrokerTransaction(home, clock, decides.timeout_s)
         self.commits = home.branch_commits
         self.broker.deadline, self.broker.on_other_topic = decides.deadline, decides.on_other_topic
         self._decides = decides
-        self.slots: set[TopicPartition] = set()
+        self.slots: Collection[TopicPartition] = ()
         self._parts: list[EncodedPart] = []
         self._preparing: Preparing | None = None
         self._rollback: Answer | None = None
@@ -88,7 +88,7 @@ class HomeBranch:
 
     def add(self, part: EncodedPart) -> None:
         """Take a part for this home."""
-        self.slots.add((part.topic, part.partition))
+        self.slots = {*self.slots, (part.topic, part.partition)}
         self._parts.append(part)
 
     def stream(self) -> None:
@@ -192,11 +192,10 @@ class HomeBranch:
         """The home, as it is shown to people."""
         return _name_of_home(self.broker.txid)
 
-    def gather(self) -> Sequence[PartResult]:
+    def gather(self, deadline: float) -> Sequence[PartResult]:
         """Where its parts went, waiting for the home's answer; nothing if it does not come."""
         if self.lines is None and self.state is BranchState.COMMITTED:
-            home = self.broker.home
-            self.await_told(home.clock.monotonic() + home.timeout)
+            self.await_told(deadline)
         return self.lines or ()
 
     def leave(self) -> None:
@@ -276,6 +275,20 @@ class RoutedTransaction(BrokerTransaction):
             self._routes.likely_home = likely.session.home
         if self.acks is not None and self.acks is not self._own_acks:
             self._share(self.acks)
+
+    def let_pass(self, messages: MessageBuffer, uuid: str = "") -> None:
+        """Let earlier commits of this client to the same partitions go first, but for those of this last resource.
+
+        Raises RolledBackError: they are not answered before the deadline. Brokers with a registry see to that order.
+        """
+        commits = self.home.branch_commits
+        if commits and self._routes.is_lone:
+            self.reach()
+            try:
+                for slot in messages.slots():
+                    commits.wait(slot, self.deadline, uuid)
+            except TxmqError as error:
+                raise_rolled_back(error, self.txid_or_none)
 
     def _owners(self, messages: MessageBuffer) -> dict[BranchHome, list[TopicPartition]]:
         owners: dict[BranchHome, list[TopicPartition]] = {}
@@ -382,18 +395,19 @@ class RoutedTransaction(BrokerTransaction):
             self._waiting = WaitingPlace(self, slots, super().finished)
             self.home.branch_commits.add(self._waiting)
 
-    def gather(self, lines: Sequence[PartResult]) -> list[PartResult]:
+    def gather(self, lines: Sequence[PartResult], deadline: float) -> list[PartResult]:
         """The places of all parts: waits for those that have none yet, and for the homes that were told.
 
         Args:
             lines: as the decision was answered.
+            deadline: monotonic time.
         """
         waiting = self._waiting
         if waiting is not None:
             with suppress(TxmqError):
-                self.home.branch_commits.wait_for(waiting, self._clock.monotonic() + self.home.timeout)
+                self.home.branch_commits.wait_for(waiting, deadline)
             lines = waiting.lines or lines
-        return [*lines, *(line for branch in self.branches for line in branch.gather())]
+        return [*lines, *(line for branch in self.branches for line in branch.gather(deadline))]
 
     def finished_here(self) -> None:
         """``finished``, at the home that decides."""

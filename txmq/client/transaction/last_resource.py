@@ -1,27 +1,31 @@
-"""Carries out the effects of ``xa/last_resource/coordinator.py``: database, broker, waits (``effects``)."""
+"""Carries out the effects of ``xa/last_resource/coordinator.py``: database, broker, waits (``effects``).
+
+The database's COMMIT is the decision. The commits of the homes are written behind it, and their answers are not awaited
+(``branch_commits``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 
-from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, rolled_back
+from txmq.client.transaction.broker_side import BrokerTransaction, rolled_back
 from txmq.client.transaction.effects import EffectRun
-from txmq.client.transaction.homes import RoutedTransaction
+from txmq.client.transaction.homes import HomeBranch, RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
 from txmq.errors import (
+    FencedError,
     HeuristicError,
     HeuristicHazardError,
     RolledBackError,
     TransactionAwayError,
     TransactionConflictError,
-    TransactionError,
     TxmqError,
-    UnknownTransactionError,
 )
-from txmq.model import TransactionKind
-from txmq.protocol.parts import parse_result_lines
+from txmq.model import TopicPartition, TransactionKind
+from txmq.protocol.parts import PartResult
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
@@ -35,8 +39,42 @@ from txmq.xa.last_resource.coordinator import (
 from txmq.xa.last_resource.proof import Step, prove
 from txmq.xa.two_phase.coordinator import BranchState
 
-RESOLVE_S_MIN = 1.0  # after the decision, and for looking it up, even if the deadline is closer
+RESOLVE_S_MIN = 1.0  # for looking the decision up, even if the deadline is closer
 LOOK_UP_PAUSE_S = 0.05
+THE_BROKER = "broker"  # as ``pending`` names the home of the id
+
+
+class DecisiveCommit:
+    """The commit at the home of the id: its database has decided.
+
+    Attributes:
+        broker, slots, uuid, is_delayable: see ``Committed``.
+        lines: where the parts went; None before the home has said so.
+        error: what it said in place of that.
+        is_late: it was waited for, and has not answered.
+    """
+
+    is_delayable: bool = False
+
+    def __init__(
+        self, broker: BrokerTransaction, slots: Collection[TopicPartition], uuid: str, on_told: Callable[[], None]
+    ) -> None:  # fmt: skip
+        self.broker, self.uuid = broker, uuid
+        self.slots: Collection[TopicPartition] = slots
+        self._on_told = on_told
+        self.lines: list[PartResult] | None = None
+        self.error: TxmqError | None = None
+        self.is_late = False
+
+    def is_told(self) -> bool:
+        """Whether the home has answered: any thread may take that in."""
+        return self.lines is not None
+
+    def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
+        """See ``Committed``."""
+        self.lines, self.error = lines, error
+        self._on_told()
+        crash_point("client.tx.committed")
 
 
 class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResourceEffect]):
@@ -45,22 +83,30 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     Attributes:
         homes: the parts at other homes; complete when the run begins.
         is_acknowledged: whether the brokers have acknowledged the rollback; None if it was not asked for one.
-        is_told: whether the home of the id knows of the commit.
+        commit: at the home of the id; None before the decision.
         hazard: for the broker to keep, if the body had ended the database's transaction by itself.
+
+    Args:
+        on_told: called with each home that has answered to its commit; None is the home of the id.
     """
 
-    def __init__(self, broker: RoutedTransaction, branch: Branch, messages: MessageBuffer) -> None:
+    def __init__(
+        self, broker: RoutedTransaction, branch: Branch, messages: MessageBuffer,
+        on_told: Callable[[HomeBranch | None], None],
+    ) -> None:  # fmt: skip
         super().__init__(broker, messages, LastResourceCoordinator(), LastResourceEvent.INTERRUPTED)
         self.homes = broker.branches
         self._branch = branch
         self.is_acknowledged: bool | None = None
-        self.is_told = False
+        self.commit: DecisiveCommit | None = None
+        self._on_told = on_told
         self.hazard: Hazard | None = None
         self._parts: list[EncodedPart] = []
         self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
 
     def _find_homes(self) -> None:
         self._broker.find_homes(self._messages)
+        self._broker.let_pass(self._messages, self._branch.resource.uuid or "")
 
     def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
         match effect:
@@ -181,37 +227,50 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     # --- after it ----------------------------------------------------------------------------------------------------
 
     def _send_commit(self) -> LastResourceEvent:
-        """Tell every home at once: none of them waits for another one."""
-        until_s = self._wait_ends_s()
-        for home in self.homes:
-            home.commit()
-        found = self._commit_here(until_s)
-        self.is_told = found is LastResourceEvent.BROKER_COMMITTED
-        for home in self.homes:
-            if not home.await_told(self._broker.deadline - until_s) and self.is_told:
-                found = LastResourceEvent.BROKER_UNKNOWN
-            elif home.error is not None:
-                self.error, found = home.error, LastResourceEvent.BROKER_CONTRADICTS
-        return found
+        self.write_commits()
+        crash_point("client.tx.commit_sent")
+        return LastResourceEvent.COMMIT_WRITTEN if not self.unwritten else LastResourceEvent.COMMIT_LEFT
 
-    def _commit_here(self, until_s: float) -> LastResourceEvent:
-        while True:
-            try:
-                reply = self._broker.submit_commit(max(self._broker.remaining_s - until_s, RETRY_S))
-                crash_point("client.tx.commit_sent")
-                self.lines = parse_result_lines(reply.result())
-            except (TransactionConflictError, UnknownTransactionError) as error:
-                self.error = TransactionError(str(error), self._broker.txid)
-                return LastResourceEvent.BROKER_CONTRADICTS
-            except LOST:
-                if self._broker.remaining_s <= until_s or not self._broker.is_back():
-                    return LastResourceEvent.BROKER_UNKNOWN
-                self._broker.pause(RETRY_S)
-            except TxmqError:
-                return LastResourceEvent.BROKER_UNKNOWN
-            else:
-                crash_point("client.tx.committed")
-                return LastResourceEvent.BROKER_COMMITTED
+    def write_commits(self) -> None:
+        """Tell every home of the decision, those that were told before excepted; without any wait."""
+        if self.commit is None:
+            elsewhere = {slot for home in self.homes for slot in home.slots}
+            slots = [slot for slot in self._messages.slots() if slot not in elsewhere]
+            uuid, on_told = self._branch.resource.uuid or "", self._on_told
+            for home in self.homes:
+                home.on_told = partial(on_told, home)
+            self.commit = DecisiveCommit(self._broker, slots, uuid, lambda: on_told(None))
+        for home in self.homes:
+            if home.lines is None:
+                home.commit()
+        if not self.commit.is_told():
+            self._broker.home.branch_commits.add(self.commit)
+
+    @property
+    def unwritten(self) -> tuple[str, ...]:
+        """Where the decision could not be written yet: "broker" for the home of the id, or the name of another one."""
+        commit, commits = self.commit, self._broker.home.branch_commits
+        if commit is None:
+            return ()
+        if not commit.is_told():
+            commits.look()
+        is_here = not commit.is_told() and (commit.is_late or not commits.is_written(commit))
+        homes = (name for home in self.homes if (name := home.pending) is not None)
+        return (THE_BROKER, *homes) if is_here else tuple(homes)
+
+    def await_told(self, deadline: float) -> TxmqError | None:
+        """Wait for the homes' answers to their commits; what one said in place of having committed."""
+        commit = self.commit
+        if commit is None:
+            return None
+        if not commit.is_told():
+            with suppress(TxmqError):
+                self._broker.home.branch_commits.wait_for(commit, deadline)
+            commit.is_late = not commit.is_told()
+        if commit.lines is not None:
+            self.lines = self._broker.gather(commit.lines, deadline)
+        errors = (commit.error, *(other.error for other in self.homes))
+        return next((error for error in errors if error is not None and not isinstance(error, FencedError)), None)
 
     def _roll_back_database(self) -> LastResourceEvent:
         if self._branch.roll_back():

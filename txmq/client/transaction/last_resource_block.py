@@ -1,36 +1,39 @@
 """The ending of a block with a last resource: from the beginning of its branch to the outcome for the caller.
 
-A transaction that the run (``last_resource``) could not finish is left to the client's resolver, with the outcome by
-which to finish it.
+The database decides, and the block returns when the homes have been written to. Their answers come later, in whichever
+thread takes them (``branch_commits``); then the marker may go, and the acknowledgements of the block count. A home that
+has decided otherwise by then is a heuristic: logged, and raised by ``gather_results``. A transaction that the run
+(``last_resource``) could not finish is left to the client's resolver, with the outcome by which to finish it.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from txmq.client.transaction.ending import BlockResolver, Ending, no_part
-from txmq.client.transaction.homes import RoutedTransaction
+from txmq.client.transaction.homes import HomeBranch, RoutedTransaction
 from txmq.client.transaction.last_resource import LastResourceRun
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.preparing import attach_for_caller
 from txmq.errors import (
     HeuristicCommitError,
     HeuristicMixedError,
+    NotOwnerError,
     OutcomeUnknownError,
     RolledBackError,
     TransactionError,
+    TxmqError,
 )
 from txmq.model import Outcome
 from txmq.runtime.logging import get_logger
+from txmq.runtime.threads import Lock
 from txmq.xa import LastResource
 from txmq.xa.database import marker_table
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import LastResourceEvent, LastResourceState
 from txmq.xa.last_resource.resolving import Unresolved
 from txmq.xa.last_resource.resource import UsedConnection
-
-_HERE = "broker"  # as ``pending`` names the home of the id
 
 
 class LastResourceBlock:
@@ -45,20 +48,25 @@ class LastResourceBlock:
 
     def __init__(
         self, broker: RoutedTransaction, resource: LastResource | UsedConnection, messages: MessageBuffer,
-        resolver: BlockResolver,
+        resolver: BlockResolver, on_told: Callable[[Outcome], None],
     ) -> None:  # fmt: skip
+        self._on_told = on_told
         self._broker, self._messages, self._resolver = broker, messages, resolver
         self._lent: Any = None
         if isinstance(resource, UsedConnection):
             self._resource, self._lent = resource
         else:
             self._resource = resource
-        self._untold: tuple[str, ...] = ()
+        self._answered: set[HomeBranch | None] = set()
+        self._lock = Lock()  # homes answer in any thread
 
     @property
     def pending(self) -> tuple[str, ...]:
         """("broker",) while the decision has yet to reach the broker, and other homes that it has yet to reach."""
-        return self._untold
+        commit = self.run.commit
+        if commit is not None and commit.lines is None:
+            self._broker.home.branch_commits.look_closely()
+        return self.run.unwritten
 
     @property
     def has_begun(self) -> bool:
@@ -70,12 +78,21 @@ class LastResourceBlock:
         broker = self._broker
         attach_for_caller(broker)
         try:
+            self._make_room()
             self._branch = self._resource.enlist(broker.cluster, self._lent)
             self._resolver.add(self._resource)
         except BaseException:
             broker.finished()
             raise
-        self.run = LastResourceRun(broker, self._branch, self._messages)
+        self.run = LastResourceRun(broker, self._branch, self._messages, self._told)
+
+    def _make_room(self) -> None:
+        broker = self._broker
+        try:
+            broker.home.branch_commits.make_room(broker.deadline)
+        except TxmqError as error:
+            text = f"the broker has yet to answer to too many transactions of this client: {error}"
+            raise RolledBackError(text, None) from error
 
     def connection(self, resource: Any) -> Any:
         """See ``BlockEnding``."""
@@ -88,10 +105,14 @@ class LastResourceBlock:
         self._broker.find_homes(self._messages)
         self.run.coordinator.step(LastResourceEvent.PARTS_STREAMED)
 
-    def gather_results(self) -> None:
+    def gather_results(self, deadline: float) -> None:
         """See ``BlockEnding``."""
+        error = self.run.await_told(deadline)
         if self.run.lines is not None:
-            self._messages.place(self._broker.gather(self.run.lines))
+            self._messages.place(self.run.lines)
+        if error is not None and not isinstance(error, NotOwnerError):
+            text = f"the rows are committed, the messages were given up before ({error}): send them again"
+            raise HeuristicMixedError(text, self._broker.txid)
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """See ``BlockEnding``."""
@@ -103,10 +124,10 @@ class LastResourceBlock:
         outcome, error = self._concluded(state)
         return Ending(outcome, self._in_broker(state, outcome), error, run.interrupt)
 
-    def _in_broker(self, state: LastResourceState, outcome: Outcome) -> Outcome:
-        """The outcome in the broker, if known: the database's decision may not have reached it yet."""
-        if state is LastResourceState.COMMITTED:
-            return Outcome.COMMITTED
+    def _in_broker(self, state: LastResourceState, outcome: Outcome) -> Outcome | None:
+        """The outcome in the broker, if known; None if the answers of the homes will tell."""
+        if outcome is Outcome.COMMITTED:
+            return None
         is_over = (
             outcome is Outcome.ROLLED_BACK or state is LastResourceState.HAZARD
         ) and self.run.is_acknowledged is not False
@@ -118,10 +139,6 @@ class LastResourceBlock:
         if state in (LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING):
             self._committed(state)
             return (Outcome.COMMITTED, None)
-        if state is LastResourceState.COMMITTED_ALONE:
-            broker.finished()
-            text = f"the rows are committed, the messages were given up before ({run.error}): send them again"
-            return (Outcome.COMMITTED, HeuristicMixedError(text, broker.txid))
         if state is LastResourceState.UNKNOWN:
             self._leave(None)
             text = f"COMMIT was not answered: {run.error or run.interrupt}; ask client.outcome(txid)"
@@ -135,33 +152,47 @@ class LastResourceBlock:
         return self._rolled_back()
 
     def _committed(self, state: LastResourceState) -> None:
-        broker = self._broker
-        if state is LastResourceState.COMMITTED:
-            broker.finished()
-            self._resource.finished.append(broker.txid)
-            return
-        self._untold = tuple(home.name for home in self.run.homes if home.lines is None)
-        for home in self.run.homes:
-            if home.lines is None:
-                home.on_told = partial(self._told, home.name)
-                self._resolver.tell(home.commits)
-        if self.run.is_told:
-            broker.finished_here()
-        else:
-            self._untold = (_HERE, *self._untold)
-            resolved = partial(self._told, _HERE)
-            self._resource.unresolved.append(
-                Unresolved(broker.txid, marker_table.COMMITTED, broker.deadline_ms, resolved)
-            )
-        self._resolver.wake()
+        """Leave the rest to the answers, and what is not written to the resolver."""
+        run = self.run
+        run.write_commits()  # also if an interrupt came first
+        for commits in {self._broker.home.branch_commits, *(home.commits for home in run.homes)}:
+            self._resolver.tell(commits)
+        if state is LastResourceState.COMMITTED_PENDING:
+            self._resolver.wake()
 
-    def _told(self, name: str) -> None:
-        """A home knows of the commit; when all do, the marker is not needed any more."""
-        if name == _HERE:
+    def _told(self, home: HomeBranch | None) -> None:
+        """A home has answered to its commit; when all have, the marker is not needed any more."""
+        commit = self.run.commit
+        if home is None and commit is not None:
+            if isinstance(commit.error, NotOwnerError):
+                self._leave_commit()
+                return
             self._broker.finished_here()
-        self._untold = tuple(other for other in self._untold if other != name)
-        if not self._untold and not self._broker.is_alone:
+        with self._lock:
+            self._answered.add(home)
+            is_last = len(self._answered) == 1 + len(self.run.homes)
+        if is_last:
+            self._all_told()
+
+    def _all_told(self) -> None:
+        commit = self.run.commit
+        errors = [home.error for home in self.run.homes if home.error is not None]
+        is_contrary = bool(errors) or (commit is not None and commit.error is not None)
+        if not is_contrary:
             self._resource.finished.append(self._broker.txid)
+        self._on_told(Outcome.UNKNOWN if is_contrary else Outcome.COMMITTED)
+
+    def _leave_commit(self) -> None:
+        """Another broker has the address for now: the resolver asks again and again."""
+        broker = self._broker
+        self._resource.unresolved.append(
+            Unresolved(broker.txid, marker_table.COMMITTED, broker.deadline_ms, self._resolved)
+        )
+
+    def _resolved(self) -> None:
+        commit = self.run.commit
+        if commit is not None:
+            commit.told([], None)
 
     def _hazarded(self) -> tuple[Outcome, TransactionError | None]:
         broker, run = self._broker, self.run

@@ -77,11 +77,11 @@ class LocalBlock:
         """See ``BlockEnding``."""
         self._broker.find_homes(self._messages)
 
-    def gather_results(self) -> None:
+    def gather_results(self, deadline: float) -> None:
         """See ``BlockEnding``."""
         lines = self._lines if self._run is None else self._run.lines
         if lines is not None:
-            self._messages.place(self._broker.gather(lines))
+            self._messages.place(self._broker.gather(lines, deadline))
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """See ``BlockEnding``."""
@@ -136,6 +136,7 @@ def commit(broker: RoutedTransaction, messages: MessageBuffer) -> list[PartResul
     try:
         broker.check_deadline()
         broker.reach()
+        broker.let_pass(messages)
         broker.begin()
         parts = broker.take_parts(messages, keyed=False)
         if broker.streamed.parts or not broker.fits_one_request(parts):

@@ -41,6 +41,7 @@ def prepare(broker: RoutedTransaction, kind: str, fields: Extensions, messages: 
     Durability: the messages are in the broker's journal when this returns, and stay until they are decided.
     """
     broker.find_homes(messages)
+    broker.let_pass(messages)
     broker.begin()
     parts = broker.take_parts(messages, keyed=False)
     if broker.streamed.parts or not broker.fits_one_request(parts):

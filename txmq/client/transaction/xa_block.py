@@ -88,10 +88,10 @@ class XABlock:
         """See ``BlockEnding``."""
         self._broker.find_homes(self._messages)
 
-    def gather_results(self) -> None:
+    def gather_results(self, deadline: float) -> None:
         """See ``BlockEnding``."""
         if self.run.lines is not None:
-            self._messages.place(self._broker.gather(self.run.lines))
+            self._messages.place(self._broker.gather(self.run.lines, deadline))
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """See ``BlockEnding``."""

@@ -129,6 +129,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
 
     def _find_homes(self) -> None:
         self._broker.find_homes(self._messages)
+        self._broker.let_pass(self._messages)
 
     def _carry_out(self, effect: XAEffect) -> XAEvent | None:
         match effect:

@@ -186,6 +186,11 @@ class Connection:
         self._rest.clear()
         self._stream.shut_down()
 
+    def write_now(self) -> None:
+        """Hand all requests to the kernel before this returns, but what the socket does not take."""
+        with self._sending:
+            self._write()
+
     def abandon(self, opaque: bytes) -> None:
         """Give up waiting for an answer: it is dropped when it comes."""
         self._abandoned.add(opaque)

@@ -23,7 +23,7 @@ from typing import Any, Protocol, Self, TypeVar
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.log.records import Headers, Record
-from txmq.model import Message, Outcome, PartitionRange, SendResult
+from txmq.model import Message, Outcome, PartitionRange, SendResult, TopicPartition
 from txmq.protocol.commands import Stated
 from txmq.registry.topics import Topic
 from txmq.runtime.ports import Buffer, Clock
@@ -63,6 +63,9 @@ class BrokerControl(Control, Protocol):
     def submit_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None, deadline: float) -> Answer:
         """Send a transaction's request."""
 
+    def write_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Answer:
+        """Send one behind a decision, waiting for nothing."""
+
     def close(self) -> None:
         """End the connection."""
 
@@ -93,8 +96,25 @@ class Broker(Protocol):
         """One more connection to it; the caller closes it."""
 
 
+class OwnCommits(Protocol):
+    """Commits of this client that a home has yet to answer (``client/transaction/branch_commits.py``)."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+
+    def wait(self, slot: TopicPartition, deadline: float) -> None:
+        """Wait until those that write to a partition are answered; raises TxmqError at the deadline (monotonic)."""
+
+    def has_decided(self, txid: str) -> bool:
+        """Whether a transaction is among them."""
+
+
 class HomeBroker(Broker, Protocol):
     """``HomeLink``: the client's side of one home."""
+
+    @property
+    def branch_commits(self) -> OwnCommits:
+        """Commits that the home has yet to answer."""
 
     @property
     def control(self) -> ReconnectingConnection:

@@ -51,6 +51,7 @@ BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
 IDLE_CHECK_S = 0.05  # unused for longer, a connection is checked before use: the broker may have been restarted
 SILENT_S = 0.05  # a broker without a sign of life for longer is asked before rows are locked: it may be frozen
 JUST_HEARD_S = 0.001  # an answer to a request no older than this spares ``reach`` one look at the socket
+WRITE_S_MAX = 0.05  # a request that nobody waits for is left to a socket that is full for longer
 AWAY_S_MAX = 1.0  # a caller with locks waits no longer than this for a broker that is known to be away
 _CLOSED = "the client is closed"
 
@@ -123,6 +124,21 @@ class ReconnectingConnection:
             except ConnectionLostError:
                 if connection.failure is None:  # pragma: no cover - a connection raises its own failure only
                     raise
+
+    def write_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Reply:
+        """``submit_transaction`` behind a decision: the kernel has the request when this returns.
+
+        It waits for no connection. What the socket does not take in ``WRITE_S_MAX`` a thread writes that waits next.
+
+        Raises:
+            ConnectionLostError: there is no live connection; nothing was sent.
+        """
+        connection = self.live
+        if connection is None:
+            raise BrokerAwayError(self._last_failure)
+        reply = connection.transaction(self._clock.monotonic() + WRITE_S_MAX, head, fields, body)
+        connection.write_now()
+        return reply
 
     def repeat(
         self, verb: str, *arguments: Word, timeout: float,

@@ -53,6 +53,9 @@ class Conversation(Protocol):
     def wait(self, waiter: Waiter, deadline: float) -> None:
         """Read answers, or sleep, until the waiter is done, the connection fails or time is up."""
 
+    def take_arrived(self) -> None:
+        """Read what has arrived, without waiting."""
+
     def is_answered(self, waiter: Waiter) -> None:
         """A waiter's answer has come."""
 
@@ -81,6 +84,11 @@ class Reply(Waiter):
         if not self.done:
             self._error = error
             self.finish()
+
+    def look(self) -> None:
+        """Read what has arrived, without waiting."""
+        if not self.done:
+            self._conversation.take_arrived()
 
     def result(self, timeout: float | None = None) -> bytes:
         """Wait for the answer and return its body.

@@ -36,7 +36,7 @@ from txmq.protocol.halves import DueHalf, encode_half
 from txmq.protocol.parts import encode_result_line, parse_parts
 from txmq.runtime.ports import Buffer
 from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.faults import LOST_AFTER_S, FakeReply, Fault, lost
+from txmq.testing.simulated.faults import LOST_AFTER_S, FakeReply, Fault, Holding, lost
 from txmq.testing.simulated.routes import SimulatedRoutes
 from txmq.xid import TxId
 
@@ -72,6 +72,7 @@ class SimulatedBroker:
         is_away: no connection can be had.
         witness: called before and behind each execution; it may take the broker away, and the answer with it.
         timeout: as ``Client.timeout``.
+        holds: requests that are carried out later.
 
     Args:
         home: id of its journal.
@@ -94,6 +95,7 @@ class SimulatedBroker:
         self.reports: list[tuple[str, dict[str, Any]]] = []
         self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
         self.owner_connected, self.is_away, self.timeout = True, False, 5.0
+        self.holds = Holding(self.clock)
         self.witness: Callable[[SimulatedBroker, str], None] | None = None
         self.topic_ids = {topic: number for number, topic in enumerate(topics, 1)}
         self._held: dict[str, _Held] = {}
@@ -169,9 +171,14 @@ class SimulatedBroker:
             return self._failed(fault)
         if self._goes_away(verb):
             return self._failed(lost(is_executed=False))
-        whole = b"".join(bytes(buffer) for buffer in body or ())
+        words = (*arguments, dict(extensions or {}), b"".join(bytes(buffer) for buffer in body or ()))
+        if arguments and arguments[0] in self.holds.txids:
+            return self.holds.reply(lambda: self._execute(verb, words, fault))
+        return self._execute(verb, words, fault)
+
+    def _execute(self, verb: str, words: Sequence[Any], fault: Fault | None) -> FakeReply:
         try:
-            answer = getattr(self, f"_{verb}")(*arguments, dict(extensions or {}), whole)
+            answer = getattr(self, f"_{verb}")(*words)
         except TxmqError as error:
             return FakeReply(b"", error)
         if self._goes_away(verb):
@@ -192,14 +199,18 @@ class SimulatedBroker:
     ) -> FakeReply:
         """As ``Connection.submit_transaction``."""
         verb, *arguments = head.removesuffix(" held").split(" ")
-        timeout = max(deadline - self.clock.monotonic(), 0.0)
-        return self.submit(verb, *arguments, extensions=dict(fields), body=body, timeout=timeout)
+        left_s = max(deadline - self.clock.monotonic(), 0.0)
+        return self.submit(verb, *arguments, extensions=dict(fields), body=body, timeout=left_s)
+
+    def write_transaction(self, head: str, fields: Mapping[str, str | int], body: Sequence[Buffer] | None) -> FakeReply:
+        """As ``Connection.write_transaction``."""
+        return self.submit_transaction(head, fields, body, self.clock.monotonic()).sent()
 
     def _failed(self, fault: Fault) -> FakeReply:
-        if isinstance(fault.error, ConnectionLostError):
+        if is_lost := isinstance(fault.error, ConnectionLostError):
             self.clock.advance(LOST_AFTER_S)
             self.connection_ends()
-        return FakeReply(b"", fault.error)
+        return FakeReply(b"", fault.error, is_lost_unsent=is_lost and not fault.is_executed)
 
     def connection_ends(self) -> None:
         """The broker rolls back what a lost connection was streaming."""
@@ -215,6 +226,9 @@ class SimulatedBroker:
         self._add(held, topic, partition, bytearray(body), fields.get("id", 0))
         held.streamed.add(body)
         return b"%d\n" % (len(held.parts) - 1)
+
+    def _offset(self, topic: str, partition: int, *_words: Any) -> bytes:
+        return b"%d 0 %d" % (2 * (len(self.log[topic, partition]),))
 
     def _prepare(self, txid: str, kind: str, fields: Extensions, body: bytes) -> bytes:
         held = self._held.get(txid) or _Held()

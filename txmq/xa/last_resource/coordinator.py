@@ -1,9 +1,9 @@
 """The last-resource coordinator: a state machine without I/O. One per transaction block.
 
 Theory of operation. The messages are prepared in the broker; the database's own COMMIT, with a marker row in it, is the
-decision; then it is reported to the broker. Over several homes "the broker" is all of them: it has prepared, committed
-or rolled back when every home has. ``LastResourceCoordinator.step(event)`` answers the effects that the shell
-(or the simulator) carries out in order; the result of each is the next event.
+decision; then the broker is told, and its answer is not awaited. Over several homes "the broker" is all of them: it has
+prepared or rolled back when every home has, and is told when every home is. ``LastResourceCoordinator.step(event)``
+answers the effects that the shell (or the simulator) carries out in order; the result of each is the next event.
 
 ```
  ACTIVE --BODY_DONE--> PREPARING --+--MARKER_INSERTED--> MARKED ---PREPARED---------+
@@ -17,7 +17,7 @@ or rolled back when every home has. ``LastResourceCoordinator.step(event)`` answ
                           v          CONFIRMING <- PROVED_ROLLED_BACK ---|------+
                      ROLLED_BACK                                         v      | PROVED_COMMITTED
                                                                       DECIDED <-+
-                                                    BROKER_COMMITTED |   | BROKER_UNKNOWN: pending
+                                                      COMMIT_WRITTEN |   | COMMIT_LEFT: pending
                                                                      v   v
                                                                    COMMITTED
 ```
@@ -65,9 +65,8 @@ class LastResourceState(enum.Enum):
     UNDOING_BOTH = "undoing-both"  # the same, and the broker is next
     WITHDRAWING = "withdrawing"  # the database is rolled back; the broker is next
     REPORTING = "reporting"  # the body had ended the database's transaction by itself; the broker is to keep that
-    COMMITTED = "committed"
-    COMMITTED_PENDING = "committed-pending"  # the resolver reports it to the broker
-    COMMITTED_ALONE = "committed-alone"  # the rows are there; the broker had given the messages up
+    COMMITTED = "committed"  # the broker's answer is to come
+    COMMITTED_PENDING = "committed-pending"  # the resolver tells the broker
     ROLLED_BACK = "rolled-back"
     BROKER_ALONE = "broker-alone"  # the rows are gone; the broker had committed the messages
     HAZARD = "hazard"  # the rows may be there; no message is
@@ -76,9 +75,8 @@ class LastResourceState(enum.Enum):
 
 ENDS = frozenset(
     {
-        LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING, LastResourceState.COMMITTED_ALONE,
-        LastResourceState.ROLLED_BACK, LastResourceState.BROKER_ALONE, LastResourceState.HAZARD,
-        LastResourceState.UNKNOWN,
+        LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING, LastResourceState.ROLLED_BACK,
+        LastResourceState.BROKER_ALONE, LastResourceState.HAZARD, LastResourceState.UNKNOWN,
     }
 )  # fmt: skip
 
@@ -104,7 +102,8 @@ class LastResourceEvent(enum.Enum):
     LOOKUP_FAILED = "lookup failed"
     DATABASE_ROLLED_BACK = "database undone"  # rolled back, or its connection closed, which rolls it back
     DATABASE_ENDED = "database ended"  # the body had ended its transaction before: there was nothing to undo
-    BROKER_COMMITTED = "broker committed"
+    COMMIT_WRITTEN = "commit written"  # to every home
+    COMMIT_LEFT = "commit left"  # to the resolver: a home is away
     BROKER_ROLLED_BACK = "broker rolled back"
     BROKER_UNKNOWN = "broker unknown"
     BROKER_CONTRADICTS = "broker contradicts"  # it decided the other way: an operator, or lost data
@@ -121,7 +120,7 @@ class LastResourceEffect(enum.Enum):
     AWAIT_PREPARED = "await prepared"
     COMMIT_DATABASE = "commit database"
     LOOK_UP = "look up"  # close the connection, then resolve by the marker table as a resolver does
-    SEND_COMMIT = "send commit"
+    SEND_COMMIT = "send commit"  # waits for nothing
     ROLL_BACK_DATABASE = "roll back database"
     SEND_ROLLBACK = "send rollback"
     REPORT_HAZARD = "report hazard"  # a rollback with what the broker is to keep
@@ -173,9 +172,8 @@ TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
     (_S.CONFIRMING, _E.BROKER_CONTRADICTS): (_S.COMMITTED, ()),
     (_S.CONFIRMING, _E.BROKER_UNKNOWN): (_S.UNKNOWN, ()),
     (_S.CONFIRMING, _E.INTERRUPTED): (_S.UNKNOWN, ()),
-    (_S.DECIDED, _E.BROKER_COMMITTED): (_S.COMMITTED, ()),
-    (_S.DECIDED, _E.BROKER_UNKNOWN): (_S.COMMITTED_PENDING, ()),
-    (_S.DECIDED, _E.BROKER_CONTRADICTS): (_S.COMMITTED_ALONE, ()),
+    (_S.DECIDED, _E.COMMIT_WRITTEN): (_S.COMMITTED, ()),
+    (_S.DECIDED, _E.COMMIT_LEFT): (_S.COMMITTED_PENDING, ()),
     (_S.DECIDED, _E.INTERRUPTED): (_S.COMMITTED_PENDING, ()),
     (_S.UNDOING, _E.DATABASE_ROLLED_BACK): (_S.ROLLED_BACK, ()),
     (_S.UNDOING, _E.DATABASE_ENDED): _REPORT,

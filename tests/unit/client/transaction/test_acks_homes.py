@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.block import Transaction
 from txmq.model import Outcome
 from txmq.protocol.offsets import OffsetRow
@@ -43,15 +44,31 @@ def test_each_home_saves_the_offsets_of_its_own_partitions(monkeypatch: pytest.M
     cluster.check()
 
 
+def test_next_acknowledgement_waits_for_the_answer_to_the_one_before() -> None:
+    cluster, waits = SimulatedCluster(), list[float]()
+    consumer = Consumer(cluster)
+    consumer.earlier = TransactionAcks(cluster, waits.append)
+    acks = TransactionAcks(cluster, waits.append)
+    acks.add(consumer.delivered(0))
+    assert waits == [cluster.clock.monotonic() + cluster.timeout]
+    consumer.earlier = acks
+    acks.add(consumer.delivered(0))
+    assert len(waits) == 1
+
+
 class Consumer:
     """A consumer's pending acknowledgements, as a block sees them."""
 
     def __init__(self, client: SimulatedCluster) -> None:
         self.client, self.group, self.pending_acks = client, "g", self
         self.ended: list[Outcome] = []
+        self.earlier: TransactionAcks | None = None
 
     def delivered(self, partition: int) -> Any:
         return SimpleNamespace(consumer=self, topic="orders", partition=partition)
+
+    def saving(self, _message: Any) -> TransactionAcks | None:
+        return self.earlier
 
     def pending_ack(self, message: Any, _owner: object) -> Any:
         return Consumed((message.topic, message.partition))

@@ -38,6 +38,9 @@ class PatientHome:
     def __init__(self, answers_after: int = 2, loss: TxmqError | None = None) -> None:
         self.commits, self.answers_after, self.loss = 0, answers_after, loss
 
+    def write_commit(self) -> Answer:
+        return self.submit_commit(0.0)
+
     def submit_commit(self, _timeout_s: float) -> Answer:
         if self.commits and self.loss is not None:
             raise self.loss
@@ -53,6 +56,9 @@ class PatientAnswer:
     def done(self) -> bool:
         return self.home.commits >= self.home.answers_after
 
+    def look(self) -> None:
+        pass
+
     def result(self, _timeout: float | None = None) -> bytes:
         if not self.done:
             raise RequestTimeoutError("still waiting for company")
@@ -60,6 +66,8 @@ class PatientAnswer:
 
 
 class Branch:
+    uuid, is_delayable = "", True
+
     def __init__(self, home: PatientHome) -> None:
         self.broker, self.slots = cast(BrokerTransaction, home), {SLOT}
         self.lines: list[PartResult] | None = None

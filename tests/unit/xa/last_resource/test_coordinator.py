@@ -40,7 +40,7 @@ EXPECTED: dict[State, set[Event]] = {
     State.CONFIRMING: {
         Event.BROKER_ROLLED_BACK, Event.BROKER_CONTRADICTS, Event.BROKER_UNKNOWN, Event.INTERRUPTED,
     },
-    State.DECIDED: {Event.BROKER_COMMITTED, Event.BROKER_UNKNOWN, Event.BROKER_CONTRADICTS, Event.INTERRUPTED},
+    State.DECIDED: {Event.COMMIT_WRITTEN, Event.COMMIT_LEFT, Event.INTERRUPTED},
     State.UNDOING: {Event.DATABASE_ROLLED_BACK, Event.DATABASE_ENDED, Event.INTERRUPTED},
     State.UNDOING_BOTH: {Event.DATABASE_ROLLED_BACK, Event.DATABASE_ENDED, Event.INTERRUPTED},
     State.REPORTING: {
@@ -124,11 +124,7 @@ def test_committed_is_told_only_with_a_proof() -> None:
         coordinator = Coordinator()
         for event in way:
             coordinator.step(event)
-        if coordinator.state in {
-            State.COMMITTED,
-            State.COMMITTED_PENDING,
-            State.COMMITTED_ALONE,
-        }:
+        if coordinator.state in {State.COMMITTED, State.COMMITTED_PENDING}:
             proofs = {
                 Event.DATABASE_COMMITTED,
                 Event.PROVED_COMMITTED,
