@@ -141,15 +141,29 @@ class BranchCommits:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, branch: Committed) -> None:
-        """Write the commit of a branch, if the home is there; nothing if it was added before."""
-        if any(known.branch is branch for known in list(self._open)):
-            return
+    def add(self, branch: Committed) -> bool:
+        """Write the commit of a branch, if that needs no wait; whether it is on its way."""
         entry = _Entry(branch)
         self._open.append(entry)
         if len(self._open) <= COMMITS_IN_FLIGHT_MAX:
             with suppress(TxmqError):
                 entry.write()
+        return entry.answer is not None
+
+    def add_once(self, branch: Committed) -> None:
+        """As ``add``, if that was perhaps interrupted."""
+        if all(known.branch is not branch for known in list(self._open)):
+            self.add(branch)
+
+    def take_first(self) -> None:
+        """Take the answers of the oldest ones: they come about in order, and the resolver looks at all."""
+        while self._open:
+            try:
+                entry = self._open[0]
+            except IndexError:  # another thread took it
+                return
+            if entry.answer is None or not entry.answer.done or not self._look_at(entry) or entry.is_open:
+                return
 
     def is_written(self, branch: Committed) -> bool:
         """Whether the commit of a branch is on its way, or was answered."""

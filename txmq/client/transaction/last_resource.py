@@ -100,6 +100,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self.is_acknowledged: bool | None = None
         self.commit: DecisiveCommit | None = None
         self._on_told = on_told
+        self._is_written: bool | None = None
         self.hazard: Hazard | None = None
         self._parts: list[EncodedPart] = []
         self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
@@ -227,24 +228,33 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     # --- after it ----------------------------------------------------------------------------------------------------
 
     def _send_commit(self) -> LastResourceEvent:
-        self.write_commits()
+        is_written = self.write_commits()
         crash_point("client.tx.commit_sent")
-        return LastResourceEvent.COMMIT_WRITTEN if not self.unwritten else LastResourceEvent.COMMIT_LEFT
+        self._broker.home.branch_commits.take_first()
+        return LastResourceEvent.COMMIT_WRITTEN if is_written else LastResourceEvent.COMMIT_LEFT
 
-    def write_commits(self) -> None:
-        """Tell every home of the decision, those that were told before excepted; without any wait."""
-        if self.commit is None:
-            elsewhere = {slot for home in self.homes for slot in home.slots}
-            slots = [slot for slot in self._messages.slots() if slot not in elsewhere]
-            uuid, on_told = self._branch.resource.uuid or "", self._on_told
+    def write_commits(self) -> bool:
+        """Tell every home of the decision, without any wait; whether all could be written. Once is enough."""
+        if self._is_written is None:
+            commit, commits = self.commit, self._broker.home.branch_commits
             for home in self.homes:
-                home.on_told = partial(on_told, home)
-            self.commit = DecisiveCommit(self._broker, slots, uuid, lambda: on_told(None))
-        for home in self.homes:
-            if home.lines is None:
-                home.commit()
-        if not self.commit.is_told():
-            self._broker.home.branch_commits.add(self.commit)
+                home.on_told = partial(self._on_told, home)
+                if home.state is not BranchState.COMMITTED:
+                    home.commit()
+            if commit is None:
+                commit = self.commit = self._new_commit()
+                is_written = commits.add(commit)
+            else:  # an interrupt came first
+                commits.add_once(commit)
+                is_written = commits.is_written(commit)
+            self._is_written = is_written and all(home.pending is None for home in self.homes)
+        return self._is_written
+
+    def _new_commit(self) -> DecisiveCommit:
+        elsewhere = {slot for home in self.homes for slot in home.slots}
+        slots = [slot for slot in self._messages.slots() if slot not in elsewhere]
+        on_told = self._on_told
+        return DecisiveCommit(self._broker, slots, self._branch.resource.uuid or "", lambda: on_told(None))
 
     @property
     def unwritten(self) -> tuple[str, ...]:

@@ -155,8 +155,9 @@ class LastResourceBlock:
         """Leave the rest to the answers, and what is not written to the resolver."""
         run = self.run
         run.write_commits()  # also if an interrupt came first
-        for commits in {self._broker.home.branch_commits, *(home.commits for home in run.homes)}:
-            self._resolver.tell(commits)
+        self._resolver.tell(self._broker.home.branch_commits)
+        for home in run.homes:
+            self._resolver.tell(home.commits)
         if state is LastResourceState.COMMITTED_PENDING:
             self._resolver.wake()
 
