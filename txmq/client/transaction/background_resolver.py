@@ -108,7 +108,10 @@ class BackgroundResolver:
         if not self._is_stopping:
             self._signal.wait(timeout)
         for commits in list(self._untold):
+            self._untold.pop(commits, None)  # first: a commit that is told of from now on puts them back
             commits.settle()
+            if commits:
+                self._untold[commits] = None
         return self._is_stopping
 
     def _run(self) -> None:

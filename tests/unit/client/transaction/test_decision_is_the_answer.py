@@ -12,6 +12,7 @@ from tests.unit.xa.support import LastResourceFixture, Quiet, quiet_resolver
 from tests.unit.xa.xa_support import Database, FakeResource
 from txmq.client.admin.transactions import Transactions
 from txmq.client.transaction import branch_commits
+from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.checker import CheckBacks
 from txmq.client.transaction.half_message import HalfMessage
@@ -328,3 +329,24 @@ def test_acks_stay_claimed_until_the_answer(
     world.home.holds.let_go()
     world.home.branch_commits.look()
     assert ended == [Outcome.UNKNOWN if word == "rolled back" else Outcome.COMMITTED]
+
+
+def test_resolver_takes_the_answer_that_nobody_waits_for(
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.client.transaction.background_resolver.start_daemon", lambda _name, _run: None)
+    resolver, commits = BackgroundResolver(world.home), world.home.branch_commits
+    order(world, b"1")
+    for _ in range(2):
+        resolver.tell(commits)
+        resolver.wait(0.0)
+        assert commits
+    world.home.holds.let_go()
+    resolver.wait(0.0)
+    assert not commits
+    order(world, b"2")
+    world.home.witness = None
+    resolver.tell(commits)
+    world.home.holds.let_go()
+    resolver.wait(0.0)
+    assert not commits
