@@ -227,7 +227,7 @@ def test_lost_answer_is_asked_for_before_a_later_write(world: LastResourceFixtur
 
 
 @pytest.mark.parametrize("refusal", [TransactionConflictError("given up"), UnknownTransactionError("given up")])
-def test_contradiction_behind_the_end_is_raised_by_results_and_keeps_the_marker(
+def test_contradiction_behind_the_end_is_raised_by_results(
     world: LastResourceFixture, refusal: TxmqError, caplog: pytest.LogCaptureFixture
 ) -> None:
     tx = order(world, b"1")
