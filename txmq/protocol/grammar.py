@@ -115,7 +115,8 @@ _TABLE = (
         teaches="store a transaction's messages until it is decided",
     ),
     Verb(
-        b"commit", ("txid",), {b"heuristic": "text", b"homes": "text", b"floor": "long", **_STREAMED}, has_body=True,
+        b"commit", ("txid",),
+        {b"delayable": "flag", b"heuristic": "text", b"homes": "text", b"floor": "long", **_STREAMED}, has_body=True,
         number_max=_STREAMED_MAX,
         teaches="decide a local transaction, or settle a prepared one",
     ),

@@ -104,9 +104,10 @@ _PLAIN_PUT = re.compile(
 _MEANT_PUT = re.compile(
     rb"put ([!-<>-~]{1,200}+) (0|[1-9][0-9]{0,9}+) id=([1-9][0-9]{0,9}+) (0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
-# The same for the commit of a local transaction, the other request that comes by the thousand.
+# The same for the commit of a local or a prepared transaction, the other request that comes by the thousand.
 _PLAIN_COMMIT = re.compile(
-    rb"commit ([!-<>-~]{1,200}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
+    rb"commit ([!-<>-~]{1,200}+) (delayable )?(?:floor=(0|[1-9][0-9]{0,19}+) )?"
+    rb"(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
 # The same with branches at other homes, and the prepare of a branch.
 _COMMIT_OF_HOMES = re.compile(
@@ -191,11 +192,13 @@ class RequestReader:
                     position = end
                     continue
             elif (match := _PLAIN_COMMIT(chunk, position)) is not None:
-                txid, floor, length, opaque = match.groups()
+                txid, delayable, floor, length, opaque = match.groups()
                 start = match.end()
                 end = start + int(length)
                 if end <= size and end - start <= limit:
                     given = None if floor is None else {b"floor": floor}
+                    if delayable is not None:
+                        given = {b"delayable": b"", **(given or {})}
                     append((b"commit", [txid], given, bytearray(chunk[start:end]), opaque))
                     position = end
                     continue

@@ -293,6 +293,8 @@ COMMIT_OF_HOMES = (
     b"commit 0123456789abcdef-fedcba9876543210-1-1 "
     b"homes=0123456789abcdef-0000000000000001-1-1,0123456789abcdef-0000000000000002-1-1 %b4 A1\r\nbody"
 )
+PLAIN_COMMIT = b"commit 0123456789abcdef-fedcba9876543210-1-1 %b4 A1\r\nbody"
+DELAYABLE = b"commit 0123456789abcdef-fedcba9876543210-1-1 delayable %b4 A1\r\nbody"
 PREPARE_OF_BRANCH = (
     b"prepare 0123456789abcdef-fedcba9876543210-1-1 branch of=0123456789abcdef-0000000000000001-1-1 "
     b"deadline=1700000000000 %b4 A1\r\nbody"
@@ -300,7 +302,10 @@ PREPARE_OF_BRANCH = (
 
 
 @pytest.mark.parametrize("floor", [b"", b"floor=0 ", b"floor=18446744073709551616 "])
-@pytest.mark.parametrize("plain", [PLAIN_PREPARE, PLAIN_DECIDE, PLAIN_COMPLETE, COMMIT_OF_HOMES, PREPARE_OF_BRANCH])
+@pytest.mark.parametrize(
+    "plain",
+    [PLAIN_PREPARE, PLAIN_DECIDE, PLAIN_COMPLETE, PLAIN_COMMIT, DELAYABLE, COMMIT_OF_HOMES, PREPARE_OF_BRANCH],
+)
 def test_short_way_of_request_gives_what_table_gives(
     plain: bytes, floor: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +319,7 @@ def test_short_way_of_request_gives_what_table_gives(
 @given(
     plain=st.sampled_from(
         [
-            *(p % b"floor=7 " for p in (PLAIN_PREPARE, PLAIN_DECIDE, COMMIT_OF_HOMES, PREPARE_OF_BRANCH)),
+            *(p % b"floor=7 " for p in (PLAIN_PREPARE, PLAIN_DECIDE, DELAYABLE, COMMIT_OF_HOMES, PREPARE_OF_BRANCH)),
             PLAIN_COMPLETE,
         ]
     ),

@@ -1,8 +1,8 @@
 """A group whose requests tolerate a delay waits a moment for others, so that it needs no sync of its own.
 
 Theory of operation. The owner of an XA transaction does not wait for the answer to ``complete``. If one is lost, the
-resolver reports the branch again. Nor does the owner of a transaction over homes wait for the ``commit`` of a branch:
-if that is lost, this home asks the one that decided. So a group that holds nothing else
+resolver reports the branch again. A ``commit`` says by itself that no caller waits for its answer (``delayable``): the
+database of a last resource has decided, or another home. So a group that holds nothing else
 (``CommitGroup.may_be_delayed``) is kept for ``WAIT_S``; the first request that is in a hurry takes it along, mostly the
 ``decide`` or ``prepare`` of another transaction. Readers see the messages that much later.
 

@@ -216,7 +216,8 @@ class Transaction:
         checksum: running CRC32C over all parts' batches, in order.
         file_parts: so many of its parts are in ``prepared/``, written by a checkpoint.
         order: number of its preparation; grows.
-        waiting: requests (peer, opaque, floor) for its commit that wait for earlier ones that it collides with.
+        waiting: requests (peer, opaque, floor, is_delayable) for its commit that wait for earlier ones that it
+            collides with.
         is_decided: the home that decides has said that it is committed. In memory only: that home is asked again.
         checks: how often a half was handed out for a check-back in this incarnation of the broker.
         checked_ms: before that time it is not handed out again.

@@ -34,6 +34,7 @@ _STATED = {
     _BRANCH_WORD: {b"of", b"deadline"},
 }
 _HOMES, _FLOOR = {b"homes"}, {b"floor"}
+_NOTHING: dict[bytes, bytes] = {}
 _PREPARED = TransactionState.PREPARED
 _DECIDED_BY_ITS_DRIVER = TransactionKind.SPARK.value
 
@@ -42,8 +43,10 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     """The verb ``commit``: of a local transaction whose messages came with it, or of a prepared one in its turn."""
     _, arguments, extensions, body, opaque = request
     session = client.session
-    floor_text = b"0" if extensions is None else extensions.get(b"floor", b"") if len(extensions) == 1 else b""
-    if session is not None and not session.is_ended and 0 < len(floor_text) <= _FLOOR_SIZE_MAX:
+    given = extensions or _NOTHING
+    floor_text, is_delayable = given.get(b"floor", b"0"), b"delayable" in given
+    is_plain = len(given) == (b"floor" in given) + is_delayable and len(floor_text) <= _FLOOR_SIZE_MAX
+    if session is not None and not session.is_ended and is_plain:
         counter = _counter_of(client, arguments[0])
         if body:
             if _is_new(context, session, counter, len(body)):
@@ -59,7 +62,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
                 and transaction.state is _PREPARED
                 and transaction.meta["kind"] != _DECIDED_BY_ITS_DRIVER
             ):
-                turns.commit_in_order(context, transaction, client, opaque, int(floor_text))
+                turns.commit_in_order(context, transaction, client, opaque, int(floor_text), is_delayable)
                 return
     elif session is not None and body and _decide_over_homes(context, client, session, request):
         return

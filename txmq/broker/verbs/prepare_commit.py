@@ -137,7 +137,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
         elif transaction.meta["kind"] == TransactionKind.SPARK.value:
             raise TransactionConflictError(f"transaction {txid} is part of a batch: query commit decides it")
         else:
-            turns.commit_in_order(context, transaction, client, opaque, floor)
+            turns.commit_in_order(context, transaction, client, opaque, floor, b"delayable" in given)
     else:
         raise refusal(action, arguments[0])
 

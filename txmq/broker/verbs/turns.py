@@ -81,11 +81,14 @@ def _awaits_place(context: Context, name: Name, meta: dict[str, Any]) -> bytes:
 
 
 def commit_in_order(
-    context: Context, transaction: Transaction, client: ClientConnection, opaque: bytes, floor: int
+    context: Context, transaction: Transaction, client: ClientConnection, opaque: bytes, floor: int, is_delayable: bool
 ) -> None:
     """Commit a prepared transaction, or let the request wait for an earlier one it collides with.
 
     What is decided here, and held nobody up before, is answered at once; its messages queue from now on.
+
+    Args:
+        is_delayable: no caller waits for it: it need not be forced alone (``commit_delay``).
     """
     if context.state.order.in_common and _takes_its_turn_now(context, transaction):
         meta = {**transaction.meta, "floor": floor, "decided_ms": context.now_ms}
@@ -95,7 +98,7 @@ def commit_in_order(
             meta["branches"] = []
         context.answer_when_durable(client, opaque, _awaits_place(context, transaction.name, meta))
         return
-    transaction.waiting.append((client, opaque, floor))
+    transaction.waiting.append((client, opaque, floor, is_delayable))
     _commit_in_turn(context, transaction)
 
 
@@ -122,7 +125,7 @@ def _commit_in_turn(context: Context, transaction: Transaction) -> None:
 
 def commit_now(context: Context, transaction: Transaction, client: ClientConnection, opaque: bytes, floor: int) -> None:
     """Commit a prepared transaction out of its turn: an operator says so."""
-    transaction.waiting.append((client, opaque, floor))
+    transaction.waiting.append((client, opaque, floor, False))
     _commit_all(context, [transaction])
 
 
@@ -149,7 +152,7 @@ def _commit_all(context: Context, due: list[Transaction]) -> None:
 
 def _commit_prepared(context: Context, transaction: Transaction) -> None:
     meta, floor = transaction.meta, 0
-    for _, _, stated in transaction.waiting:
+    for _, _, stated, _ in transaction.waiting:
         floor = max(floor, stated)
     if transaction.state is TransactionState.PREPARED and "homes" in meta:
         decided = {"decided_ms": context.now_ms, "client": meta["client"], "branches": [], "homes": meta["homes"]}
@@ -158,7 +161,7 @@ def _commit_prepared(context: Context, transaction: Transaction) -> None:
     else:
         floor = max(floor, meta.get("floor", 0))
         lines = commit(context, *transaction.name, floor, transaction, [])
-    if transaction.is_branch and len(transaction.waiting) == 1:
-        context.group.delayable += 1  # its client has the decision, and waits for nothing more
-    for client, opaque, _ in transaction.waiting:
+    if len(transaction.waiting) == 1 and transaction.waiting[0][3]:
+        context.group.delayable += 1
+    for client, opaque, _, _ in transaction.waiting:
         context.answer_when_durable(client, opaque, lines)

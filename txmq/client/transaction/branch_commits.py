@@ -8,8 +8,8 @@ by itself, but a plain message of the same partition would pass a commit that wa
 of this client wait here before they go to such a partition, and reads of this client find what was committed before
 them. The same holds for messages that the deciding home has not placed yet (``homes``).
 
-A home lets a lone commit of a branch wait for company, so that it shares a sync with the next transaction; a caller
-that waits sends it once more, and it is forced at once.
+A commit says that no caller waits for its answer (``delayable``): the home lets it wait a moment for company, and it
+shares a sync with the next transaction. A caller that waits after all sends it once more, and it is forced at once.
 
 Invariants:
     * nothing here waits behind a decision: what cannot be written at once, or exceeds ``COMMITS_IN_FLIGHT_MAX``, the
@@ -55,13 +55,11 @@ class Committed(Protocol):
         broker: the conversation with its home.
         slots: the topics and partitions that it writes to.
         uuid: of the last resource that decided it: among these the home keeps the order of keys by itself; or empty.
-        is_delayable: the home may let its commit wait for company.
     """
 
     broker: BrokerTransaction
     slots: Collection[TopicPartition]
     uuid: str
-    is_delayable: bool
 
     def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
         """The home has answered: where the parts went, or that it did not commit them."""
@@ -76,7 +74,6 @@ class WaitingPlace:
     """
 
     uuid: str = ""
-    is_delayable: bool = True
 
     def __init__(self, broker: BrokerTransaction, slots: set[TopicPartition], on_end: Callable[[], None]) -> None:
         self.broker = broker
@@ -107,25 +104,26 @@ class _Entry:
     ``turn`` belongs to the thread that takes the answer: an answer has one waiter.
     """
 
-    __slots__ = ("answer", "branch", "is_hurried", "is_open", "turn")
+    __slots__ = ("answer", "branch", "is_delayable", "is_open", "turn")
 
     def __init__(self, branch: Committed) -> None:
         self.branch, self.is_open, self.turn = branch, True, Turn()
-        self.is_hurried = False
+        self.is_delayable = False  # the home was told that no caller waits for the answer
         self.answer: Answer | None = None
 
     def submit(self) -> None:
         """Write it. Raises as a request."""
+        self.is_delayable = False
         self.answer = self.branch.broker.submit_commit(TELL_TIMEOUT_S)
 
     def write(self) -> None:
         """Write it if that needs no wait. Raises ConnectionLostError."""
+        self.is_delayable = True
         self.answer = self.branch.broker.write_commit()
 
     def hurry(self) -> None:
         """Send it once more, if it is not answered: then the home lets it wait for company no longer."""
-        if self.branch.is_delayable and self.answer is not None and not self.answer.done and not self.is_hurried:
-            self.is_hurried = True
+        if self.is_delayable and self.answer is not None and not self.answer.done:
             with suppress(TxmqError):
                 self.submit()
 

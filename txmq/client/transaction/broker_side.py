@@ -319,8 +319,8 @@ class BrokerTransaction:
         return self._control.submit_transaction(head, self._floor(), (), until)
 
     def write_commit(self) -> Answer:
-        """As ``submit_commit``, waiting for nothing. Raises ConnectionLostError: nothing was sent."""
-        return self._control.write_transaction(f"commit {self.txid}", self._floor(), ())
+        """As ``submit_commit``, for a caller that waits for nothing. Raises ConnectionLostError: nothing was sent."""
+        return self._control.write_transaction(f"commit {self.txid} delayable", self._floor(), ())
 
     def submit_branch(self, decided_by: str, parts: Sequence[EncodedPart], *, is_held: bool) -> Answer:
         """Send ``prepare`` of a part of a transaction that another home decides; its answer is to be waited for.

@@ -53,11 +53,10 @@ class HomeBranch:
         error: the refusal, or what kept the home from answering.
         lines: where its parts went; None before the home has said so.
         on_told: called when it has.
-        uuid, is_delayable: see ``Committed``.
+        uuid: see ``Committed``.
     """
 
     uuid: str = ""
-    is_delayable: bool = True
 
     def __init__(self, home: BranchHome, clock: Clock, decides: RoutedTransaction) -> None:
         self.broker = BrokerTransaction(home, clock, decides.timeout_s)

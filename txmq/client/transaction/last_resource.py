@@ -48,13 +48,11 @@ class DecisiveCommit:
     """The commit at the home of the id: its database has decided.
 
     Attributes:
-        broker, slots, uuid, is_delayable: see ``Committed``.
+        broker, slots, uuid: see ``Committed``.
         lines: where the parts went; None before the home has said so.
         error: what it said in place of that.
         is_late: it was waited for, and has not answered.
     """
-
-    is_delayable: bool = False
 
     def __init__(
         self, broker: BrokerTransaction, slots: Collection[TopicPartition], uuid: str, on_told: Callable[[], None]

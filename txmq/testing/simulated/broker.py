@@ -198,7 +198,7 @@ class SimulatedBroker:
         self, head: str, fields: Mapping[str, str | int], body: Sequence[Buffer] | None, deadline: float
     ) -> FakeReply:
         """As ``Connection.submit_transaction``."""
-        verb, *arguments = head.removesuffix(" held").split(" ")
+        verb, *arguments = head.removesuffix(" held").removesuffix(" delayable").split(" ")
         left_s = max(deadline - self.clock.monotonic(), 0.0)
         return self.submit(verb, *arguments, extensions=dict(fields), body=body, timeout=left_s)
 

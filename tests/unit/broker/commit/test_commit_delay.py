@@ -1,4 +1,4 @@
-"""Only a group of completed or committed branches waits, once and for a moment; whatever else comes takes it along."""
+"""Only a group of completed branches and delayable commits waits, for a moment; whatever else comes takes it along."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools.images.node import Client, Node
 from txmq.broker.commit.commit_delay import WAIT_S, CommitDelay
 
 from ..homes_support import HomeNode, prepare_branch, two_homes
-from ..support import UUID, batch, node, part, values
+from ..support import UUID, batch, node, part, prepare, values
 from ..verbs.test_decide import OTHER_UUID, decide
 
 NOW = 100.0
@@ -74,11 +74,14 @@ def prepared() -> tuple[HomeNode, HomeNode, Client]:
     return here, there, client
 
 
+DELAYABLE: dict[str, str | int | None] = {"delayable": None}
+
+
 def test_a_group_of_committed_branches_waits() -> None:
     _, there, client = prepared()
     commit_delay, group = CommitDelay(), there.core.context.group
     for counter in (1, 2):
-        client.send("commit", there.txid(1, counter), body=b"")
+        client.send("commit", there.txid(1, counter), extensions=DELAYABLE, body=b"")
         assert commit_delay.keeps(group, NOW)
     assert not commit_delay.keeps(group, NOW + WAIT_S)
 
@@ -86,7 +89,7 @@ def test_a_group_of_committed_branches_waits() -> None:
 @pytest.mark.parametrize("company", ["prepare", "commit again", "put", "local"])
 def test_whatever_else_comes_takes_a_branch_commit_along(company: str) -> None:
     here, there, client = prepared()
-    client.send("commit", there.txid(1, 1), body=b"")
+    client.send("commit", there.txid(1, 1), extensions=DELAYABLE, body=b"")
     commit_delay, group = CommitDelay(), there.core.context.group
     assert commit_delay.keeps(group, NOW)
     if company == "prepare":
@@ -109,3 +112,39 @@ def test_commit_of_a_branch_is_answered_when_forced() -> None:
     there.pump()
     assert client.received[opaque].text == "a 0 0 1\n"
     assert values(there) == [b"x"]
+
+
+def last_resource() -> tuple[Node, Client]:
+    """A node with two prepared transactions of a database, which wait for each other."""
+    made = node()
+    client = made.session()
+    for counter in (1, 2):
+        assert prepare(client, made.txid(1, counter), ("a", 0, batch(b"x")), keys="1").code == 200
+    return made, client
+
+
+def test_commit_that_no_caller_waits_for_is_delayed() -> None:
+    made, client = last_resource()
+    commit_delay, group = CommitDelay(), made.core.context.group
+    client.send("commit", made.txid(1, 1), extensions=DELAYABLE, body=b"")
+    assert commit_delay.keeps(group, NOW)
+    client.send("commit", made.txid(1, 2), body=b"")
+    assert not commit_delay.keeps(group, NOW)
+
+
+def test_commits_that_waited_for_their_turn_are_delayed() -> None:
+    made, client = last_resource()
+    commit_delay, group = CommitDelay(), made.core.context.group
+    client.send("commit", made.txid(1, 2), extensions=DELAYABLE, body=b"")
+    assert not commit_delay.keeps(group, NOW)  # nothing is in it
+    client.send("commit", made.txid(1, 1), extensions=DELAYABLE, body=b"")
+    assert commit_delay.keeps(group, NOW)
+
+
+def test_commit_sent_once_more_in_its_queue_hurries() -> None:
+    made, client = last_resource()
+    commit_delay, group = CommitDelay(), made.core.context.group
+    client.send("commit", made.txid(1, 2), extensions=DELAYABLE, body=b"")
+    client.send("commit", made.txid(1, 2), body=b"")
+    client.send("commit", made.txid(1, 1), extensions=DELAYABLE, body=b"")
+    assert not commit_delay.keeps(group, NOW)

@@ -68,7 +68,13 @@ def any_request(number: int, known: list[int], chance: random.Random) -> Request
         return (b"rollback", [txid(earlier)], None, None, opaque)
     if kind < 0.75:
         return (b"complete", [txid(earlier)], {b"branch": txid(earlier, 5, OTHER_HOME)}, None, opaque)
-    return (b"commit", [txid(earlier)], chance.choice([None, {b"floor": b"1"}]), bytearray(), opaque)
+    return (
+        b"commit",
+        [txid(earlier)],
+        chance.choice([None, {b"floor": b"1"}, {b"delayable": b""}]),
+        bytearray(),
+        opaque,
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))

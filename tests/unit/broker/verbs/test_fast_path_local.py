@@ -101,7 +101,8 @@ def any_request(number: int, chance: random.Random) -> Request:
     if 0.24 <= kind < 0.26:
         earlier = str(TxId(1, 2, 1, max(1, number - chance.randint(0, 12)))).encode()
         return (b"complete", [earlier], {b"uuid": UUID.encode()}, None, opaque)
-    floors: list[dict[bytes, bytes] | None] = [None, {b"floor": b"%d" % max(0, number - 3)}]
+    floor = {b"floor": b"%d" % max(0, number - 3)}
+    floors: list[dict[bytes, bytes] | None] = [None, floor, {b"delayable": b"", **floor}]
     more = chance.choice([*floors * 8, {b"floor": b"9" * 20}, {b"parts": b"1", b"floor": b"2"}, {b"parts": b"0"}])
     body = b"" if chance.random() < 0.03 else any_body(chance)
     return (b"commit", [txid], more, bytearray(body), opaque)

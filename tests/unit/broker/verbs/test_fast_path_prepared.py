@@ -92,7 +92,8 @@ def any_request(number: int, prepared: list[int], chance: random.Random) -> Requ
         return (b"rollback", [txid(earlier)], None, None, opaque)
     if kind < 0.59:
         return (b"topic", [b"delete", b"gone"], None, None, opaque)
-    floors: list[dict[bytes, bytes] | None] = [None, {b"floor": b"%d" % max(0, number - 8)}]
+    floor = {b"floor": b"%d" % max(0, number - 8)}
+    floors: list[dict[bytes, bytes] | None] = [None, floor, {b"delayable": b"", **floor}]
     more = chance.choice([*floors * 8, {b"floor": b"9" * 20}, {b"parts": b"0"}, {b"heuristic": b"operator"}])
     body = any_body(chance) if chance.random() < 0.05 else b""
     return (b"commit", [txid(earlier, chance.choice([1] * 30 + [2]))], more, bytearray(body), opaque)
@@ -126,6 +127,7 @@ def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pyte
         assert [sent(client) for client in clients] == [sent(client) for client in others], request
         assert core.context.state.snapshot() == reference.context.state.snapshot(), request
         assert core.context.state.payload_bytes == reference.context.state.payload_bytes
+        assert core.context.group.delayable == reference.context.group.delayable
     assert finish(core) == finish(reference)
     assert core.context.counters == reference.context.counters
     assert core.context.counters.committed > 0
@@ -140,7 +142,7 @@ def test_they_are_taken_by_an_ordinary_transaction(monkeypatch: pytest.MonkeyPat
         [(b"prepare", [txid(1), b"last-resource"], given, bytearray(part(b"open", 0, batch_of(), b" keys=7")), b"1")],
     )
     finish(core)
-    core.receive(client, [(b"commit", [txid(1)], {b"floor": b"0"}, bytearray(), b"2")])
+    core.receive(client, [(b"commit", [txid(1)], {b"delayable": b"", b"floor": b"0"}, bytearray(), b"2")])
     finish(core)
     assert sent(client) == [b"result 200 0 1\r\n", b"result 200 11 2\r\nopen 0 0 1\n"]
 

@@ -30,6 +30,7 @@ class PatientHome:
 
     Attributes:
         commits: those that came.
+        delayable: of these, those that said that no caller waits.
         loss: raised by the second.
     """
 
@@ -37,8 +38,10 @@ class PatientHome:
 
     def __init__(self, answers_after: int = 2, loss: TxmqError | None = None) -> None:
         self.commits, self.answers_after, self.loss = 0, answers_after, loss
+        self.delayable = 0
 
     def write_commit(self) -> Answer:
+        self.delayable += 1
         return self.submit_commit(0.0)
 
     def submit_commit(self, _timeout_s: float) -> Answer:
@@ -66,7 +69,7 @@ class PatientAnswer:
 
 
 class Branch:
-    uuid, is_delayable = "", True
+    uuid = ""
 
     def __init__(self, home: PatientHome) -> None:
         self.broker, self.slots = cast(BrokerTransaction, home), {SLOT}
@@ -117,7 +120,8 @@ def test_wait_sends_what_is_not_answered_once_more() -> None:
     commits.look()
     assert home.commits == 1  # in passing nothing is hurried
     commits.wait(SLOT, 1.0)
-    assert (home.commits, branch.lines, bool(commits)) == (2, [PartResult(*SLOT, 7, 1)], False)
+    assert (home.commits, home.delayable, branch.lines) == (2, 1, [PartResult(*SLOT, 7, 1)])
+    assert not commits
 
 
 def test_waits_that_come_again_send_nothing_more() -> None:
@@ -135,3 +139,14 @@ def test_home_that_is_lost_meanwhile_is_waited_for() -> None:
     with pytest.raises(RequestTimeoutError):
         commits.wait(SLOT, 1.0)
     assert (commits.holds(SLOT), branch.lines) == (True, None)
+
+
+def test_commit_sent_by_waiting_caller_is_not_hurried() -> None:
+    home = PatientHome(answers_after=99)
+    commits, _ = told(home)
+    (entry,) = commits._open
+    entry.answer = None  # lost
+    for _ in range(2):
+        with pytest.raises(RequestTimeoutError):
+            commits.wait(SLOT, 1.0)
+    assert (home.commits, home.delayable) == (2, 1)

@@ -29,6 +29,7 @@ from txmq.errors import (
     UnknownTransactionError,
 )
 from txmq.model import Outcome, Resolution
+from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource
 
 FOR_EVER = 5000
@@ -93,6 +94,24 @@ def test_block_ends_before_the_broker_answers(world: LastResourceFixture) -> Non
     tx = order(world, b"1")
     assert (tx.outcome, tx.pending, world.rows(), values(world)) == (Outcome.COMMITTED, (), [b"1"], [])
     assert world.home.requests[:2] == ["prepare", "commit"]
+
+
+def test_commit_says_that_no_caller_waits_until_one_does(
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads: list[str] = []
+    submit = SimulatedBroker.submit_transaction
+
+    def noting(self: SimulatedBroker, head: str, *words: Any) -> Any:
+        heads.append(head)
+        return submit(self, head, *words)
+
+    monkeypatch.setattr(SimulatedBroker, "submit_transaction", noting)
+    tx = order(world, b"1")
+    with pytest.raises(RequestTimeoutError):
+        tx.wait_visible(0.5)
+    commits = [head for head in heads if head.startswith("commit")]
+    assert commits == [f"commit {tx.txid} delayable", f"commit {tx.txid}"]
 
 
 def test_nothing_is_forgotten_before_the_answer(world: LastResourceFixture) -> None:
