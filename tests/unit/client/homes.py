@@ -210,7 +210,7 @@ class OpenCommits(BranchCommits):
     def __bool__(self) -> bool:
         return self.is_open
 
-    def holds(self, slot: TopicPartition) -> bool:
+    def holds(self, slot: TopicPartition, besides: str = "") -> bool:
         return self.is_open
 
     def wait(self, slot: TopicPartition, deadline: float, besides: str = "") -> None:

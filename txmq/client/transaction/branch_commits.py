@@ -167,9 +167,9 @@ class BranchCommits:
         """Whether the commit of a branch is on its way, or was answered."""
         return all(entry.branch is not branch or entry.answer is not None for entry in list(self._open))
 
-    def holds(self, slot: TopicPartition) -> bool:
-        """Whether a commit that is not answered writes to a partition."""
-        return any(slot in entry.branch.slots for entry in list(self._open))
+    def holds(self, slot: TopicPartition, besides: str = "") -> bool:
+        """Whether ``wait`` would wait."""
+        return any(_is_waited_for(entry.branch, slot, besides) for entry in list(self._open))
 
     def has_decided(self, txid: str) -> bool:
         """Whether a transaction, or its part here, is committed for certain and not answered."""
@@ -225,7 +225,7 @@ class BranchCommits:
             RequestTimeoutError: it did not answer in time.
         """
         for entry in list(self._open):
-            if slot in entry.branch.slots and not (besides and entry.branch.uuid == besides):
+            if _is_waited_for(entry.branch, slot, besides):
                 self._finish(entry, deadline)
 
     def wait_for(self, branch: Committed, deadline: float) -> None:
@@ -294,6 +294,10 @@ class BranchCommits:
     def forked(self) -> None:
         """In a forked child: the parent tells its own."""
         self._open = deque()
+
+
+def _is_waited_for(branch: Committed, slot: TopicPartition, besides: str) -> bool:
+    return slot in branch.slots and not (besides and branch.uuid == besides)
 
 
 class BranchHome(Broker, Protocol):

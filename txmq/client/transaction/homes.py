@@ -281,10 +281,13 @@ class RoutedTransaction(BrokerTransaction):
         Raises RolledBackError: they are not answered before the deadline. Brokers with a registry see to that order.
         """
         commits = self.home.branch_commits
-        if commits and self._routes.is_lone:
+        if not (commits and self._routes.is_lone):
+            return
+        slots = [slot for slot in messages.slots() if commits.holds(slot, uuid)]
+        if slots:
             self.reach()
             try:
-                for slot in messages.slots():
+                for slot in slots:
                     commits.wait(slot, self.deadline, uuid)
             except TxmqError as error:
                 raise_rolled_back(error, self.txid_or_none)

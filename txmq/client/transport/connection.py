@@ -247,9 +247,9 @@ class Connection:
         return self._stuck
 
     def was_just_heard(self, now: float, within_s: float) -> bool:
-        """Whether a request sent since ``now - within_s`` is answered and none is open; each answer counts once."""
+        """Whether a request sent since ``now - within_s`` is answered; each answer counts once."""
         lived_at = self.lived_at
-        if self._pending or self.failure is not None or lived_at == self._counted_at or now - lived_at > within_s:
+        if self.failure is not None or lived_at == self._counted_at or now - lived_at > within_s:
             return False
         self._counted_at = lived_at
         return True

@@ -158,6 +158,20 @@ def test_fresh_answer_spares_only_one_look(broker: ScriptedBroker) -> None:
     assert len(broker.streams) == 2
 
 
+def test_open_request_beside_fresh_answer_costs_no_look(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.call("ping", timeout=9)
+    broker.clock.now += JUST_HEARD_S / 2
+    connection.call("ping", timeout=9)
+    broker.hold = {"ping"}
+    connection.submit("ping", timeout=9)  # as the commit of a last resource
+    broker.cut()
+    connection.reach(broker.clock.now + 600)
+    assert len(broker.streams) == 1
+    connection.reach(broker.clock.now + 600)
+    assert len(broker.streams) == 2
+
+
 def test_answer_that_is_not_fresh_spares_no_look(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection.call("ping", timeout=9)
