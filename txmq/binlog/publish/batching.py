@@ -23,12 +23,14 @@ from txmq.binlog.event_json import EventEncoder
 from txmq.binlog.position import Position
 from txmq.binlog.publish.gathering import Batch, Gathering, Parked, Step
 from txmq.binlog.publish.published import Published
+from txmq.binlog.publish.selectors import placing_of
 from txmq.binlog.publish.topics import Topics
 from txmq.binlog.publish.unread import SnapshotState, Unread
 from txmq.binlog.publish.waiting import BrokerWait
 from txmq.client import Client
 from txmq.errors import RequestTimeoutError, TransactionStateError, TxmqError, anew
 from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.threads import Condition, Signal, start_daemon
 
@@ -54,6 +56,7 @@ class BatchingPublisher(ABC):
         self._run, self._number = f"{OSRandom().bits(64):016x}", 0
         self._own_wait = BrokerWait(self._clock, is_stopped)  # of the reader's thread
         self._wait = BrokerWait(self._clock, self._ends_waits)
+        self._placing = placing_of(settings.publish.by)
         self._published: Published | None = None
         self._gathering: Gathering | None = None
         self._changed, self._ended = Condition(), Signal()
@@ -103,6 +106,7 @@ class BatchingPublisher(ABC):
         Args:
             snapshot: what one has to read that begins here; None: go on with the saved one, if there is one.
         """
+        self._tell_moved()
         parked, parked_end = self._parked()
         begin = self._published or Published("", position)
         if snapshot is not None:
@@ -116,6 +120,15 @@ class BatchingPublisher(ABC):
             first.add(Step([], 0, 0, position, None, {}, 0, 0, snapshot))
             self._commit(first)
         start_daemon("txmq-binlog", self._work)
+
+    def _tell_moved(self) -> None:
+        published = self._published
+        if published is not None and published.rows and published.placing != self._placing:
+            get_logger().warning(
+                "changes of a row may get another partition from here on: let consumers read what is published before "
+                "they read on",
+                was=published.placing or "of an older version", now=self._placing,
+            )  # fmt: skip
 
     @property
     def position(self) -> Position:

@@ -105,15 +105,15 @@ class Batch:
         self.transactions += step.transactions
         self.last = step
 
-    def published(self, before: Published | None, id_: str, now_ms: int) -> Published:
-        """What is published when this batch is."""
+    def published(self, before: Published | None, id_: str, now_ms: int, placing: str) -> Published:
+        """What is published when this batch is. The arguments are those of ``Published``."""
         last = self.last
         assert last is not None
         rows, transactions = (0, 0) if before is None else (before.rows, before.transactions)
         position = last.at if isinstance(last.at, Position) else last.at.after
         return Published(
             id_, position, last.open, last.parked, rows + self.rows, transactions + self.transactions, last.source_ms,
-            now_ms, last.snapshot, ended=last.ended,
+            now_ms, last.snapshot, ended=last.ended, placing=placing,
         )  # fmt: skip
 
 

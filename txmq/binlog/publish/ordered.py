@@ -123,7 +123,7 @@ class OrderedPublisher(BatchingPublisher):
 
     def _commit(self, batch: Batch) -> None:
         before, producer = self._published, self._opened
-        published = batch.published(before, self._next_id(), self._clock.now_ms())
+        published = batch.published(before, self._next_id(), self._clock.now_ms(), self._placing)
         ended = _parked_names(before) - _parked_names(published)
         notes = [Note(PUBLISHED, 0, published.to_json()), *self._parked_notes(batch, before, published)]
         batches = list(self._batches(batch))

@@ -1,8 +1,8 @@
 """What is published, as a position message says it: read at a start, and by ``txmq binlog status``.
 
 ``{"id", "position": {}, "open": {} | null, "parked": {}, "rows", "transactions", "source_ms", "published_ms"}``, and
-``"snapshot": {}`` while one is unfinished, ``"ended": []`` behind XA COMMITs, and ``"spool": {}`` if changes may be in
-a spool, and nowhere else (``ordered``).
+``"snapshot": {}`` while one is unfinished, ``"ended": []`` behind XA COMMITs, ``"spool": {}`` if changes may be in a
+spool, and nowhere else (``ordered``), and ``"placing"`` unless it was written by an older version.
 
 The first message of a position topic is ``{"genesis": true}``: the group then has an offset to save, and the first
 transaction a message to acknowledge. More than one does no harm.
@@ -87,6 +87,7 @@ class Published:
         ended: the newest XA transactions that were committed: a server that is killed within an XA COMMIT writes it
             into its binlog again when the transaction manager repeats it.
         spool: that of an ordered reader; None if all of the changes are in their topics.
+        placing: how changes got their partitions (``selectors.placing_of``).
     """
 
     id: str
@@ -100,6 +101,7 @@ class Published:
     snapshot: SnapshotState | None = None
     ended: tuple[str, ...] = ()
     spool: SpoolHeld | None = None
+    placing: str = ""
 
     @property
     def run(self) -> str:
@@ -128,6 +130,8 @@ class Published:
             fields["ended"] = self.ended
         if self.spool is not None:
             fields["spool"] = asdict(self.spool)
+        if self.placing:
+            fields["placing"] = self.placing
         return json.dumps(fields).encode()
 
 
@@ -154,6 +158,7 @@ def read_published(value: bytes | None, where: str) -> Published | None:
             SnapshotState.from_fields(found["snapshot"]) if "snapshot" in found else None,
             ended=tuple(found.get("ended", ())),
             spool=SpoolHeld(**found["spool"]) if "spool" in found else None,
+            placing=str(found.get("placing", "")),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BinlogError(

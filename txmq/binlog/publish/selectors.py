@@ -19,6 +19,8 @@ from txmq.model import Message
 TABLE_HEADER = "txmq.table"  # database.table
 GTID_HEADER = "txmq.gtid"
 
+_FOLDING = 2  # of ``_folded``; 1 was without it
+
 
 class RowSelector(PartitionSelector):
     """The changes of a row, in order."""
@@ -60,6 +62,11 @@ def selector_of(by: str) -> PartitionSelector:
     if by == "transaction":
         return TransactionSelector()
     raise ConfigError(f"publish.by = {by!r}: expected key, table or transaction")
+
+
+def placing_of(by: str) -> str:
+    """Names how changes get their partitions: if it is another one than before, those of a row may get another one."""
+    return f"{by}-{_FOLDING}" if by == "key" else by
 
 
 def _folded(key: bytes) -> bytes:

@@ -80,7 +80,7 @@ def published(steps: list[Step]) -> Published:
     batch = Batch(0.0)
     for step in steps:
         batch.add(step)
-    found = read_published(batch.published(None, "id", 7).to_json(), "it")
+    found = read_published(batch.published(None, "id", 7, "key-2").to_json(), "it")
     assert found is not None
     return found
 
@@ -334,7 +334,7 @@ def test_counts_go_on_where_the_former_message_ended() -> None:
     batch = Batch(0.0)
     batch.add(steps[0])
     before = replace(published(steps), rows=100, transactions=10)
-    found = batch.published(before, "next", 9)
+    found = batch.published(before, "next", 9, "key-2")
     assert (found.rows, found.transactions, found.published_ms) == (103, 11, 9)
 
 

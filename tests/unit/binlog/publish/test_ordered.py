@@ -47,12 +47,16 @@ class KilledError(Exception):
     """Stands for the end of the process."""
 
 
-def begun_spool(path: Path) -> None:
-    """A spool whose topics are known, and that is the reader's since its beginning."""
+def begun_spool(path: Path, **fields: Any) -> None:
+    """A spool whose topics are known, and that is the reader's since its beginning.
+
+    Args:
+        fields: others of the noted position.
+    """
     with WriteAheadSpool(str(path)) as spool:
         for schema in TABLES:
             spool.remember_topic(topic_name(NAME, schema.table), MeantTopic(0, PARTITIONS))
-        first = Published("former-1", Position("mariadb", ""))
+        first = Published("former-1", Position("mariadb", ""), **fields)
         spool.append_all([], 1, [Note(ownership.PUBLISHED, 0, first.to_json()), Note(ownership.RUNS, 0, b'["former"]')])
 
 
@@ -165,6 +169,24 @@ def test_reader_waits_for_a_full_spool_until_stopped(
     with WriteAheadSpool(str(path), read_only=True) as spool:
         assert [entry.number for entry in spool.entries(len(held))] == held
         require_published(cast(txmq.Client, SpooledTopics(spool)), script, NAME)
+
+
+@pytest.mark.parametrize(
+    ("rows", "placing", "by", "is_said"),
+    [(5, "", "key", True), (5, "key-2", "table", True), (5, "key-2", "key", False), (0, "", "key", False)],
+    ids=["of an older version", "of another setting", "as before", "of nothing"],
+)
+def test_rows_that_may_move_to_another_partition_are_told_once(
+    rows: int, placing: str, by: str, is_said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(ownership, "END_S", 0.0)
+    begun_spool(tmp_path, rows=rows, placing=placing)
+    script = Script(1, 5)
+    with txmq.connect(AWAY, lazy=True) as client:
+        for _ in range(2):
+            read_on(client, script, settings(tmp_path, by=by), 0)
+    assert caplog.text.count("may get another partition from here on") == is_said
 
 
 def test_another_producers_spool_is_refused(tmp_path: Path) -> None:
