@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from txmq.addresses import ZOOKEEPER_SCHEME
 from txmq.client.admin.groups import Groups
@@ -27,6 +28,7 @@ from txmq.client.arguments import (
 from txmq.client.bootstrap import Bootstrap, bootstrap_of
 from txmq.client.consumer.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.offsets.store import OffsetStore
+from txmq.client.home_link import HomeLink
 from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.producer.sender_pool import SenderPool
@@ -73,20 +75,24 @@ def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy:
     """
     client = Client(bootstrap_of(bootstrap), timeout=timeout, name=name)
     watch_exit(client)
-    if lazy:
-        return client
+    if not lazy:
+        try:
+            require_broker(client, bootstrap)
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+def require_broker(client: Client, bootstrap: str) -> None:
+    """Connect within the client's timeout. Raises as ``connect``."""
     try:
-        client.control.connect(client.clock.monotonic() + timeout)
+        client.control.connect(client.clock.monotonic() + client.timeout)
     except ConnectionLostError as error:
-        client.close()
         hint = (
             "" if bootstrap.startswith(ZOOKEEPER_SCHEME) else "; is a broker running there? start one with: txmq broker"
         )
         raise BrokerAwayError(f"{error}{hint}") from None
-    except BaseException:
-        client.close()
-        raise
-    return client
 
 
 class Client:
@@ -98,9 +104,12 @@ class Client:
         groups: consumer groups: list, describe, reset, delete.
         routes: the links to its homes.
         resolver: in the background, of transactions in doubt; None before one of its databases is known.
+        link_type: what its links are; a client on an event loop has others.
 
     Thread safety: any thread. After ``fork`` the child's client connects anew, with another session.
     """
+
+    link_type: ClassVar[type[HomeLink]] = HomeLink
 
     def __init__(
         self,
@@ -119,7 +128,7 @@ class Client:
         self.name, self.timeout = name, timeout
         self.clock: Clock = clock or OSClock()
         bootstrap = addresses if callable(addresses) else lambda _timeout: addresses
-        self.routes = Routes(bootstrap, name, self.clock, timeout, self._forget_topic)
+        self.routes = Routes(bootstrap, name, self.clock, timeout, self._forget_topic, self.link_type)
         self.topics = Topics(self.routes, self.clock, timeout)
         self.transactions = Transactions(self.routes, timeout)
         self.groups = Groups(self.routes, timeout)
@@ -309,6 +318,10 @@ class Client:
 
     def browse(self, topic: str) -> Iterator[Message]:
         """Iterate over every message that is there now, partition by partition, each in order."""
+        return chain.from_iterable(self.browse_pages(topic))
+
+    def browse_pages(self, topic: str) -> Iterator[Sequence[Message]]:
+        """As ``browse``, by as many messages as one request has brought."""
         return self._fetcher.browse(topic)
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:

@@ -12,8 +12,9 @@ follows that home's leader: ``hello`` asks for the home, so that a broker that h
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.destination import Address
@@ -45,6 +46,7 @@ class HomeLink:
     """See the module's docstring. Connections are made when they are first used.
 
     Attributes:
+        connection_type, sender_type: what its connections and senders are; a client on an event loop has others.
         home: the home's id; 0 before the first connection.
         is_bound: whether it is a home of a cluster, so that no other broker will do.
         address: where the home answered last.
@@ -58,6 +60,9 @@ class HomeLink:
     Thread safety: any thread. After ``fork`` the child's connections are made anew, with another session.
     """
 
+    connection_type: ClassVar[type[ReconnectingConnection]] = ReconnectingConnection
+    sender_type: ClassVar[type[HomeSender]] = HomeSender
+
     def __init__(
         self, directory: Directory, name: str, clock: Clock, timeout: float, on_unknown_topic: Callable[[str], None]
     ) -> None:
@@ -68,7 +73,7 @@ class HomeLink:
         self.control = self.new_connection()
         self._former: tuple[ReconnectingConnection, ...] = ()  # the former ``control``s, whose sessions were full
         self.reader = self.new_connection()
-        self.senders = SenderPool(lambda: self.control, self.new_connection, clock, on_unknown_topic)
+        self.senders = SenderPool(lambda: self.control, self.new_connection, clock, on_unknown_topic, self.sender_type)
         self._presence = Presence(self._answers)
         self.branch_commits = BranchCommits(clock)
         self._lock = Lock()
@@ -134,7 +139,7 @@ class HomeLink:
 
     def new_connection(self) -> ReconnectingConnection:
         """One more connection to the home, for a part of the client; the caller closes it."""
-        return ReconnectingConnection(self, self._name, self.clock, self.timeout)
+        return self.connection_type(self, self._name, self.clock, self.timeout)
 
     @property
     def session(self) -> ClientSession:

@@ -9,7 +9,7 @@ A read waits, within its timeout, for commits of this client that the broker has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from txmq.client.topics import Topics
@@ -72,14 +72,14 @@ class Fetcher:
             raise RemoteProtocolError(f"offset {offset} asked for, {first} to {first + len(messages) - 1} answered")
         return messages[offset - first :] if offset > first else messages
 
-    def browse(self, topic: str) -> Iterator[Message]:
-        """As ``Client.browse``."""
+    def browse(self, topic: str) -> Iterator[Sequence[Message]]:
+        """As ``Client.browse_pages``."""
         partitions = self._topics.refresh(topic).config.partitions
         ranges = [self.offsets(topic, partition) for partition in range(partitions)]
         for held in ranges:
             yield from self._browse_partition(held)
 
-    def _browse_partition(self, held: PartitionRange) -> Iterator[Message]:
+    def _browse_partition(self, held: PartitionRange) -> Iterator[Sequence[Message]]:
         offset = held.start
         while offset < held.end:
             try:
@@ -92,7 +92,7 @@ class Fetcher:
                 raise RemoteProtocolError(f"{held.topic}-{held.partition}: nothing at {offset}, below end {held.end}")
             if messages[-1].offset >= held.end:
                 messages = messages[: held.end - offset]
-            yield from messages
+            yield messages
             offset = messages[-1].offset + 1
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:

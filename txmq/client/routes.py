@@ -25,7 +25,6 @@ from txmq.client.bootstrap import Bootstrap
 from txmq.client.home_link import LOOK_S, HomeLink
 from txmq.client.route_map import RouteMap
 from txmq.client.transport.destination import Address, AnyBroker
-from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
@@ -54,6 +53,7 @@ class Routes:
     Args:
         bootstrap: the addresses of the first broker.
         on_unknown_topic: called with a topic's name if what is known of it may be wrong.
+        link_type: what its links are.
 
     Attributes:
         sole: the only link, for as long as no broker has said that it has a registry; None from then on.
@@ -64,10 +64,11 @@ class Routes:
     """
 
     def __init__(
-        self, bootstrap: Bootstrap, name: str, clock: Clock, timeout: float, on_unknown_topic: Callable[[str], None]
-    ) -> None:
+        self, bootstrap: Bootstrap, name: str, clock: Clock, timeout: float, on_unknown_topic: Callable[[str], None],
+        link_type: type[HomeLink] = HomeLink,
+    ) -> None:  # fmt: skip
         self._bootstrap, self._name, self._clock, self._timeout = bootstrap, name, clock, timeout
-        self._on_unknown_topic = on_unknown_topic
+        self._on_unknown_topic, self._link_type = on_unknown_topic, link_type
         self._map = RouteMap()
         self._cluster: str | None = None  # as the first broker with a registry has said
         self._lock = Lock()
@@ -83,7 +84,7 @@ class Routes:
         watch_forks(self)
 
     def _new_link(self) -> HomeLink:
-        return HomeLink(self, self._name, self._clock, self._timeout, self._on_unknown_topic)
+        return self._link_type(self, self._name, self._clock, self._timeout, self._on_unknown_topic)
 
     # --- the choice --------------------------------------------------------------------------------------------------
 
@@ -369,7 +370,7 @@ class Routes:
 
     def _ask_at(self, addresses: Sequence[Address], deadline: float) -> bytes:
         """On a connection of its own: a link that connects may be the one that asks."""
-        scout = ReconnectingConnection(_Scout(addresses, self._cluster), self._name, self._clock, LOOK_S)
+        scout = self._link_type.connection_type(_Scout(addresses, self._cluster), self._name, self._clock, LOOK_S)
         try:
             return scout.call("cluster", "homes", timeout=max(deadline - self._clock.monotonic(), 0.001))
         finally:

@@ -39,7 +39,7 @@ class Topics:
         self._routes, self._clock, self._timeout = routes, clock, timeout
         self._known: dict[str, tuple[Topic, float]] = {}
 
-    def create(self, name: str, partitions: int = 1, **settings: Setting) -> TopicConfig:
+    def create(self, /, name: str, partitions: int = 1, **settings: Setting) -> TopicConfig:
         """Create a topic.
 
         Args:
@@ -57,7 +57,7 @@ class Topics:
         """
         return self._change("create", name, {"partitions": partitions, **settings})
 
-    def alter(self, name: str, **settings: Setting) -> TopicConfig:
+    def alter(self, /, name: str, **settings: Setting) -> TopicConfig:
         """Change settings; the others stay. ``partitions`` may only grow. Raises as ``create``."""
         return self._change("alter", name, settings)
 
@@ -113,7 +113,7 @@ class Topics:
         body = self._routes.ask_any("topic", "list", "*", timeout=self._timeout)
         return [_topic(fields).config for fields in json_object(body)["topics"]]
 
-    def ensure(self, name: str, partitions: int = 1, **settings: Setting) -> None:
+    def ensure(self, /, name: str, partitions: int = 1, **settings: Setting) -> None:
         """Create a topic if it is missing; the settings are those of ``create``."""
         try:
             self.known(name)

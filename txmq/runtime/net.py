@@ -146,11 +146,19 @@ def connect(host: str, port: int, timeout: float) -> TcpStream:
     Raises:
         OSError: none does within ``timeout`` seconds.
     """
-    connected = socket.create_connection((host, port), timeout=timeout)
+    return adopt(socket.create_connection((host, port), timeout=timeout))
+
+
+def adopt(connected: socket.socket) -> TcpStream:
+    """A stream of a socket that is connected; the socket is closed if it cannot be one.
+
+    Raises:
+        OSError: it is connected to itself, or lost already.
+    """
     try:
         if connected.getsockname() == connected.getpeername():
             # A port without a listener can be picked as our own and connect to itself.
-            raise ConnectionRefusedError(f"{host}:{port} is this socket itself")
+            raise ConnectionRefusedError("the port is this socket itself")
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(connected)
     except OSError:

@@ -168,13 +168,12 @@ class Producer:
         Waits only while ``buffer_size_bytes`` is in use. Inside a transaction's block the future is done: PENDING.
         """
         transaction = enclosing(self.client)
-        wait_s_max = self._timeout_s(timeout) if transaction is None else None
-        where, record = self._routed(topic, (key, value, headers, tag), partition, wait_s_max)
-        if transaction is not None:
-            future: Future[SendResult] = Future()
-            future.set_result(transaction.add(topic, where, *record))
-            return future
-        return self._send_alone_async(topic, where, record, self._deadline(timeout), partition is None)
+        if transaction is None:
+            return self.send_outside(topic, (key, value, headers, tag), partition, timeout)
+        future: Future[SendResult] = Future()
+        where, record = self._routed(topic, (key, value, headers, tag), partition, None)
+        future.set_result(transaction.add(topic, where, *record))
+        return future
 
     def send_many(self, topic: str, messages: Sequence[Pair], *, timeout: float | None = None) -> Sequence[SendResult]:
         """Send (key, value) pairs, pipelined, and wait until all are acknowledged; inside a block they join.
@@ -194,9 +193,16 @@ class Producer:
         transaction = enclosing(self.client)
         if transaction is not None:
             return [self.send(topic, value, key) for key, value in pairs]
-        return self._send_pairs(topic, pairs, timeout)
+        return self.send_pairs_outside(topic, pairs, timeout)
 
     # --- outside of transactions: ``RetryingProducer`` has its own ---------------------------------------------------
+
+    def send_outside(
+        self, topic: str, message: Content, partition: int | None, timeout: float | None
+    ) -> Future[SendResult]:
+        """As ``send_async``, of a message that joins no transaction, whatever the caller stands in."""
+        where, record = self._routed(topic, message, partition, self._timeout_s(timeout))
+        return self._send_alone_async(topic, where, record, self._deadline(timeout), partition is None)
 
     def _send_alone(
         self, topic: str, partition: int, record: Record, deadline: float, is_selected: bool
@@ -218,7 +224,8 @@ class Producer:
         is_movable = is_selected and goes_in_turn(self._selector, record[0])
         return self._senders.send_async(topic, partition, record, deadline, is_movable=is_movable)
 
-    def _send_pairs(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
+    def send_pairs_outside(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
+        """As ``send_many``, of messages that join no transaction."""
         lone = self._senders.open_lone()
         slices: list[Slice] = []
         owing: set[BranchCommits] = set()

@@ -110,10 +110,13 @@ class Sender:
         self, topic: str, partition: int, record: Record, deadline: float, is_movable: bool | None = None
     ) -> Future[SendResult]:
         """As ``send``, without waiting: the future is done when the message is acknowledged or failed."""
-        future: Future[SendResult] = Future()
+        future = self._new_future()
         self._append(topic, partition, record, deadline, future, is_movable)
         self._drive_in_background(deadline)
         return future
+
+    def _new_future(self) -> Future[SendResult]:
+        return Future()
 
     def _drive_in_background(self, deadline: float) -> None:
         self._start_background()
@@ -138,7 +141,7 @@ class Sender:
             if future is not None:
                 completion.futures.append((number, future))
                 self._futures += 1
-            self._pump(now)
+            self._pump_new(now)
         return completion, number
 
     def add(self, topic: str, partition: int, content: bytearray, count: int, deadline: float) -> Completion:
@@ -149,7 +152,7 @@ class Sender:
         self, topic: str, partition: int, content: bytearray, count: int, deadline: float, is_movable: bool
     ) -> Completion:  # fmt: skip
         """As ``add``; the completion's one future is done when the batch is finished."""
-        completion = self._add(topic, partition, content, count, deadline, Future(), is_movable)
+        completion = self._add(topic, partition, content, count, deadline, self._new_future(), is_movable)
         self._drive_in_background(deadline)
         return completion
 
@@ -167,7 +170,7 @@ class Sender:
             if future is not None:
                 completion.futures.append((0, future))
                 self._futures += 1
-            self._pump(now)
+            self._pump_new(now)
         return completion
 
     def take_arrived(self) -> None:
@@ -275,6 +278,10 @@ class Sender:
             self.drive(completion, deadline)
             if not completion.done:
                 raise RequestTimeoutError("not everything was acknowledged in time; it goes on being sent")
+
+    def _pump_new(self, now: float) -> None:
+        """As ``_pump``, behind a message that was added."""
+        self._pump(now)
 
     def _pump(self, now: float) -> None:
         """Send what may be sent; the caller holds the lock. ``put`` neither blocks nor calls back."""

@@ -23,16 +23,17 @@ class SenderPool:
         control: returns the client's own connection of the moment.
         new_connection: makes one more connection.
         on_unknown_topic: called with the topic's name if the broker does not know it.
+        new_sender: makes a sender.
 
     Thread safety: any thread.
     """
 
     def __init__(
         self, control: Callable[[], ReconnectingConnection], new_connection: Callable[[], ReconnectingConnection],
-        clock: Clock, on_unknown_topic: Callable[[str], None],
+        clock: Clock, on_unknown_topic: Callable[[str], None], new_sender: type[HomeSender] = HomeSender,
     ) -> None:  # fmt: skip
         self._control, self._new_connection, self._clock = control, new_connection, clock
-        self._on_unknown_topic = on_unknown_topic
+        self._on_unknown_topic, self._new_sender = on_unknown_topic, new_sender
         self._lock = Lock()
         self._senders: list[HomeSender] = []
         self._idle: list[HomeSender] = []
@@ -53,7 +54,7 @@ class SenderPool:
                 sender.limits = limits
                 return sender
             connection = self._new_connection() if self._senders else self._control()
-            sender = HomeSender(connection, self._clock, limits)
+            sender = self._new_sender(connection, self._clock, limits)
             sender.on_unknown_topic = self._on_unknown_topic
             self._senders.append(sender)
             return sender

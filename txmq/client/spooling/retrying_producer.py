@@ -89,7 +89,7 @@ class RetryingProducer(Producer):
     ) -> Future[SendResult]:  # fmt: skip
         return self._kept.send_to_async((topic, partition), record, deadline, self._kept.meant(topic, deadline))
 
-    def _send_pairs(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
+    def send_pairs_outside(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
         futures = [self._begun(topic, pair, timeout) for pair in pairs]
         failures = [error for future in futures if (error := future.exception()) is not None]
         if failures:

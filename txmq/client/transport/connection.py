@@ -17,6 +17,9 @@ thread that wakes the last of them writes them together.
 Nothing here blocks while it holds a lock. What the socket does not take at once is kept (``_stuck``), and a waiting
 thread writes it later. A callback (``Pending``) may therefore send.
 
+*An event loop* (``txmq.aio``) reads for all: it is appointed the leader once and for good, and wakes all whose answers
+one read has brought. It also writes: requests of one turn of the loop wait for its end, and leave in one piece.
+
 Invariants:
     * Each request that ``start`` took ends exactly once: with ``answered``, or with ``lost`` and the connection's
       failure. If a KeyboardInterrupt strikes while ``answered`` is called, ``lost`` is called, too.
@@ -32,12 +35,13 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from txmq.client.transport.broken_answer import BrokenAnswerError
 from txmq.client.transport.reply import Pending, Reply, Waiter
 from txmq.client.transport.session import ClientSession
+from txmq.client.transport.unsent import drop
 from txmq.errors import ConnectionLostError, RemoteProtocolError, TxmqError
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
@@ -83,6 +87,7 @@ class Connection:
         self._followers: dict[Waiter, bool] = {}
         self._woken: deque[Waiter] = deque()  # followers that were answered, to be woken in turn
         self._send_error: BaseException | None = None
+        self._gather: Callable[[], None] | None = None  # asks an event loop to ``write`` soon
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -131,6 +136,10 @@ class Connection:
             raise type(self.failure)(*self.failure.args)
         try:
             self._out.append(buffers)
+            if self._gather is not None:
+                if len(self._out) == 1:
+                    self._gather()
+                return
             # Appended first, looked second: the thread that empties ``_woken`` looks at ``_out`` after that.
             if not self._woken or len(self._out) >= HELD_BACK_MAX:
                 self._flush()
@@ -168,7 +177,7 @@ class Connection:
                 if taken == size:
                     rest.clear()
                     continue
-                _drop(rest, taken)
+                drop(rest, taken)
                 if rest:
                     self._stuck = True
                     return
@@ -233,13 +242,28 @@ class Connection:
     def _write_on(self, timeout: float) -> None:
         """Write when there is room, beside a leader that may be waiting for answers only."""
         if self._stream.wait_writable(timeout):
-            self._write_stuck()
+            self.write()
 
-    def _write_stuck(self) -> None:
+    def write(self) -> None:
+        """Write what the socket takes."""
         if not self._sending.locked():
             with self._sending:
                 self._write()
         self._flush()
+
+    def appoint(self, reader: object, gather: Callable[[], None]) -> None:
+        """Let an event loop read, and write: it is asked by ``gather`` to call ``write`` at the end of its turn."""
+        self._leader, self._gather = reader, gather
+
+    def read_arrived(self) -> None:
+        """For the event loop: read once what has arrived, and wake all whose answers it brought."""
+        if self.failure is None:
+            self._exchange(0.0)
+        while self._woken:
+            self._pass_on()
+        if self.failure is not None:
+            self._leader = None
+            self._has_stepped_down()
 
     @property
     def has_unsent(self) -> bool:
@@ -322,10 +346,10 @@ class Connection:
                 break
             if followers.pop(waiter, False):  # otherwise it left by itself, and passed on
                 waiter.signal.set()
-                if not woken and self._out:
+                if not woken and self._out and self._gather is None:
                     self._flush()
                 return
-        if self._out:
+        if self._out and self._gather is None:
             self._flush()
         if followers and self._leader is None:
             try:
@@ -356,7 +380,7 @@ class Connection:
             if self._stuck:
                 if not self._stream.wait(timeout, writable=True):
                     return
-                self._write_stuck()
+                self.write()
                 timeout = 0.0
             arrived = self._stream.receive(timeout)
             if arrived:
@@ -421,17 +445,3 @@ class Connection:
         """In a forked child: close the descriptor and nothing else; the parent goes on using the connection."""
         self.failure = ConnectionLostError("the connection belongs to the parent process")
         self._stream.close()
-
-
-def _drop(buffers: list[Buffer], taken: int) -> None:
-    """Remove the first ``taken`` bytes."""
-    whole = 0
-    for buffer in buffers:
-        size = memoryview(buffer).nbytes
-        if taken < size:
-            if taken:
-                buffers[whole] = memoryview(buffer).cast("B")[taken:]
-            break
-        taken -= size
-        whole += 1
-    del buffers[:whole]

@@ -326,11 +326,10 @@ class ReconnectingConnection:
             if remaining <= 0:
                 break
             try:
-                stream = net.connect(host, port, remaining)
+                connection = self.dial(host, port, remaining)
             except OSError as error:
                 failures.append(f"{host}:{port}: {error}")
                 continue
-            connection = Connection(stream, self._clock, f"{host}:{port}")
             try:
                 self._greet(connection, (host, port), deadline)
             except BaseException as error:
@@ -346,6 +345,10 @@ class ReconnectingConnection:
                 continue
             return connection
         raise BrokerAwayError(_cannot_connect(self._destination.home_wish, failures, elsewhere))
+
+    def dial(self, host: str, port: int, timeout: float) -> Connection:
+        """One attempt; nobody is greeted yet. Raises OSError."""
+        return Connection(net.connect(host, port, timeout), self._clock, f"{host}:{port}")
 
     # --- hello -------------------------------------------------------------------------------------------------------
 

@@ -374,7 +374,7 @@ def test_large_body_is_not_copied_and_its_rest_follows() -> None:
     reply = link.transaction(0.0, "commit 1-1-1-1", {}, (b"part", memoryview(batch)))
     assert link.has_unsent
     for _ in range(2):
-        link._write_stuck()
+        link.write()
     del stream.writes[1]
     assert b"".join(stream.writes) == b"commit 1-1-1-1 %d 1\r\npart" % (4 + len(batch)) + batch
     assert (link.has_unsent, reply.done) == (False, False)
