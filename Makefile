@@ -7,6 +7,7 @@
 # make check     what to run before each commit (under a minute on two cores)
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings);
 #                measures the compiled modules (docs/compiled.md), the source with COMPILED=0
+# make bench-peers   txmq beside other brokers that are installed, the same work in turns (about 12 minutes): a table and drawings
 # make compiled  hot modules as C extensions, into build/compiled (about two minutes)
 # make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 GROUP_SECONDS=180 ORDERED_CYCLES=200 BINLOG_CYCLES=100 SPARK_KILLS=20 FAULTS=43: kill -9
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
@@ -37,7 +38,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-binlog demo-cluster demo-audit test test-compiled check compiled bench crash soak simulate docs house clean
+.PHONY: demo demo-binlog demo-cluster demo-audit test test-compiled check compiled bench bench-peers crash soak simulate docs house clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -51,6 +52,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # The clients of NATS and RabbitMQ; if they cannot be had, their rows say so.
 .venv/.bench: .venv/.dev
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[bench]' || echo "goes on without its peers' clients"
+	@touch $@
+
+.venv/.peers: .venv/.dev
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[peers]' || echo "goes on without its peers' clients"
 	@touch $@
 
 .venv/.docs: .venv/.dev
@@ -104,9 +109,15 @@ test-compiled: $(BUILT)
 ifeq ($(COMPILED),1)
 bench: .venv/.dev .venv/.bench $(BUILT)
 	$(WITH_BUILT) $(BIN)/python -m bench
+
+bench-peers: .venv/.dev .venv/.peers $(BUILT)
+	$(WITH_BUILT) $(BIN)/python -m bench.peers
 else
 bench: .venv/.dev .venv/.bench
 	$(BIN)/python -m bench
+
+bench-peers: .venv/.dev .venv/.peers
+	$(BIN)/python -m bench.peers
 endif
 
 crash: .venv/.dev

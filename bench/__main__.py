@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bench import page, report
 from bench.catalogue import ROWS
-from bench.model import NotInstalledError, Result, Row, Surroundings
+from bench.model import NotMeasuredError, Result, Row, Surroundings
 from txmq.testing.bench.limits import bare_limits, facts
 
 BARE_S_MAX = 0.2  # for each bare limit, behind each measure of a row that stands beside some
@@ -76,7 +76,7 @@ def _measure(row: Row, directory: Path, quick: bool, console: Console) -> Result
                     console.print(f"[dim]{row.name} {number + 1}/{repeats}[/]".ljust(60), end="\r")
                 figures = measure()
                 result.add(figures, bare_limits(own, BARE_S_MAX) if row.bare else None)
-    except NotInstalledError as error:
+    except NotMeasuredError as error:
         result.missing = str(error)
     except Exception as error:  # noqa: BLE001  one row that fails must not take the others' figures with it
         result.failure = f"{type(error).__name__}: {error}"[:300]

@@ -22,8 +22,16 @@ _VERDICTS = ("pass", "within 20 %", "LIMIT", "MISS")  # from good to bad
 TOLERANCE = 0.2  # a row is missed beyond 20 % of its bound: the machines this runs on are shared
 
 
-class NotInstalledError(Exception):
-    """The subject of a row is not on this machine; the text says how to get it. No failure of the row."""
+class NotMeasuredError(Exception):
+    """A row has no figures, and the text says why. No failure of the row."""
+
+
+class NotInstalledError(NotMeasuredError):
+    """The subject of a row is not on this machine; the text says how to get it."""
+
+
+class DeclinedError(NotMeasuredError):
+    """The subject of a row cannot do the work."""
 
 
 Measure = Callable[[], Figures]

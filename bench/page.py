@@ -46,13 +46,13 @@ CHARTS = (
     Chart("One caller who waits", f"Time until the answer. {_DOTS} The stroke is the bound on p50.", (
         Line("put-single-sync-on", "txmq put, synced", "p50"),
         Line("tx-local", "txmq transaction, synced", "p50"),
-        Line("peer-rabbitmq", "RabbitMQ quorum, confirm, synced", "p50"),
-        Line("peer-rabbitmq-tx", "RabbitMQ classic, tx.commit, synced", "p50"),
-        Line("peer-nats-sync", "NATS JetStream, synced", "p50"),
+        Line("peer-rabbitmq-alone", "RabbitMQ quorum, confirm, synced", "p50"),
+        Line("peer-rabbitmq-tx", "RabbitMQ classic, tx.commit of two, synced", "p50"),
+        Line("peer-nats-sync-alone", "NATS JetStream, synced", "p50"),
         Line(SYNCED_ECHO, "bare: echo after a sync"),
         Line(SYNC, "bare: write and sync of 4 KiB"),
         Line("put-single-sync-interval", "txmq put, sync = interval", "p50"),
-        Line("peer-nats", "NATS JetStream, not synced", "p50"),
+        Line("peer-nats-alone", "NATS JetStream, not synced", "p50"),
         Line(ECHO, "bare: echo"),
     ), is_latency=True),
     Chart("Many in flight", "Acknowledged messages a second, one message a request.", (
@@ -141,16 +141,21 @@ td:first-child { min-width: 16rem; }
 """
 
 
-def save(results: Sequence[Result], facts: Mapping[str, str], bare: Mapping[str, float], path: Path) -> Path:
+def save(
+    results: Sequence[Result], facts: Mapping[str, str], bare: Mapping[str, float], path: Path,
+    charts: Sequence[Chart] = CHARTS,
+) -> Path:  # fmt: skip
     """Write the page."""
-    path.write_text(page(results, facts, bare), "utf-8")
+    path.write_text(page(results, facts, bare, charts), "utf-8")
     return path
 
 
-def page(results: Sequence[Result], facts: Mapping[str, str], bare: Mapping[str, float]) -> str:
+def page(
+    results: Sequence[Result], facts: Mapping[str, str], bare: Mapping[str, float], charts: Sequence[Chart] = CHARTS
+) -> str:  # fmt: skip
     """The whole page."""
     by_name = {result.row.name: result for result in results}
-    drawings = [_drawing(chart, by_name, bare) for chart in CHARTS]
+    drawings = [_drawing(chart, by_name, bare) for chart in charts]
     machine = " · ".join(f"{escape(name)} {escape(text)}" for name, text in facts.items())
     limits = " · ".join(f"{escape(name)} {amount(value)}" for name, value in bare.items())
     key = "".join(

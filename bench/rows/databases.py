@@ -11,22 +11,51 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bench.model import NotInstalledError
 from txmq.errors import ConfigError
 from txmq.testing.processes.mariadb import MariaDB, MariaDBFailedError
+from txmq.xa.database.mysql_driver import mysql_driver
 
 VALUE = b"x" * 100
 ORDER = "INSERT INTO orders (content) VALUES (?)"
 OUTBOX = "INSERT INTO outbox (topic, message_key, content) VALUES (?, ?, ?)"
+RELAY_BATCH = 512  # rows that a relay takes in one turn
+_OLDEST = f"SELECT id, content FROM outbox ORDER BY id LIMIT {RELAY_BATCH}"
 _TABLES = (
     "CREATE TABLE orders (id {id}, content {blob})",
     "CREATE TABLE outbox (id {id}, topic {text}, message_key {blob}, content {blob})",
 )
 
-Committed = list[float]
+
+class Committed(Protocol):
+    """Takes the moments of commits, as a list does."""
+
+    def append(self, moment: float, /) -> None:
+        """Note one."""
+
+
+Connect = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """How a relay takes rows of the outbox.
+
+    Attributes:
+        rows: reads the oldest ones, and locks them if the database can.
+        session: run first on its connection, if not empty.
+    """
+
+    rows: str
+    session: str = ""
+
+
+# At REPEATABLE READ the claim would lock the gaps that writers insert into.
+_MARIADB_CLAIM = Claim(_OLDEST + " FOR UPDATE SKIP LOCKED", "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +63,21 @@ class Database:
     """One database with the two tables.
 
     Attributes:
-        connect: a new connection, not in autocommit, that forces its commits.
+        connect: a new connection, not in autocommit, that forces its commits; can be pickled.
         timed: the same, appending to the list each time a commit has returned.
         begin: the statement that begins a transaction that will write; empty if the driver begins by itself.
         placeholder: of the driver's SQL.
+        claim: of a relay.
+        pid: of the server, if there is one.
     """
 
     name: str
-    connect: Callable[[], Any]
+    connect: Connect
     timed: Callable[[Committed], Any]
     begin: str
     placeholder: str
+    claim: Claim
+    pid: Callable[[], int | None] = lambda: None
 
     def sql(self, text: str) -> str:
         """``text`` with the driver's placeholders."""
@@ -57,12 +90,7 @@ Open = Callable[[Path], AbstractContextManager[Database]]
 @contextmanager
 def sqlite(directory: Path) -> Iterator[Database]:
     """A file in ``directory``."""
-    path = (directory / "orders.db").absolute()
-
-    def connect(factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
-        connection = sqlite3.connect(path, timeout=60.0, factory=factory)
-        connection.execute("PRAGMA synchronous=FULL")
-        return connection
+    connect = partial(_connect_sqlite, (directory / "orders.db").absolute())
 
     def timed(committed: Committed) -> sqlite3.Connection:
         class Timed(sqlite3.Connection):
@@ -76,7 +104,13 @@ def sqlite(directory: Path) -> Iterator[Database]:
         connection.execute("PRAGMA journal_mode=WAL")
         _create(connection, {"id": "INTEGER PRIMARY KEY AUTOINCREMENT", "blob": "BLOB", "text": "TEXT"})
     # Without BEGIN IMMEDIATE two writers would meet at the upgrade of their locks.
-    yield Database("SQLite", connect, timed, "BEGIN IMMEDIATE", "?")
+    yield Database("SQLite", connect, timed, "BEGIN IMMEDIATE", "?", Claim(_OLDEST))
+
+
+def _connect_sqlite(path: Path, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=60.0, factory=factory)
+    connection.execute("PRAGMA synchronous=FULL")
+    return connection
 
 
 @contextmanager
@@ -93,9 +127,17 @@ def mariadb(directory: Path) -> Iterator[Database]:
         with closing(server.connect()) as connection:
             kinds = {"id": "BIGINT PRIMARY KEY AUTO_INCREMENT", "blob": "VARBINARY(1000)", "text": "VARCHAR(200)"}
             _create(connection, kinds)
-        yield Database("MariaDB", server.connect, lambda committed: _timed_mariadb(server, committed), "", "%s")
+        yield Database(
+            "MariaDB", partial(_connect_mariadb, server.connect_arguments()),
+            lambda committed: _timed_mariadb(server, committed), "", "%s", _MARIADB_CLAIM,
+            lambda: server.pid,
+        )  # fmt: skip
     finally:
         server.kill()
+
+
+def _connect_mariadb(arguments: dict[str, Any]) -> Any:
+    return mysql_driver().connect(**arguments)
 
 
 def _timed_mariadb(server: MariaDB, committed: Committed) -> Any:

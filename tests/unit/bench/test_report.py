@@ -82,7 +82,7 @@ def test_long_rows_are_chosen_by_their_whole_name(
 
 
 def test_what_is_not_installed_is_no_failure() -> None:
-    made = result("peer-nats")
+    made = result("peer-nats-alone")
     made.missing = "not installed: apt-get install nats-server"
     assert made.verdict == ""
     console = Console(file=StringIO(), width=200)
@@ -103,7 +103,7 @@ def test_names_are_unique_and_every_drawn_line_is_a_figure() -> None:
 
 def test_page_shows_figures_bounds_and_gaps_and_loads_nothing() -> None:
     put = result("put-single-sync-on", **dict(zip(("p50", "p90", "p99", "p99.9"), (0.2, 0.3, 0.4, 0.9), strict=True)))
-    absent, broken = result("peer-rabbitmq"), result("send-many")
+    absent, broken = result("peer-rabbitmq-alone"), result("send-many")
     absent.missing, broken.failure = "not installed: <nothing>", "OSError: <no> disk"
     text = page([put, absent, broken], FACTS | {"system": "2 & more"}, BARE)
     for words in ("0.2 / 0.4 ms", "≤ 0.15 ms", "not installed: &lt;nothing&gt;", "&lt;no&gt; disk", "2 &amp; more"):

@@ -1,0 +1,196 @@
+"""A row and its message: what a service does for an order, until a reader in another process has the message.
+
+Three ways over the same database: txmq's last resource; the row and an outbox row in one commit, which a relay brings
+into a peer (``relay.py``); and that commit alone, which has moved no message yet. The first two are measured until the
+last message has arrived, with everything running: service, database, broker, relay and reader.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import txmq
+from bench.model import Measure
+from bench.peers.helpers import Arrived, arrivals, helper
+from bench.peers.model import TOPICS, Peer, Running, value_of
+from bench.peers.relay import POLL_S, relay
+from bench.peers.works import CALLERS, Pace, delays, next_number
+from bench.rows.databases import ORDER, OUTBOX, VALUE, Database
+from txmq.testing.bench.limits import cpu_seconds
+from txmq.testing.bench.model import LATENCY_UNITS, Figures, latencies
+from txmq.testing.bench.timing import in_threads
+from txmq.xa import LastResource
+
+THREADS = (1, CALLERS)
+RATE_FIRST = 100  # orders before the clock starts: a database that has just started is slow for its first commits
+UNITS = {
+    "rate, 1 thr": "orders/s", f"rate, {CALLERS} thr": "orders/s", **LATENCY_UNITS,
+    f"p50, {CALLERS} thr": "ms", f"p99, {CALLERS} thr": "ms", "CPU": "us/order",
+}  # fmt: skip
+
+Order = Callable[[int], float]  # does the order of this number; when its COMMIT had returned
+
+
+class LastCommit(threading.local):
+    """When the database's COMMIT returned in this thread: a resolver commits too, in its own."""
+
+    moment = 0.0
+
+    def append(self, moment: float) -> None:
+        """Note it."""
+        self.moment = moment
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A way to do orders.
+
+    Attributes:
+        make: makes the work of one thread.
+        arrived: None if no message is moved.
+        pids: the processes that share the work, beside this one and the reader's.
+        around: what is done before and behind each measure.
+    """
+
+    make: Callable[[], Order]
+    arrived: Arrived | None
+    pids: Callable[[], list[int]]
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+Make = Callable[[Database, ExitStack], Service]
+
+
+def last_resource(peer: Peer, running: Running, database: Database, stack: ExitStack) -> Service:
+    """txmq: the row and its message in one transaction."""
+    client = stack.enter_context(txmq.connect(running.address, timeout=60))
+    producer = stack.enter_context(client.producer(timeout=60))
+    last = LastCommit()
+    resource = LastResource("orders", connect=lambda: database.timed(last))
+    resource.install(client)
+    insert = database.sql(ORDER)
+
+    def order(number: int) -> float:
+        with producer.transaction(resource) as tx:
+            tx.connection(resource).cursor().execute(insert, (VALUE,))
+            producer.send(TOPICS[0], value_of(number), key=b"key", partition=0)
+        return last.moment
+
+    arrived = stack.enter_context(arrivals(peer, running.address))
+    return Service(lambda: order, arrived, lambda: [*running.pids(), *_server(database)])
+
+
+def outbox(peer: Peer, running: Running, database: Database, stack: ExitStack, poll_s: float = POLL_S) -> Service:
+    """The row and an outbox row in one commit, and a relay into the peer, which looks again after ``poll_s``."""
+    arrived = stack.enter_context(arrivals(peer, running.address))
+    moving = stack.enter_context(helper(relay, database.connect, database.claim, peer, running.address, poll_s))
+
+    def pids() -> list[int]:
+        return [*running.pids(), *_server(database), moving.process.pid or os.getpid()]
+
+    @contextmanager
+    def moved() -> Iterator[None]:
+        moving.ask("move")
+        try:
+            yield
+        finally:
+            moving.ask("rest")
+
+    return Service(lambda: _both_rows(database), arrived, pids, moved)
+
+
+def outbox_alone(database: Database, _: ExitStack) -> Service:
+    """The row and an outbox row in one commit; nothing takes the outbox row out."""
+
+    @contextmanager
+    def emptied() -> Iterator[None]:
+        yield
+        with closing(database.connect()) as connection:
+            connection.cursor().execute("DELETE FROM outbox")
+            connection.commit()
+
+    return Service(lambda: _both_rows(database), None, lambda: _server(database), emptied)
+
+
+def _both_rows(database: Database) -> Order:
+    last = LastCommit()
+    connection = database.timed(last)
+    cursor = connection.cursor()
+    row, message = database.sql(ORDER), database.sql(OUTBOX)
+
+    def order(number: int) -> float:
+        if database.begin:
+            cursor.execute(database.begin)
+        cursor.execute(row, (VALUE,))
+        cursor.execute(message, (TOPICS[0], b"key", value_of(number)))
+        connection.commit()
+        return last.moment
+
+    return order
+
+
+def _server(database: Database) -> list[int]:
+    pid = database.pid()
+    return [] if pid is None else [pid]
+
+
+def measured(service: Service, pace: Pace) -> Measure:
+    """Rates of one and of eight threads, latencies at a steady pace and at the highest rate, processor time in all."""
+    with service.around():
+        rates = {threads: _at_once(service, threads, RATE_FIRST)["rate"] for threads in THREADS}
+    counts = {threads: max(RATE_FIRST, int(rate * pace.seconds)) for threads, rate in rates.items()}
+    paced = int(pace.seconds / 0.01)
+
+    def measure() -> dict[str, float]:
+        one, all_ = (_at_once(service, threads, counts[threads]) for threads in THREADS)
+        figures = {"rate, 1 thr": one["rate"], f"rate, {CALLERS} thr": all_["rate"], "CPU": all_["CPU"]}
+        if service.arrived is not None:
+            figures |= latencies(delays(service.make(), paced, service.arrived))
+            figures |= {f"{name}, {CALLERS} thr": all_[name] for name in ("p50", "p99")}
+        return figures
+
+    def around() -> dict[str, float]:
+        with service.around():
+            return measure()
+
+    return around
+
+
+def visible(service: Service, count: int) -> dict[str, float]:
+    """From the return of each COMMIT to the message at a reader, at a steady pace."""
+    assert service.arrived is not None
+    with service.around():
+        return latencies(delays(service.make(), count, service.arrived))
+
+
+def _at_once(service: Service, threads: int, count: int) -> Figures:
+    """Orders as fast as they go, until the last message has arrived."""
+    if service.arrived is not None:
+        service.arrived.begin()
+    committed: dict[int, float] = {}
+    pids = service.pids()
+    used_s = time.process_time() + sum(map(cpu_seconds, pids))
+
+    def make() -> Callable[[], None]:
+        order = service.make()
+
+        def work() -> None:
+            number = next_number()
+            committed[number] = order(number)
+
+        return work
+
+    started = time.perf_counter()
+    in_threads(make, threads, count)
+    ended, spread = time.perf_counter(), {}
+    if service.arrived is not None:
+        there = service.arrived.of(range(min(committed), max(committed) + 1))
+        ended = max(there.values())
+        spread = latencies(sorted(there[number] - moment for number, moment in committed.items()))
+    used_s = time.process_time() + sum(map(cpu_seconds, pids)) - used_s
+    return {"rate": len(committed) / (ended - started), "CPU": used_s / len(committed) * 1e6, **spread}

@@ -1,0 +1,84 @@
+"""The table and the drawing of a run of peers, from figures that are made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.model import Result, Row
+from bench.page import page
+from bench.peers.catalogue import NATS, OWN, PEERS, RABBITMQ
+from bench.peers.orders import UNITS
+from bench.peers.run import LAST_RESOURCE, OUTBOX_ALONE, relay_name, row_name
+from bench.peers.shares import shares
+from bench.peers.table import charts, markdown
+from bench.peers.works import ALONE, CALLERS, TRANSACTIONS, WORKS
+from bench.rows.brokers import ROWS
+
+FACTS = {"cores": "2", "load before": "0.3"}
+TOGETHER = f"rate, {CALLERS} callers"
+
+
+def result(name: str, *rounds: dict[str, float]) -> Result:
+    made = Result(Row(name, name, lambda _: pytest.fail("never opened"), dict.fromkeys(rounds[0], "x")))
+    for figures in rounds:
+        made.add(figures)
+    return made
+
+
+def orders(one: float, eight: float, cpu: float, latency: float) -> dict[str, float]:
+    figures = {"rate, 1 thr": one, f"rate, {CALLERS} thr": eight, "CPU": cpu, "p50": 1.0, "p99": 2.0}
+    return figures | {f"p50, {CALLERS} thr": latency, f"p99, {CALLERS} thr": 9.0}
+
+
+def test_table_has_a_line_for_each_peer_measured() -> None:
+    text = markdown(
+        [
+            result(row_name(OWN, ALONE.name), {"rate": 4000.0, "p50": 0.2, "p99": 0.4}),
+            result(row_name(RABBITMQ, ALONE.name), {"rate": 1000.0, "p50": 0.9, "p99": 1.4}),
+        ],
+        FACTS, PEERS,
+    )  # fmt: skip
+    assert "| 4000 | 0.2 / 0.4 |" in text
+    assert "| 1000 | 0.9 / 1.4 |" in text
+    assert NATS.title not in text
+
+
+def test_shares_are_of_the_same_round() -> None:
+    results = {
+        LAST_RESOURCE: result(LAST_RESOURCE, orders(70, 40, 200, 1), orders(50, 30, 200, 1), orders(65, 35, 310, 1)),
+        OUTBOX_ALONE: result(OUTBOX_ALONE, *[orders(100, 100, 100, 1)] * 3),
+        relay_name(OWN): result(relay_name(OWN), *[orders(100, 70, 100, 2)] * 3),
+    }
+    commit, relay = shares(results, PEERS)
+    assert commit.samples["rate, 1 thr"] == [70, 50, 65]
+    assert commit.verdict == "pass"
+    assert (relay.median(f"rate, {CALLERS} thr"), relay.median(f"p50, {CALLERS} thr")) == (50, 50)
+    assert relay.verdict == "MISS"
+    text = markdown([*results.values(), commit, relay], FACTS, PEERS)
+    assert "| at least 60 % | 65 % [50, 70] |" in text
+    assert "| at most 10 % | 50 % [50, 50] |" in text
+
+
+def test_transactions_stand_beside_durable_peers_alone() -> None:
+    names = [row_name(peer, TRANSACTIONS.name) for peer in PEERS]
+    results = {name: result(name, {"rate": 10.0, TOGETHER: 20.0}) for name in names}
+    beside = [share.row.title for share in shares(results, PEERS)]
+    assert beside == [f"transactions beside {peer.title}" for peer in PEERS if peer.is_durable and peer != OWN]
+
+
+def test_page_draws_peers_beside_each_other() -> None:
+    name = row_name(RABBITMQ, TRANSACTIONS.name)
+    missing = Result(Row(name, name, lambda _: pytest.fail("never opened"), {}), missing="not installed: apt-get")
+    own = result(row_name(OWN, TRANSACTIONS.name), {"rate": 10.0, TOGETHER: 20.0})
+    text = page([own, missing], FACTS, {}, charts(PEERS))
+    assert text.count("<svg") == 2  # one caller, and several
+    assert "not installed: apt-get" in text
+
+
+def test_every_line_of_the_drawing_is_a_figure() -> None:
+    units = {row_name(peer, work.name): work.units for peer in PEERS for work in WORKS}
+    units |= dict.fromkeys((LAST_RESOURCE, OUTBOX_ALONE, *map(relay_name, PEERS)), UNITS)
+    for chart in charts(PEERS):
+        for line in chart.lines:
+            assert line.figure in units[line.row], line
+    assert {row.name for row in ROWS} <= set(units)
