@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 
 from txmq.client.topics import Topics
 from txmq.client.transport.ports import Asking
@@ -20,6 +21,7 @@ from txmq.model import Message, PartitionRange
 from txmq.runtime.ports import Clock
 
 FETCH_SIZE_BYTES = 1 << 20
+PAGE_MESSAGES = 256  # made together: more would outlive the garbage collector's youngest generation
 POLL_WAIT_S_MAX = 30.0  # the longest wait of a get in the broker
 
 
@@ -56,21 +58,30 @@ class Fetcher:
 
     def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> list[Message]:
         """As ``Client.fetch``."""
+        return list(chain.from_iterable(self._fetch(topic, partition, offset, max_bytes, timeout)))
+
+    def _fetch(
+        self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float
+    ) -> Iterator[list[Message]]:
+        """Pages of the messages up to damage; batches are checked and opened when their page's turn comes."""
         topic_id = self._topics.known(topic).topic_id
         body = self.fetch_raw(topic, partition, offset, max_bytes, timeout)
         if not body:
-            return []
-        messages, damage = records.decode_sound(body, topic, partition, topic_id=topic_id)
-        if damage is not None and (not messages or messages[-1].offset < offset):
+            return
+        batches = _opened(body, topic, partition, topic_id)
+        try:
+            messages = _with(offset, batches)
+        except InvalidBatchError as damage:
             # The topic may have been created anew since its id was asked for.
             current_id = self._topics.refresh(topic).topic_id
             if current_id == topic_id:
-                raise InvalidBatchError(f"at offset {offset}: {damage}; {records.DAMAGED}")
-            messages = records.decode(body, topic, partition, topic_id=current_id)
+                raise InvalidBatchError(f"at offset {offset}: {damage}; {records.DAMAGED}") from damage
+            batches = _opened(body, topic, partition, current_id)
+            messages = _with(offset, batches)
         first = messages[0].offset
-        if not first <= offset < first + len(messages):
-            raise RemoteProtocolError(f"offset {offset} asked for, {first} to {first + len(messages) - 1} answered")
-        return messages[offset - first :] if offset > first else messages
+        yield messages[offset - first :] if offset > first else messages
+        with suppress(InvalidBatchError):  # it comes first in the next answer
+            yield from batches
 
     def browse(self, topic: str) -> Iterator[Sequence[Message]]:
         """As ``Client.browse_pages``."""
@@ -82,18 +93,19 @@ class Fetcher:
     def _browse_partition(self, held: PartitionRange) -> Iterator[Sequence[Message]]:
         offset = held.start
         while offset < held.end:
+            asked_for = offset
             try:
-                messages = self.fetch(held.topic, held.partition, offset, FETCH_SIZE_BYTES, self._timeout)
+                for messages in self._fetch(held.topic, held.partition, offset, FETCH_SIZE_BYTES, self._timeout):
+                    offset = messages[-1].offset + 1
+                    yield messages if offset <= held.end else messages[: held.end - messages[0].offset]
+                    if offset >= held.end:
+                        return
             except OffsetOutOfRangeError:
                 # Retention was faster than the reader: go on with what is left.
                 offset = max(offset + 1, self.offsets(held.topic, held.partition).start)
                 continue
-            if not messages:
+            if offset == asked_for:
                 raise RemoteProtocolError(f"{held.topic}-{held.partition}: nothing at {offset}, below end {held.end}")
-            if messages[-1].offset >= held.end:
-                messages = messages[: held.end - offset]
-            yield messages
-            offset = messages[-1].offset + 1
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:
         """As ``Client.offsets``."""
@@ -113,3 +125,30 @@ class Fetcher:
         if len(words) != 3 or not all(word.isdigit() for word in words):
             raise RemoteProtocolError(f"not an answer to offset: {body[:80]!r}")
         return int(words[0]), int(words[1]), int(words[2])
+
+
+def _opened(body: bytes, topic: str, partition: int, topic_id: int) -> Iterator[list[Message]]:
+    """Whole batches, a page at a time; sound ones before the damage is raised."""
+    messages: list[Message] = []
+    try:
+        for batch in records.decode_raw(body, topic, partition, topic_id=topic_id):
+            messages += records.decode_batch(batch, topic, partition)
+            if len(messages) >= PAGE_MESSAGES:
+                yield messages
+                messages = []
+    except InvalidBatchError:
+        if messages:
+            yield messages
+        raise
+    if messages:
+        yield messages
+
+
+def _with(offset: int, batches: Iterator[list[Message]]) -> list[Message]:
+    """The page that holds an offset."""
+    for messages in batches:
+        if messages[-1].offset >= offset >= messages[0].offset:
+            return messages
+        if messages[0].offset > offset:
+            raise RemoteProtocolError(f"offset {offset} asked for, {messages[0].offset} answered")
+    raise RemoteProtocolError(f"offset {offset} asked for, lower ones answered")

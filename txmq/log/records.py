@@ -45,13 +45,18 @@ _Malformed: Any = default_records.CorruptRecordException
 
 
 class RawBatch(NamedTuple):
-    """A whole batch as it is stored; ``content`` is a view of the buffer it came in."""
+    """A whole batch as it is stored, CRC and place checked; ``content`` is a view of the buffer it came in."""
 
     base_offset: int
     record_count: int
     max_timestamp_ms: int
     codec: int
     content: memoryview
+
+    @property
+    def end_offset(self) -> int:
+        """The offset behind its last record."""
+        return self.base_offset + self.record_count
 
 
 def encode(
@@ -142,34 +147,31 @@ def decode(
         InvalidBatchError: a batch is damaged, out of place, or contradicts itself; nothing of the buffer is given out.
     """
     messages: list[Message] = []
-    _decode_into(messages, buffer, topic, partition, topic_id, expected_offset, inflated_size_bytes_max)
+    for batch in decode_raw(buffer, topic, partition, topic_id=topic_id, expected_offset=expected_offset):
+        messages += decode_batch(batch, topic, partition, inflated_size_bytes_max)
     return messages
 
 
-def decode_sound(
-    buffer: Buffer, topic: str, partition: int, *, topic_id: int | None = None
-) -> tuple[list[Message], InvalidBatchError | None]:
-    """As ``decode``: the messages of the batches before the first damage, and the damage, if any."""
-    messages: list[Message] = []
+def decode_batch(
+    batch: RawBatch, topic: str, partition: int, inflated_size_bytes_max: int = INFLATED_SIZE_BYTES_MAX
+) -> list[Message]:
+    """Every message of one batch; as ``decode``."""
     try:
-        _decode_into(messages, buffer, topic, partition, topic_id, None, INFLATED_SIZE_BYTES_MAX)
+        return _decode_batch(batch, topic, partition, inflated_size_bytes_max)
+    except (_Malformed, ValueError, IndexError, OverflowError, MemoryError, InvalidBatchError) as error:
+        raise _invalid(topic, partition, batch.base_offset, _reason(error)) from error
+
+
+def sound_batches(
+    buffer: Buffer, topic: str, partition: int, *, topic_id: int
+) -> tuple[list[RawBatch], InvalidBatchError | None]:
+    """The batches before the first whose header, CRC or place is damaged, and that damage, if any."""
+    batches: list[RawBatch] = []
+    try:
+        batches.extend(decode_raw(buffer, topic, partition, topic_id=topic_id))
     except InvalidBatchError as error:
-        return messages, error
-    return messages, None
-
-
-def _decode_into(
-    messages: list[Message], buffer: Buffer, topic: str, partition: int, topic_id: int | None,
-    expected_offset: int | None, inflated_size_bytes_max: int,
-) -> None:  # fmt: skip
-    """Whole batches only: nothing of the damaged one is left in ``messages``."""
-    for batch in decode_raw(buffer, topic, partition, topic_id=topic_id, expected_offset=expected_offset):
-        sound = len(messages)
-        try:
-            _decode_batch(messages, batch, topic, partition, inflated_size_bytes_max)
-        except (_Malformed, ValueError, IndexError, OverflowError, MemoryError, InvalidBatchError) as error:
-            del messages[sound:]
-            raise _invalid(topic, partition, batch.base_offset, _reason(error)) from error
+        return batches, error
+    return batches, None
 
 
 def _reason(error: Exception) -> str:
@@ -199,10 +201,9 @@ def _invalid(topic: str, partition: int, offset: int | None, reason: str) -> Inv
     return InvalidBatchError(f"{topic}-{partition}{where}: {reason}")
 
 
-def _decode_batch(
-    messages: list[Message], batch: RawBatch, topic: str, partition: int, inflated_size_bytes_max: int
-) -> None:
+def _decode_batch(batch: RawBatch, topic: str, partition: int, inflated_size_bytes_max: int) -> list[Message]:
     """Hot, so all is in one loop."""
+    messages: list[Message] = []
     offset, count, max_ms, codec, content = batch
     source: Buffer = content
     if codec != CODEC_NONE:
@@ -228,3 +229,4 @@ def _decode_batch(
         offset += 1
     if offset != end:
         raise InvalidBatchError(f"{count} records announced, {count - (end - offset)} found")
+    return messages

@@ -19,12 +19,13 @@ from typing import Protocol
 from txmq.runtime.ports import Clock
 
 __all__ = [
-    "Condition", "Forked", "Future", "Lock", "Signal", "ThreadLocal", "Turn", "processor_count", "start_daemon",
-    "start_threads", "thread_number", "until_terminated", "watch_exit", "watch_forks",
+    "Condition", "Forked", "Future", "Lock", "RLock", "Signal", "ThreadLocal", "Turn", "processor_count",
+    "start_daemon", "start_threads", "thread_number", "until_terminated", "watch_exit", "watch_forks",
 ]  # fmt: skip
 
 Condition = threading.Condition
 Lock = threading.Lock
+RLock = threading.RLock
 ThreadLocal = threading.local
 _JOIN_S = 0.2
 _LOOK_S = 0.05  # an interrupt may come between the end of a turn and the signal for those that wait

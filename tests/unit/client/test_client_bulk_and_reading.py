@@ -11,6 +11,7 @@ from tests.unit.client.scripted import ScriptedBroker
 from txmq.addresses import parse_bootstrap
 from txmq.client.client import Client
 from txmq.client.producer.bulk import SLICE_COUNT_MAX, SendResults
+from txmq.client.reading import PAGE_MESSAGES
 from txmq.errors import (
     ConfigError,
     ConnectionLostError,
@@ -124,6 +125,31 @@ def test_damage_on_the_way_is_found(broker: ScriptedBroker, client: Client) -> N
         with pytest.raises(InvalidBatchError, match="txmq log verify"):
             client.fetch("t", 0, 0)
         broker.logs[0][position] ^= 1
+
+
+@pytest.mark.parametrize("end", [1, PAGE_MESSAGES - 1, PAGE_MESSAGES, PAGE_MESSAGES + 1])
+def test_browse_stops_at_an_end_inside_an_answer(broker: ScriptedBroker, client: Client, end: int) -> None:
+    producer = client.producer()
+    for number in range(2 * PAGE_MESSAGES):
+        producer.send("t", b"%d" % number, partition=0)
+    broker.ends[0] = end  # the others came when it had been asked for
+    pages = list(client.browse_pages("t"))
+    assert [message.offset for page in pages for message in page] == list(range(end))
+    assert max(map(len, pages)) <= PAGE_MESSAGES
+
+
+def test_what_is_sound_is_read_before_the_damage_is_told(broker: ScriptedBroker, client: Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"sound", partition=0)
+    end = len(broker.logs[0])
+    producer.send("t", b"damaged", partition=0)
+    broker.logs[0][-2] ^= 1
+    assert values(client.fetch("t", 0, 0)) == [b"sound"]
+    browsing = client.browse("t")
+    assert next(browsing).value == b"sound"
+    with pytest.raises(InvalidBatchError, match="at offset 1"):
+        next(browsing)
+    del broker.logs[0][end:]
 
 
 def test_browse_ends_at_what_was_there_when_it_began(client: Client) -> None:

@@ -148,16 +148,21 @@ def test_another_count_than_announced(codec: int, count: int) -> None:
 
 def test_sound_batches_before_the_damage_are_given_out() -> None:
     chain = make_placed(0, 2) + make_placed(2, 2) + make_placed(4, 2)
-    assert records.decode_sound(chain, "t", 3, topic_id=7)[1] is None
+    assert records.sound_batches(chain, "t", 3, topic_id=7)[1] is None
     chain[2 * len(chain) // 3 - 1] ^= 1  # the last byte of the second batch
-    messages, damage = records.decode_sound(chain, "t", 3, topic_id=7)
-    assert [message.offset for message in messages] == [0, 1]
+    (first,), damage = records.sound_batches(chain, "t", 3, topic_id=7)
+    assert [message.offset for message in records.decode_batch(first, "t", 3)] == [0, 1]
+    assert first.end_offset == 2
     assert "t-3 at offset 2" in str(damage)
+
+
+def test_batch_that_lies_about_its_records_gives_out_none() -> None:
     lying = with_fields(make_placed(2, 2), count=3, delta=2)  # its first two records can be read
     batch.stamp(lying, 7, 3, 2, batch.stored_crc(lying))
-    messages, damage = records.decode_sound(make_placed(0, 2) + lying, "t", 3, topic_id=7)
-    assert [message.offset for message in messages] == [0, 1]
-    assert damage is not None
+    (_, second), damage = records.sound_batches(make_placed(0, 2) + lying, "t", 3, topic_id=7)
+    assert damage is None
+    with pytest.raises(InvalidBatchError, match="t-3 at offset 2"):
+        records.decode_batch(second, "t", 3)
 
 
 def test_offsets_that_are_not_one_after_the_other() -> None:

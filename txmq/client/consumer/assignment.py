@@ -16,6 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from txmq.client.consumer.options import ConsumerSettings
@@ -24,7 +25,7 @@ from txmq.errors import ClosedError, TxmqError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger, Sparingly, in_words
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Condition, watch_forks
+from txmq.runtime.threads import Condition, RLock, watch_forks
 
 IDLE_S_MAX = 1.0
 REFUSED_MAX = 500  # by the filter, before others get the lock
@@ -48,12 +49,13 @@ class Assignment:
     """See the module's docstring. Thread safety: any thread.
 
     Attributes:
-        changed: the lock; see the module's docstring.
+        lock: see the module's docstring; ``changed`` is its condition, which costs more to enter.
         partitions: what is consumed now.
         paused: what the application wants no messages of.
         is_closed: nothing more is delivered.
         is_left: the group is being left.
         has_blocked: a message is blocked, and is to be deferred.
+        has_room: a partition has room for a fetch since messages of it were taken; whoever takes fetches.
         failure: why the consumer ended, if the application did not end it.
         is_parents: this process was forked from the one that consumes.
     """
@@ -61,10 +63,12 @@ class Assignment:
     def __init__(self, consumer: object, settings: ConsumerSettings, clock: Clock, log: Logger) -> None:
         self._consumer, self._settings, self._log = consumer, settings, log
         self._sparingly = Sparingly(log, clock)
-        self.changed = Condition()
+        lock = RLock()
+        self.lock: AbstractContextManager[object] = lock
+        self.changed = Condition(lock)
         self.partitions: dict[TopicPartition, ConsumedPartition] = {}
         self.paused: set[TopicPartition] = set()
-        self.is_closed = self.is_left = self.has_blocked = self.is_parents = False
+        self.is_closed = self.is_left = self.has_blocked = self.has_room = self.is_parents = False
         self.failure: TxmqError | None = None
         self._turn = 0
         self._has_refused = False
@@ -72,7 +76,8 @@ class Assignment:
 
     def forked(self) -> None:
         """In a forked child: nothing here is the child's to take, to acknowledge or to save."""
-        self.changed, self.is_parents = _ParentsLock(), True
+        self.changed = self.lock = _ParentsLock()
+        self.is_parents = True
 
     def stop_delivery(self) -> None:
         """Deliver nothing more."""
@@ -138,8 +143,17 @@ class Assignment:
                     return accepted[0], consumed
         return None
 
+    def take_next(self, consumed: ConsumedPartition, now: float) -> Message | None:
+        """Take the next message of a partition for the listener that works for it; None if it is another's turn."""
+        if consumed.keeps_key_order or consumed.retries or consumed.deferred or not self.has(consumed):
+            return None
+        taken = self._accepted(consumed, self._take(consumed, 1, now))
+        return taken[0] if taken else None
+
     def _take(self, consumed: ConsumedPartition, limit: int, now: float) -> list[Message]:
         taken = consumed.take(limit, now)
+        if not consumed.fetch and consumed.wants_more(now, self.share_bytes()):
+            self.has_room = True
         if consumed.keeps_key_order:
             self.has_blocked = self.has_blocked or bool(consumed.blocked)
             self._report(consumed)
@@ -156,9 +170,13 @@ class Assignment:
             return [(consumed, list(consumed.blocked.values())) for consumed in found]
 
     def _accepted(self, consumed: ConsumedPartition, messages: list[Message]) -> list[Message]:
-        kept = []
+        consumer, kept = self._consumer, []
+        if self._settings.options.accept is None:
+            for message in messages:
+                message.consumer = consumer
+            return messages
         for message in messages:
-            message.consumer = self._consumer
+            message.consumer = consumer
             if self._is_accepted(message):
                 kept.append(message)
             else:
@@ -185,6 +203,10 @@ class Assignment:
         due = [at for consumed in self.partitions.values() if (at := consumed.next_due()) is not None]
         due += [consumed.blocked_at for consumed in self.partitions.values() if consumed.blocked]
         return max(min(due) - now, 0.0) if due else IDLE_S_MAX
+
+    def share_bytes(self) -> int:
+        """How much each partition may have fetched ahead."""
+        return self._settings.options.buffer_size_bytes // max(1, len(self.partitions))
 
     # --- what the group gives and takes ------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Consumers: a group's partitions of some topics, in order per partition, each message until it is acknowledged.
 
 Theory of operation. The group's coordinator says which partitions are ours (``membership``, a thread). A second thread
-keeps a ``get`` open at the broker for every partition that has room (``fetcher``, a connection of its own), and decodes
-the answers into the partition's buffer (``partition``). ``poll``, iteration and ``run`` (``listener``) take from the
-buffers, partition by partition in turn (``assignment``). ``ack`` marks; marks are saved every ``offset_save_interval``,
+keeps a ``get`` open at the broker for every partition that has room (``fetcher``, a connection of its own), and checks
+the answers (``read_ahead``). ``poll``, iteration and ``run`` (``listener``) take from what was fetched, partition by
+partition in turn (``assignment``). ``ack`` marks; marks are saved every ``offset_save_interval``,
 and always before a partition is handed over, on ``close`` and on SIGTERM in ``run``. ``failures`` decides what becomes
 of a message that fails.
 
@@ -115,7 +115,8 @@ class Consumer:
             self._failures.store_blocked()
             if taken or now >= deadline:
                 break
-        if taken:
+        if self._assignment.has_room:
+            self._assignment.has_room = False  # before it is looked for: another thread may find room meanwhile
             self._homes.more()
         return taken
 
@@ -148,11 +149,13 @@ class Consumer:
         if connection is not None:
             self.pending_acks.pending_ack_in(message, connection)
             return
+        if not sync:
+            self._failures.acked(message)
+            return
         with self._assignment.changed:
             consumed = self._assignment.partitions.get((message.topic, message.partition))
         self._failures.acked(message)
-        if sync:
-            self._save_now(message, consumed)
+        self._save_now(message, consumed)
 
     def _save_now(self, message: Message, consumed: ConsumedPartition | None) -> None:
         with self._assignment.changed:

@@ -73,21 +73,16 @@ class Failures:
 
     def acked(self, message: Message) -> None:
         """Acknowledge a message, and cancel its retries."""
-        with self._assignment.changed:
-            consumed = self._assignment.partitions.get((message.topic, message.partition))
-            if consumed is None or consumed.is_of_another(message):
-                return
-            consumed.give_up_retry(message.offset)
-            consumed.ack(message.offset)
-            if consumed.forget_deferred(message.offset) is not None or consumed.keeps_key_order:
-                self._assignment.changed.notify_all()  # it may have blocked later ones
+        assignment = self._assignment
+        with assignment.lock:
+            consumed = assignment.partitions.get((message.topic, message.partition))
+            if consumed is not None and consumed.acked(message):
+                assignment.changed.notify_all()  # it may have blocked later ones
 
     def returned(self, message: Message, consumed: ConsumedPartition) -> None:
-        """Acknowledge the message of a listener that returned, unless the listener has rejected it."""
-        with self._assignment.changed:
-            if consumed.waits_again(message.offset):
-                return
-        self.acked(message)
+        """Acknowledge the message of a listener that returned, unless the listener has rejected it; under the lock."""
+        if not ((consumed.retries or consumed.deferred) and consumed.waits_again(message.offset)):
+            self.acked(message)
 
     def failed(self, message: Message, reason: object, error: Exception | None = None) -> None:
         """Deliver a message that failed again, defer it, or make it a dead letter.

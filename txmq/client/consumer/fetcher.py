@@ -1,7 +1,7 @@
 """Fetches for a consumer from one home: keeps a ``get`` open there for every partition that has room.
 
 Theory of operation. The thread that makes room sends the request. One thread reads the answers on a connection of its
-own, decodes them and puts the messages into the partitions' buffers. Each get has a number: the answer is dropped if
+own, checks them and gives them to their partitions (``read_ahead``). Each get has a number: the answer is dropped if
 ``seek`` or the loss of the partition has overtaken it.
 
 Invariants:
@@ -33,7 +33,7 @@ from txmq.errors import (
 )
 from txmq.log import records
 from txmq.log.records import DAMAGED
-from txmq.model import TopicPartition
+from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger
 from txmq.runtime.threads import Condition, start_daemon
 
@@ -146,13 +146,19 @@ class ConsumerFetcher:
         except TxmqError as error:
             self.failed(consumed, number, error)
             return
-        messages, damage = records.decode_sound(body, topic, partition, topic_id=topic_id) if body else ([], None)
+        batches, damage = records.sound_batches(body, topic, partition, topic_id=topic_id)
+        messages: list[Message] = []
+        if batches:
+            try:
+                messages = records.decode_batch(batches[0], topic, partition)
+            except InvalidBatchError as error:
+                batches, damage = [], error
         if damage is not None and (not messages or messages[-1].offset < consumed.next_fetch):
             self._client.topics.forget(topic)  # it may have been made anew: another id is stamped into what it holds
             self.failed(consumed, number, damage)
             return
         with self._changed:
-            if consumed.fetched(number, messages) and messages:
+            if consumed.fetched(number, messages, batches[1:]) and messages:
                 self._changed.notify_all()
         self.more()
 

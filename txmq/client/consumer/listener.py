@@ -1,8 +1,9 @@
 """``Consumer.run``: a listener, called with each message by several threads.
 
-Partitions run in parallel, each in order: one thread at a time works for a partition. If a message fails, its partition
-waits until the message is delivered again. What is no ``Exception`` (SystemExit, the end of a greenlet) is not the
-message's failure: all threads end, and ``run`` raises it. Otherwise its thread would end alone, and hold its partition.
+Partitions run in parallel, each in order: one thread at a time works for a partition, for some ms before it is the next
+one's turn, or for one message if that takes longer. If a message fails, its partition waits until the message is
+delivered again. What is no ``Exception`` (SystemExit, the end of a greenlet) is not the message's failure: all threads
+end, and ``run`` raises it. Otherwise its thread would end alone, and hold its partition.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import thread_number
 
 Handle = Callable[[Message], object]
+TURN_S = 0.005  # a thread goes on with its partition for so long, before it looks for another one's turn
 
 
 class Listener:
@@ -64,19 +66,39 @@ class Listener:
     def _work(self) -> None:
         while (found := self._next()) is not None:
             message, consumed = found
-            failure: Exception | None = None
-            try:
-                self._handle(message)
-            except Exception as error:  # noqa: BLE001  whatever the application raises: the message is retried
-                failure = error
-            if failure is None:
-                self._failures.returned(message, consumed)
-            else:
+            until = self._clock.monotonic() + TURN_S
+            following: Message | None = message
+            while following is not None:
+                message = following
+                failure: Exception | None = None
+                try:
+                    self._handle(message)
+                except Exception as error:  # noqa: BLE001  whatever the application raises: the message is retried
+                    failure = error
+                if failure is None:
+                    following = self._go_on(message, consumed, until)
+                    continue
                 self._failures.failed(message, failure, failure)
-                failure = None  # and with it the listener's frames
+                failure = following = None  # and with it the listener's frames
             with self._assignment.changed:
                 consumed.is_busy = False
                 self._assignment.changed.notify_all()
+
+    def _go_on(self, message: Message, consumed: ConsumedPartition, until: float) -> Message | None:
+        """Acknowledge a message; the partition's next one, if there is one and it is not another partition's turn."""
+        assignment, following = self._assignment, None
+        with assignment.lock:
+            self._failures.returned(message, consumed)
+            now = self._clock.monotonic()
+            if now < until and not assignment.is_closed:
+                following = assignment.take_next(consumed, now)
+        if assignment.has_room:
+            self._fetch_more()
+        return following
+
+    def _fetch_more(self) -> None:
+        self._assignment.has_room = False  # before it is looked for: another thread may find room meanwhile
+        self._fetcher.more()
 
     def _next(self) -> tuple[Message, ConsumedPartition] | None:
         """Wait for a message of a partition that no other thread works for; None after the end."""
@@ -91,5 +113,6 @@ class Listener:
                 if found is None:
                     self._assignment.changed.wait(min(self._assignment.next_retry_in(now), IDLE_S_MAX))
         self._failures.store_blocked()  # a transaction acknowledges in order, and only this thread can defer these
-        self._fetcher.more()
+        if self._assignment.has_room:
+            self._fetch_more()
         return found

@@ -2,7 +2,7 @@
 
 ```
    saved            next to deliver       next to fetch
-     |  delivered, some acked  |   buffered     |
+     |  delivered, some acked  |     ahead      |
 -----+-------------------------+----------------+----> offsets
 ```
 
@@ -27,6 +27,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from txmq.client.consumer.offsets.store import OffsetPosition
+from txmq.client.consumer.read_ahead import ReadAhead
+from txmq.log.records import RawBatch
 from txmq.model import Message, TopicPartition
 
 DEFERRED_MESSAGES_MAX = 1000  # of one partition; 60 characters each at most: below what the broker takes
@@ -74,6 +76,7 @@ class ConsumedPartition:
 
     Attributes:
         home: the number of the consumer's home that has it.
+        ahead: what was fetched and is not delivered.
         fetch: number of the fetch under way; 0 if there is none.
         fetch_at: monotonic time before which nothing is fetched, after an error.
         attempts: how often each message under way failed.
@@ -103,11 +106,10 @@ class ConsumedPartition:
         "_acked",
         "_delivered",
         "_keys_in_hand",
+        "ahead",
         "attempts",
         "blocked",
         "blocked_at",
-        "buffer",
-        "buffer_bytes",
         "dealt",
         "deferred",
         "deferred_saved",
@@ -143,8 +145,7 @@ class ConsumedPartition:
         self.slot, self.generation, self.home = slot, generation, home
         self.next_fetch = self.position = offset
         self.saved = saved  # what the store has; None: nothing
-        self.buffer: deque[Message] = deque()
-        self.buffer_bytes = 0
+        self.ahead = ReadAhead(slot)
         self.fetch, self.fetch_at = 0, 0.0
         self.attempts: dict[int, int] = {}
         self.failing: dict[int, object] = {}
@@ -182,18 +183,17 @@ class ConsumedPartition:
         """Whether to fetch: no fetch is under way, and there is room."""
         if self.fetch or self.is_silent:
             return False
-        return now >= self.fetch_at and self.buffer_bytes < buffer_bytes_max
+        return now >= self.fetch_at and self.ahead.size_bytes < buffer_bytes_max
 
-    def fetched(self, fetch: int, messages: Sequence[Message]) -> bool:
-        """Buffer the messages of a reply; False if it is not the reply that is waited for."""
+    def fetched(self, fetch: int, messages: Sequence[Message], batches: Sequence[RawBatch] = ()) -> bool:
+        """Keep a reply: its first messages, and batches; False if it is not the reply that is waited for."""
         if fetch != self.fetch:
             return False
         self.fetch, self.fetch_error = 0, None
         fresh = [message for message in messages if message.offset >= self.next_fetch]
-        if fresh:
-            self.buffer.extend(fresh)
-            self.buffer_bytes += sum(map(_size, fresh))
-            self.next_fetch = fresh[-1].offset + 1
+        if fresh or batches:
+            self.ahead.add(fresh, batches)
+            self.next_fetch = batches[-1].end_offset if batches else fresh[-1].offset + 1
         return True
 
     def failed(self, fetch: int, again_at: float) -> bool:
@@ -209,43 +209,50 @@ class ConsumedPartition:
         """Deliver messages that are due again first, then new ones."""
         if self.is_silent:
             return []
-        taken = self._due_retries(limit, now)
+        taken = self._due_retries(limit, now) if self.retries else []
         if self.deferred and len(taken) < limit:
             taken += self._due_deferred(limit - len(taken), now)
         if self.keeps_key_order:
             self._take_in_key_order(limit, taken)
             return taken
-        while self.buffer and len(taken) < limit:
-            taken.append(self._next())
+        while len(taken) < limit and (several := self._look(limit - len(taken))):
+            taken += self._next(several)
         return taken
 
-    def _next(self) -> Message:
-        message = self.buffer[0]
-        offset, size = message.offset, _size(message)
-        # CPython interrupts behind calls: no call stands where the message is neither in the buffer nor under way.
-        self._acked[offset] = message.timestamp_ms
-        del self.buffer[0]
-        self.buffer_bytes -= size
-        self._delivered.append(offset)
-        return message
+    def _look(self, count: int) -> Sequence[Message]:
+        several = self.ahead.look(count)
+        if not several and (damaged_at := self.ahead.damaged_at) is not None:
+            # It comes first in the answer to the next fetch, which reports it.
+            self.fetch, self.next_fetch, self.ahead.damaged_at = 0, damaged_at, None
+        return several
+
+    def _next(self, several: Sequence[Message]) -> Sequence[Message]:
+        made_ms = {message.offset: message.timestamp_ms for message in several}
+        at = self.ahead.at + len(several)
+        # CPython interrupts behind calls: no call stands where a message is neither ahead nor under way.
+        self._acked |= made_ms
+        self._delivered += made_ms
+        self.ahead.at = at
+        self.ahead.let_go()
+        return several
 
     def _take_in_key_order(self, limit: int, taken: list[Message]) -> None:
         waiting = {item.key_crc for item in self.deferred.values()} | set(map(key_crc, self.blocked.values()))
         in_hand = set(self._keys_in_hand.values())
         if self.stopped == NO_ROOM:
             self.stopped = None
-        while self.buffer and len(taken) < limit:
-            crc = key_crc(self.buffer[0])
+        while len(taken) < limit and (several := self._look(1)):
+            crc = key_crc(several[0])
             if crc is not None and crc in waiting:
                 if self.stopped is not None or len(self.deferred) + len(self.blocked) >= DEFERRED_MESSAGES_MAX:
                     self.stopped = self.stopped or NO_ROOM
                     return
-                message = self._next()
+                (message,) = self._next(several)
                 self.blocked[message.offset] = message
                 continue
             if crc is not None and crc in in_hand:
                 return
-            taken.append(self._next())
+            taken += self._next(several)
             if crc is not None:
                 self._keys_in_hand[taken[-1].offset] = crc
                 in_hand.add(crc)
@@ -313,19 +320,33 @@ class ConsumedPartition:
         waiting = self.deferred.get(offset)
         return waiting if waiting is not None and waiting.is_out else None
 
+    def acked(self, message: Message) -> bool:
+        """Acknowledge a message, and cancel its retries; whether ones that it held up may be delivered now."""
+        offset = message.offset
+        if self.retries or self.deferred:
+            if self.is_of_another(message):
+                return False
+            self.give_up_retry(offset)
+            self.ack(offset)
+            return self.forget_deferred(offset) is not None or self.keeps_key_order
+        if self._acked.get(offset) == message.timestamp_ms:  # else of another topic of that name, or not under way
+            self.ack(offset)
+        return self.keeps_key_order
+
     def ack(self, offset: int) -> None:
         """Acknowledge a message; nothing happens if it is not under way, or pending in a transaction."""
-        if offset not in self._acked or offset in self.pending_acks:
+        acked, delivered = self._acked, self._delivered
+        if offset not in acked or offset in self.pending_acks:
             return
-        self._acked[offset] = None
+        acked[offset] = None
         self._keys_in_hand.pop(offset, None)
         self.attempts.pop(offset, None)
-        while self._delivered:
-            lowest = self._delivered[0]
-            if self._acked[lowest] is not None:
+        while delivered:
+            lowest = delivered[0]
+            if acked[lowest] is not None:
                 self.position = lowest
                 return
-            del self._acked[self._delivered.popleft()]
+            del acked[delivered.popleft()]
             self.position = lowest + 1
 
     def lowest_before(self, offset: int, owner: object) -> int | None:
@@ -399,7 +420,7 @@ class ConsumedPartition:
     def skip_to(self, offset: int) -> None:
         """Fetch from ``offset`` on; messages that were fetched stay."""
         self.next_fetch, self.fetch, self.fetch_at = offset, 0, 0.0
-        if not self.buffer and not self._acked:
+        if self.ahead.is_empty and not self._acked:
             self.position = offset
 
     def seek(self, offset: int) -> None:
@@ -407,8 +428,8 @@ class ConsumedPartition:
         self.deferred = {at: waiting for at, waiting in self.deferred.items() if at < offset}
         self.next_fetch = self.position = offset
         self.was_sought = True
-        self.buffer.clear()
-        self.buffer_bytes = self.fetch = 0
+        self.ahead.clear()
+        self.fetch = 0
         self.fetch_at = 0.0
         self.is_in_doubt = False
         self.retries.clear()
@@ -423,7 +444,3 @@ class ConsumedPartition:
             self.pending_acks,
         ):
             forgotten.clear()
-
-
-def _size(message: Message) -> int:
-    return 100 + len(message.value or b"") + len(message.key or b"")

@@ -115,7 +115,7 @@ def test_damaged_batch_delays_nothing_before_it_and_is_reported_sparingly() -> N
         return consumed.fetch_at - clock.monotonic()
 
     answered(1)
-    assert (consumed.next_fetch, len(consumed.buffer), logs, forgotten) == (1, 1, [], [])
+    assert (consumed.next_fetch, len(consumed.ahead.look(9)), logs, forgotten) == (1, 1, [], [])
     assert 0 < answered(1) < FETCH_DAMAGED_S  # the topic may have been made anew: its id is asked for, soon
     assert forgotten == ["orders"]
     for _ in range(3):
@@ -127,5 +127,5 @@ def test_damaged_batch_delays_nothing_before_it_and_is_reported_sparingly() -> N
     answered(1)
     assert len(logs) == 3
     answered(-1)  # sound again
-    assert (consumed.next_fetch, len(consumed.buffer), [*logs[3:]]) == (3, 3, [])
+    assert (consumed.next_fetch, len(consumed.take(9, 0.0)), [*logs[3:]]) == (3, 3, [])
     assert not consumed.fetch_error

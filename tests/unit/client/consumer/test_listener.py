@@ -11,7 +11,7 @@ import pytest
 from tests.logged import said
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.failures import Failures
-from txmq.client.consumer.listener import Listener
+from txmq.client.consumer.listener import TURN_S, Listener
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.model import Message
@@ -157,6 +157,55 @@ def test_delivery_of_a_topic_does_not_count_for_its_successor(is_deferred: bool)
     assert (new.position, new.deferred) == (1, {})
 
 
+def handled(world: ListenerFixture, takes_s: float) -> list[tuple[str, int]]:
+    """What a listener gets of two partitions with three messages each, if it takes so long for one."""
+    other = world.share.partitions["orders", 1] = ConsumedPartition(("orders", 1), 1, 0, 0)
+    other.fetch = 1
+    other.fetched(1, [Message("orders", 1, at, b"k", b"v", {}, None, 1, None) for at in range(3)])
+    world.consumed = world.assigned(1, count=3)
+    world.consumed.fetch = other.fetch = 2  # each waits for an answer
+    found: list[tuple[str, int]] = []
+
+    def handle(message: Message) -> None:
+        found.append((f"{message.topic}-{message.partition}", message.offset))
+        world.clock.advance(takes_s)
+        assert sum(one.is_busy for one in world.share.partitions.values()) == 1
+        if len(found) == 6:
+            world.share.stop_delivery()
+
+    Listener(world.share, world.failures, SimpleNamespace(more=lambda: None), world.clock, handle).work()
+    assert [one.position for one in world.share.partitions.values()] == [3, 3]
+    return found
+
+
+def test_quick_listener_goes_on_with_its_partition() -> None:
+    found = handled(ListenerFixture(1, is_kept=False), takes_s=0.0)
+    assert [offset for _, offset in found] == [0, 1, 2, 0, 1, 2]
+
+
+def test_slow_listener_takes_partitions_in_turn() -> None:
+    found = handled(ListenerFixture(1, is_kept=False), takes_s=TURN_S)
+    assert [offset for _, offset in found] == [0, 0, 1, 1, 2, 2]
+
+
+def test_room_that_a_listener_makes_is_fetched_into() -> None:
+    world, fetches = ListenerFixture(1, is_kept=False), list[int]()
+    world.consumed = world.assigned(1, count=3)
+
+    def handle(message: Message) -> None:
+        if message.offset == 2:
+            world.share.stop_delivery()
+
+    more = SimpleNamespace(more=lambda: fetches.append(world.consumed.position))
+    world.consumed.fetch = 7
+    Listener(world.share, world.failures, more, world.clock, handle).work()
+    assert fetches == []  # one is under way
+    world.consumed = world.assigned(1, count=3)
+    world.share.is_closed = False
+    Listener(world.share, world.failures, more, world.clock, handle).work()
+    assert fetches
+
+
 def test_message_of_transaction_in_doubt_is_redelivered_not_dead_lettered() -> None:
     world = ListenerFixture(0, is_kept=True)
     may_give_up = False
@@ -183,7 +232,7 @@ def test_message_behind_its_key_is_stored_before_the_next_delivery() -> None:
     """A transaction acknowledges in order: what is in nobody's hand and not stored would have it refused."""
     world = ListenerFixture(0, is_kept=True)
     world.consumed = world.assigned(1, 2)
-    world.consumed.buffer.append(Message("orders", 0, 2, b"other", b"v", {}, None, 1, None))
+    world.consumed.ahead.add([Message("orders", 0, 2, b"other", b"v", {}, None, 1, None)], [])
     world.consumed.keeps_key_order = True
     world.run(world.reject)
     found: list[tuple[int, int | None]] = []

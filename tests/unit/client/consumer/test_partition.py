@@ -12,14 +12,25 @@ from hypothesis import strategies as st
 
 from tests.growth import growth
 from tests.interrupts import Strike
-from txmq.client.consumer import partition
+from txmq.client.consumer import partition, read_ahead
 from txmq.client.consumer.partition import ConsumedPartition
+from txmq.log import records
+from txmq.log.batch import HEADER
 from txmq.model import Message
 
 
 def message(offset: int) -> Message:
     """A message with nothing in it."""
     return Message("t", 0, offset, None, b"v", {}, None, 0, None)
+
+
+def raw_batch(offset: int, *, count: int = 1) -> records.RawBatch:
+    """A batch of messages with nothing in them; with another ``count`` it lies about their number."""
+    made = records.encode([(None, b"v", (), 0)])
+    fields = list(HEADER.unpack_from(made))
+    fields[0], fields[6], fields[12] = offset, count - 1, count
+    HEADER.pack_into(made, 0, *fields)
+    return records.RawBatch(offset, count, 0, 0, memoryview(made))
 
 
 def consumed(count: int, start: int = 0) -> ConsumedPartition:
@@ -34,7 +45,7 @@ def test_messages_are_delivered_in_order_and_each_once() -> None:
     made = consumed(5)
     taken = [taken.offset for _ in range(4) for taken in made.take(2, 0.0)]
     assert taken == [0, 1, 2, 3, 4]
-    assert made.buffer_bytes == 0
+    assert made.ahead.size_bytes == 0
 
 
 @given(st.permutations(range(8)), st.integers(0, 8))
@@ -118,6 +129,23 @@ def test_full_buffer_fetch_under_way_and_error_hold_fetching_up() -> None:
     assert made.wants_more(1.0, 1 << 20)
 
 
+def test_batch_that_cannot_be_opened_is_fetched_again() -> None:
+    """Its records contradict its header: nothing of it is delivered, and the fetch that has it first reports it."""
+    made = consumed(1)
+    made.fetch = 1
+    assert made.fetched(1, [], [raw_batch(1), raw_batch(2, count=5), raw_batch(7)])
+    made.fetch = 2
+    assert made.next_fetch == 8
+    assert [taken.offset for taken in made.take(9, 0.0)] == [0, 1]
+    assert made.take(9, 0.0) == []
+    assert (made.next_fetch, made.fetch, made.ahead.size_bytes) == (2, 0, 0)
+    assert not made.fetched(2, [message(8)])  # sent before that was known
+    assert made.wants_more(0.0, 1 << 20)
+    made.fetch = 3
+    assert made.fetched(3, [message(2)])
+    assert [taken.offset for taken in made.take(9, 0.0)] == [2]
+
+
 def test_seek_forgets_messages_under_way_and_ignores_older_replies() -> None:
     made = consumed(3)
     made.take(2, 0.0)
@@ -162,17 +190,18 @@ def test_an_interrupt_anywhere_loses_no_message(keeps_key_order: bool) -> None:
     number, is_struck = 0, True
     while is_struck:
         number += 1
-        made, strike, taken = consumed(3), Strike(number, partition), list[Message]()
-        made.keeps_key_order = keeps_key_order
+        made, strike, taken = consumed(1), Strike(number, partition, read_ahead), list[Message]()
+        made.fetch, made.keeps_key_order = 1, keeps_key_order
+        assert made.fetched(1, [message(1)], [raw_batch(2)])
         sys.setprofile(strike)
         with suppress(KeyboardInterrupt):
             taken = made.take(3, 0.0)
         sys.setprofile(None)
         is_struck = strike.left <= 0
         taken += made.take(3, 0.0)
-        for message in taken:
-            made.ack(message.offset)
-        lost = {0, 1, 2} - {message.offset for message in taken}
+        for one in taken:
+            made.ack(one.offset)
+        lost = {0, 1, 2} - {one.offset for one in taken}
         assert made.position == min(lost, default=3), f"struck at {number}"
-        assert (made.buffer_bytes, made.under_way) == (0, len(lost))
+        assert (made.ahead.size_bytes, made.under_way) == (0, len(lost))
     assert number > 20
