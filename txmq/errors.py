@@ -7,7 +7,7 @@ Errors that travel over the wire carry a ``wire_name`` (the first word of an err
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 _Error = TypeVar("_Error", bound="TxmqError")
@@ -299,6 +299,12 @@ class TransactionConflictError(BrokerError):
     code, wire_name = 409, "transaction-conflict"
 
 
+class OutOfTurnError(BrokerError):
+    """The number is not the next of its outbox series, or another row has it; the text names the next one."""
+
+    code, wire_name = 409, "out-of-turn"
+
+
 class FencedError(BrokerError):
     """The session, epoch or transaction id is fenced or no longer kept: never executed, never called rolled back.
 
@@ -344,16 +350,13 @@ class DiskFullError(BrokerError):
     code, wire_name = 507, "disk-full"
 
 
-_BY_WIRE_NAME: dict[str, type[BrokerError]] = {
-    cls.wire_name: cls
-    for cls in (
-        BrokerError, BadRequestError, InvalidBatchError, InvalidNameError, UnknownTopicError, OffsetOutOfRangeError,
-        UnknownTransactionError, UnknownGroupError, UnknownMemberError, UnknownQueryError, GroupActiveError,
-        TopicExistsError, TopicClosedError, ForbiddenError, NotOwnerError, StaleTopicError, SequenceError,
-        TransactionConflictError, FencedError, TooLargeError, OverloadedError, SessionFullError, UnavailableError,
-        DiskFullError,
-    )
-}  # fmt: skip
+def _by_wire_name(kind: type[BrokerError]) -> Iterator[tuple[str, type[BrokerError]]]:
+    yield kind.wire_name, kind
+    for narrower in kind.__subclasses__():
+        yield from _by_wire_name(narrower)
+
+
+_BY_WIRE_NAME = dict(_by_wire_name(BrokerError))
 
 
 def broker_error(code: int, body: bytes) -> BrokerError:
@@ -365,10 +368,7 @@ def broker_error(code: int, body: bytes) -> BrokerError:
     """
     text = body.decode("utf-8", "replace").removesuffix("\n")
     name, _, rest = text.partition(" ")
-    cls = _BY_WIRE_NAME.get(name)
-    if cls is None:
-        return BrokerError(f"{code} {text}")
-    return cls(rest)
+    return _BY_WIRE_NAME[name](rest) if name in _BY_WIRE_NAME else BrokerError(f"{code} {text}")
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------

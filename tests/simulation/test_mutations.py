@@ -14,7 +14,7 @@ import pytest
 
 from tools.images import node
 from tools.simulation.run import simulate
-from txmq.broker.verbs import get
+from txmq.broker.verbs import get, turns
 
 SOURCE = Path(__file__).resolve().parents[2] / "txmq/broker/commit/pipeline.py"
 SEEDS, HARMLESS = range(1, 21), range(1, 5)
@@ -61,6 +61,12 @@ def test_read_that_does_not_wait_for_partition_files_is_caught(monkeypatch: pyte
     monkeypatch.setattr(get, "_waits", lambda *_: False)
     errors = (simulate(seed, sync="always").error or "" for seed in SEEDS)
     assert any("was acknowledged, and then" in error for error in errors), f"{len(SEEDS)} seeds found nothing"
+
+
+def test_outbox_row_that_overtakes_prepared_ones_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "must_queue", lambda *_: False)
+    errors = (simulate(seed, sync="always").error or "" for seed in SEEDS)
+    assert any("P7" in error for error in errors), f"{len(SEEDS)} seeds found nothing"
 
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])

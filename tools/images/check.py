@@ -7,6 +7,7 @@ P2     each transaction is visible all or none, at the places of its outcome; of
 P4     messages of a decision are invisible until every branch has completed
 P5     what is prepared and not decided is still there, and invisible
 P6     the offset that a transaction saves is saved exactly when its messages are placed
+P6     a number of an outbox series is taken exactly when the transaction that took it is decided
 P6     the whole script asked again gets the answers it had got, and in the end every message of a put and of a
        committed transaction is there exactly once
 P5     a decision is kept as long as a branch at another home has not reported it, and a branch that is placed until
@@ -33,7 +34,7 @@ from txmq.testing.simulated.disk_model import Trace
 from txmq.xid import TxId
 
 from .node import SMALL, Answer, Client, Node, small_settings
-from .script import GROUP, OF_ANOTHER_HOME, QUERY, Ask, Script
+from .script import GROUP, OF_ANOTHER_HOME, QUERY, SERIES, Ask, Script
 
 SESSION = 1
 OTHER_HOME = 0xB
@@ -88,12 +89,12 @@ class Player:
         self.node.context.cluster = ClusterView() if words else None
         self.client.send(ask.verb, *arguments, extensions=extensions, body=body, opaque=ask.opaque)
 
-    def ask(self, ask: Ask) -> Answer:
-        """Send one request and let the node finish it."""
+    def ask(self, ask: Ask) -> bool:
+        """Send one request and let the node do what it can; a commit may wait for another one."""
         self.send(ask)
         self.node.pump()
         self.node.force()
-        return self.client.received[ask.opaque]
+        return ask.opaque in self.client.received or ask.verb == "commit"
 
     def run(self) -> None:
         """The whole script."""
@@ -187,6 +188,7 @@ def check_recovered(script: Script, node: Node, told: Told) -> None:
     _check_batches(script, node)
     _check_homes(script, told, node.disk, node)
     _check_offset(script, node)
+    _check_numbers(script, node)
     verdict = verify_log(node.disk)
     assert verdict.is_sound, f"P10: {verdict.findings}"
 
@@ -279,6 +281,20 @@ def _check_homes(script: Script, told: Told, disk: SimDisk, node: Node) -> None:
     for ask in script.asks:
         if "homes" in ask.extensions and ask.opaque in told and ask.counter not in over:
             assert (SESSION, ask.counter) in state.decisions.incomplete, f"P5: decision {ask.counter} is forgotten"
+
+
+def _check_numbers(script: Script, node: Node) -> None:
+    """A number is taken exactly if its transaction is decided, and none is left out."""
+    session, series = node.state.sessions.get(SESSION), node.state.outboxes.series.get(SERIES)
+    decided = []
+    for counter, made in script.transactions.items():
+        waiting = node.state.transactions.get((SESSION, counter))
+        is_placed = session is not None and session.outcomes.get(counter) is not None
+        if made.number and (waiting is not None or is_placed):
+            decided.append((made.number, (f"row-{made.number}", SESSION, counter)))
+    taken = list(series.behind(0)) if series is not None else []
+    assert taken == decided, f"P6: taken {taken}, decided {decided}"
+    assert [number for number, _ in taken] == list(range(1, len(taken) + 1)), f"P6: numbers {taken}"
 
 
 def _check_group(ask: Ask, answer: Answer, node: Node) -> None:
@@ -380,11 +396,10 @@ def _names(node: Node) -> set[str]:
 def _repeat(script: Script, player: Player, told: Told) -> Told:
     """The client asks everything again, from the beginning."""
     player.hello()
-    answers: Told = {}
-    for ask in script.asks:
-        if _is_done(script, ask, player.node):
-            continue
-        answer = answers[ask.opaque] = player.ask(ask)
+    asked = [ask for ask in script.asks if not _is_done(script, ask, player.node) and player.ask(ask)]
+    answers = {ask.opaque: player.client.received[ask.opaque] for ask in asked}
+    for ask in asked:
+        answer = answers[ask.opaque]
         before = told.get(ask.opaque)
         was_placing = before is not None and b" - " in before.body
         if before is not None and not ask.once and before.code == 200 and not script.deleted and not was_placing:

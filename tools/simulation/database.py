@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from txmq.model import TopicPartition
+
 from .world import Simulation
+
+Slot = tuple[TopicPartition, int]  # and a key
 
 
 @dataclass(eq=False, slots=True)
@@ -18,6 +22,44 @@ class Session:
     marker: str | None = None
 
 
+@dataclass(eq=False, slots=True)
+class OutboxRow:
+    """The messages of a committed transaction that wait; ``number`` is 0 until a drainer gives one."""
+
+    name: str
+    body: bytes
+    slots: frozenset[Slot]
+    number: int = 0
+
+
+@dataclass(slots=True)
+class Outbox:
+    """The table, as of its committed transactions."""
+
+    rows: list[OutboxRow] = field(default_factory=list)
+    last: int = 0
+
+    def holds(self, slots: set[Slot]) -> bool:
+        """Whether a row of one of these partitions and keys waits."""
+        return any(row.slots & slots for row in self.rows)
+
+    def number(self) -> None:
+        """Number what has no number yet, in the order of its commits."""
+        for row in self.rows:
+            if not row.number:
+                self.last += 1
+                row.number = self.last
+
+    @property
+    def gone(self) -> int:
+        """The highest number up to which no row is left."""
+        return min((row.number for row in self.rows if row.number), default=self.last + 1) - 1
+
+    def delete(self, number: int, name: str) -> None:
+        """The broker has placed a row's messages."""
+        self.rows = [row for row in self.rows if (row.number, row.name) != (number, name)]
+
+
 @dataclass(slots=True)
 class Database:
     """Committed state is ``rows`` (row: key and version) and ``markers``; open transactions hold locks."""
@@ -27,6 +69,7 @@ class Database:
     versions: dict[int, int] = field(default_factory=dict)
     markers: dict[str, str] = field(default_factory=dict)
     open: list[Session] = field(default_factory=list)
+    outbox: Outbox = field(default_factory=Outbox)
 
     def begin(self, row: str, key: int) -> Session | None:
         """Insert a row and count its key up; None where somebody holds the key's lock."""
@@ -48,13 +91,13 @@ class Database:
         if session in self.open:
             self.open.remove(session)
 
-    def commit(self, session: Session) -> None:
-        """All of it at once."""
+    def commit(self, session: Session, outcome: str = "committed") -> None:
+        """All of it at once; the marker has the outcome."""
         self.open.remove(session)
         self.rows[session.row] = (session.key, session.version)
         self.versions[session.key] = session.version
         assert session.marker is not None
-        self.markers[session.marker] = "committed"
+        self.markers[session.marker] = outcome
 
     def insert_rolled_back(self, txid: str) -> str:
         """A resolver's row, committed at once: ``inserted``, ``duplicate`` or ``locked``."""

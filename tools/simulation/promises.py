@@ -46,7 +46,8 @@ def check_promises(shared: Shared, told: Told) -> Visible:
 
 
 def _check_settled(node: Node) -> None:
-    in_doubt = [number for number, t in node.state.transactions.items() if t.state is TransactionState.PREPARED]
+    unsettled = (TransactionState.PREPARED, TransactionState.PLACING)
+    in_doubt = [number for number, t in node.state.transactions.items() if t.state in unsettled]
     if in_doubt:
         raise Violation(f"P5: in doubt after healing: {sorted(in_doubt)}")
     if node.state.decisions.incomplete:

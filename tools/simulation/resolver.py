@@ -43,7 +43,7 @@ class Resolver(Process):
             elif step is proof.Step.READ:
                 found = {
                     "committed": proof.Found.COMMITTED, "rolled-back": proof.Found.ROLLED_BACK,
-                    None: proof.Found.FAILED,
+                    "outboxed": proof.Found.ROLLED_BACK, None: proof.Found.FAILED,
                 }[database.markers.get(txid)]  # fmt: skip
             else:
                 found = yield from self._tell(step is proof.Step.REPORT_COMMIT, txid)

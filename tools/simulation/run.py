@@ -27,6 +27,7 @@ from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.simulated.clock import SimRandom
 from txmq.xa.last_resource import proof
 
+from . import outbox
 from .acknowledged import TOPIC as ACKNOWLEDGED
 from .acknowledged import AcknowledgedReader
 from .application import Application, Program, ResolverProgram, watched_prove
@@ -203,7 +204,7 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
         topic = world.rng.choice(sorted(name for name in shared.history.topics if name != "temporary"))
         broker.feed = Load(shared, topic).feed
         world.run(ALONE_S if world.is_endless else world.rng.choice((0.0, ALONE_S)))
-    clients = [Client(shared, f"c{n}") for n in range(world.rng.randint(0, 3))]
+    clients = [Client(shared, f"c{n}") for n in range(world.rng.randint(0, 3))] + outbox.population(shared, SECONDS)
     resolvers = [Resolver(shared, f"r{n}") for n in range(world.rng.randint(1, 2))]
     members = [
         Member(shared, told.consumption, f"m{n}{group}", group)

@@ -37,6 +37,8 @@ SITUATIONS = frozenset(
         "a real consumer acknowledged in a transaction",
         "a member slept", "a partition was handed over", "a fenced save was refused", "an offset was saved",
         "a fenced ack rolled its transaction back", "an offset was saved by a transaction",
+        "messages went into an outbox", "a row was drained", "a drainer was paused", "a drainer was out of turn",
+        "a drained row has no answer", "a row waited for its place",
         "endless load", "read behind its acknowledgement",
         "bit flip written over by redo", "bit flip in the journal without effect",
     }

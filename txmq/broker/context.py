@@ -17,8 +17,7 @@ from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.check_backs import CheckBacks
 from txmq.broker.state.deadlines import Deadlines
-from txmq.broker.state.identity import BrokerIdentity
-from txmq.broker.state.ids import Ids
+from txmq.broker.state.identity import BrokerIdentity, Ids
 from txmq.broker.state.membership import Membership
 from txmq.broker.state.pending_groups import PendingGroups
 from txmq.broker.state.resources import Resources
@@ -62,6 +61,7 @@ class Counters:
     heuristics: int = 0
     shown_before_rows: int = 0
     checks: int = 0
+    drained: int = 0
 
 
 @dataclass(slots=True, eq=False)

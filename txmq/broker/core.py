@@ -25,8 +25,7 @@ from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.view import ClusterView, RegistryState
 from txmq.broker.commit.commit_group import Answer, CommitGroup
 from txmq.broker.context import Context, Read
-from txmq.broker.state.identity import BrokerIdentity
-from txmq.broker.state.ids import Ids
+from txmq.broker.state.identity import BrokerIdentity, Ids
 from txmq.broker.state.state import State
 from txmq.broker.verbs import (
     check_backs,
@@ -46,6 +45,7 @@ from txmq.errors import (
     BrokerError,
     FencedError,
     InvariantError,
+    OutOfTurnError,
     StaleTopicError,
     TransactionConflictError,
     UnknownQueryError,
@@ -58,7 +58,7 @@ from txmq.protocol.requests import Request, Violation
 from txmq.registry.port import Home, Leadership, TopicMap
 from txmq.runtime.ports import Random
 
-_TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError)
+_TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError, OutOfTurnError)
 REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes
 ANSWERED_BYTES_A_TURN = 64 << 10  # the same: an outcome asked a thousand times has as many lines as its commit had
 

@@ -116,9 +116,11 @@ _TABLE = (
     ),
     Verb(
         b"commit", ("txid",),
-        {b"delayable": "flag", b"heuristic": "text", b"homes": "text", b"floor": "long", **_STREAMED}, has_body=True,
-        number_max=_STREAMED_MAX,
-        teaches="decide a local transaction, or settle a prepared one",
+        {
+            b"delayable": "flag", b"heuristic": "text", b"homes": "text", b"drained": "hex32", b"number": "long",
+            b"row": "text", b"uuid": "hex32", b"floor": "long", **_STREAMED,
+        }, has_body=True, number_max=_STREAMED_MAX,
+        teaches="decide a local transaction, or settle a prepared one; drained: a row of a database's outbox",
     ),
     Verb(
         b"decide", ("txid",), {b"branches": "number", b"homes": "text", b"floor": "long", **_STREAMED}, has_body=True,
@@ -149,6 +151,10 @@ _TABLE = (
         teaches="list transactions in doubt, oldest first",
     ),
     Verb(b"parts", ("txid",), {b"after": "number"}, teaches="the messages of a prepared transaction"),
+    Verb(
+        b"drained", ("series",), {b"from": "long"},
+        teaches="how far an outbox is drained: the last number, and the newest rows",
+    ),
     Verb(b"forget", ("txid",), teaches="forget a heuristic outcome"),
     Verb(
         b"checks", ("group",), {b"limit": "number", b"wait": "number"},

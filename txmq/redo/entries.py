@@ -48,6 +48,8 @@ Bodies::
     31 PLACE_AWAITED  as PREPARED: a transaction is decided, its messages wait for earlier transactions to be placed
     32 REPORTED       JSON: the home that decided a transaction knows that this home has placed its part, or an operator
                       has given that home up (fact)
+    33 DRAINED        JSON: a transaction has taken the next number of an outbox series; its decision stands in the same
+                      record
 """
 
 from __future__ import annotations
@@ -88,6 +90,7 @@ SESSIONS_AT_REST: Final = 29
 REGISTERED: Final = 30
 PLACE_AWAITED: Final = 31
 REPORTED: Final = 32
+DRAINED: Final = 33
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -96,7 +99,7 @@ NAMES: Final = {
     FORGOTTEN: "forgotten", SAVED: "saved", HANDED_OVER: "handed-over", GROUP_DELETED: "group-deleted",
     QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
-    REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported",
+    REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", DRAINED: "drained",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences

@@ -53,6 +53,7 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.REGISTERED, {"epoch": 2}),
         entries.encode_place_awaited(1, 5, b'{"kind": "local"}'),
         entries.json_entry(entries.REPORTED, {"session": 1, "counter": 6}),
+        entries.json_entry(entries.DRAINED, {"series": "5e", "number": 1}),
     ]
     for sample in samples:
         journal.append(sample)

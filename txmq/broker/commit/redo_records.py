@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from txmq.broker.state.decisions import Name
+from txmq.broker.state.outboxes import DrainedRow
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.state import Places, State
 from txmq.broker.state.transaction import PreparedPart, Transaction
@@ -93,6 +94,10 @@ class Redo:
             self._redo_group(kind, json.loads(bytes(body)))
         elif kind in (entries.EPOCH_DRAWN, entries.QUERY_OPENED, entries.BATCH_COMMITTED, entries.QUERY_DELETED):
             self._redo_query(kind, body)
+        elif kind == entries.DRAINED:
+            fields = json.loads(bytes(body))
+            taken = DrainedRow(fields["row"], fields["session"], fields["counter"])
+            self._state.outboxes.take(fields["series"], fields["number"], taken)
         elif kind == entries.ROLLED_BACK:
             settled = entries.decode_rolled_back(body)
             self._state.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)

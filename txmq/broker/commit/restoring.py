@@ -37,6 +37,7 @@ def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles) -> N
     state.saved.generation_floor = snapshot.get("generation_floor", 0)
     state.queries.restore(snapshot.get("queries") or Queries().snapshot())
     state.registration.restore(snapshot.get("registration"))
+    state.outboxes.restore(snapshot.get("outboxes", ()))
     _derive(state)
 
 

@@ -82,12 +82,14 @@ class CommitOrder:
                 return True
         return False
 
-    def must_queue(self, collisions: Iterable[Collision]) -> bool:
-        """Whether messages that are decided now collide with a transaction in the common queues."""
-        if not self.in_common:
+    def must_queue(self, collisions: Iterable[Collision], uuid: str = _COMMON) -> bool:
+        """Whether messages that are decided now collide with a transaction in the common queues, or a resource's."""
+        if self._is_together:
+            uuid = _COMMON
+        if uuid == _COMMON and not self.in_common:
             return False
         for topic_id, partition, key in collisions:
-            place = _COMMON, topic_id, partition
+            place = uuid, topic_id, partition
             if key == ANY_KEY:
                 if place in self._by_place:
                     return True

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from txmq.broker.state import branch_parts, decisions, group_offsets, session, transaction, visibility
+from txmq.broker.state import branch_parts, decisions, group_offsets, outboxes, session, transaction, visibility
 from txmq.log import partition
 from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic
@@ -65,6 +65,7 @@ class FrozenState:
     generation_floor: int
     queries: dict[str, Any]
     registration: dict[str, Any] | None
+    outboxes: Packed
 
     def sections(self) -> Iterator[tuple[str, Any]]:
         """Name and value of each; an iterator stands for a long list."""
@@ -88,6 +89,8 @@ class FrozenState:
             yield "registration", self.registration
         if any(self.branch_parts):  # with several homes only
             yield "branch_parts", _rows(self.branch_parts, branch_parts.FROZEN_FIELDS, list)
+        if any(self.outboxes):
+            yield "outboxes", _rows(self.outboxes, outboxes.FROZEN_FIELDS, list)
 
     def transaction_names(self) -> set[tuple[int, int]]:
         """Session and counter of each transaction; to be asked before ``encode``, which lets go of them."""

@@ -23,6 +23,7 @@ from txmq.broker.state.decisions import Name, XADecision, XADecisions
 from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed, packed
 from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.in_doubt_index import InDoubtIndex
+from txmq.broker.state.outboxes import Outboxes
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.registration import Registration
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
@@ -82,7 +83,7 @@ class State:
         self.decisions = XADecisions()
         self.branch_parts = BranchParts()
         self.saved = SavedGroups()
-        self.queries = Queries()
+        self.queries, self.outboxes = Queries(), Outboxes()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
 
     def new_topic_id(self) -> int:
@@ -396,10 +397,8 @@ class State:
         """
         return FrozenState(
             numbers={
-                "next_topic_id": self.topics.next_id,
-                "next_session": self.next_session,
-                "next_order": self.next_order,
-                "epoch": self.epoch,
+                "next_topic_id": self.topics.next_id, "next_session": self.next_session,
+                "next_order": self.next_order, "epoch": self.epoch,
             },
             topics=list(self.topics),
             placed=dict(self.placed),
@@ -414,7 +413,8 @@ class State:
             generation_floor=self.saved.generation_floor,
             queries=self.queries.snapshot(),
             registration=self.registration.snapshot(),
-        )
+            outboxes=packed(self.outboxes.freeze()),
+        )  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
         """The same, JSON-able: what ``restore`` takes."""

@@ -29,6 +29,7 @@ from txmq.broker.state.transaction import (
 )
 from txmq.broker.verbs import check_backs, placing, session_expiry, turns
 from txmq.broker.verbs.branches import stated
+from txmq.broker.verbs.outbox import drained
 from txmq.broker.verbs.transaction_checks import (
     check_streamed,
     floor_of,
@@ -122,6 +123,9 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     _, arguments, extensions, body, opaque = request
     txid, session = locate(context, arguments[0])
     given = extensions or {}
+    if not given.keys().isdisjoint(drained.WORDS):
+        drained.commit(context, client, request)
+        return
     event = TransactionEvent.COMMIT_PARTS if body or b"homes" in given else TransactionEvent.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)
     floor = floor_of(given, client, session)

@@ -115,6 +115,8 @@ def transaction_figures(context: Context) -> dict[str, Value]:
         "heuristics_kept": len(decisions.heuristics),
         "shown_before_rows": context.counters.shown_before_rows,
         "queries": len(context.state.queries.named),
+        "outbox_series": len(context.state.outboxes.series),
+        "drained": context.counters.drained,
         "half_checks": context.counters.checks,
         "payload_bytes": context.state.payload_bytes,
         "outcomes_kept": sum(len(s.outcomes) for s in context.state.sessions.values()),

@@ -19,6 +19,7 @@ from txmq.broker.verbs import (
 )
 from txmq.broker.verbs.cluster.describe import cluster
 from txmq.broker.verbs.group import group as groups
+from txmq.broker.verbs.outbox.drained import drained
 from txmq.broker.verbs.parts import parts
 from txmq.broker.verbs.put import put
 from txmq.broker.verbs.query import query
@@ -40,6 +41,7 @@ VERBS: dict[bytes, Verb] = {
     b"decide": decide.decide,
     b"complete": decide.complete,
     b"forget": decide.forget,
+    b"drained": drained,
     b"recover": recover.recover,
     b"parts": parts,
     b"checks": check_backs.checks,
@@ -67,6 +69,6 @@ VERBS_BEFORE_LEADING = {
 LONG_ANSWERS = frozenset(
     {
         b"get", b"meta", b"recover", b"parts", b"checks", b"group", b"query", b"resource", b"topic", b"cluster",
-        b"stats", b"help",
+        b"stats", b"help", b"drained",
     }
 )  # fmt: skip

@@ -17,23 +17,30 @@ from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 
 
-def must_queue(context: Context, transaction: Transaction | None, fresh: list[Part], keys: list[Keys]) -> bool:
-    """Whether a decision's messages wait for earlier transactions of their keys (``commit_order``)."""
-    if not context.state.order.in_common:
+def must_queue(
+    context: Context, transaction: Transaction | None, fresh: list[Part], keys: list[Keys], uuid: str = ""
+) -> bool:
+    """Whether a decision's messages wait for earlier transactions of their keys (``commit_order``).
+
+    Args:
+        uuid: of a resource, whose prepared transactions come first.
+    """
+    if not uuid and not context.state.order.in_common:
         return False
     streamed = transaction.parts if transaction is not None else []
     places = [(part.topic_id, part.partition) for part in streamed]
     places += [(partition.topic_id, partition.number) for _, partition, *_ in fresh]
     stated: list[Keys] = [*[ANY_KEY] * len(streamed), *keys]
-    return _must_queue(context, places, stated)
+    return _must_queue(context, places, stated, uuid)
 
 
-def _must_queue(context: Context, places: list[tuple[int, int]], keys: list[Keys]) -> bool:
-    return context.state.order.must_queue(
+def _must_queue(context: Context, places: list[tuple[int, int]], keys: list[Keys], uuid: str = "") -> bool:
+    collisions = (
         (*place, key)
         for place, listed in zip(places, keys, strict=True)
         for key in ([ANY_KEY] if isinstance(listed, str) else listed)
     )
+    return context.state.order.must_queue(collisions, uuid)
 
 
 def decide_in_turn(
@@ -42,11 +49,11 @@ def decide_in_turn(
 ) -> bytes:  # fmt: skip
     """Journal and fold a decision at once; its messages are placed with it, unless they wait for their turn."""
     if must_queue(context, transaction, fresh, keys):
-        return _await_place(context, name, transaction, fresh, keys, {"kind": kind, "floor": floor, **meta})
+        return await_place(context, name, transaction, fresh, keys, {"kind": kind, "floor": floor, **meta})
     return decide(context, name, floor, transaction, fresh, meta)
 
 
-def _await_place(
+def await_place(
     context: Context,
     name: Name,
     transaction: Transaction | None,
@@ -57,7 +64,7 @@ def _await_place(
     """Journal and fold a decision whose messages wait for their place. Nothing here can refuse.
 
     Args:
-        meta: kind, floor, decided_ms, client; branches and homes if there are any; offsets.
+        meta: kind, floor, decided_ms, client; branches and homes if there are any; offsets; uuid of an outbox's row.
 
     Returns:
         The answer: what waits.

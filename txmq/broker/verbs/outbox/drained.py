@@ -1,0 +1,144 @@
+"""``commit`` with ``drained=``, which takes the next number of an outbox series, and the verb ``drained``.
+
+The database has committed the row, so nothing is in doubt: number and decision are one record. The messages wait behind
+transactions of the same resource, partition and key that were prepared before. The number is taken all the same, and
+the next one may be; only the answer waits. A drainer removes the row when it is answered. Until then whichever
+transaction was prepared before sees the row when it inserts its marker, and so cannot commit behind it unseen.
+
+Invariants:
+    * of a number that is not the next one, nothing is journaled;
+    * whether a number is taken is told when its record is durable, that its messages are placed when that is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.state.outboxes import SERIES_MAX, DrainedRow, OutboxSeries
+from txmq.broker.state.transaction import Action, TransactionEvent, next_action
+from txmq.broker.verbs import placing, turns
+from txmq.broker.verbs.transaction_checks import (
+    check_streamed,
+    floor_of,
+    locate,
+    refusal,
+    refuse_over_limits,
+    refuse_over_outcomes,
+    require_owner,
+    state_of,
+)
+from txmq.errors import BadRequestError, OutOfTurnError, OverloadedError
+from txmq.model import TransactionKind
+from txmq.protocol.grammar import is_hex32
+from txmq.protocol.parts import split_parts
+from txmq.protocol.requests import Request
+from txmq.redo import entries
+from txmq.runtime.crashpoints import crash_point
+
+WORDS = frozenset({b"drained", b"number", b"row", b"uuid"})
+_WITH_THEM = WORDS | {b"floor"}
+_ROW = re.compile(r"[0-9a-z-]{1,64}\Z")
+
+
+class _Stated(NamedTuple):
+    series: str
+    number: int
+    row: str
+    uuid: str
+
+
+def commit(context: Context, client: ClientConnection, request: Request) -> None:
+    """Take the messages of an outbox's row, if its number is the next one; or tell what became of them."""
+    _, arguments, extensions, body, opaque = request
+    given = extensions or {}
+    stated = _stated(given)
+    txid, session = locate(context, arguments[0])
+    require_owner(client, session)
+    series = context.state.outboxes.series.get(stated.series)
+    last = series.last if series is not None else 0
+    if series is not None and stated.number <= last:
+        _answer_again(context, client, opaque, series, stated)
+        return
+    if stated.number != last + 1:
+        raise _out_of_turn(stated, last)
+    if series is None and len(context.state.outboxes.series) >= SERIES_MAX:
+        raise OverloadedError(f"{SERIES_MAX} outbox series are known: one is begun only behind a restored database")
+    action = next_action(state_of(context, session, txid.counter), TransactionEvent.COMMIT_PARTS)
+    if action is not Action.DECIDE:
+        raise refusal(Action.REFUSE_CONFLICT if action is Action.REPEAT else action, arguments[0])
+    check_streamed(context.state.transactions.get((session.number, txid.counter)), {})
+    parts, keys = placing.check_parts(context, split_parts(body or b""))
+    refuse_over_limits(context, None, parts)
+    floor = floor_of(given, client, session)
+    refuse_over_outcomes(context, session, floor)
+    _take(context, stated, DrainedRow(stated.row, session.number, txid.counter))
+    _place(context, client, opaque, (session.number, txid.counter), floor, stated, parts, keys)
+
+
+def drained(context: Context, client: ClientConnection, request: Request) -> None:
+    """Tell how far a series is taken: its last number, and the rows of the newest ones."""
+    _, arguments, extensions, _body, opaque = request
+    if not is_hex32(arguments[0]):
+        raise BadRequestError("drained needs a series: 32 hex")
+    series = context.state.outboxes.series.get(arguments[0].decode()) or OutboxSeries()
+    start = int((extensions or {}).get(b"from", 0))
+    rows = {str(number): taken.row for number, taken in series.behind(start)}
+    context.answer_from_state(client, opaque, json.dumps({"last": series.last, "rows": rows}).encode())
+
+
+def _stated(given: dict[bytes, bytes]) -> _Stated:
+    if not given.keys() >= WORDS or given.keys() - _WITH_THEM:
+        raise BadRequestError("commit of an outbox's row has drained=, number=, row=, uuid=, perhaps floor=, no more")
+    row, number = given[b"row"].decode(), int(given[b"number"])
+    if _ROW.match(row) is None or not number:
+        raise BadRequestError("number= is from 1, and row= has 1 to 64 of 0-9 a-z -")
+    return _Stated(given[b"drained"].decode(), number, row, given[b"uuid"].decode())
+
+
+def _out_of_turn(stated: _Stated, last: int) -> OutOfTurnError:
+    return OutOfTurnError(f"number {stated.number} of outbox series {stated.series}: the next is {last + 1}")
+
+
+def _answer_again(
+    context: Context, client: ClientConnection, opaque: bytes, series: OutboxSeries, stated: _Stated
+) -> None:
+    taken = series.at(stated.number)
+    if taken is None or taken.row != stated.row:
+        raise _out_of_turn(stated, series.last)
+    name = (taken.session, taken.counter)
+    waiting, session = context.state.transactions.get(name), context.state.sessions.get(taken.session)
+    if waiting is not None:
+        turns.commit_in_order(context, waiting, client, opaque, 0, is_delayable=False)
+    elif session is not None and session.outcomes.get(taken.counter) is not None:
+        context.answer_from_state(client, opaque, placing.kept_lines(context, session, taken.counter))
+    else:
+        context.answer_from_state(client, opaque, b"")
+
+
+def _take(context: Context, stated: _Stated, taken: DrainedRow) -> None:
+    fields = {"series": stated.series, "number": stated.number, **taken._asdict()}
+    context.group.add_entry(entries.json_entry(entries.DRAINED, fields))
+    context.state.outboxes.take(stated.series, stated.number, taken)
+    context.counters.drained += 1
+    crash_point("broker.outbox.taken")
+
+
+def _place(
+    context: Context, client: ClientConnection, opaque: bytes, name: tuple[int, int], floor: int, stated: _Stated,
+    parts: list[placing.Part], keys: list[placing.Keys],
+) -> None:  # fmt: skip
+    """Place the messages in the record of the number, or let them wait for their turn."""
+    if not turns.must_queue(context, None, parts, keys, stated.uuid):
+        context.answer_when_durable(client, opaque, placing.commit(context, *name, floor, None, parts))
+        return
+    meta: dict[str, Any] = {
+        "kind": TransactionKind.LOCAL.value, "floor": floor, "decided_ms": context.now_ms, "client": client.name,
+        "uuid": stated.uuid, "drained": stated.series, "number": stated.number, "row": stated.row,
+    }  # fmt: skip
+    turns.await_place(context, name, None, parts, keys, meta)
+    context.group.needs_sync = True
+    turns.commit_in_order(context, context.state.transactions[name], client, opaque, floor, is_delayable=False)
