@@ -25,7 +25,7 @@ Bare = dict[str, float]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; 1 if something failed or a promise was missed."""
+    """Run it; 1 if something failed or a promise was missed, 130 if it was interrupted."""
     options = _parse(arguments)
     peers = [peer for peer in PEERS if not options.peers or any(name in peer.name for name in options.peers)]
     works = [name for name in WORK_NAMES if not options.works or name in options.works]
@@ -36,13 +36,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         machine, bare = facts(Path(name)), bare_limits(Path(name))
         started = time.monotonic()
         results: list[Result] = []
+        interrupted = False
         try:
-            run(Plan(peers, works, rounds, seconds, Path(name)), results, lambda text: console.print(f"[dim]{text}[/]"))
+            plan = Plan(peers, works, rounds, seconds, Path(name))
+            at_rest = run(plan, results, lambda text: console.print(f"[dim]{text}[/]"))
+            machine["all servers at rest"] = f"{100 * at_rest:.0f} % of a processor"
         except KeyboardInterrupt:
+            interrupted = True
             console.print("interrupted: what follows was measured until then")
     results += shares({result.row.name: result for result in results}, peers)
     _keep(results, machine, bare, options.directory, peers)
     console.print(f"{rounds} rounds took {time.monotonic() - started:.0f} s")
+    if interrupted:
+        return 130
     return int(any(result.verdict in ("MISS", "failed") for result in results))
 
 

@@ -6,6 +6,7 @@ subtracted.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -32,7 +33,7 @@ class Helper:
     def __init__(self, work: Callable[..., None], *arguments: object) -> None:
         context = get_context("spawn")  # this process has threads
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
+        self.process = context.Process(target=_begin, args=(work, theirs, *arguments), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -59,6 +60,12 @@ class Helper:
         self.process.join(END_S_MAX)
         self.process.kill()
         self.process.join()
+
+
+def _begin(work: Callable[..., None], *arguments: object) -> None:
+    """Ctrl-C is the measuring process's: it ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work(*arguments)
 
 
 @contextmanager

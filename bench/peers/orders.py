@@ -7,10 +7,9 @@ last message has arrived, with everything running: service, database, broker, re
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -28,9 +27,11 @@ from txmq.xa import LastResource
 
 THREADS = (1, CALLERS)
 RATE_FIRST = 100  # orders before the clock starts: a database that has just started is slow for its first commits
+CPU_PARTS = ("CPU: service", "CPU: database", "CPU: broker", "CPU: relay")
 UNITS = {
     "rate, 1 thr": "orders/s", f"rate, {CALLERS} thr": "orders/s", **LATENCY_UNITS,
     f"p50, {CALLERS} thr": "ms", f"p99, {CALLERS} thr": "ms", "CPU": "us/order",
+    **dict.fromkeys(CPU_PARTS, "us/order"),
 }  # fmt: skip
 
 Order = Callable[[int], float]  # does the order of this number; when its COMMIT had returned
@@ -53,13 +54,13 @@ class Service:
     Attributes:
         make: makes the work of one thread.
         arrived: None if no message is moved.
-        pids: the processes that share the work, beside this one and the reader's.
+        pids: the processes that share the work beside this one, by the names of ``CPU_PARTS``; not the reader's.
         around: what is done before and behind each measure.
     """
 
     make: Callable[[], Order]
     arrived: Arrived | None
-    pids: Callable[[], list[int]]
+    pids: Callable[[], Mapping[str, Sequence[int]]]
     around: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
@@ -82,7 +83,7 @@ def last_resource(peer: Peer, running: Running, database: Database, stack: ExitS
         return last.moment
 
     arrived = stack.enter_context(arrivals(peer, running.address))
-    return Service(lambda: order, arrived, lambda: [*running.pids(), *_server(database)])
+    return Service(lambda: order, arrived, lambda: {**_server(database), "CPU: broker": running.pids()})
 
 
 def outbox(peer: Peer, running: Running, database: Database, stack: ExitStack, poll_s: float = POLL_S) -> Service:
@@ -90,8 +91,9 @@ def outbox(peer: Peer, running: Running, database: Database, stack: ExitStack, p
     arrived = stack.enter_context(arrivals(peer, running.address))
     moving = stack.enter_context(helper(relay, database.connect, database.claim, peer, running.address, poll_s))
 
-    def pids() -> list[int]:
-        return [*running.pids(), *_server(database), moving.process.pid or os.getpid()]
+    def pids() -> Mapping[str, Sequence[int]]:
+        own = {"CPU: broker": running.pids(), "CPU: relay": [moving.process.pid or 0]}
+        return {**_server(database), **own}
 
     @contextmanager
     def moved() -> Iterator[None]:
@@ -134,9 +136,9 @@ def _both_rows(database: Database) -> Order:
     return order
 
 
-def _server(database: Database) -> list[int]:
+def _server(database: Database) -> Mapping[str, Sequence[int]]:
     pid = database.pid()
-    return [] if pid is None else [pid]
+    return {} if pid is None else {"CPU: database": [pid]}
 
 
 def measured(service: Service, pace: Pace) -> Measure:
@@ -148,7 +150,8 @@ def measured(service: Service, pace: Pace) -> Measure:
 
     def measure() -> dict[str, float]:
         one, all_ = (_at_once(service, threads, counts[threads]) for threads in THREADS)
-        figures = {"rate, 1 thr": one["rate"], f"rate, {CALLERS} thr": all_["rate"], "CPU": all_["CPU"]}
+        figures = {"rate, 1 thr": one["rate"], f"rate, {CALLERS} thr": all_["rate"]}
+        figures |= {name: used for name, used in all_.items() if name.startswith("CPU")}
         if service.arrived is not None:
             figures |= latencies(delays(service.make(), paced, service.arrived))
             figures |= {f"{name}, {CALLERS} thr": all_[name] for name in ("p50", "p99")}
@@ -173,8 +176,7 @@ def _at_once(service: Service, threads: int, count: int) -> Figures:
     if service.arrived is not None:
         service.arrived.begin()
     committed: dict[int, float] = {}
-    pids = service.pids()
-    used_s = time.process_time() + sum(map(cpu_seconds, pids))
+    before = _cpu_seconds(service)
 
     def make() -> Callable[[], None]:
         order = service.make()
@@ -192,5 +194,10 @@ def _at_once(service: Service, threads: int, count: int) -> Figures:
         there = service.arrived.of(range(min(committed), max(committed) + 1))
         ended = max(there.values())
         spread = latencies(sorted(there[number] - moment for number, moment in committed.items()))
-    used_s = time.process_time() + sum(map(cpu_seconds, pids)) - used_s
-    return {"rate": len(committed) / (ended - started), "CPU": used_s / len(committed) * 1e6, **spread}
+    used = {name: (after - before[name]) / len(committed) * 1e6 for name, after in _cpu_seconds(service).items()}
+    return {"rate": len(committed) / (ended - started), "CPU": sum(used.values()), **used, **spread}
+
+
+def _cpu_seconds(service: Service) -> dict[str, float]:
+    others = {name: sum(map(cpu_seconds, pids)) for name, pids in service.pids().items()}
+    return {"CPU: service": time.process_time(), **others}

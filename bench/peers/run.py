@@ -7,6 +7,7 @@ What a peer does not have, or what is not installed, is a line with its reason.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from bench.peers.model import Peer, Running
 from bench.peers.syncs import syncs_of
 from bench.peers.works import WORKS, Pace, Work
 from bench.rows.databases import Database, mariadb
+from txmq.testing.bench.limits import cpu_seconds
 
 ROUNDS = 5
 SECONDS, QUICK_SECONDS = 1.0, 0.3
@@ -48,6 +50,13 @@ class Peers:
                 self.missing[peer.name] = str(error)
             except Exception as error:  # noqa: BLE001  one that does not start must not take the others' figures along
                 self.missing[peer.name] = f"did not start: {type(error).__name__}: {error}"[:200]
+
+    def at_rest(self, seconds: float) -> float:
+        """The share of one processor that all servers use while nothing is asked of them."""
+        pids = [pid for running in self.running.values() for pid in running.pids()]
+        before = sum(map(cpu_seconds, pids))
+        time.sleep(seconds)
+        return (sum(map(cpu_seconds, pids)) - before) / seconds
 
     def of(self, peer: Peer) -> Running:
         """The servers of a peer.
@@ -87,14 +96,19 @@ class Plan:
     directory: Path
 
 
-def run(plan: Plan, results: list[Result], say: Say) -> None:
-    """Measure into ``results``, in the order of works, then of peers; what there is stays when this is interrupted."""
+def run(plan: Plan, results: list[Result], say: Say) -> float:
+    """Measure into ``results``, in the order of works, then of peers; what there is stays when this is interrupted.
+
+    Returns:
+        The share of one processor that all servers together used at the end, when nothing was asked of them.
+    """
     with ExitStack() as stack:
         started = Peers(plan.peers, plan.directory, stack, say)
         for rows in groups(started, plan, stack):
             group = [Result(row) for row in rows]
             results += group
             alternate(group, plan, say)
+        return started.at_rest(plan.seconds)
 
 
 def groups(started: Peers, plan: Plan, stack: ExitStack) -> Iterator[Sequence[Row]]:
@@ -147,9 +161,14 @@ def _order_rows(started: Peers, database: Database | str, pace: Pace) -> Iterato
         return Row(name, f"row and message (MariaDB): {title}", opened, orders.UNITS)
 
     yield row(OUTBOX_ALONE, "row + outbox row in one commit, no message moved", orders.outbox_alone)
-    yield row(LAST_RESOURCE, "txmq last resource", lambda *given: orders.last_resource(OWN, started.of(OWN), *given))
+    if OWN in started.peers:
+        yield row(LAST_RESOURCE, "txmq last resource", partial(_with_last_resource, started))
     for peer in started.peers:
         yield row(relay_name(peer), f"outbox and relay into {peer.title}", partial(_with_relay, started, peer))
+
+
+def _with_last_resource(started: Peers, database: Database, stack: ExitStack) -> orders.Service:
+    return orders.last_resource(OWN, started.of(OWN), database, stack)
 
 
 def _with_relay(started: Peers, peer: Peer, database: Database, stack: ExitStack) -> orders.Service:

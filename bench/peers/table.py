@@ -9,6 +9,7 @@ from functools import partial
 from bench.model import Result
 from bench.page import Chart, Line
 from bench.peers.model import IN_FLIGHT, Peer
+from bench.peers.orders import CPU_PARTS
 from bench.peers.run import LAST_RESOURCE, ORDERS, OUTBOX_ALONE, SYNCS, relay_name, row_name
 from bench.peers.works import ALONE, CALLERS, DELIVERY, FLYING, TRANSACTIONS
 from txmq.testing.bench.limits import busy
@@ -47,6 +48,7 @@ _ORDERING = (
     Column("orders/s, 1 thread", ORDERS, ("rate, 1 thr",)),
     Column(f"{CALLERS} threads", ORDERS, (f"rate, {CALLERS} thr",)),
     Column("processor, us/order", ORDERS, ("CPU",)),
+    Column("service / database / broker / relay", ORDERS, CPU_PARTS),
     Column("commit to reader at a steady pace, p50 / p99, ms", ORDERS, ("p50", "p99")),
     Column(f"the same, {CALLERS} threads", ORDERS, (f"p50, {CALLERS} thr", f"p99, {CALLERS} thr")),
 )
@@ -91,10 +93,10 @@ def _only(name: str, _work: str) -> str:
 def _cell(result: Result | None, column: Column) -> str:
     if result is None:
         return ""
-    medians = [result.median(figure) for figure in column.figures]
-    if any(median is None for median in medians):
+    medians = [median for figure in column.figures if (median := result.median(figure)) is not None]
+    if not medians:
         return "none" if result.failure is None else "failed"
-    return " / ".join(amount(median) for median in medians if median is not None)
+    return " / ".join(map(amount, medians))
 
 
 def _rows(lines: Sequence[Sequence[str]]) -> str:
