@@ -35,7 +35,10 @@ def test_relay_moves_each_order_once(tmp_path: Path) -> None:
     assert min(figures[f"rate, {CALLERS} thr"], figures["p50"], figures["CPU"]) > 0
 
 
-def test_quick_run_leaves_table_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_leaves_table_page_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "bare_limits", lambda _: {})  # seconds of it, and tested elsewhere
     words = ["--quick", "--peers", "txmq-interval", "--works", "alone", "in-flight", "tx", "--directory", str(tmp_path)]
     assert program.main(words) == 0
     kept = {path.suffix: path for path in tmp_path.iterdir()}
