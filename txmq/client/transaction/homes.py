@@ -219,13 +219,14 @@ class RoutedTransaction(BrokerTransaction):
     """A transaction of a client that may have several homes.
 
     Attributes:
+        commits: those of the deciding home that are not answered yet.
         branches: its parts at other homes than the one that decides.
     """
 
-    home: BranchHome
-
     def __init__(self, client: BranchClient, clock: Clock, timeout_s: float) -> None:
-        super().__init__(client.routes.any_link(), clock, timeout_s)
+        home = client.routes.any_link()
+        super().__init__(home, clock, timeout_s)
+        self.commits = home.branch_commits
         self._routes, self.on_other_topic = client.routes, client.routes.forget_topics
         self._has_homes = False
         self._own_acks: SavedOffsets | None = None
@@ -280,7 +281,7 @@ class RoutedTransaction(BrokerTransaction):
 
         Raises RolledBackError: they are not answered before the deadline. Brokers with a registry see to that order.
         """
-        commits = self.home.branch_commits
+        commits = self.commits
         if not (commits and self._routes.is_lone):
             return
         slots = [slot for slot in messages.slots() if commits.holds(slot, uuid)]
@@ -299,13 +300,13 @@ class RoutedTransaction(BrokerTransaction):
         return owners
 
     def _go_to(self, home: BranchHome) -> None:
-        before = self.home, self._control, self._is_attached
-        self.home, self._control, self._is_attached = home, home.control, False
+        before = self.home, self.commits, self._control, self._is_attached
+        self.home, self.commits, self._control, self._is_attached = home, home.branch_commits, home.control, False
         try:
             self.reach()
             attach_for_caller(self)
         except RolledBackError:
-            self.home, self._control, self._is_attached = before
+            self.home, self.commits, self._control, self._is_attached = before
             raise
 
     def _branch_at(self, home: Broker) -> HomeBranch | None:
@@ -386,7 +387,7 @@ class RoutedTransaction(BrokerTransaction):
     def pending_homes(self) -> tuple[str, ...]:
         """Homes that could not be told of the decision yet, or have yet to place their part, as far as is known."""
         if self._waiting is not None:
-            self.home.branch_commits.look()
+            self.commits.look()
         here = (_name_of_home(self.txid),) if self._waiting is not None and self._waiting.lines is None else ()
         return (*here, *(name for branch in self.branches if (name := branch.pending) is not None))
 
@@ -395,7 +396,7 @@ class RoutedTransaction(BrokerTransaction):
         slots = {(line.topic, line.partition) for line in lines if line.base_offset is None}
         if slots:
             self._waiting = WaitingPlace(self, slots, super().finished)
-            self.home.branch_commits.add(self._waiting)
+            self.commits.add(self._waiting)
 
     def gather(self, lines: Sequence[PartResult], deadline: float) -> list[PartResult]:
         """The places of all parts: waits for those that have none yet, and for the homes that were told.
@@ -407,7 +408,7 @@ class RoutedTransaction(BrokerTransaction):
         waiting = self._waiting
         if waiting is not None:
             with suppress(TxmqError):
-                self.home.branch_commits.wait_for(waiting, deadline)
+                self.commits.wait_for(waiting, deadline)
             lines = waiting.lines or lines
         return [*lines, *(line for branch in self.branches for line in branch.gather(deadline))]
 

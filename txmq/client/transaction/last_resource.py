@@ -228,13 +228,13 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     def _send_commit(self) -> LastResourceEvent:
         is_written = self.write_commits()
         crash_point("client.tx.commit_sent")
-        self._broker.home.branch_commits.take_first()
+        self._broker.commits.take_first()
         return LastResourceEvent.COMMIT_WRITTEN if is_written else LastResourceEvent.COMMIT_LEFT
 
     def write_commits(self) -> bool:
         """Tell every home of the decision, without any wait; whether all could be written. Once is enough."""
         if self._is_written is None:
-            commit, commits = self.commit, self._broker.home.branch_commits
+            commit, commits = self.commit, self._broker.commits
             for home in self.homes:
                 home.on_told = partial(self._on_told, home)
                 if home.state is not BranchState.COMMITTED:
@@ -257,7 +257,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     @property
     def unwritten(self) -> tuple[str, ...]:
         """Where the decision could not be written yet: "broker" for the home of the id, or the name of another one."""
-        commit, commits = self.commit, self._broker.home.branch_commits
+        commit, commits = self.commit, self._broker.commits
         if commit is None:
             return ()
         if not commit.is_told():
@@ -273,7 +273,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             return None
         if not commit.is_told():
             with suppress(TxmqError):
-                self._broker.home.branch_commits.wait_for(commit, deadline)
+                self._broker.commits.wait_for(commit, deadline)
             commit.is_late = not commit.is_told()
         if commit.lines is not None:
             self.lines = self._broker.gather(commit.lines, deadline)

@@ -65,7 +65,7 @@ class LastResourceBlock:
         """("broker",) while the decision has yet to reach the broker, and other homes that it has yet to reach."""
         commit = self.run.commit
         if commit is not None and commit.lines is None:
-            self._broker.home.branch_commits.look_closely()
+            self._broker.commits.look_closely()
         return self.run.unwritten
 
     @property
@@ -89,7 +89,7 @@ class LastResourceBlock:
     def _make_room(self) -> None:
         broker = self._broker
         try:
-            broker.home.branch_commits.make_room(broker.deadline)
+            broker.commits.make_room(broker.deadline)
         except TxmqError as error:
             text = f"the broker has yet to answer to too many transactions of this client: {error}"
             raise RolledBackError(text, None) from error
@@ -155,7 +155,7 @@ class LastResourceBlock:
         """Leave the rest to the answers, and what is not written to the resolver."""
         run = self.run
         run.write_commits()  # also if an interrupt came first
-        self._resolver.tell(self._broker.home.branch_commits)
+        self._resolver.tell(self._broker.commits)
         for home in run.homes:
             self._resolver.tell(home.commits)
         if state is LastResourceState.COMMITTED_PENDING:
