@@ -160,7 +160,7 @@ class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the drive
         super().send_query(query)
 
     def next_result(self) -> int:
-        if self.loses and isinstance(self._last, str) and self._last.startswith("COMMIT;"):
+        if self.loses and isinstance(self._last, str) and self._last.startswith("COMMIT AND CHAIN;"):
             raise MySQLdb.OperationalError(2013, self.loses.pop())
         return int(super().next_result())
 

@@ -1,10 +1,10 @@
 """One transaction's side in the database of a last resource: from BEGIN to its end.
 
 Through mysqlclient, statements that stand together go out in one packet (``mysql_server``), three round trips instead
-of six: the savepoint's release with the marker row; COMMIT with the next transaction's BEGIN and savepoint, so that a
-block that follows at once on the same connection of ours begins without asking (later, the server may have ended it:
-BEGIN is what notices). That block reads the results of those two. An empty transaction holds no locks and no
-snapshot.
+of six: the savepoint's release with the marker row; COMMIT AND CHAIN, which begins the next transaction, with that
+one's savepoint, so that a block that follows at once on the same connection of ours begins without asking (later, the
+server may have ended it: BEGIN is what notices). That block reads the savepoint's result. An empty transaction holds
+no locks and no snapshot.
 
 Invariants:
     * rows and marker are in one transaction, opened here, ended here;
@@ -101,7 +101,7 @@ class Branch:
         begun_at, session.begun_at = session.begun_at, float("-inf")
         if begun_at == session.begun_at:
             return False
-        discard_results(session.connection)
+        session.connection.next_result()  # not asked for one more: each asking gives the interpreter's lock away
         return self.resource.clock.monotonic() < begun_at + BEGUN_FRESH_S
 
     def _end_turn(self) -> None:
@@ -207,9 +207,9 @@ class Branch:
         if not (session.takes_packets and self._is_own):
             session.connection.commit()
             return
-        # Returns with COMMIT's own answer. The other two are read by the block that needs them: the decision is
-        # reported to the broker first.
-        session.connection.send_query(f"COMMIT; {session.table.dialect.begin}; SAVEPOINT {_SAVEPOINT}")
+        # Returns with COMMIT's own answer. The other one is read by the block that needs it: the decision is reported
+        # to the broker first.
+        session.connection.send_query(f"COMMIT AND CHAIN; SAVEPOINT {_SAVEPOINT}")
         crash_point("client.tx.db_commit_sent")
         session.connection.read_query_result()
         session.begun_at = self.resource.clock.monotonic()
