@@ -22,7 +22,7 @@ from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.fork_server import ForkServer, Process
 
 WAIT_S = 120.0
-SEED, COUNT = 7, 50
+SEED, COUNT, MORE = 7, 50, 10
 READER_POINTS = (
     "binlog.positions.created:1", "binlog.spool.appended:1", "binlog.tx.committed:1", "binlog.owner.taken:1",
     "binlog.topic.made:2", "binlog.spool.appended:9", "client.ordered.pinned:3", "client.ordered.flown:5",
@@ -38,11 +38,13 @@ def children() -> Iterator[ForkServer]:
         yield server
 
 
-def start(broker: BrokerProcess, name: str, spool: Path, crash: str = "") -> Process:
-    """A reader as a process."""
+def start(
+    broker: BrokerProcess, name: str, spool: Path, crash: str = "", *, count: int = COUNT, mode: str = "ordered"
+) -> Process:
+    """A reader as a process; in transactional mode its spool names the log alone."""
     command = [
-        sys.executable, "-m", "tests.services.binlog.reader_child", broker.address, name, str(SEED), str(COUNT),
-        str(spool),
+        sys.executable, "-m", "tests.services.binlog.reader_child", broker.address, name, str(SEED), str(count),
+        *((str(spool),) if mode == "ordered" else ()),
     ]  # fmt: skip
     environment = {**os.environ, VARIABLE: crash} if crash else dict(os.environ)
     return fork_server.start_logged(command, spool.with_suffix(".log"), environment)
@@ -62,6 +64,18 @@ def test_reader_killed_at_each_step_repeats_and_skips_nothing(shared_broker: Bro
             with Spool(spool, read_only=True) as left:
                 assert not left.summary()
             require_published(client, Script(SEED, COUNT), name)
+
+
+@pytest.mark.parametrize("mode", ["ordered", "transactional"])
+def test_killed_behind_its_release_it_is_out_of_date(shared_broker: BrokerProcess, tmp_path: Path, mode: str) -> None:
+    name, spool, other = f"released_{mode}", tmp_path / "spool", tmp_path / "other"
+    assert start(shared_broker, name, spool, "binlog.owner.released:1").wait(WAIT_S) == -signal.SIGKILL
+    assert start(shared_broker, name, other, count=COUNT + MORE, mode=mode).wait(WAIT_S) == 0
+    assert other.with_suffix(".log").read_text().splitlines()[-1] == "published"
+    assert start(shared_broker, name, spool, count=COUNT + MORE).wait(WAIT_S) == 1
+    assert "it is out of date, and nothing of it was sent" in spool.with_suffix(".log").read_text()
+    with txmq.connect(shared_broker.address) as client:
+        require_published(client, Script(SEED, COUNT + MORE), name)
 
 
 def test_reader_goes_on_without_broker_and_both_are_killed(tmp_path: Path) -> None:
