@@ -135,6 +135,7 @@ POINTS: Final[Mapping[str, str]] = {
     "binlog.owner.released": "broker: all changes, and a position without a spool; spool: empty, its notes are there",
     "binlog.apply.filled": "target: uncommitted rows with their partition's offset",
     "binlog.apply.committed": "target: the rows with their partition's offset; the consumer was not told",
+    "binlog.ddl.marked": "target: the mark of a swap has its first name; the statement is not noted as begun",
     "binlog.ddl.begun": "target: the statement is noted as begun, with its tables' definitions; nothing of it was run",
     "binlog.ddl.run": "target: the statement was run; its offsets, and that it is done, are not saved",
     "binlog.ddl.noted": "target: the statement was run, with its offsets in all partitions; no partition has gone on",

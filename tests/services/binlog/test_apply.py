@@ -182,13 +182,18 @@ def test_a_row_that_comes_and_goes_must_not_be_there(replica: Replica) -> None:
         replica.apply()
 
 
-def test_killed_behind_a_swap_does_not_swap_tables_back(replica: Replica) -> None:
+SWAP_POINTS = ("binlog.ddl.marked:1", "binlog.ddl.begun:1", "binlog.ddl.run:1", "binlog.ddl.noted:1")
+
+
+def test_killed_at_each_step_of_a_swap_swaps_once(replica: Replica) -> None:
+    swap = "RENAME TABLE a TO c, b TO a, c TO b; -- swapped"
     with replica.reader():
         replica.execute(
-            *(f"CREATE TABLE {name} (id INT PRIMARY KEY)" for name in "ab"), "INSERT INTO a VALUES (1)",
-            "RENAME TABLE a TO c, b TO a, c TO b; -- swapped", "INSERT INTO a VALUES (2)",
+            *(f"CREATE TABLE {name} (id INT PRIMARY KEY)" for name in "ab"), "INSERT INTO a VALUES (1)", swap,
+            "INSERT INTO a VALUES (2)", swap, "INSERT INTO a VALUES (3)", swap,
         )  # fmt: skip
-    assert replica.apply_child("binlog.ddl.run:3") == -signal.SIGKILL, replica.log.read_text()
+    for point in SWAP_POINTS:
+        assert replica.apply_child(point) == -signal.SIGKILL, (point, replica.log.read_text())
     assert replica.apply_child() == 0, replica.log.read_text()
     replica.require_equal()
     tables = replica.server.execute(f"SHOW TABLES FROM state_{replica.name}")

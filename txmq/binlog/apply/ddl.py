@@ -128,6 +128,7 @@ class TargetStatements:
         if not run(connection, begun, (self._group, gtid))[0]:
             run(connection, f"DROP TABLE IF EXISTS {', '.join(map(_quoted, self._marks))}")
             run(connection, f"CREATE TABLE {_quoted(self._marks[0])} (id INT)")
+            crash_point("binlog.ddl.marked")
 
     @contextmanager
     def _session(self) -> Iterator[Any]:
