@@ -12,6 +12,7 @@ import pytest
 from tools.crash.binlog.checker import Checker
 from tools.crash.binlog.decoded import binlog_files, read_binlog
 from tools.crash.binlog.directory import BinlogCampaignDirectory
+from tools.crash.binlog.lost import put_back
 from tools.crash.binlog.processes import REPLAY_OPTIONS
 from tools.crash.binlog.replay import Replay
 from tools.crash.binlog.table_check import TableCheck, TableDifference, lost_rows
@@ -23,6 +24,8 @@ TABLE, OTHER = "tab_text", "tab_bytes"
 FILL = (f"INSERT INTO {TABLE} (id, stamp) VALUES ('k1', 1), ('k2', 1), ('k3', 1)",
         f"INSERT INTO {OTHER} (id, stamp) VALUES ('a001', 1), ('a002', 1)")  # fmt: skip
 LAST = (f"UPDATE {TABLE} SET stamp = 2 WHERE id = 'K2'", f"DELETE FROM {OTHER} WHERE id = 'a002'")
+
+LAST_LOST = f"INSERT INTO {OTHER} (id, stamp) VALUES ('a002', 1)"
 
 
 class Sides:
@@ -46,6 +49,11 @@ class Sides:
     def _files(self) -> list[Path]:
         return binlog_files(self._world.source / "data")
 
+    @property
+    def first_files(self) -> list[Path]:
+        """Of the binlog: with all that the source had before anything was tested."""
+        return self._files[:1]
+
     def catch_up(self) -> None:
         """Replay what is new."""
         self.source.execute("FLUSH BINARY LOGS")
@@ -66,7 +74,7 @@ class Sides:
 @contextmanager
 def lost(server: MariaDB) -> Iterator[None]:
     """Within: its engine does not have the last transactions, as after a kill that it has not survived whole."""
-    _run_unlogged(server, f"UPDATE {TABLE} SET stamp = 1 WHERE id = 'k2'", FILL[1].replace("('a001', 1), ", ""))
+    _run_unlogged(server, f"UPDATE {TABLE} SET stamp = 1 WHERE id = 'k2'", LAST_LOST)
     yield
     _run_unlogged(server, *LAST)
 
@@ -113,8 +121,33 @@ def test_a_table_that_the_target_lost_is_a_finding(sides: Sides) -> None:
     assert found == {("C1", OTHER), ("C2", OTHER), ("C2", f"{OTHER}_moved")}
 
 
+def test_what_the_source_lost_is_put_back_unlogged(sides: Sides) -> None:
+    with lost(sides.source):
+        ((before,),) = sides.source.execute("SELECT @@gtid_binlog_pos")
+        assert put_back(sides.source, sides.first_files) == sides.gtids
+        assert sides.notes() == []
+        assert put_back(sides.source, sides.first_files) == []
+        assert sides.source.execute("SELECT @@gtid_binlog_pos") == [(before,)]
+        _run_unlogged(sides.source, LAST_LOST)
+        assert put_back(sides.source, sides.first_files) == sides.gtids[1:]
+        assert sides.notes() == []
+        _run_unlogged(sides.source, LAST_LOST)
+
+
+def test_what_one_phase_left_prepared_is_put_back(sides: Sides) -> None:
+    with lost(sides.source):
+        _run_unlogged(sides.source, *_prepared("one-phase", LAST[1]))
+        assert len(sides.source.execute("XA RECOVER")) == 1
+        assert put_back(sides.source, sides.first_files) == sides.gtids
+        assert sides.source.execute("XA RECOVER") == []
+        assert sides.notes() == []
+        _run_unlogged(sides.source, LAST_LOST)
+
+
 def test_prepared_rows_without_an_end_hold_up_nothing(sides: Sides) -> None:
-    change = f"UPDATE {TABLE} SET stamp = stamp + 10 WHERE id = 'k1'"
+    row = f"INSERT INTO {TABLE} (id, stamp) VALUES ('k9', %d)"
+    change = f"UPDATE {TABLE} SET stamp = stamp + 10 WHERE id = 'k9'"
+    _run(sides.source, row % 1)
     _run(sides.source, *_prepared("kept", change), "XA COMMIT 'kept'")
     _run(sides.source, *_prepared("empty"), "XA COMMIT 'empty'")
     _run(sides.source, *_prepared("left", change))
@@ -122,8 +155,8 @@ def test_prepared_rows_without_an_end_hold_up_nothing(sides: Sides) -> None:
     _run(sides.source, change)
     sides.catch_up()
     assert sides.notes() == []
-    assert [one.rows for one in sides.differences(sides.target) if one.rule == "C1"] == [((TABLE, "k1"),)]
-    sides.target.execute(f"UPDATE {TABLE} SET stamp = 21 WHERE id = 'k1'")
+    assert [one.rows for one in sides.differences(sides.target) if one.rule == "C1"] == [((TABLE, "k9"),)]
+    sides.target.execute(row % 21)
     assert sides.differences(sides.target) == []
 
 

@@ -86,8 +86,7 @@ class Victims(ABC):
         ordered = sorted(fault.victims, key=_rank)
         getattr(self, f"_{fault.kind}")([self.named(name) for name in ordered], fault)
 
-    @staticmethod
-    def _kill(victims: Sequence[Victim], fault: Fault) -> None:
+    def _kill(self, victims: Sequence[Victim], fault: Fault) -> None:
         for victim in victims:
             victim.kill()
         pause(fault.away_s)

@@ -12,6 +12,7 @@ come to the target. Every ``check_every`` cycles the load comes to rest, and thr
 * nothing ended by itself.
 
 What the source itself does not have of its binlog is noted, and is no finding: a killed server's engine has lost it.
+When the source is started again that is put back (``lost``), before the load goes on.
 
 Then a new sync begins, with topics of its own and an empty target: transactional and ordered in turn, of which the
 first is the seed's.
@@ -32,7 +33,7 @@ from pathlib import Path
 
 import txmq
 from tools.crash.binlog.checker import Checker
-from tools.crash.binlog.decoded import binlog_files, read_binlog
+from tools.crash.binlog.decoded import read_binlog
 from tools.crash.binlog.directory import BinlogCampaignDirectory
 from tools.crash.binlog.plan import MODES, faults, opening
 from tools.crash.binlog.processes import Processes
@@ -170,6 +171,9 @@ class BinlogCampaign:
     def _note(self, fault: Fault, level_s: float) -> None:
         self.report.played.append(Played(fault, level_s))
         self._say(f"{len(self.report.played)}  {fault}: level again in {level_s:.2f} s")
+        for gtid in self._processes.lost:
+            self._add_note(f"the source's engine had lost {gtid} of its own binlog: put back")
+        self._processes.lost.clear()
         self._processes.refuse_dead()
 
     def _pulse(self) -> float:
@@ -222,19 +226,20 @@ class BinlogCampaign:
         if found.returncode:
             raise CampaignError(f"the applier ended with {found.returncode}: {found.stderr.decode()[-3000:]}")
         processes.source.execute("FLUSH BINARY LOGS")
-        processes.replay.catch_up(self._binlog_files()[:-1])
+        processes.replay.catch_up(processes.binlog_files()[:-1])
         held, lost = self._differences(processes.target), self._differences(processes.source)
         checker = self._checker()
         complaints = [*(f"{found.rule} {found.text}" for found in held), *checker.findings()]
         self.report.counts += checker.counts
         self.report.complaints += [f"sync {processes.name}: {complaint}" for complaint in complaints]
-        notes = [f"sync {processes.name}: {note}" for note in lost_rows(lost, checker.changed_last)]
-        self.report.notes += notes
+        for note in lost_rows(lost, checker.changed_last):
+            self._add_note(note)
         self._lost = {found.table for found in lost}
-        self._say(f"check after {len(self.report.played)} faults: {len(complaints)} findings, {len(notes)} notes")
+        self._say(f"check after {len(self.report.played)} faults: {len(complaints)} findings")
 
-    def _binlog_files(self) -> list[Path]:
-        return binlog_files(self._world.source / "data")
+    def _add_note(self, note: str) -> None:
+        self.report.notes.append(f"sync {self._processes.name}: {note}")
+        self._say(f"note: {note}")
 
     def _differences(self, other: MariaDB) -> list[TableDifference]:
         """Of a server to the replay."""
@@ -251,7 +256,9 @@ class BinlogCampaign:
         prefix = f"{self._processes.name}.{DATABASE}."
         with txmq.connect(self._processes.broker.address) as client:
             topics = {topic.name: topic.partitions for topic in client.topics.list() if topic.name.startswith(prefix)}
-            checker = Checker(read_binlog(self._binlog_files(), DATABASE), str(self._begun_at), topics, prefix)
+            checker = Checker(
+                read_binlog(self._processes.binlog_files(), DATABASE), str(self._begun_at), topics, prefix
+            )
             for topic in topics:
                 for message in client.browse(topic):
                     event = read_event(message.value or b"")

@@ -144,7 +144,7 @@ class Checker:
         if transaction.statement:
             self._add_statement(transaction, at, is_new=is_new)
         for change in transaction.changes:
-            for half, key, before, after in _halves(change):
+            for half, key, before, after in halves(change):
                 self._order += 1
                 unit = Unit((change.gtid, change.row, half), at, self._order, change.table, key, before, after)
                 if key_width(change.table):
@@ -280,8 +280,8 @@ class Checker:
 
     def changed_last(self, key: Key) -> str:
         """The newest transaction that has changed a row, by the binlog; empty if none has since the sync began."""
-        folded = _folded(key)  # one row to a table's collation may have several names
-        steps = [step for name in self._by_table[key[0]] if _folded(name) == folded for step in self._lines[name].steps]
+        wanted = folded(key)
+        steps = [step for name in self._by_table[key[0]] if folded(name) == wanted for step in self._lines[name].steps]
         return self._gtids[max(step.at for step in steps)] if steps else ""
 
     # --- the verdict -------------------------------------------------------------------------------------------------
@@ -393,7 +393,8 @@ class Checker:
         self._found[rule].append(text)
 
 
-def _folded(key: Key) -> Key:
+def folded(key: Key) -> Key:
+    """One name of a row that may have several to its table's collation."""
     return tuple(map(str.lower, key))
 
 
@@ -401,7 +402,7 @@ def _sequence(gtid: str) -> int:
     return int(gtid.rpartition("-")[2] or 0)
 
 
-def _halves(change: DecodedChange) -> Iterator[tuple[str, Key, Image | None, Image | None]]:
+def halves(change: DecodedChange) -> Iterator[tuple[str, Key, Image | None, Image | None]]:
     """The messages that a change is: op, key, before, after."""
     old, new = _key_of(change.table, change.before), _key_of(change.table, change.after)
     if change.op == "u" and old is not None and new is not None and old != new:

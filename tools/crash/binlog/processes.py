@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from tools.crash.binlog.decoded import binlog_files
 from tools.crash.binlog.directory import BinlogCampaignDirectory
+from tools.crash.binlog.lost import put_back
 from tools.crash.binlog.plan import APPLIER, BROKER, LOAD, READER, SOURCE, TARGET
 from tools.crash.binlog.replay import Replay
 from tools.crash.faults import KILLED, POINT_S, Fault, Victim, Victims
@@ -29,6 +32,7 @@ class Processes(Victims):
     Attributes:
         name: the sync of now: reader and applier are started with its configuration.
         points_hit: how often each crash point was the place of a death.
+        lost: transactions of the source's binlog that its engine had lost when it was started again.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Processes(Victims):
     ) -> None:
         self._world, self._seeds, self._is_snapshot_over = world, seeds, is_snapshot_over
         self.name, self.points_hit = "", Counter[str]()
+        self.lost: list[str] = []
         self.source = MariaDB(world.source, binary_log=True)
         self.target = MariaDB(world.target)
         self.replay = Replay(MariaDB(world.replay, options=REPLAY_OPTIONS))
@@ -74,6 +79,20 @@ class Processes(Victims):
                 log = self._world.directory / f"{child.name}.log"
                 text = log.read_text("utf-8", "replace")[-LOG_SHOWN:]
                 raise CampaignError(f"{child.name} ended by itself, with {child.status}\n{text}")
+
+    def _kill(self, victims: Sequence[Victim], fault: Fault) -> None:
+        if self.source not in victims:
+            super()._kill(victims, fault)
+            return
+        self.source.kill()
+        self.load.pause()  # it writes nothing until the source is whole
+        super()._kill(victims, fault)
+        self.lost += put_back(self.source, self.binlog_files()[:-1])
+        self.load.resume()
+
+    def binlog_files(self) -> list[Path]:
+        """Of the source; the last one is being written."""
+        return binlog_files(self._world.source / "data")
 
     def _crash(self, victims: Sequence[Victim], fault: Fault) -> None:
         super()._crash(victims, fault)

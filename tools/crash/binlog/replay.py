@@ -20,7 +20,7 @@ from tools.crash.processes import CampaignError
 from txmq.testing.processes.mariadb import MariaDB
 
 _XA: Final = re.compile(rb"XA (START|END|PREPARE|COMMIT|ROLLBACK) (X'[^ /]*)")
-_GROUP: Final = re.compile(rb"#\d{6} .*\t(?:GTID |Start: )")
+GROUP: Final = re.compile(rb"#\d{6} .*\t(?:GTID (\S+)|Start: )")
 _ROWS, _ROWS_END = b"BINLOG '", b"'/*!*/;"
 _SAID_BYTES = 2000
 
@@ -53,18 +53,35 @@ class Replay:
         new, self._files = files[self._files :], len(files)
         if not new:
             return
-        shown = subprocess.run(["mariadb-binlog", *map(str, new)], capture_output=True, check=True).stdout
-        arguments = self.server.connect_arguments()
-        found = subprocess.run(
-            [
-                "mariadb", "--no-defaults", "--binary-mode", "--default-character-set=utf8mb4",
-                f"--user={arguments['user']}", f"--socket={arguments['unix_socket']}",
-            ],
-            input=b"\n".join(replayable(shown.split(b"\n"))), capture_output=True, check=False,
-        )  # fmt: skip
-        if found.returncode:
-            said = found.stderr[-_SAID_BYTES:].decode("utf-8", "replace")
-            raise CampaignError(f"the binlog of {new[0].name} to {new[-1].name} cannot be replayed: {said}")
+        run_lines(self.server, replayable(binlog_lines(new)))
+
+
+def binlog_lines(files: Sequence[Path]) -> list[bytes]:
+    """Files of a binlog as SQL.
+
+    Raises:
+        subprocess.CalledProcessError: the program failed.
+    """
+    return subprocess.run(["mariadb-binlog", *map(str, files)], capture_output=True, check=True).stdout.split(b"\n")
+
+
+def run_lines(server: MariaDB, lines: Iterable[bytes]) -> None:
+    """Run SQL of ``mariadb-binlog``.
+
+    Raises:
+        CampaignError: the server refuses it.
+    """
+    arguments = server.connect_arguments()
+    found = subprocess.run(
+        [
+            "mariadb", "--no-defaults", "--binary-mode", "--default-character-set=utf8mb4",
+            f"--user={arguments['user']}", f"--socket={arguments['unix_socket']}",
+        ],
+        input=b"\n".join(lines), capture_output=True, check=False,
+    )  # fmt: skip
+    if found.returncode:
+        said = found.stderr[-_SAID_BYTES:].decode("utf-8", "replace")
+        raise CampaignError(f"what mariadb-binlog shows cannot be run: {said}")
 
 
 def replayable(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -73,7 +90,7 @@ def replayable(lines: Iterable[bytes]) -> Iterator[bytes]:
     rows: list[bytes] | None = None  # of the XA transaction that is being read
     are_rows = False
     for line in lines:
-        if _GROUP.match(line):
+        if GROUP.match(line):
             rows = None
         if (found := _XA.match(line)) is not None:
             word, xid = found.groups()
