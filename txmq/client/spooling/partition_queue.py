@@ -377,7 +377,7 @@ class PartitionQueue:
             if isinstance(error, StaleTopicError):
                 self._is_misrouted = True
                 self._homes.topic_is_gone(entry.topic)
-            if entry.attempts + 1 < self._attempts_max:
+            if entry.attempts + 1 < self._attempts_max or not self._spool.parks_refused:
                 self._spool.failed(entry, str(error))
                 raise error
             if isinstance(error, StaleTopicError):

@@ -77,6 +77,8 @@ class Spool:
         StorageError: the disk or SQLite refused.
     """
 
+    parks_refused = True  # after too many refusals; otherwise a batch stays, and those behind it wait
+
     def __init__(
         self, path: str | Path, *, size_bytes_max: int = SIZE_BYTES_MAX, read_only: bool = False, name: str = FILE_NAME
     ) -> None:

@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from txmq.client.partitioner import KeyHashSelector
@@ -26,7 +25,6 @@ from txmq.errors import StorageError, TransactionStateError
 from txmq.model import SendResult, TopicPartition
 from txmq.runtime.threads import Future
 
-ATTEMPTS_MAX = 1_000_000  # a refused message is not parked: those behind it would pass it
 REFUSALS_MAX = 5  # of one message: then it counts as refused for good
 _PAGE = 500
 _NOTES = """
@@ -57,11 +55,13 @@ class Note(NamedTuple):
 
 
 class WriteAheadSpool(Spool):
-    """A spool with notes. Thread safety: as ``Spool``.
+    """A spool with notes, in which a refused batch stays: those behind it would pass it. Thread safety: as ``Spool``.
 
     Attributes:
         refusal: why a message cannot be sent, ever; None if there is none such.
     """
+
+    parks_refused = False
 
     def __init__(self, path: str, *, size_bytes_max: int = SIZE_BYTES_MAX, read_only: bool = False) -> None:
         super().__init__(path, size_bytes_max=size_bytes_max, read_only=read_only)
@@ -116,10 +116,6 @@ class WriteAheadSpool(Spool):
         super().park(entry, reason, renumber=renumber)
         self._refuse(entry, reason)
 
-    def park_topic(self, entry: Entry, reason: str) -> None:
-        super().park_topic(entry, reason)
-        self._refuse(entry, reason)
-
     def _refuse(self, entry: Entry, reason: str) -> None:
         self.refusal = f"topic {entry.topic}, partition {entry.partition}: {reason}"
 
@@ -129,7 +125,7 @@ class WriteAheadProducer(OrderedMessageProducer):
 
     Args:
         path: of the spool.
-        options: ``attempts_max`` does not count.
+        options: ``attempts_max`` does not count: nothing refused is parked.
 
     Raises:
         DirectoryInUseError: another process has the spool.
@@ -140,7 +136,7 @@ class WriteAheadProducer(OrderedMessageProducer):
     _spool: WriteAheadSpool
 
     def __init__(self, client: SpoolClient, path: str, options: OrderedOptions) -> None:
-        super().__init__(client, KeyHashSelector(), path, replace(options, attempts_max=ATTEMPTS_MAX))
+        super().__init__(client, KeyHashSelector(), path, options)
 
     def _opened(self, spool: str, size_bytes_max: int) -> Spool:
         return WriteAheadSpool(spool, size_bytes_max=size_bytes_max)

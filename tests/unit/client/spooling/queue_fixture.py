@@ -240,9 +240,9 @@ class QueueHome:
 class QueueFixture:
     """A lane, its spool and its partition; the keeper's work is done at once, by whoever calls for it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, spool: Spool | None = None) -> None:
         self.partition, self.clock = Partition(), SimClock()
-        self.spool = Spool(path)
+        self.spool = Spool(path) if spool is None else spool
         self.life()
 
     def life(self) -> None:
