@@ -11,8 +11,8 @@ from bench.peers.redis_streams import RedisStreams
 from bench.peers.rocketmq import RocketMQ
 
 OWN = Txmq("txmq", "txmq", "synced", sync="always")
-RABBITMQ = RabbitMQ("peer-rabbitmq", "RabbitMQ quorum queue, confirm; classic queues, tx", "synced")
-NATS_SYNCED = JetStream("peer-nats-sync", "NATS JetStream, sync_interval: always", "synced", sync_always=True)
+RABBITMQ = RabbitMQ("peer-rabbitmq", "RabbitMQ", "synced: quorum queue with confirm, classic queues with tx")
+NATS_SYNCED = JetStream("peer-nats-sync", "NATS JetStream, sync always", "synced", sync_always=True)
 NATS = JetStream("peer-nats", "NATS JetStream, default", "in memory, synced each two minutes", is_durable=False)
 PEERS: tuple[Peer, ...] = (
     OWN,
@@ -20,8 +20,8 @@ PEERS: tuple[Peer, ...] = (
     RABBITMQ,
     NATS_SYNCED,
     NATS,
-    Kafka("peer-kafka-flush", "Kafka, flush.messages = 1", "synced", flushes_each=True),
+    Kafka("peer-kafka-flush", "Kafka, flush each", "synced", flushes_each=True),
     Kafka("peer-kafka", "Kafka, default", "in memory, synced when the system likes", is_durable=False),
-    RocketMQ("peer-rocketmq", "RocketMQ, synchronous flush; half message", "synced"),
-    RedisStreams("peer-redis", "Redis Streams, appendfsync always", "synced"),
+    RocketMQ("peer-rocketmq", "RocketMQ, sync flush", "synced; a transaction is one half message"),
+    RedisStreams("peer-redis", "Redis Streams, sync always", "synced"),
 )

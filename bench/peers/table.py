@@ -17,7 +17,7 @@ from txmq.testing.bench.model import amount
 
 _ORDER_TITLES = {
     LAST_RESOURCE: "txmq, last resource",
-    OUTBOX_ALONE: "row + outbox row in one commit, no message moved",
+    OUTBOX_ALONE: "row + outbox row, no message moved",
 }
 
 
@@ -140,7 +140,7 @@ def charts(peers: Sequence[Peer]) -> tuple[Chart, ...]:
         return Chart(title, note, tuple(Line(row_name(peer, work), peer.title, figure) for peer in peers), is_latency)
 
     ordered = [(title, name) for name, title in _ORDER_TITLES.items()]
-    ordered += [(f"outbox, relay into {peer.title}", relay_name(peer)) for peer in peers]
+    ordered += [(f"outbox into {peer.title}", relay_name(peer)) for peer in peers]
     return (
         panel("One publish at a time", ALONE.name, "p50", f"Time until the acknowledgement. {_SPREAD}", True),
         panel("Many in flight", FLYING.name, "rate", f"Acknowledged messages a second, {IN_FLIGHT} unacknowledged."),
@@ -148,7 +148,8 @@ def charts(peers: Sequence[Peer]) -> tuple[Chart, ...]:
         panel(f"Transactions, {CALLERS} callers", TRANSACTIONS.name, f"rate, {CALLERS} callers", "The same."),
         panel("Delivery", DELIVERY.name, "p50", f"{DELIVERY.title.capitalize()}. {_SPREAD}", True),
         Chart(
-            f"A row and its message, {CALLERS} threads", "Orders a second, until the last message is read.",
+            f"A row and its message, {CALLERS} threads",
+            "Orders a second, until the last one is read; each outbox has a relay.",
             tuple(Line(name, title, f"rate, {CALLERS} thr") for title, name in ordered),
         ),
         Chart(

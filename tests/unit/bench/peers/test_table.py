@@ -15,6 +15,7 @@ from bench.peers.works import ALONE, CALLERS, TRANSACTIONS, WORKS
 from bench.rows.brokers import ROWS
 
 FACTS = {"cores": "2", "load before": "0.3"}
+LABEL_LENGTH_MAX = 42  # of what is drawn left of the bars
 TOGETHER = f"rate, {CALLERS} callers"
 
 
@@ -81,4 +82,5 @@ def test_every_line_of_the_drawing_is_a_figure() -> None:
     for chart in charts(PEERS):
         for line in chart.lines:
             assert line.figure in units[line.row], line
+            assert len(line.label) <= LABEL_LENGTH_MAX
     assert {row.name for row in ROWS} <= set(units)
