@@ -291,17 +291,16 @@ class SimLock:
         self.release()
 
 
-class SimCondition:
-    """In place of ``threading.Condition`` with its lock, which its holder may take again."""
+class SimRLock:
+    """In place of ``threading.RLock``: its holder may take it again."""
 
     def __init__(self) -> None:
         self._lock = SimLock()
         self._holder: Task | None = None
         self._depth = 0
-        self._waiters: list[SimSignal] = []
 
     def acquire(self) -> bool:
-        """See ``threading.Condition``."""
+        """See ``threading.RLock``."""
         task = required_task()
         if self._holder is not task:
             self._lock.acquire()
@@ -310,7 +309,7 @@ class SimCondition:
         return True
 
     def release(self) -> None:
-        """See ``threading.Condition``."""
+        """See ``threading.RLock``."""
         self._depth -= 1
         if not self._depth:
             self._holder = None
@@ -322,22 +321,46 @@ class SimCondition:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """See ``threading.Condition``."""
-        task, depth, signal = self._holder, self._depth, SimSignal()
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Others may take it meanwhile, however often its holder has."""
+        task, depth = self._holder, self._depth
         if task is not required_task():
             raise RuntimeError("cannot wait on un-acquired lock")
-        self._waiters.append(signal)
         self._holder, self._depth = None, 0
         self._lock.release()
         try:
-            return signal.wait(1e9 if timeout is None else timeout)
+            yield
         finally:
-            if signal in self._waiters:
-                self._waiters.remove(signal)
             if task.host.is_alive:
                 self._lock.acquire()
             self._holder, self._depth = task, depth
+
+
+class SimCondition:
+    """In place of ``threading.Condition``, with a lock of its own or a given one."""
+
+    def __init__(self, lock: SimRLock | None = None) -> None:
+        self._own = SimRLock() if lock is None else lock
+        self.acquire, self.release = self._own.acquire, self._own.release
+        self._waiters: list[SimSignal] = []
+
+    def __enter__(self) -> bool:
+        return self._own.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._own.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See ``threading.Condition``."""
+        signal = SimSignal()
+        self._waiters.append(signal)
+        with self._own.lent():
+            try:
+                return signal.wait(1e9 if timeout is None else timeout)
+            finally:
+                if signal in self._waiters:
+                    self._waiters.remove(signal)
 
     def notify(self, n: int = 1) -> None:
         """See ``threading.Condition``."""
@@ -418,6 +441,7 @@ def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
     global _threads
     doors = {
         threads.Lock: SimLock, threads.Signal: SimSignal, threads.Condition: SimCondition,
+        threads.RLock: SimRLock,
         threads.Turn: SimTurn, threads.Future: SimFuture, threads.start_daemon: _start_daemon,
         threads.start_threads: _start_threads, owner.current_owner: _current_owner,
     } | replaced  # fmt: skip
