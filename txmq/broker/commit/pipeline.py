@@ -306,7 +306,7 @@ class CommitPipeline:
         syncs = not self._answers_before_sync or group.needs_sync
         thread = self.journal_thread.choose(group.size_bytes, syncs, self._checkpoints.pending is not None)
         if self._sync_step is not None and (
-            syncs or thread is not LOOP or not self._sync_due.may_follow(self._unstable[-1])
+            syncs or thread is not LOOP or not self._sync_due.may_follow(self._unstable[-1] if self._unstable else None)
         ):
             return None
         self._commit_delay.until = inf

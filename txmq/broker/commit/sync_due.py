@@ -60,8 +60,10 @@ class SyncDue:
         """Whether so much was written since the last sync began that no more may be before the next one begins."""
         return self._messages >= self._messages_max or self._bytes >= UNSYNCED_BYTES_MAX
 
-    def may_follow(self, newest: CommitGroup) -> bool:
-        """While a sync is under way: whether another group may be written, behind the newest one."""
+    def may_follow(self, newest: CommitGroup | None) -> bool:
+        """While a sync is under way: whether another group may be written, behind the newest one that is not forced."""
+        if newest is None:  # the sync has ended, and took along what was written beside it
+            return not self.is_much
         self.is_wanted = self.is_wanted or self._is_awaited(newest)
         return not (self.is_much or newest.needs_sync)
 

@@ -107,6 +107,25 @@ def test_puts_are_acknowledged_beside_a_sync() -> None:
     assert values(broker) == [b"first"]
 
 
+def test_sync_takes_along_what_is_written_before_its_end() -> None:
+    broker = relaxed()
+    client = broker.session()
+    put(client, b"first")
+    broker.pipeline.want_sync()
+    sync = broker.next_step()
+    client.send("put", "a", 0, body=batch(b"second"))
+    append = broker.next_step()
+    assert isinstance(sync, Sync)
+    assert isinstance(append, Append)
+    append.run()
+    sync.run()
+    broker.step_done(append)
+    assert put(client, b"third").code == 200  # nothing is unforced, and the end of the sync not reported
+    broker.step_done(sync)
+    broker.run_steps()
+    assert values(broker) == [b"first", b"second"]
+
+
 def test_next_sync_begins_when_the_last_has_ended() -> None:
     broker, client, sync = syncing()
     poll(broker.connect(), 0)
