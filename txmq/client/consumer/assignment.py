@@ -62,7 +62,7 @@ class Assignment:
 
     def __init__(self, consumer: object, settings: ConsumerSettings, clock: Clock, log: Logger) -> None:
         self._consumer, self._settings, self._log = consumer, settings, log
-        self._sparingly = Sparingly(log, clock)
+        self._accept, self._sparingly = settings.options.accept, Sparingly(log, clock)
         lock = RLock()
         self.lock: AbstractContextManager[object] = lock
         self.changed = Condition(lock)
@@ -147,6 +147,9 @@ class Assignment:
         """Take the next message of a partition for the listener that works for it; None if it is another's turn."""
         if consumed.keeps_key_order or consumed.retries or consumed.deferred or not self.has(consumed):
             return None
+        if self._accept is None and (message := consumed.take_opened()) is not None:
+            message.consumer = self._consumer
+            return message
         taken = self._accepted(consumed, self._take(consumed, 1, now))
         return taken[0] if taken else None
 
@@ -171,7 +174,7 @@ class Assignment:
 
     def _accepted(self, consumed: ConsumedPartition, messages: list[Message]) -> list[Message]:
         consumer, kept = self._consumer, []
-        if self._settings.options.accept is None:
+        if self._accept is None:
             for message in messages:
                 message.consumer = consumer
             return messages
@@ -186,9 +189,8 @@ class Assignment:
         return kept
 
     def _is_accepted(self, message: Message) -> bool:
-        accept = self._settings.options.accept
         try:
-            return accept is None or accept(message)
+            return self._accept is None or self._accept(message)
         except Exception as error:  # noqa: BLE001  the application's own code
             self._sparingly.error(
                 "the filter failed: the message is delivered", topic=message.topic, partition=message.partition,

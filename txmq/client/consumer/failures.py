@@ -81,8 +81,11 @@ class Failures:
 
     def returned(self, message: Message, consumed: ConsumedPartition) -> None:
         """Acknowledge the message of a listener that returned, unless the listener has rejected it; under the lock."""
-        if not ((consumed.retries or consumed.deferred) and consumed.waits_again(message.offset)):
-            self.acked(message)
+        if consumed.retries or consumed.deferred or not self._assignment.has(consumed):
+            if not consumed.waits_again(message.offset):
+                self.acked(message)
+        elif consumed.acked(message):
+            self._assignment.changed.notify_all()
 
     def failed(self, message: Message, reason: object, error: Exception | None = None) -> None:
         """Deliver a message that failed again, defer it, or make it a dead letter.

@@ -146,6 +146,25 @@ def test_batch_that_cannot_be_opened_is_fetched_again() -> None:
     assert [taken.offset for taken in made.take(9, 0.0)] == [2]
 
 
+def test_quick_way_leaves_the_last_message_to_the_other() -> None:
+    made = consumed(4)
+    assert made.take_opened() is None  # nothing is opened yet
+    assert [taken.offset for taken in made.take(1, 0.0)] == [0]
+    second = made.take_opened()
+    assert second is not None
+    assert second.offset == 1
+    for name, on, off in (("is_paused", True, False), ("revoked_until", 1.0, None), ("is_ready", False, True)):
+        setattr(made, name, on)
+        assert made.take_opened() is None
+        setattr(made, name, off)
+    assert made.take_opened() is not None
+    assert made.take_opened() is None
+    assert [taken.offset for taken in made.take(9, 0.0)] == [3]
+    for offset in (1, 0, 2, 3):
+        made.ack(offset)
+    assert (made.position, made.under_way) == (4, 0)
+
+
 def test_seek_forgets_messages_under_way_and_ignores_older_replies() -> None:
     made = consumed(3)
     made.take(2, 0.0)
