@@ -24,6 +24,7 @@ from txmq.runtime.threads import Signal, start_daemon
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB, MariaDBFailedError
+from txmq.testing.sync_settings import sync_settings
 
 CHANGES, CHANGES_PER_S, LAG_S = 100_000, 4_000, 10
 INSERTS, UPDATES, DELETES = 12, 6, 2
@@ -31,17 +32,6 @@ PER_TRANSACTION = INSERTS + UPDATES + DELETES
 SNAPSHOT_ROWS, SNAPSHOT_ROWS_MAX = 100_000, 1_000_000
 MARKS = 64  # rows of a last transaction: each partition has some
 WAIT_S, LOOK_S = 300.0, 0.002
-CONFIG = """
-name = "{name}"
-bootstrap = "{bootstrap}"
-[source]
-port = {source}
-user = "root"
-tables = ["shop.*"]
-[apply]
-port = {target}
-user = "root"
-"""
 
 
 class Writer:
@@ -105,9 +95,7 @@ class Pair:
     def start(self, command: str, *words: str, name: str = "s") -> subprocess.Popen[bytes]:
         """Start a command of ``txmq binlog``; it is killed at the end."""
         config = self._directory / f"{name}.toml"
-        config.write_text(
-            CONFIG.format(name=name, bootstrap=self.broker.address, source=self.source.port, target=self.target.port)
-        )
+        config.write_text(sync_settings(name, self.broker.address, self.source.port, self.target.port))
         with (self._directory / "log").open("ab") as log:
             started = subprocess.Popen(
                 [sys.executable, "-m", "txmq.cli.main", "binlog", command, "--config", str(config), *words],

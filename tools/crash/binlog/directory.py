@@ -14,36 +14,17 @@ from typing import Any, Final
 import MySQLdb
 
 from tools.crash.binlog.columns import SESSION
+from txmq.testing.sync_settings import sync_settings
 
 LOCK_WAIT_S = 1
 PARTITIONS: Final = 3
 TRANSACTION_ROWS_MAX: Final = 60  # some transactions of the load are larger
-_CONFIG = """
-name = "{name}"
-bootstrap = "{bootstrap}"
-[source]
-port = {source}
-user = "root"
-tables = ["shop.*"]
-connect_timeout_ms = 3000
-silence_ms_max = 2000
-[publish]
-mode = "{mode}"
-spool = "{spool}"
-partitions = {partitions}
-session_timeout_ms = 1000
-transaction_rows_max = {rows}
-[snapshot]
-chunk_rows = 40
-view_ms_max = 100
-[apply]
-port = {target}
-user = "root"
-session_timeout_ms = 1000
-state_database = "state_{name}"
-threads = 3
-batch_rows_max = 50
-"""
+_MORE: Final = {
+    "source": "connect_timeout_ms = 3000\nsilence_ms_max = 2000\n",
+    "publish": f"partitions = {PARTITIONS}\nsession_timeout_ms = 1000\ntransaction_rows_max = {TRANSACTION_ROWS_MAX}\n",
+    "snapshot": "chunk_rows = 40\nview_ms_max = 100\n",
+    "apply": "session_timeout_ms = 1000\nthreads = 3\nbatch_rows_max = 50\n",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +77,10 @@ class BinlogCampaignDirectory:
 
     def write_config(self, name: str, mode: str, bootstrap: str, source: int, target: int) -> None:
         """The file that reader and applier of a sync are started with."""
-        text = _CONFIG.format(
-            name=name, mode=mode, spool=self.directory / f"{name}.spool", bootstrap=bootstrap, source=source,
-            target=target, partitions=PARTITIONS, rows=TRANSACTION_ROWS_MAX,
-        )  # fmt: skip
-        self.config(name).write_text(text, "utf-8")
+        more = dict(_MORE)
+        more["publish"] += f'mode = "{mode}"\nspool = "{self.directory / name}.spool"\n'
+        more["apply"] += f'state_database = "state_{name}"\n'
+        self.config(name).write_text(sync_settings(name, bootstrap, source, target, **more), "utf-8")
 
     def write_address(self, arguments: dict[str, Any]) -> None:
         """Where the load finds the source."""
