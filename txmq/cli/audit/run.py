@@ -127,7 +127,8 @@ class AuditCommand:
             output.print_json(summary)
         else:
             show(summary)
-            output.note(f"\nlook at {self.request.directory / PAGE}")
+            output.note("")
+            output.note(f"look at {self.request.directory / PAGE}")
         return STATUS_CLEAN if result.is_clean else STATUS_FINDINGS
 
     def _follow(self, job: TopicAudit, from_ms: int | None, interval_ms: int) -> int:

@@ -88,6 +88,32 @@ def sent(client: Client, settings: BinlogSettings, clock: Clock, wait_ms: int) -
     return newest
 
 
+def wait_for_pending(read: TopicAudit, wait_ms: int) -> None:
+    """Wait until what is in doubt now has its outcome: messages that stand beside a position at another home may not
+    be visible yet. What is in doubt for longer is found by the audit.
+    """
+    clock, left = read.clock, {doubt.txid for doubt in read.pending()}
+    deadline = clock.monotonic() + wait_ms / 1000
+    while left and clock.monotonic() < deadline:
+        clock.sleep(LOOK_AGAIN_S)
+        left &= {doubt.txid for doubt in read.pending()}
+
+
+def refuse_removed(topic: str, held: Ranges) -> None:
+    """Raise if retention has left nothing of a topic that could be audited.
+
+    A partition that has lost all that it had does not tell where the window would begin.
+    """
+    cut = [partition for partition, (start, _) in held.items() if start]
+    emptied = [partition for partition in cut if held[partition][0] == held[partition][1]]
+    if cut:
+        what = f"emptied partition {emptied[0]}" if emptied else f"removed messages of partition {cut[0]}"
+        raise ConfigError(
+            f"nothing to audit: retention has {what} of {topic}, up to the newest position or nearly so: audit again "
+            "when more has been published"
+        )
+
+
 def is_ordered(settings: BinlogSettings) -> bool:
     """Whether the messages of a key are in one partition, and no other table's have that key."""
     publish = settings.publish
@@ -137,12 +163,16 @@ class BinlogAudit:
         """
         newest = sent(self.client, self.settings, self.clock, self.settle_ms)
         spec, unmade = self._spec()
-        read = TopicAudit(self.spark, self.client, self.bootstrap, Rows(self.spark, "", "", None), spec)
+        rows = Rows(self.spark, "", "", None)
+        read = TopicAudit(self.spark, self.client, self.bootstrap, rows, spec, clock=self.clock)
+        wait_for_pending(read, self.settle_ms)
         held = read.held(self.topic)
         source = BinlogSource(source_options(self.settings))
         source.current_position()
         before = self._begin(source, held)
         last = newest.position.gtid_set
+        if before.covers(last):
+            refuse_removed(self.topic, held)
         if not last.covers(before):
             raise ConfigError(f"nothing to audit: the window would begin at {before}, and {last} is published")
         window = GtidWindow(
@@ -150,12 +180,12 @@ class BinlogAudit:
         )
         borders = (str(before), *self._between(source, before, last), str(last))
         self.say(f"row changes from {before or 'the first'} to {last}, in {len(borders) - 1} stretches of the binlog")
-        rows = self._changes(Reading(self.settings, self.topic, newest.position.flavor, borders))
+        changes = self._changes(Reading(self.settings, self.topic, newest.position.flavor, borders))
         around = Surroundings(
             ranges=held, later_messages=lambda: read.messages(self.topic, _behind(held, read.held(self.topic))),
             in_doubt=read.in_doubt, unmade=unmade,
         )  # fmt: skip
-        return audit(read.messages(self.topic, held), rows, spec, window, around)
+        return audit(read.messages(self.topic, held), changes, spec, window, around)
 
     def _spec(self) -> tuple[AuditSpec, Mapping[Kind, str]]:
         has_order = is_ordered(self.settings)

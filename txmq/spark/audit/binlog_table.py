@@ -28,7 +28,7 @@ from txmq.errors import ConfigError
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, Surroundings, audit
-from txmq.spark.audit.binlog import LOOK_AGAIN_S, UNORDERED, holds, is_ordered, sent
+from txmq.spark.audit.binlog import LOOK_AGAIN_S, UNORDERED, holds, is_ordered, sent, wait_for_pending
 from txmq.spark.audit.binlog_rows import Reading
 from txmq.spark.audit.binlog_table_rows import FORMAT, TableRows
 from txmq.spark.audit.rows import Rows
@@ -71,10 +71,12 @@ class BinlogTableAudit:
         spec = AuditSpec(
             self.topic, parse_terms(["key = key"]), parse_terms(["after = json:$.after"]), settle_ms=self.settle_ms
         )
-        read = TopicAudit(self.spark, self.client, self.bootstrap, Rows(self.spark, "", "", None), spec)
+        no_rows = Rows(self.spark, "", "", None)
+        read = TopicAudit(self.spark, self.client, self.bootstrap, no_rows, spec, clock=self.clock)
         rows = self._rows(newest.position)
         self.say(f"{rows.count()} rows; waiting until the reader has published what was committed meanwhile")
         self._wait()
+        wait_for_pending(read, self.settle_ms)
         held = read.held(self.topic)
         last = self._last(read.messages(self.topic, held)).persist(StorageLevel.DISK_ONLY)
         tag = rows.select("schema").limit(1).collect()
@@ -83,7 +85,9 @@ class BinlogTableAudit:
         expected = last.filter(judged & (F.col("op") != "d")).select("message.*")
         moving = last.filter(~judged).select(F.col("message.key").cast("string").alias("key"))
         is_whole = not any(start for start, _ in held.values())
-        around = Surroundings(unmade=_UNMADE if is_whole else {**_UNMADE, Kind.MISSING: _REMOVED})
+        around = Surroundings(
+            in_doubt=read.in_doubt, unmade=_UNMADE if is_whole else {**_UNMADE, Kind.MISSING: _REMOVED}
+        )
         return audit(expected, rows.join(moving, "key", "left_anti"), spec, around=around)
 
     def _rows(self, position: Position) -> DataFrame:

@@ -221,13 +221,17 @@ class TopicAudit:
 
     def in_doubt(self) -> list[InDoubt]:
         """The transactions in doubt that have messages in the topic, and those of which a home was given up."""
-        rows = [_in_doubt(row) for row in self._listed("in-doubt") if self._concerns(row)]
+        rows = self.pending()
         for row in self._listed("heuristic"):
             lost = [fact for fact in row["heuristics"] if "branch" in fact]
             if lost and (self._concerns(row) or not row["parts"]):
                 rows.append(_given_up(row, lost))
         # Of one that is in doubt at several homes the part that has waited longest.
         return [*{doubt.txid: doubt for doubt in sorted(rows, key=lambda doubt: doubt.age_ms)}.values()]
+
+    def pending(self) -> list[InDoubt]:
+        """The transactions in doubt that have messages in the topic."""
+        return [_in_doubt(row) for row in self._listed("in-doubt") if self._concerns(row)]
 
     def _listed(self, state: str) -> Sequence[Mapping[str, Any]]:
         """What the homes list; one that is away may hold nothing of the topics."""

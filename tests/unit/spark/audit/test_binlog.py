@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import MariadbGtids, MysqlGtids, Position
 from txmq.binlog.publish.published import Published, SpoolHeld
+from txmq.errors import ConfigError
 from txmq.spark.audit import binlog
+from txmq.spark.audit.audit import InDoubt
 
 SETTINGS = BinlogSettings(name="s")
 
@@ -52,6 +55,26 @@ def test_position_counts_when_all_up_to_it_is_sent(waiting: list[int | None], mo
 def test_spool_that_does_not_empty_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BinlogError, match=r"3 events wait in the spool s\.spool of here"):
         asked(monkeypatch, iter([held(3)] * 100))
+
+
+@pytest.mark.parametrize(
+    ("listed", "waited_s"),
+    [([[]], 0.0), ([["a", "b"], ["b", "c"], ["c"]], 0.4), ([["a"]] * 9, 1.0)],
+    ids=["nothing", "until those of the beginning have ended", "no longer than is given"],
+)
+def test_what_is_in_doubt_at_first_is_waited_for(listed: list[list[str]], waited_s: float) -> None:
+    clock, answers = Clock(), iter(listed)
+    read: Any = SimpleNamespace(clock=clock, pending=lambda: [InDoubt(txid, 0, 0, "") for txid in next(answers)])
+    binlog.wait_for_pending(read, 1000)
+    assert clock.now == pytest.approx(waited_s)
+
+
+def test_topic_of_which_too_much_was_removed_is_refused() -> None:
+    binlog.refuse_removed("t", {0: (0, 0), 1: (0, 9)})
+    with pytest.raises(ConfigError, match="retention has emptied partition 1 of t"):
+        binlog.refuse_removed("t", {0: (2, 9), 1: (9, 9)})
+    with pytest.raises(ConfigError, match="retention has removed messages of partition 0 of t"):
+        binlog.refuse_removed("t", {0: (2, 9), 1: (0, 9)})
 
 
 @pytest.mark.parametrize(
