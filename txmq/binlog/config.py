@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -307,8 +308,11 @@ _KEYS = {"": settings_of(BinlogSettings), **{name: settings_of(table) for name, 
 BINLOG_SETTINGS = tuple(setting for known in _KEYS.values() for setting in known.values())
 
 
-def read_settings(toml_text: str, environment: Mapping[str, str]) -> BinlogSettings:
+def read_settings(toml_text: str, environment: Mapping[str, str], unused: str = "") -> BinlogSettings:
     """The settings that a file holds.
+
+    Args:
+        unused: a table that the caller does not need: a variable that it names may be missing, and is an empty text.
 
     Raises:
         ConfigError: names the key, the value and what is allowed, or the nearest known key.
@@ -322,7 +326,8 @@ def read_settings(toml_text: str, environment: Mapping[str, str]) -> BinlogSetti
         if key in _TABLES:
             if not isinstance(value, dict):
                 raise ConfigError(f"{key} = {str(value)[:80]!r}: expected a table: [{key}]")
-            top[key] = _TABLES[key](**_values(value, key, environment))
+            known = defaultdict(str, environment) if key == unused else environment
+            top[key] = _TABLES[key](**_values(value, key, known))
         else:
             top |= _values({key: value}, "", environment)
     return BinlogSettings(**top)
@@ -347,9 +352,10 @@ def _from_environment(value: Mapping[str, Any], key: str, environment: Mapping[s
     variable = value.get("env")
     if set(value) != {"env"} or not isinstance(variable, str):
         raise ConfigError(f'{key}: expected a value or {{ env = "VARIABLE" }}')
-    if variable not in environment:
-        raise ConfigError(f"{key}: the environment has no variable {variable}: set it")
-    return environment[variable]
+    try:
+        return environment[variable]
+    except KeyError:
+        raise ConfigError(f"{key}: the environment has no variable {variable}: set it") from None
 
 
 def topics_named(pattern: str, **known: str) -> re.Pattern[str]:

@@ -13,7 +13,8 @@ Every other error of source or publisher stops the reader, and is raised: nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from txmq.binlog.changes import Row, TableSchema, TransactionPart
@@ -272,18 +273,19 @@ def publisher_of(
     return kind(client, settings, is_stopped, unread)
 
 
-def read_binlog(settings: BinlogSettings, bar: Bar | None = None) -> Published | None:
+def read_binlog(settings: BinlogSettings, bar: Bar | None = None, *, skipped: Collection[str] = ()) -> Published | None:
     """Read and publish until SIGTERM or Ctrl-C; what is published then.
 
     Args:
         bar: shows how far a snapshot is; without one, log lines do.
+        skipped: ids of transactions whose changes without row events are passed over.
 
     Raises:
         BinlogError: what stopped the reader.
         ConfigError: a setting does not fit the server.
     """
     with connect(settings.bootstrap, lazy=True) as client:
-        options, snapshot = source_options(settings), settings.snapshot
+        options, snapshot = replace(source_options(settings), skipped=frozenset(skipped)), settings.snapshot
         named = captures(snapshot.tables or settings.source.tables, ())
         reader: BinlogReader
         tables = Snapshot(options, snapshot, named, client.clock, lambda: reader.is_stopped, bar)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -207,9 +208,22 @@ def test_files_with_and_without_checksums_are_read(reading: Reading) -> None:
     ],
 )
 def test_rows_changed_by_a_statement_stop_the_reader(reading: Reading, statement: str) -> None:
+    begin = reading.begin()
     reading.run(TABLE, "INSERT INTO t VALUES (1, 'a')", "SET SESSION binlog_format = STATEMENT", statement)
-    with pytest.raises(SourceError, match=f"changes rows by a statement .*{statement[:6]}.*binlog_format=ROW"):
+    with pytest.raises(
+        SourceError, match=f"changes rows by a statement .*{statement[:6]}.*binlog_format=ROW"
+    ) as stopped:
         reading.parts()
+    reading.run("INSERT INTO t VALUES (9, 'z')")
+    assert told_without(reading, begin, stopped.value) == [(1, "a"), (9, "z")]
+
+
+def told_without(reading: Reading, begin: Position, error: SourceError) -> list[Any]:
+    """The rows behind a position, if the transaction is passed over that stopped the reader, as its error says."""
+    (gtid,) = re.findall(r"start once with --skip (\S+) and --snapshot", str(error))
+    with closing(reading.another(skipped=frozenset({gtid}))) as source:
+        source.open(begin)
+        return [change.after for part in reading.parts(source) for change in part.changes if change.op == "c"]
 
 
 def test_load_data_as_a_statement_stops_the_reader(reading: Reading, tmp_path: Any) -> None:
@@ -217,9 +231,12 @@ def test_load_data_as_a_statement_stops_the_reader(reading: Reading, tmp_path: A
     rows.write_text("5\tfive\n", "utf-8")
     reading.run(TABLE, f"LOAD DATA INFILE '{rows}' INTO TABLE t")
     assert reading.told() == [("c", (5, "five"))]
+    begin = reading.begin()
     reading.run("DELETE FROM t", "SET SESSION binlog_format = STATEMENT", f"LOAD DATA INFILE '{rows}' INTO TABLE t")
-    with pytest.raises(SourceError, match="LOAD DATA as a statement"):
+    with pytest.raises(SourceError, match=r"by a statement \('LOAD DATA'\)") as stopped:
         reading.parts()
+    reading.run("INSERT INTO t VALUES (9, 'z')")
+    assert told_without(reading, begin, stopped.value) == [(9, "z")]
 
 
 GH_OST = (  # its documents: "Cheat sheet", "Cut-over"
@@ -332,7 +349,7 @@ def test_position_before_what_was_purged_is_refused(reading: Reading) -> None:
     assert oldest.gtid_set.covers(old.gtid_set)
     reading.source.open(oldest)
     reading.source.open(old)
-    with pytest.raises(SourceError, match="take a new snapshot"):
+    with pytest.raises(SourceError, match="begin anew with a snapshot"):
         reading.parts()
 
 

@@ -74,6 +74,14 @@ def test_what_is_wrong_is_named(text: str, parts: list[str]) -> None:
         assert part in str(caught.value)
 
 
+def test_variable_of_an_unused_table_may_be_missing() -> None:
+    text = "name = 's'\n[source]\npassword = { env = 'A' }\n[apply]\npassword = { env = 'B' }"
+    assert read_settings(text, {"A": "a"}, unused="apply").apply.password == ""
+    assert read_settings(text, {"A": "a", "B": "b"}, unused="apply").apply.password == "b"
+    with pytest.raises(ConfigError, match=r"source\.password: the environment has no variable A"):
+        read_settings(text, {"B": "b"}, unused="apply")
+
+
 @pytest.mark.parametrize("table", [SourceSettings, PublishSettings, ApplySettings])
 def test_every_field_of_a_table_is_a_setting(table: type[object]) -> None:
     fields = {field.name for field in dataclasses.fields(table)}  # type: ignore[arg-type]

@@ -46,11 +46,11 @@ PASSED_OVER: Final = frozenset(
         36, 37, 41,  # MySQL: transaction context, view change, heartbeat of the second kind
     }
 )  # fmt: skip
+LOAD_DATA: Final = frozenset(
+    {BINLOG.BEGIN_LOAD_QUERY_EVENT, BINLOG.EXECUTE_LOAD_QUERY_EVENT, BINLOG.APPEND_BLOCK_EVENT}
+)
 REFUSED: Final = {
-    BINLOG.INCIDENT_EVENT: "the server lost events (an incident): take a new snapshot",
-    BINLOG.BEGIN_LOAD_QUERY_EVENT: "it holds LOAD DATA as a statement: set binlog_format=ROW for every session",
-    BINLOG.EXECUTE_LOAD_QUERY_EVENT: "it holds LOAD DATA as a statement: set binlog_format=ROW for every session",
-    BINLOG.APPEND_BLOCK_EVENT: "it holds LOAD DATA as a statement: set binlog_format=ROW for every session",
+    BINLOG.INCIDENT_EVENT: "the server lost events (an incident): begin anew with a snapshot",
     BINLOG.ANONYMOUS_GTID_LOG_EVENT: "it has no GTID: SET GLOBAL gtid_mode=ON",
     BINLOG.PARTIAL_UPDATE_ROWS_EVENT: "it holds parts of JSON documents: SET GLOBAL binlog_row_value_options=''",
     40: "its transactions are compressed: SET GLOBAL binlog_transaction_compression=OFF",

@@ -26,6 +26,7 @@ class SourceOptions:
         silence_s_max: the server counts as away after so many seconds without an event or heartbeat.
         connect_timeout_s: how long a connection may take.
         accept_server: go on from the position on another server although nothing proves that it has the same history.
+        skipped: ids of transactions whose changes without row events are passed over.
         cascades: whether captured tables may have foreign keys whose actions the binlog does not show.
     """
 
@@ -44,6 +45,7 @@ class SourceOptions:
     connect_timeout_s: int = 10
     accept_server: bool = False
     cascades: Literal["stop", "pass"] = "stop"
+    skipped: frozenset[str] = frozenset()
 
     def connect_arguments(self) -> dict[str, Any]:
         """What both drivers take."""

@@ -82,5 +82,5 @@ def _error(packet: bytes) -> BinlogError:
     if code != _FATAL_READING:
         return SourceAwayError(f"the server has ended the stream of events: {text} ({code})")
     if "purged" in text or "Could not find GTID state" in text or "missing the GTID" in text:
-        text += "; what lies between the position and the oldest binlog is lost here: take a new snapshot"
+        text += "; what lies between the position and the oldest binlog is lost here: begin anew with a snapshot"
     return SourceError(f"the server does not send its binlog from this position: {text}")

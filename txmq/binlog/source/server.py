@@ -153,7 +153,7 @@ class Server:
             raise SourceError(
                 f"this is another server: the position is of {position.server}, the connection leads to "
                 f"{self.origin.server}, and its binlog does not prove that it has replicated that one's transactions "
-                f"({gtids}); if it has, accept it by name (source.accept_server), else take a new snapshot"
+                f"({gtids}); if it has, accept it by name (source.accept_server), else begin anew with a snapshot"
             )
 
     def _check_not_reset(self, position: Position, read: MariadbGtids) -> None:
@@ -173,7 +173,7 @@ class Server:
         if not is_same:
             raise SourceError(
                 f"the server's binlog does not have {read} at {position.file}, byte {position.offset}, where it was "
-                "read: it was reset (RESET MASTER), or its end was lost; take a new snapshot"
+                "read: it was reset (RESET MASTER), or its end was lost; begin anew with a snapshot"
             )
 
     def _knows(self, gtids: MariadbGtids | MysqlGtids) -> bool:
@@ -194,7 +194,9 @@ class Server:
     def _check_mysql(self, gtids: MysqlGtids) -> None:
         purged = parse_gtids("mysql", "".join(self._variable("gtid_purged").split()))
         if not gtids.covers(purged):
-            raise SourceError(f"the server has purged transactions behind the position ({purged}): take a new snapshot")
+            raise SourceError(
+                f"the server has purged transactions behind the position ({purged}): begin anew with a snapshot"
+            )
 
     def _check_server_id(self) -> None:
         mine, theirs = self._options.server_id, int(self._variable("server_id"))

@@ -27,6 +27,7 @@ from txmq.binlog.source.events import (
     HEADER,
     HEADER_SIZE,
     IGNORABLE_FLAG,
+    LOAD_DATA,
     PASSED_OVER,
     QUERY_COMPRESSED,
     REFUSED,
@@ -145,8 +146,19 @@ class TransactionReader:
         elif kind not in PASSED_OVER:
             if kind in REFUSED:
                 raise SourceError(f"{self._place()}: {REFUSED[kind]}")
-            if not flags & IGNORABLE_FLAG:
+            if kind in LOAD_DATA:
+                self._refuse_unless_skipped("LOAD DATA")
+            elif not flags & IGNORABLE_FLAG:
                 raise SourceError(f"{self._place()}: an event of a kind that is not known ({kind})")
+
+    def _refuse_unless_skipped(self, statement: str) -> None:
+        gtid = self._opened().gtid
+        if gtid not in self._options.skipped:
+            raise SourceError(
+                f"{self._place()}: it changes rows by a statement ({statement!r}), without row events: set "
+                f"binlog_format=ROW for every session, then start once with --skip {gtid} and --snapshot TABLES: that "
+                "passes over the statement, and reads the tables again that it has changed"
+            )
 
     def _place(self) -> str:
         transaction = "" if self._open is None else f", transaction {self._open.gtid}"
@@ -194,7 +206,8 @@ class TransactionReader:
         if self._skip and gtid != self._partial:
             raise SourceError(
                 f"{gtid} comes where {self._partial} was expected, of which {self._skip} changes are published: "
-                "this server has its transactions in another order; read the former server, or take a new snapshot"
+                "this server has its transactions in another order; read the former server, or begin anew with a "
+                "snapshot"
             )
         self._open = _Open(gtid, gtids, self._server_id, self._timestamp * 1000)
         return self._open
@@ -358,10 +371,7 @@ class TransactionReader:
         elif what is What.DDL and statement.ddl is not None:
             self._ddl(opened, statement.ddl)
         elif what is What.DML:
-            raise SourceError(
-                f"{self._place()}: it changes rows by a statement ({text[:_STATEMENT_SHOWN_MAX]!r}), without row "
-                "events: set binlog_format=ROW for every session, then take a new snapshot of the changed tables"
-            )
+            self._refuse_unless_skipped(text[:_STATEMENT_SHOWN_MAX])
 
     def _ddl(self, opened: _Open, ddl: Ddl) -> None:
         if opened.is_void or ddl.kind is DdlKind.OTHER:

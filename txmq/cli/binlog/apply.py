@@ -52,7 +52,7 @@ def apply(
     from txmq.binlog.apply.applier import apply_binlog
     from txmq.runtime import logging
 
-    settings = settings_of(config, bootstrap)
+    settings = settings_of(config, bootstrap, unused="source")
     if on_conflict is not None:
         settings = replace(settings, apply=replace(settings.apply, on_conflict=on_conflict))
     logging.configure("info")

@@ -31,9 +31,22 @@ Snapshot = Annotated[
     ),
 ]  # fmt: skip
 
+Skip = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--skip", metavar="GTID",
+        help="Pass over this transaction's changes without row events; --snapshot its tables.",
+    ),
+]  # fmt: skip
 
-def settings_of(config: Path, bootstrap: str | None, snapshot: str | None = None) -> BinlogSettings:
+
+def settings_of(
+    config: Path, bootstrap: str | None, snapshot: str | None = None, *, unused: str = ""
+) -> BinlogSettings:
     """What the file says.
+
+    Args:
+        unused: a table of it that the command does not need.
 
     Raises:
         ConfigError: names the file and the key.
@@ -41,7 +54,7 @@ def settings_of(config: Path, bootstrap: str | None, snapshot: str | None = None
     from txmq.binlog.config import read_settings
 
     try:
-        settings = read_settings(config.read_text("utf-8"), os.environ)
+        settings = read_settings(config.read_text("utf-8"), os.environ, unused)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {config}: {error}") from None
     except ConfigError as error:

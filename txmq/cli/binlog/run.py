@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from txmq.cli import output
-from txmq.cli.binlog.options import Address, Config, Snapshot, settings_of
+from txmq.cli.binlog.options import Address, Config, Skip, Snapshot, settings_of
 
 
 def run(
     config: Config,
     bootstrap: Address = None,
     snapshot: Snapshot = None,
+    skip: Skip = None,
     show_settings: Annotated[
         bool, typer.Option("--show-settings", help="Print the settings that would be used, and end.")
     ] = False,
@@ -49,11 +50,12 @@ def run(
       txmq binlog run --config binlog.toml
       txmq binlog run --config binlog.toml --snapshot only
       txmq binlog run --config binlog.toml --snapshot 'shop.items, shop.price*'
+      txmq binlog run --config binlog.toml --skip 0-1-4711 --snapshot shop.items
       txmq consume --topic shop.shop.orders --from earliest
     """
     from txmq.binlog.config import shown
 
-    settings = settings_of(config, bootstrap, snapshot)
+    settings = settings_of(config, bootstrap, snapshot, unused="apply")
     if show_settings:
         output.print_json(shown(settings))
         return
@@ -61,7 +63,8 @@ def run(
     from txmq.runtime import logging
 
     logging.configure("info")
-    published = read_binlog(settings, output.progress_of_rows if sys.stderr.isatty() else None)
+    bar = output.progress_of_rows if sys.stderr.isatty() else None
+    published = read_binlog(settings, bar, skipped=skip or ())
     if published is None:
         output.note("stopped before this reader had published anything")
     else:

@@ -58,7 +58,7 @@ def test_an_event_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_a_purged_position_asks_for_a_snapshot(text: str) -> None:
     made = Packets()
     made.feed(error(1236, text))
-    with pytest.raises(SourceError, match="take a new snapshot"):
+    with pytest.raises(SourceError, match="begin anew with a snapshot"):
         made.next()
 
 
