@@ -236,6 +236,12 @@ def json_entry(kind: int, fields: object) -> bytes:
     return frame(kind, json_body(fields))
 
 
+def encode_completed(session: int, counter: int, uuid: str) -> bytes:
+    """As ``json_entry`` makes it of a database's branch that has completed without a fact, in a fifth of its time."""
+    text = f'{{"session": {session}, "counter": {counter}, "uuid": "{uuid}", "fact": null}}'
+    return frame(COMPLETED, text.encode())
+
+
 def split(payload: Buffer) -> Iterator[tuple[int, int, memoryview]]:
     """A payload's entries as (type, flags, body).
 

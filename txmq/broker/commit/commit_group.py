@@ -20,6 +20,7 @@ from txmq.redo import entries
 
 Answer = tuple[ClientConnection, bytes, Reply]  # of which connection, to which opaque
 PutAnswer = tuple[ClientConnection, bytes, int]  # the same, with the base offset
+JOINED_SIZE_BYTES_MAX: Final = 256 << 10  # of bytes that are copied so as to be written at once
 NOT_WRITTEN: Final = Lsn(1 << 63)
 
 
@@ -83,6 +84,7 @@ class CommitGroup:
         "ended_barriers",
         "is_awaited",
         "items",
+        "journaled_runs",
         "message_count",
         "needs_sync",
         "open_runs",
@@ -99,6 +101,7 @@ class CommitGroup:
         self.items: list[bytes | Run] = []
         self.placed: list[Run] = []
         self.open_runs: dict[Partition, Run] = {}
+        self.journaled_runs: dict[Partition, Run] = {}
         self.puts: list[PutAnswer] = []
         self.written_waiters: list[Answer] = []
         self.waiters: list[Answer] = []
@@ -146,16 +149,26 @@ class CommitGroup:
         if open_run is not None and open_run.segment_base == segment_base:
             return open_run
         run = Run(partition, segment_base, position, base_offset)
+        self.journaled_runs.pop(partition, None)
         self.open_runs[partition] = run
         self.items.append(run)
         self.placed.append(run)
         self.size_bytes += entries.RUN_OVERHEAD_BYTES
         return run
 
-    def place_journaled(self, run: Run) -> None:
-        """Place bytes that an earlier record holds; the next batch for the partition starts a new run."""
-        self.open_runs.pop(run.partition, None)
-        self.placed.append(run)
+    def journaled_run_at(
+        self, partition: Partition, segment_base: int, position: int, base_offset: int, size: int
+    ) -> Run:
+        """The run for bytes that an earlier record holds: the partition's last one if it is such a one and not long.
+
+        The next batch that comes with this record starts a new run.
+        """
+        self.open_runs.pop(partition, None)
+        run = self.journaled_runs.get(partition)
+        if run is None or run.segment_base != segment_base or position + size - run.position > JOINED_SIZE_BYTES_MAX:
+            run = self.journaled_runs[partition] = Run(partition, segment_base, position, base_offset)
+            self.placed.append(run)
+        return run
 
     def payload(self) -> bytes:
         """The record's payload. Runs' buffers are joined here and kept joined for the partition files."""

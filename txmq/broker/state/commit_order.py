@@ -43,6 +43,7 @@ class CommitOrder:
         self._by_key: dict[_Pair, _Queue] = {}  # the key ANY_KEY holds those that collide with all
         self._by_place: dict[_ResourcePartition, _Queue] = {}  # all in a partition
         self._pairs: dict[Transaction, list[_Pair]] = {}  # of each: asked for again and again
+        self._removed: tuple[Transaction | None, list[_Pair]] = (None, [])  # the latest, and its pairs
 
     def queue_together(self) -> None:
         """From now on resources share their queues: the broker is one of several."""
@@ -63,6 +64,7 @@ class CommitOrder:
     def remove(self, transaction: Transaction) -> None:
         """A transaction is settled."""
         pairs = self._pairs.pop(transaction, [])
+        self._removed = transaction, pairs
         self.in_common -= _is_common(pairs)
         for place, key in pairs:
             _drop(self._by_key, (place, key), transaction)
@@ -121,10 +123,12 @@ class CommitOrder:
 
     def behind(self, transaction: Transaction) -> list[Transaction]:
         """Those that may go on now that ``transaction`` was removed: waiting, and nothing before them."""
+        removed, pairs = self._removed
         found: dict[Transaction, None] = {}
-        for place, key in self._pairs_of(transaction):
-            candidates = self._held_by_all(place) if key == ANY_KEY else self._heads(place, key)
-            found.update((t, None) for t in candidates if t.is_committing and not self.must_wait(t))
+        for place, key in pairs if removed is transaction else self._pairs_of(transaction):
+            if place in self._by_place:  # mostly the partition has no other
+                candidates = self._held_by_all(place) if key == ANY_KEY else self._heads(place, key)
+                found.update((t, None) for t in candidates if t.is_committing and not self.must_wait(t))
         return list(found)
 
     def _pairs_of(self, transaction: Transaction) -> list[_Pair]:

@@ -122,11 +122,13 @@ def _complete(
         context.answer_from_state(client, opaque, b"")
         return
     fact = stated_fact(context, decided.kind, given)
-    if fact is not None:
+    if fact is None:
+        context.group.add_entry(entries.encode_completed(*name, uuid))
+    else:
         fact.update(resource=branch["resource"], uuid=uuid)
         context.counters.heuristics += 1
-    fields = {"session": name[0], "counter": name[1], "uuid": uuid, "fact": fact}
-    context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
+        fields = {"session": name[0], "counter": name[1], "uuid": uuid, "fact": fact}
+        context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
     over = context.state.complete(name, uuid, fact)
     if over is not None:
         context.group.ended_barriers.append(over.barrier)

@@ -184,8 +184,7 @@ def _assign(context: Context, transaction: Transaction | None, fresh: list[Part]
             run = group.run_at(partition, segment_base, position, base_offset)
             group.size_bytes += size
         else:
-            run = Run(partition, segment_base, position, base_offset)
-            group.place_journaled(run)
+            run = group.journaled_run_at(partition, segment_base, position, base_offset, size)
         run.add(batch, count, max_timestamp_ms)
         group.message_count += count
         placements.append((topic_id, number, segment_base, position, base_offset, count, part_number))

@@ -1,0 +1,45 @@
+"""Branches of ``decide``: what this library writes is read without the JSON reader, and read alike."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from txmq.errors import BadRequestError
+from txmq.protocol import branches
+from txmq.protocol.branches import encode_branch, split_branches
+
+UUID = "ab" * 16
+PLAIN: dict[str, Any] = {
+    "bqual": f"{UUID}.18bcfe56800.2a", "connection": 42, "wrote": True, "marker": False, "table": "shop.txmq_marker",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"connection": 0, "wrote": False, "marker": True, "table": "t"}, {"connection": None}, {"bqual": "Ä B"},
+        {"connection": -1}, {"connection": 10**19}, {"bqual": ""}, {"bqual": "b" * 65},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_branch_is_read_as_it_was_written(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = encode_branch("db", UUID, PLAIN | changes)
+    expected = ([{"resource": "db", "uuid": UUID, **PLAIN, **changes}], len(entry))
+    assert split_branches(entry + b"parts", 1) == expected
+    monkeypatch.setattr(branches, "_PLAIN_DETAILS", lambda _text: None)
+    assert split_branches(entry + b"parts", 1) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(PLAIN | {"table": "a.b.c"}), json.dumps(PLAIN | {"table": "x" * 49}), json.dumps(PLAIN)[:-1],
+        json.dumps(PLAIN).replace("42", "042"), json.dumps(PLAIN).replace("true", "1"), json.dumps(PLAIN) + "}",
+    ],
+)  # fmt: skip
+def test_a_branch_that_is_not_one_is_refused(text: str) -> None:
+    with pytest.raises(BadRequestError):
+        split_branches(f"db {UUID} {len(text)}\r\n{text}".encode(), 1)
