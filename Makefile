@@ -9,6 +9,7 @@
 #                measures the compiled modules (docs/compiled.md), the source with COMPILED=0
 # make bench-peers   txmq beside other brokers that are installed, the same work in turns (about 12 minutes): a table and drawings
 # make compiled  hot modules as C extensions, into build/compiled (about two minutes)
+# make wheel     into dist/: a wheel with compiled modules for each Python there is, and one of the source for all others
 # make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 GROUP_SECONDS=180 ORDERED_CYCLES=200 BINLOG_CYCLES=100 SPARK_KILLS=20 FAULTS=43: kill -9
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
@@ -38,7 +39,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-binlog demo-cluster demo-audit test test-compiled check compiled bench bench-peers crash soak simulate docs house clean
+.PHONY: demo demo-binlog demo-cluster demo-audit test test-compiled check compiled wheel bench bench-peers crash soak simulate docs house clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -101,6 +102,10 @@ $(BUILT): .venv/.dev setup.py pyproject.toml $(shell find txmq -name '*.py')
 	@touch $@
 
 compiled: $(BUILT)
+
+wheel: .venv/.dev
+	@echo "building wheels (about three minutes for each Python) ..."
+	@$(BIN)/python -m tools.wheels
 
 test-compiled: $(BUILT)
 	@echo "txmq: vectors, simulation, kill -9 and databases with compiled modules ..."

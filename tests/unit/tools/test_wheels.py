@@ -1,0 +1,24 @@
+"""``tools/wheels.py``: which Pythons get a wheel, and what it is built from."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+from tools import wheels
+
+
+def test_each_version_of_python_is_built_for_once() -> None:
+    found = wheels.pythons([sys.executable, "no-such-python", sys.executable])
+    assert found == {f"cpython {sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+
+
+def test_what_a_wheel_is_built_from_is_whole_and_nothing_more(tmp_path: Path) -> None:
+    made = wheels.copy(tmp_path / "txmq")
+    settings = tomllib.loads((made / "pyproject.toml").read_text("utf-8"))
+    named = [*settings["tool"]["txmq"]["compiled"], *settings["tool"]["txmq"]["pages"], "setup.py", "build_backend"]
+    assert [name for name in named if not (made / name).exists()] == []
+    modules = {path.relative_to(wheels.ROOT) for path in (wheels.ROOT / "txmq").rglob("*.py")}
+    assert {path.relative_to(made) for path in (made / "txmq").rglob("*.py")} == modules
+    assert not {"build", "dist", "tests", ".venv", ".git"} & {path.name for path in made.iterdir()}
