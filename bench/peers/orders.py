@@ -26,7 +26,7 @@ from txmq.testing.bench.timing import in_threads
 from txmq.xa import LastResource
 
 THREADS = (1, CALLERS)
-RATE_FIRST = 100  # orders before the clock starts: a database that has just started is slow for its first commits
+FIRST = 100  # orders before the clock starts: a database that has just started is slow for its first commits
 CPU_PARTS = ("CPU: service", "CPU: database", "CPU: broker", "CPU: relay")
 UNITS = {
     "rate, 1 thr": "orders/s", f"rate, {CALLERS} thr": "orders/s", **LATENCY_UNITS,
@@ -141,11 +141,11 @@ def _server(database: Database) -> Mapping[str, Sequence[int]]:
     return {} if pid is None else {"CPU: database": [pid]}
 
 
-def measured(service: Service, pace: Pace) -> Measure:
+def measured(service: Service, pace: Pace, first: int = FIRST) -> Measure:
     """Rates of one and of eight threads, latencies at a steady pace and at the highest rate, processor time in all."""
     with service.around():
-        rates = {threads: _at_once(service, threads, RATE_FIRST)["rate"] for threads in THREADS}
-    counts = {threads: max(RATE_FIRST, int(rate * pace.seconds)) for threads, rate in rates.items()}
+        rates = {threads: _at_once(service, threads, first)["rate"] for threads in THREADS}
+    counts = {threads: max(first, int(rate * pace.seconds)) for threads, rate in rates.items()}
     paced = int(pace.seconds / 0.01)
 
     def measure() -> dict[str, float]:

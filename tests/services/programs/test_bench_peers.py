@@ -22,9 +22,9 @@ PACE = Pace(0.05)
 def test_relay_moves_each_order_once(tmp_path: Path) -> None:
     with OWN.start(tmp_path) as running, sqlite(tmp_path) as database:
         with ExitStack() as stack:
-            figures = measured(outbox(OWN, running, database, stack), PACE)()
+            figures = measured(outbox(OWN, running, database, stack), PACE, first=CALLERS)()
         with ExitStack() as stack:
-            beside = measured(last_resource(OWN, running, database, stack), PACE)()
+            beside = measured(last_resource(OWN, running, database, stack), PACE, first=CALLERS)()
         assert set(figures) - set(beside) == {"CPU: relay"}
         with closing(database.connect()) as connection:
             [(orders,)] = connection.execute("SELECT COUNT(*) FROM orders")
