@@ -67,6 +67,20 @@ class Session(Protocol):
         """Id of the broker's journal."""
 
 
+class NumberingSession(Session, Protocol):
+    """A session that gives ids to transactions."""
+
+    @property
+    def finished_through(self) -> int:
+        """The highest counter up to which all are finished."""
+
+    def next_txid(self) -> tuple[int, str]:
+        """A new id, as its counter and as text."""
+
+    def finished(self, counter: int) -> None:
+        """Let the broker drop the outcome."""
+
+
 class Stop(Protocol):
     """Ends ``Resolver.run`` (a ``threading.Event`` is one)."""
 

@@ -34,10 +34,11 @@ from .support import LastResourceFixture, abandon
 def test_every_step_and_finding_has_a_row_or_an_error(step: Step, found: Found) -> None:
     expected = {
         Step.INSERT: {Found.INSERTED, Found.DUPLICATE, Found.STRANGE, Found.FAILED},
-        Step.READ: {Found.COMMITTED, Found.ROLLED_BACK, Found.FAILED},
-        Step.READ_ELSEWHERE: {Found.COMMITTED, Found.FAILED},
+        Step.READ: {Found.COMMITTED, Found.ROLLED_BACK, Found.OUTBOXED, Found.FAILED},
+        Step.READ_ELSEWHERE: {Found.COMMITTED, Found.OUTBOXED, Found.FAILED},
         Step.REPORT_COMMIT: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
         Step.REPORT_ROLLBACK: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
+        Step.REPORT_VOID: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
     }
     if found in expected.get(step, set()):
         assert next_step(proof.TRANSITIONS, step, found) is not step

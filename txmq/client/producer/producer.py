@@ -23,9 +23,9 @@ from txmq.client.producer.home_senders import HomeSenders, SendingClient
 from txmq.client.producer.sender import Sender
 from txmq.client.transaction.block import BlockClient, Resource, Transaction
 from txmq.client.transaction.branch_commits import BranchCommits
-from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
+from txmq.client.transaction.refusals import raise_rolled_back
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,

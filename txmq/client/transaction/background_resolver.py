@@ -77,6 +77,10 @@ class BackgroundResolver:
         """Look at once: a transaction was left in doubt."""
         self._signal.set()
 
+    def is_outboxed(self, txid: str) -> bool | None:
+        """See ``Resolver``."""
+        return self._resolver.is_outboxed(txid)
+
     def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
         """Report that a body has ended its database's transaction by itself, until the broker keeps it."""
         self._resolver.report(hazard, on_reported)

@@ -28,13 +28,13 @@ from txmq.client.arguments import require_transaction_timeout, require_wait
 from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.background_resolver import ResolvingClient, resolver_of
 from txmq.client.transaction.branch_commits import BranchClient
-from txmq.client.transaction.broker_side import rolled_back
 from txmq.client.transaction.current import Entered, current_transaction, enter, note_use
 from txmq.client.transaction.ending import BlockEnding
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.last_resource_block import LastResourceBlock
 from txmq.client.transaction.local_block import LocalBlock
 from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.refusals import rolled_back
 from txmq.client.transaction.xa_block import XABlock, is_xa, refuse_twins
 from txmq.client.transport.ports import MessageRouter
 from txmq.errors import (
@@ -281,6 +281,8 @@ class Transaction:
         if self.outcome is not Outcome.COMMITTED:
             raise TransactionStateError("only the messages of a committed transaction can be waited for")
         deadline = self._clock.monotonic() + timeout
+        if isinstance(self._ending, LastResourceBlock) and self._ending.await_drained(deadline):
+            return
         ends: dict[tuple[str, int], int | None] = {}
         for result in self._results(deadline):
             slot = result.topic, result.partition
@@ -304,7 +306,8 @@ class Transaction:
         if current_transaction() is not None:
             raise TransactionStateError("this block stands inside another transaction block: blocks do not nest")
         broker = RoutedTransaction(self.client, self._clock, self._timeout)
-        broker.reach()
+        if self._resource is None:
+            broker.reach()
         ending = self._ending_of(broker)
         ending.begin()
         self._ending, self._broker, self._state, self._process = ending, broker, "open", current_process()

@@ -25,7 +25,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from txmq.client.transaction.broker_side import LOST, BrokerTransaction
+from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction.refusals import LOST
 from txmq.client.transport.ports import Broker, RoutedBroker, Routing
 from txmq.errors import (
     FencedError,

@@ -11,27 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets, Streamed
+from txmq.client.transaction.refusals import LOST, raise_rolled_back
 from txmq.client.transport.ports import Broker
 from txmq.client.transport.reconnecting import AWAY_S_MAX
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
-    ConnectionLostError,
     FencedError,
     NotOwnerError,
     RemoteProtocolError,
     RequestTimeoutError,
-    RolledBackError,
     SessionFullError,
     StaleTopicError,
-    TransactionAwayError,
     TransactionConflictError,
     TransactionTimeoutError,
     TxmqError,
-    UnavailableError,
-    UnknownTransactionError,
 )
 from txmq.model import Outcome
 from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
@@ -42,12 +38,9 @@ from txmq.xid import TxId
 
 RETRY_S = 0.02  # between attempts that failed without taking time themselves
 ROLLBACK_TIMEOUT_S = 2.0  # no outcome depends on its answer
-LOST = (ConnectionLostError, UnavailableError)  # not answered, and the broker may be away
 _UNANSWERED = (*LOST, RequestTimeoutError)
 _ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
 _REFUSALS = (SessionFullError, StaleTopicError, NotOwnerError)  # see ``look_at_refusal``
-# Refusals of this transaction's id, or its topics': the block has others when it is run again.
-_OF_THESE_IDS = (TransactionConflictError, FencedError, UnknownTransactionError, StaleTopicError)
 _REQUEST_OVERHEAD_BYTES = 300  # one part's line
 
 Extensions = dict[str, str | int | bytes | None]
@@ -64,6 +57,7 @@ class BrokerTransaction:
         streamed: the parts that were sent ahead.
         may_have_arrived: a request that decides was sent and was not answered.
         acks: the offsets that are saved together with the messages.
+        patience_s: how long a prepare of a last resource may take, if there is another way; None: until the deadline.
         on_other_topic: called if a part is refused because its topic is another one, or another home's, by now.
     """
 
@@ -76,6 +70,7 @@ class BrokerTransaction:
         self.streamed = Streamed()
         self.may_have_arrived = False
         self.acks: SavedOffsets | None = None
+        self.patience_s: float | None = None
         self.on_other_topic: Callable[[], None] | None = None
         self._control = home.control
         self._is_attached = False
@@ -84,8 +79,11 @@ class BrokerTransaction:
 
     # --- identity and time -------------------------------------------------------------------------------------------
 
-    def attach(self) -> None:
+    def attach(self, *, is_away: bool = False) -> None:
         """Have a session, from which ``begin`` takes the id, and ask for an earlier end of it that was not seen.
+
+        Args:
+            is_away: ask the broker for nothing.
 
         Raises:
             TxmqError: the broker is away, or gives no session.
@@ -98,7 +96,8 @@ class BrokerTransaction:
         if session is None:
             _, session = control.connect_with_session(self._clock.monotonic() + self.home.timeout)
         self._session, self._is_attached = session, True
-        self._find_lost()
+        if not is_away:
+            self._find_lost()
 
     def begin(self) -> None:
         """Take an id; nothing if that was done. Raises as ``attach``."""
@@ -155,19 +154,22 @@ class BrokerTransaction:
         elif isinstance(error, _REFUSALS) and self.on_other_topic is not None:
             self.on_other_topic()
 
-    def reach(self) -> None:
+    def reach(self, within_s: float | None = None) -> None:
         """Make sure that the broker is there: before the body, which locks rows, and before its end is begun.
 
         Raises:
             TransactionAwayError: it is not.
         """
+        until = self.deadline if within_s is None else min(self.deadline, self._clock.monotonic() + within_s)
         try:
-            (self._control if self.txid else self.home.control).reach(self.deadline)
+            (self._control if self.txid else self.home.control).reach(until)
         except TxmqError as error:
             raise_rolled_back(error, self.txid_or_none)
 
     def is_back(self) -> bool:
         """Wait, at most ``AWAY_S_MAX``, for a broker that was lost before it answered; whether it is back."""
+        if self.patience_s is not None:
+            return False
         try:
             self._control.regain(min(self.deadline, self._clock.monotonic() + AWAY_S_MAX))
         except TxmqError:
@@ -268,8 +270,10 @@ class BrokerTransaction:
         }  # fmt: skip
         if of:
             fields["of"] = of
-        head = f"prepare {self.txid} last-resource"
-        return self._control.submit_transaction(head, fields, self.encoded(parts), self._until(0.0))
+        head, until = f"prepare {self.txid} last-resource", self._until(0.0)
+        if self.patience_s is not None:
+            until = min(until, self._clock.monotonic() + self.patience_s)
+        return self._control.submit_transaction(head, fields, self.encoded(parts), until)
 
     def submit_prepare_as(self, kind: str, fields: Extensions, parts: Sequence[EncodedPart]) -> Answer:
         """Send ``prepare`` of any kind, with the fields of that kind; its answer is to be waited for.
@@ -425,26 +429,3 @@ class BrokerTransaction:
     def _floor(self) -> Numbers:
         floor = self._session.finished_through if self.txid else 0
         return {"floor": floor} if floor else {}
-
-
-def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:
-    """The caller's error for a refusal before the decision: nothing happened. The refusal is its cause."""
-    if isinstance(error, RolledBackError):
-        return error
-    if isinstance(error, LOST):
-        wrapped: RolledBackError = TransactionAwayError(f"the broker is away: {error}; nothing happened", txid)
-    elif isinstance(error, RequestTimeoutError):
-        wrapped = TransactionTimeoutError(f"no answer before the deadline: {error}", txid)
-    else:
-        text = f"refused: {error}" if str(error) else f"refused: {type(error).__name__}"
-        wrapped = RolledBackError(text, txid, retriable=error.retriable or isinstance(error, _OF_THESE_IDS))
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def raise_rolled_back(error: TxmqError, txid: str | None) -> NoReturn:
-    """Raise what ``rolled_back`` makes of the error that is being handled.
-
-    Not ``raise rolled_back(error, ...) from error``: an error that needs no wrapping would become its own cause.
-    """
-    raise rolled_back(error, txid)

@@ -68,7 +68,7 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
                 branch.end_body()
             self._broker.check_deadline()
             self._find_homes()
-            self._broker.reach()  # prepared rows stay locked until the broker has answered
+            self._reach()  # prepared rows stay locked until the broker has answered
             if failure is not None:
                 raise anew(failure)
             begin_for_caller(self._broker)
@@ -104,6 +104,9 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
         if self.lines is not None:
             self._messages.place(self.lines)
         return coordinator.state
+
+    def _reach(self) -> None:
+        self._broker.reach()
 
     @abstractmethod
     def _find_homes(self) -> None:

@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from txmq.client.transaction.branch_commits import BranchClient
-from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.refusals import raise_rolled_back
 from txmq.errors import (
     ConnectionLostError,
     FencedError,

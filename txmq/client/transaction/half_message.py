@@ -23,15 +23,11 @@ from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from txmq.client.transaction.branch_commits import BranchClient
-from txmq.client.transaction.broker_side import (
-    LOST,
-    ROLLBACK_TIMEOUT_S,
-    Extensions,
-    raise_rolled_back,
-)
+from txmq.client.transaction.broker_side import ROLLBACK_TIMEOUT_S, Extensions
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, resolve
+from txmq.client.transaction.refusals import LOST, raise_rolled_back
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
     FencedError,

@@ -21,9 +21,10 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from txmq.client.transaction.branch_commits import BranchClient, BranchHome, WaitingPlace
-from txmq.client.transaction.broker_side import ROLLBACK_TIMEOUT_S, BrokerTransaction, raise_rolled_back, rolled_back
+from txmq.client.transaction.broker_side import ROLLBACK_TIMEOUT_S, BrokerTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets
 from txmq.client.transaction.preparing import NOT_KNOWN, Preparing, attach_for_caller, begin_for_caller
+from txmq.client.transaction.refusals import raise_rolled_back, rolled_back
 from txmq.client.transport.ports import Broker
 from txmq.errors import RolledBackError, TransactionError, TxmqError
 from txmq.model import TopicPartition

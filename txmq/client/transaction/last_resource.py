@@ -1,7 +1,7 @@
 """Carries out the effects of ``xa/last_resource/coordinator.py``: database, broker, waits (``effects``).
 
 The database's COMMIT is the decision. The commits of the homes are written behind it, and their answers are not awaited
-(``branch_commits``).
+(``branch_commits``). With an outbox the messages may wait beside the rows in place of that (``outboxing``).
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 
-from txmq.client.transaction.broker_side import BrokerTransaction, rolled_back
+from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.homes import HomeBranch, RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
+from txmq.client.transaction.outboxing import Outboxing, keys_of, whole_partitions
 from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
+from txmq.client.transaction.refusals import rolled_back
 from txmq.errors import (
+    DiskFullError,
     FencedError,
     HeuristicError,
     HeuristicHazardError,
+    OverloadedError,
     RolledBackError,
     TransactionAwayError,
     TransactionConflictError,
+    TransactionError,
     TxmqError,
 )
 from txmq.model import TopicPartition, TransactionKind
@@ -29,6 +34,7 @@ from txmq.protocol.parts import PartResult
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
+from txmq.xa.database.outbox_tables import OutboxKey
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import (
     LastResourceCoordinator,
@@ -41,6 +47,7 @@ from txmq.xa.two_phase.coordinator import BranchState
 
 RESOLVE_S_MIN = 1.0  # for looking the decision up, even if the deadline is closer
 LOOK_UP_PAUSE_S = 0.05
+_NO_ROOM = (OverloadedError, DiskFullError)
 THE_BROKER = "broker"  # as ``pending`` names the home of the id
 
 
@@ -83,16 +90,19 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         is_acknowledged: whether the brokers have acknowledged the rollback; None if it was not asked for one.
         commit: at the home of the id; None before the decision.
         hazard: for the broker to keep, if the body had ended the database's transaction by itself.
+        has_asked: a prepare may have been sent.
 
     Args:
+        outboxing: the way into the resource's outbox; None without one.
         on_told: called with each home that has answered to its commit; None is the home of the id.
     """
 
     def __init__(
         self, broker: RoutedTransaction, branch: Branch, messages: MessageBuffer,
-        on_told: Callable[[HomeBranch | None], None],
+        on_told: Callable[[HomeBranch | None], None], outboxing: Outboxing | None = None,
     ) -> None:  # fmt: skip
         super().__init__(broker, messages, LastResourceCoordinator(), LastResourceEvent.INTERRUPTED)
+        self._outboxing, self.has_asked = outboxing, False
         self.homes = broker.branches
         self._branch = branch
         self.is_acknowledged: bool | None = None
@@ -101,11 +111,30 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self._is_written: bool | None = None
         self.hazard: Hazard | None = None
         self._parts: list[EncodedPart] = []
+        self._keys: frozenset[OutboxKey] = frozenset()
+        self._sent_at = 0.0
         self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the block goes without the broker."""
+        return self._outboxing is not None and self._outboxing.is_away
 
     def _find_homes(self) -> None:
         self._broker.find_homes(self._messages)
+        if self._outboxing is None:
+            self._let_pass()
+
+    def _let_pass(self) -> None:
         self._broker.let_pass(self._messages, self._branch.resource.uuid or "")
+
+    def _reach(self) -> None:
+        if self._outboxing is None:
+            super()._reach()
+            return
+        self._outboxing.reach()
+        if not self.is_away:
+            self._let_pass()
 
     def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
         match effect:
@@ -115,6 +144,10 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
                 return self._insert_marker()
             case LastResourceEffect.AWAIT_PREPARED:
                 return self._await_prepared()
+            case LastResourceEffect.FILL_OUTBOX:
+                return self._fill_outbox()
+            case LastResourceEffect.VOID_PREPARE:
+                return self._void_prepare()
             case LastResourceEffect.COMMIT_DATABASE:
                 return self._commit_database()
             case LastResourceEffect.SEND_COMMIT:
@@ -132,42 +165,59 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
 
     def _send_prepare(self) -> LastResourceEvent | None:
         crash_point("client.tx.body_done")
+        self._sent_at = self._broker.home.clock.monotonic()
         try:
-            self._parts = self._broker.take_parts(self._messages)
-            if self._broker.streamed.parts or not self._broker.fits_one_request(self._parts):
-                self._broker.stream(self._parts)
-                self._parts = []
+            self._take_parts()
             self._preparing.send()
             for home in self.homes:
                 home.stream_if_large()
                 home.submit_prepare(self._submit_prepare)
         except TxmqError as error:
-            return self._refused(error)
+            return self._not_prepared(error)
         return None
+
+    def _take_parts(self) -> None:
+        broker, outboxing = self._broker, self._outboxing
+        self._parts = broker.take_parts(self._messages)
+        if broker.streamed.parts or not broker.fits_one_request(self._parts):
+            broker.stream(self._parts)
+            self._parts = []
+        if outboxing is not None:
+            self._keys = whole_partitions(self._messages) if broker.streamed.parts else keys_of(self._parts)
+            if outboxing.may_wait:
+                outboxing.hurry()
 
     def _submit_prepare(self, home: BrokerTransaction, parts: Sequence[EncodedPart]) -> Answer:
         resource, of = self._branch.resource, "" if home is self._broker else self._broker.txid
+        self.has_asked = True
         reply = home.submit_prepare(parts, resource.name, resource.uuid or "", resource.installation.table, of)
         crash_point("client.tx.prepare_sent")
         return reply
 
     def _insert_marker(self) -> LastResourceEvent:
         try:
-            self._branch.insert_marker(self._broker.txid, self._broker.timeout_s)
+            is_in = self._branch.insert_marker(self._broker.txid, self._broker.timeout_s, self._keys)
         except (RolledBackError, HeuristicError) as error:
             self.error = error
             return LastResourceEvent.MARKER_REFUSED
+        if not is_in:
+            return self._behind()
         crash_point("client.tx.marker_inserted")
         return LastResourceEvent.MARKER_INSERTED
+
+    def _behind(self) -> LastResourceEvent:
+        """Earlier messages of these keys wait in the outbox."""
+        if self._outboxing is not None and self._outboxing.may_wait:
+            return LastResourceEvent.MARKER_BEHIND
+        text = "earlier messages of its keys wait in the outbox, and those of this block cannot wait behind them"
+        self.error = RolledBackError(text, self._broker.txid)
+        return LastResourceEvent.MARKER_REFUSED
 
     def _await_prepared(self) -> LastResourceEvent:
         try:
             self._preparing.wait()
-        except NOT_KNOWN as error:
-            self.error = rolled_back(error, self._broker.txid)
-            return LastResourceEvent.PREPARE_UNKNOWN
         except TxmqError as error:
-            return self._refused(error)
+            return self._not_prepared(error)
         for home in self.homes:
             home.await_prepared()
             if home.error is not None:
@@ -175,12 +225,58 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
                 is_refused = home.state is BranchState.REFUSED
                 return LastResourceEvent.PREPARE_REFUSED if is_refused else LastResourceEvent.PREPARE_UNKNOWN
         crash_point("client.tx.prepared")
+        if self._outboxing is not None:
+            self._outboxing.state.prepared(self._broker.home.clock.monotonic() - self._sent_at)
         return LastResourceEvent.PREPARED
+
+    def _not_prepared(self, error: TxmqError) -> LastResourceEvent:
+        """The broker is away, or late, or has refused; with an outbox the messages may wait."""
+        outboxing, is_not_known = self._outboxing, isinstance(error, NOT_KNOWN)
+        is_to_pass = is_not_known or isinstance(error, _NO_ROOM)
+        if outboxing is not None and is_to_pass and outboxing.may_wait and self._broker.remaining_s > 0:
+            outboxing.is_away = True
+            if is_not_known:
+                outboxing.state.trip()
+            else:
+                self._broker.was_refused(error)
+            return LastResourceEvent.PREPARE_AWAY
+        if not is_not_known:
+            return self._refused(error)
+        self.error = rolled_back(error, self._broker.txid)
+        return LastResourceEvent.PREPARE_UNKNOWN
 
     def _refused(self, error: TxmqError) -> LastResourceEvent:
         self._broker.was_refused(error)
         self.error = rolled_back(error, self._broker.txid_or_none)
         return LastResourceEvent.PREPARE_REFUSED
+
+    def _fill_outbox(self) -> LastResourceEvent:
+        outboxing, broker = self._outboxing, self._broker
+        assert outboxing is not None
+        try:
+            if not self._keys:
+                self._parts = broker.take_parts(self._messages)
+                self._keys = keys_of(self._parts)
+            body = outboxing.encoded(self._parts)
+            self._branch.fill_outbox(broker.txid, broker.timeout_s, body, self._keys)
+        except TransactionError as error:
+            self.error = error
+            return LastResourceEvent.OUTBOX_REFUSED
+        except TxmqError as error:  # a part that cannot be carried
+            self.error = rolled_back(error, broker.txid)
+            return LastResourceEvent.OUTBOX_REFUSED
+        crash_point("client.outbox.filled")
+        if body:
+            outboxing.state.added(len(body))
+        return LastResourceEvent.OUTBOX_FILLED
+
+    def _void_prepare(self) -> LastResourceEvent:
+        """What may be prepared is rolled back: at once if the broker is there; the resolver makes sure of it."""
+        crash_point("client.outbox.committed")
+        if self.has_asked and not self.is_away:
+            with suppress(TxmqError):
+                self._broker.submit_rollback()
+        return LastResourceEvent.PREPARE_VOIDED
 
     def _commit_database(self) -> LastResourceEvent:
         try:
@@ -205,6 +301,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
                 return LastResourceEvent.PROVED_COMMITTED
             if step is Step.REPORT_ROLLBACK:
                 return LastResourceEvent.PROVED_ROLLED_BACK
+            if step is Step.REPORT_VOID:
+                return LastResourceEvent.PROVED_OUTBOXED
             if self._broker.remaining_s <= until_s:
                 return LastResourceEvent.LOOKUP_FAILED
             self._broker.pause(LOOK_UP_PAUSE_S)
@@ -294,6 +392,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return LastResourceEvent.DATABASE_ENDED
 
     def _send_rollback(self, hazard: Hazard | None = None) -> LastResourceEvent:
+        if self.is_away and not self.has_asked and hazard is None:
+            return LastResourceEvent.BROKER_ROLLED_BACK  # it has nothing of this block
         self.is_acknowledged = False
         for home in self.homes:
             home.submit_rollback()
@@ -305,7 +405,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return found
 
     def _roll_back_here(self, hazard: Hazard | None) -> LastResourceEvent:
-        if isinstance(self.error, TransactionAwayError):
+        if self.is_away or isinstance(self.error, TransactionAwayError):
             return LastResourceEvent.BROKER_UNKNOWN
         try:
             self._broker.rollback(hazard)

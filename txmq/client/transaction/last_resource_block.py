@@ -13,14 +13,16 @@ from typing import Any
 
 from txmq.client.transaction.ending import BlockResolver, Ending, no_part
 from txmq.client.transaction.homes import HomeBranch, RoutedTransaction
-from txmq.client.transaction.last_resource import LastResourceRun
+from txmq.client.transaction.last_resource import THE_BROKER, LastResourceRun
 from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.outboxing import Outboxing
 from txmq.client.transaction.preparing import attach_for_caller
 from txmq.errors import (
     HeuristicCommitError,
     HeuristicMixedError,
     NotOwnerError,
     OutcomeUnknownError,
+    RequestTimeoutError,
     RolledBackError,
     TransactionError,
     TxmqError,
@@ -34,6 +36,8 @@ from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import LastResourceEvent, LastResourceState
 from txmq.xa.last_resource.resolving import Unresolved
 from txmq.xa.last_resource.resource import UsedConnection
+
+DRAINED_PAUSE_S = 0.02
 
 
 class LastResourceBlock:
@@ -57,12 +61,16 @@ class LastResourceBlock:
             self._resource, self._lent = resource
         else:
             self._resource = resource
+        self._outboxing: Outboxing | None = None
+        self._is_outboxed = False  # and was not seen to have left
         self._answered: set[HomeBranch | None] = set()
         self._lock = Lock()  # homes answer in any thread
 
     @property
     def pending(self) -> tuple[str, ...]:
         """("broker",) while the decision has yet to reach the broker, and other homes that it has yet to reach."""
+        if self._is_outboxed:
+            return (THE_BROKER,)
         commit = self.run.commit
         if commit is not None and commit.lines is None:
             self._broker.commits.look_closely()
@@ -76,15 +84,26 @@ class LastResourceBlock:
     def begin(self) -> None:
         """See ``BlockEnding``."""
         broker = self._broker
-        attach_for_caller(broker)
+        outboxing = self._outboxing = self._outboxing_of(self._resource)
+        is_away = outboxing is not None and outboxing.is_away
+        attach_for_caller(broker, is_away=is_away)
         try:
-            self._make_room()
+            if not is_away:
+                self._make_room()
             self._branch = self._resource.enlist(broker.cluster, self._lent)
             self._resolver.add(self._resource)
         except BaseException:
             broker.finished()
             raise
-        self.run = LastResourceRun(broker, self._branch, self._messages, self._told)
+        self.run = LastResourceRun(broker, self._branch, self._messages, self._told, outboxing)
+
+    def _outboxing_of(self, resource: LastResource) -> Outboxing | None:
+        if resource.outbox is None:
+            self._broker.reach()
+            return None
+        outboxing = Outboxing(self._broker, self._messages, resource.outbox, resource.uuid or "")
+        outboxing.begin()
+        return outboxing
 
     def _make_room(self) -> None:
         broker = self._broker
@@ -120,7 +139,10 @@ class LastResourceBlock:
             self._branch.note(body_error)
         run = self.run
         is_sound = body_error is None and run.is_body_sound((self._branch,), failure)
-        state = run.run(LastResourceEvent.BODY_DONE if is_sound else LastResourceEvent.BODY_FAILED)
+        done = LastResourceEvent.BODY_DONE_AWAY if run.is_away else LastResourceEvent.BODY_DONE
+        state = run.run(done if is_sound else LastResourceEvent.BODY_FAILED)
+        if run.is_away:
+            self._resolver.wake()  # it looks for the broker
         outcome, error = self._concluded(state)
         return Ending(outcome, self._in_broker(state, outcome), error, run.interrupt)
 
@@ -138,6 +160,9 @@ class LastResourceBlock:
         broker, run = self._broker, self.run
         if state in (LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING):
             self._committed(state)
+            return (Outcome.COMMITTED, None)
+        if state is LastResourceState.COMMITTED_OUTBOX:
+            self._outboxed()
             return (Outcome.COMMITTED, None)
         if state is LastResourceState.UNKNOWN:
             self._leave(None)
@@ -160,6 +185,42 @@ class LastResourceBlock:
             self._resolver.tell(home.commits)
         if state is LastResourceState.COMMITTED_PENDING:
             self._resolver.wake()
+
+    def _outboxed(self) -> None:
+        """Leave what may be prepared, and the messages, to the resolver."""
+        self._is_outboxed = bool(self._messages)
+        if self.run.has_asked:
+            self._leave(marker_table.OUTBOXED)
+        else:
+            self._broker.finished()
+
+    def await_drained(self, deadline: float) -> bool:
+        """If the messages waited in the outbox, wait until a drainer has taken them.
+
+        Raises:
+            RequestTimeoutError: they wait still, or the database does not say.
+        """
+        if not self._is_outboxed:
+            return False
+        broker = self._broker
+        while self._waits():
+            if broker.home.clock.monotonic() >= deadline:
+                raise RequestTimeoutError("the messages wait in the outbox: the broker is away, or behind")
+            broker.pause(DRAINED_PAUSE_S)
+        self._is_outboxed = False
+        return True
+
+    def _waits(self) -> bool:
+        try:
+            database = self._resource.open_for_resolver(self._broker.cluster)
+        except Exception:  # noqa: BLE001  unreachable, in whatever way of the driver: nothing is known
+            return True
+        try:
+            return database.outbox is None or database.outbox.waits(database.connection, self._broker.txid)
+        except Exception:  # noqa: BLE001
+            return True
+        finally:
+            database.close()
 
     def _told(self, home: HomeBranch | None) -> None:
         """A home has answered to its commit; when all have, the marker is not needed any more."""

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.ending import Ending, no_part
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.preparing import begin_for_caller
+from txmq.client.transaction.refusals import raise_rolled_back
 from txmq.client.transaction.xa_run import XARun
 from txmq.errors import (
     ConnectionLostError,

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, Extensions
+from txmq.client.transaction.broker_side import RETRY_S, BrokerTransaction, Extensions
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.preparing import Preparing
+from txmq.client.transaction.refusals import LOST
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
     NotOwnerError,

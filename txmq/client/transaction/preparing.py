@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, raise_rolled_back
+from txmq.client.transaction.broker_side import RETRY_S, BrokerTransaction
+from txmq.client.transaction.refusals import LOST, raise_rolled_back
 from txmq.errors import (
     ConnectionLostError,
     OverloadedError,
@@ -98,14 +99,14 @@ class Preparing:
             raise
 
 
-def attach_for_caller(broker: BrokerTransaction) -> None:
-    """Have a session before a database begins.
+def attach_for_caller(broker: BrokerTransaction, *, is_away: bool = False) -> None:
+    """Have a session before a database begins; of a broker that is away, the one there is.
 
     Raises:
         RolledBackError: the broker is away, or refuses; nothing happened.
     """
     try:
-        broker.attach()
+        broker.attach(is_away=is_away)
     except TxmqError as error:
         raise_rolled_back(error, None)
 

@@ -28,7 +28,6 @@ from typing import Any
 
 from txmq.client.transaction import local_block
 from txmq.client.transaction.branch_commits import BranchClient
-from txmq.client.transaction.broker_side import LOST
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
 from txmq.client.transaction.external_branch import (
     BranchState,
@@ -41,6 +40,7 @@ from txmq.client.transaction.external_branch import (
     xid_text,
 )
 from txmq.client.transaction.prepared import prepare, resolve
+from txmq.client.transaction.refusals import LOST
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
     ClosedError,

@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, BrokerTransaction, rolled_back
+from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, BrokerTransaction
 from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.parallel import Job, run_all
+from txmq.client.transaction.refusals import rolled_back
 from txmq.errors import (
     BrokerError,
     FencedError,

@@ -23,10 +23,11 @@ from functools import partial
 
 from txmq.client.client import Client
 from txmq.client.home_link import HomeLink
-from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction
+from txmq.client.transaction.broker_side import RETRY_S, BrokerTransaction
 from txmq.client.transaction.homes import HOMES_MAX
 from txmq.client.transaction.messages import EncodedPart
 from txmq.client.transaction.preparing import Preparing
+from txmq.client.transaction.refusals import LOST
 from txmq.client.transport.ports import Broker
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (

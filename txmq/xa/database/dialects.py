@@ -57,6 +57,7 @@ class Dialect:
         placeholder: how most drivers write a parameter.
         read_committed: statement that lets a session lock no more than the rows it changes; empty if that takes none or
             the server's binary log refuses it.
+        why_not_current: why statements of this connection do not see what others have committed before them, or None.
         delete: how a statement that deletes rows by their key begins.
         engines: statement that lists tables (``schema.table``, engine) that cannot roll back in the connection's
             database, or if it has none in the schema that is its parameter; empty if all tables can.
@@ -81,6 +82,7 @@ class Dialect:
     weakness: Callable[[Connection], str | None]
     placeholder: str = "%s"
     read_committed: Callable[[Connection], str] = lambda _connection: ""
+    why_not_current: Callable[[Connection], str | None] = lambda _connection: None
     delete: str = "DELETE FROM {table}"
     engines: str = ""
     engines_two_phase: str = ""
@@ -176,6 +178,23 @@ def _mysql_read_committed(connection: Connection) -> str:
     return "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
+def _mysql_why_not_current(connection: Connection) -> str | None:
+    found = mysql_variables(connection, "transaction_isolation", "tx_isolation")
+    connection.rollback()
+    return _why_not_read_committed(next(iter(found.values()), "unknown"))
+
+
+def _postgresql_why_not_current(connection: Connection) -> str | None:
+    ((found,),) = run(connection, "SHOW default_transaction_isolation")[0]
+    connection.rollback()
+    return _why_not_read_committed(text(found))
+
+
+def _why_not_read_committed(found: str) -> str | None:
+    level = found.replace("-", " ").upper()
+    return None if level == "READ COMMITTED" else f"its transactions are {level}"
+
+
 def _mysql_rolls_back(connection: Connection, error: BaseException) -> bool:
     if _number(error) == 1205:
         return mysql_variables(connection, "innodb_rollback_on_timeout").get("innodb_rollback_on_timeout") == "ON"
@@ -254,6 +273,7 @@ MYSQL = Dialect(
     why_not_idle=_mysql_why_not_idle,
     weakness=_mysql_weakness,
     read_committed=_mysql_read_committed,
+    why_not_current=_mysql_why_not_current,
     # For many keys among few rows a full scan is cheaper: it waits for every open transaction, at any isolation.
     delete="DELETE {table} FROM {table} FORCE INDEX (PRIMARY)",
     engines=_MYSQL_ENGINES + ")",
@@ -274,6 +294,7 @@ POSTGRESQL = Dialect(
     table_options="",
     short_waits="SET lock_timeout = '1s'",
     read_committed=lambda _connection: "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    why_not_current=_postgresql_why_not_current,
     why_not_idle=_postgresql_why_not_idle,
     weakness=_postgresql_weakness,
     # Others leave it open to doubt what became of it: 25P02 is a statement that failed, in a transaction still open.

@@ -30,8 +30,9 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
-from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error
+from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, run
 from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
+from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.sqlite_file import main_file
 
 CHECK_EVERY_S = 60.0
@@ -47,6 +48,7 @@ class DatabaseSession:
         checked: when that was, on the monotonic clock.
         is_bound_to_thread: only the thread that opened it may use it.
         takes_packets: several statements may be sent to it in one text (``mysql_server.send``).
+        outbox: the tables for messages of the database's own; None if the resource has none.
         begun_at: when the next transaction was begun on it ahead of time, on the monotonic clock; the results of that
             are unread.
     """
@@ -58,12 +60,14 @@ class DatabaseSession:
         "clock_ahead_ms",
         "connection",
         "is_bound_to_thread",
+        "outbox",
         "table",
         "takes_packets",
     )
 
     def __init__(self, connection: Any, table: MarkerTable) -> None:
         self.connection, self.table = connection, table
+        self.outbox: OutboxTables | None = None
         self.clock_ahead_ms, self.takes_packets, self.is_bound_to_thread = 0, False, False
         self.checked = self.begun_at = float("-inf")
 
@@ -107,11 +111,13 @@ class Demands:
         allow_weak_durability: accept a database that may lose an acknowledged commit.
         ignore_tables: tables (``table`` or ``schema.table``) that may be of an engine that cannot roll back.
         two_phase: its engines must be able to prepare, too.
+        outbox: it has tables for messages, and its connections see what others have committed.
     """
 
     allow_weak_durability: bool = False
     ignore_tables: Collection[str] = ()
     two_phase: bool = False
+    outbox: bool = False
 
 
 class Installation:
@@ -130,7 +136,7 @@ class Installation:
             raise ConfigError(f"resource {name!r}: ignore_tables= takes a list of names, not one text")
         self.name, self.uuid = name, None  # type: str, str | None
         self.table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
-        self._has_privileges = self._is_server_checked = False
+        self._has_privileges = self._is_server_checked = self._has_outbox = False
         self._own: WeakSet[DatabaseSession] = WeakSet()
         watch_forks(self)
 
@@ -152,6 +158,9 @@ class Installation:
         if table.identity(connection) is None:
             self._put_identity(connection, table, DatabaseIdentity(self.name, f"{random.bits(128):032x}", ""))
         self._check_identity(connection, table, cluster)
+        if self._demands.outbox:
+            with self._named(connection, table, ": its outbox cannot be created"):
+                OutboxTables.beside(table).create(connection, f"{random.bits(128):032x}")
         known, found = table.known_server(connection), table.found_server(connection)
         if known is None or (adopt and known != found):
             table.put_server(connection, found)
@@ -168,8 +177,11 @@ class Installation:
             return path
         raise ConfigError(f"resource {self.name!r}: a database in memory is gone with its process; give it a file")
 
-    def verify(self, connection: Any, cluster: str) -> DatabaseSession:
+    def verify(self, connection: Any, cluster: str | None) -> DatabaseSession:
         """Make sure that a transaction may begin on this connection.
+
+        Args:
+            cluster: that the database is to belong to; None for any.
 
         Raises:
             TransactionStateError: it is in autocommit or in a transaction.
@@ -186,8 +198,40 @@ class Installation:
         self._check_privileges(connection, table)
         self._check_server(connection, table)
         session = DatabaseSession(connection, table)
+        if self._demands.outbox:
+            session.outbox = self._outbox_on(connection, table)
         self.recheck(session)
         return session
+
+    def _outbox_on(self, connection: Connection, table: MarkerTable) -> OutboxTables:
+        outbox = OutboxTables.beside(table)
+        with self._named(connection, table, " has no outbox that can be read; call install() once with outbox=True"):
+            if not self._has_outbox and not outbox.is_there(connection):
+                raise ConfigError(f"resource {self.name!r} has no outbox; call install() once with outbox=True")
+        self._has_outbox = True
+        return outbox
+
+    def read_committed(self, session: DatabaseSession) -> None:
+        """Make a connection of the resource's own see what others have committed. Outside any transaction."""
+        statement = session.table.dialect.read_committed(session.connection)
+        if statement:
+            run(session.connection, statement)
+            session.connection.commit()  # PostgreSQL takes a SET back with its transaction
+        self.require_current(session)
+
+    def require_current(self, session: DatabaseSession) -> None:
+        """Refuse a connection that would not see which messages wait in the outbox. Outside any transaction.
+
+        Raises:
+            ConfigError: its transactions look at a snapshot.
+        """
+        why = session.table.dialect.why_not_current(session.connection)
+        if why is not None:
+            raise ConfigError(
+                f"resource {self.name!r} has an outbox, and this connection would not see what waits in it: {why}; "
+                "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED (of MariaDB with binlog_format other than "
+                "STATEMENT)"
+            )
 
     def _table_on(self, connection: Connection) -> MarkerTable:
         table = MarkerTable.on(connection, self.table, self._dialect)

@@ -6,16 +6,21 @@ first: the primary key lets exactly one of the two in. If that insert is acknowl
 more: rolled back, for good. If it meets the owner's row, that one is read in a new transaction which also writes to it
 and commits, so that it is durable before it is reported.
 
+Of an outboxed transaction the owner's row says so: the rows are committed, the messages wait beside them
+(``outbox_tables``), and whatever the broker has prepared is void.
+
 Tables::
 
-    <table>          txid (primary key), outcome ('committed' | 'rolled-back'), deadline_ms, written_ms, seen
+    <table>          txid (primary key), outcome ('committed' | 'rolled-back' | 'outboxed'), deadline_ms, written_ms,
+                     seen
     <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
     <table>_server   id (always 1), fingerprint of the known server (``fingerprint``)
 
 Invariants:
     * absence proves a rollback in the known server only, and the rolled-back row gets in there only; the row of the
       known server may change, and stands beside the identity's, which writers lock at REPEATABLE READ;
-    * an outcome never changes; only the marker sweep deletes a row (``marker_sweep.py``);
+    * an outcome that is committed never changes; only the marker sweep deletes a row (``marker_sweep.py``), and an
+      outboxed one its own (``outbox_tables``);
     * the owner's row gets in only if the identity is the expected one, and before the deadline on the database's
       clock; both are conditions of the INSERT itself;
     * rows are deleted by their keys, at most EXPIRED_SIZE at once: writers of other rows do not wait for it;
@@ -37,10 +42,13 @@ from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of
 from txmq.xa.database.fingerprint import StrangeServerError, fingerprint
 from txmq.xa.database.sqlite_turns import WriterTurn
 
-COMMITTED, ROLLED_BACK = "committed", "rolled-back"
+COMMITTED, ROLLED_BACK, OUTBOXED = "committed", "rolled-back", "outboxed"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
 EXPIRED_SIZE = 500  # rows in one DELETE
-_LITERAL = re.compile(r"[0-9A-Za-z.-]{1,200}\Z")
+_LITERAL = re.compile(r"[0-9A-Za-z._-]{1,220}\Z|\*\Z")
+
+Condition = tuple[str, list[str]]
+"""Of an INSERT, as SQL with ``?`` for its parameters, and these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +85,14 @@ class MarkerTable:
     """The statements on one database's tables. Has no connection of its own and keeps no state.
 
     Attributes:
+        mark: how the driver writes a parameter.
         place: in the queue of the writers to an SQLite file; None for any other database.
     """
 
     def __init__(self, table: str, dialect: Dialect, placeholder: str) -> None:
         if not is_valid_table(table):
             raise ConfigError(f"table={table[:80]!r}: expected letters, digits and '_', at most 48, or schema.table")
-        self.dialect, self.name, self._mark = dialect, table, placeholder
+        self.dialect, self.name, self.mark = dialect, table, placeholder
         self._known_server = f"SELECT fingerprint FROM {table}_server WHERE id = 1"  # noqa: S608
         self._delete = dialect.delete.format(table=table)
         self.place: WriterTurn | None = None
@@ -92,6 +101,7 @@ class MarkerTable:
             f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, 0 FROM {table}_identity "
             f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?"
         )
+        self._insert_outboxed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{OUTBOXED}'")
 
     @classmethod
     def on(cls, connection: Connection, table: str, dialect_name: str | None) -> MarkerTable:
@@ -226,35 +236,84 @@ class MarkerTable:
         ((now_ms,),) = self._read(connection, f"SELECT {self.dialect.now_ms}")
         return int(now_ms)
 
-    def insert_committed(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
+    def insert_committed(
+        self, connection: Connection, txid: str, uuid: str, deadline_ms: int, condition: Condition | None = None
+    ) -> bool:
         """The owner's row, in the transaction that is open.
 
         Args:
             deadline_ms: on the database's clock.
+            condition: one more.
 
         Returns:
-            False if the deadline has passed, or the database is not ``uuid``: nothing was inserted.
+            False if nothing was inserted (``why_refused``): the deadline has passed, the database is not ``uuid``, or
+            the condition does not hold.
 
         Raises:
             the driver's IntegrityError: a resolver has resolved the transaction before.
         """
-        _, count = run(connection, self._insert_committed, (txid, deadline_ms, uuid, deadline_ms))
+        statement, parameters = self._insert_committed, [txid, deadline_ms, uuid, deadline_ms]
+        if condition is not None:
+            statement = f"{statement} AND {self._written(condition[0])}"
+            parameters += condition[1]
+        _, count = run(connection, statement, parameters)
         return count == 1
 
-    def insert_committed_statement(self, txid: str, uuid: str, deadline_ms: int) -> str:
+    def insert_committed_statement(
+        self, txid: str, uuid: str, deadline_ms: int, condition: Condition | None = None
+    ) -> str:
         """The same row as SQL without parameters, to be sent together with other statements.
 
         Raises:
-            ValueError: txid or uuid are not what they are called.
+            ValueError: txid, uuid or a parameter of the condition are not what they are called.
         """
-        if not _LITERAL.match(txid) or not _LITERAL.match(uuid):
-            raise ValueError(f"not to be written into SQL: {txid[:80]!r}, {uuid[:80]!r}")
+        words = [txid, uuid] if condition is None else [txid, uuid, *condition[1]]
+        if not all(map(_LITERAL.match, words)):
+            raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in words[:8])}")
         now = self.dialect.now_ms
-        return (
+        statement = (
             f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
             f"SELECT '{txid}', '{COMMITTED}', {int(deadline_ms)}, {now}, 0 FROM {self.name}_identity "
             f"WHERE id = 1 AND uuid = '{uuid}' AND {now} < {int(deadline_ms)}"
         )
+        if condition is None:
+            return statement
+        literals = iter(condition[1])
+        return f"{statement} AND " + "".join(
+            f"'{next(literals)}'" if piece == "?" else piece for piece in re.split(r"(\?)", condition[0])
+        )
+
+    def why_refused(self, connection: Connection, uuid: str, deadline_ms: int) -> str:
+        """Why the owner's row did not get in: "late", "strange" (another database), or "condition".
+
+        In the transaction that is open. What the condition looked at may have changed since.
+        """
+        ((why,),) = self._run(
+            connection,
+            f"SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM {self.name}_identity WHERE id = 1 AND uuid = ?) "  # noqa: S608
+            f"THEN 'strange' WHEN {self.dialect.now_ms} >= ? THEN 'late' ELSE 'condition' END",
+            (uuid, deadline_ms),
+        )[0]
+        return text(why)
+
+    def insert_outboxed(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
+        """As ``insert_committed``, for a transaction whose messages are beside its rows."""
+        _, count = run(connection, self._insert_outboxed, (txid, deadline_ms, uuid, deadline_ms))
+        return count == 1
+
+    def make_outboxed(self, connection: Connection, txid: str) -> bool:
+        """Make the owner's uncommitted row an outboxed one, in the transaction that is open."""
+        _, count = self._run(
+            connection,
+            f"UPDATE {self.name} SET outcome = '{OUTBOXED}' WHERE txid = ? AND outcome = '{COMMITTED}'",  # noqa: S608
+            (txid,),
+        )
+        return count == 1
+
+    def outcome_of(self, connection: Connection, txid: str) -> str | None:
+        """The outcome that stands in the row of ``txid``, committed or not by the broker; None without a row."""
+        rows = self._read(connection, f"SELECT outcome FROM {self.name} WHERE txid = ?", (txid,))  # noqa: S608
+        return text(rows[0][0]) if rows else None
 
     def touch(self, connection: Connection) -> None:
         """Commit a small write, so that earlier work is durable, too. Own transaction; MySQL and MariaDB."""
@@ -369,4 +428,4 @@ class MarkerTable:
 
     def _written(self, operation: str) -> str:
         """As the driver wants its parameters marked."""
-        return operation if self._mark == "?" else operation.replace("?", self._mark)
+        return operation if self.mark == "?" else operation.replace("?", self.mark)

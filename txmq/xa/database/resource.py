@@ -76,7 +76,7 @@ class DatabaseResource(ABC, Generic[S]):
         """Keep a connection whose transaction has ended."""
         self._pool.give_back(session)
 
-    def _open(self, cluster: str, connect: Callable[[], Any] | None = None) -> S:
+    def _open(self, cluster: str | None, connect: Callable[[], Any] | None = None) -> S:
         connection = (connect or self._connect)()
         try:
             session = self._verified(connection, cluster)
@@ -91,5 +91,5 @@ class DatabaseResource(ABC, Generic[S]):
         """Refuse a connection of a driver that this kind of resource cannot use."""
 
     @abstractmethod
-    def _verified(self, connection: Any, cluster: str) -> S:
+    def _verified(self, connection: Any, cluster: str | None) -> S:
         """The session on a connection on which a transaction may begin (``Installation.verify``)."""

@@ -15,7 +15,8 @@ Invariants:
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from txmq.errors import HeuristicHazardError, RolledBackError, TransactionError, TransactionTimeoutError
@@ -26,7 +27,9 @@ from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error, run
 from txmq.xa.database.guarded_connection import Guard, GuardedConnection
 from txmq.xa.database.installation import DatabaseSession, Installation
+from txmq.xa.database.marker_table import Condition
 from txmq.xa.database.mysql_server import discard_results, send
+from txmq.xa.database.outbox_tables import OutboxKey
 from txmq.xa.database.sqlite_turns import WriterTurn
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
@@ -69,6 +72,7 @@ class Branch:
         knows_state = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
         self._guard = Guard((lambda: connection.in_transaction) if knows_state else None)
         self._has_savepoint = True  # txmq has not released it
+        self._has_marker = False
         self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
         self._has_let_go = False  # of the connection, which may be another block's by now
         is_begun, checked = self._is_begun(session), session.checked
@@ -119,15 +123,13 @@ class Branch:
             HeuristicError: the body ended the transaction by itself: its earlier work may be committed.
         """
         self._guard.end()
-        connection = self._session.connection
         if self._guard.error is not None:
             raise self._failed(f"a statement failed: {self._guard.error}", self._guard.error)
+        if not self._session.takes_packets:
+            self._release()
+            return
         try:
-            if self._session.takes_packets:
-                discard_results(connection)  # of a statement that the body did not wait for
-            else:
-                run(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
-                self._has_savepoint = False
+            discard_results(self._session.connection)  # of a statement that the body did not wait for
         except Exception as error:
             raise self._not_released(error) from error
 
@@ -159,36 +161,58 @@ class Branch:
         """Note an exception of the body: its causes may be errors that the guard did not see."""
         self._guard.note(error)
 
-    def insert_marker(self, txid: str, timeout_s: float) -> None:
-        """Put the committed marker into the open transaction.
+    def insert_marker(self, txid: str, timeout_s: float, keys: Collection[OutboxKey] = ()) -> bool:
+        """Put the committed marker into the open transaction, unless an earlier message of these keys waits there.
 
         Args:
             timeout_s: from the beginning of the transaction, by the database's clock.
+            keys: of the block's messages, if the resource has an outbox.
+
+        Returns:
+            False if one waits: this block's messages are to wait behind it (``fill_outbox``).
 
         Raises:
             TransactionTimeoutError: the deadline has passed on the database's clock.
             RolledBackError: a resolver was faster, or the statement failed.
             HeuristicError: as ``end_body``.
         """
-        session, deadline_ms = self._session, self._deadline_base_ms + int(timeout_s * 1000)
-        uuid = self.resource.uuid or ""
+        deadline_ms, outbox = self._deadline_ms(timeout_s), self._session.outbox
+        condition = outbox.nobody_waits(keys) if outbox is not None and keys else None
+        with self._marking(txid):
+            self._has_marker = self._insert_marker(txid, deadline_ms, condition)
+            if not self._has_marker:
+                self._require_condition(txid, deadline_ms, condition)
+        return self._has_marker
+
+    def _deadline_ms(self, timeout_s: float) -> int:
+        return self._deadline_base_ms + int(timeout_s * 1000)
+
+    def _insert_marker(self, txid: str, deadline_ms: int, condition: Condition | None) -> bool:
+        session, uuid = self._session, self.resource.uuid or ""
+        if session.takes_packets:
+            return self._insert_with_release(txid, uuid, deadline_ms, condition)
+        return session.table.insert_committed(session.connection, txid, uuid, deadline_ms, condition)
+
+    def _require_condition(self, txid: str, deadline_ms: int, condition: Condition | None) -> None:
+        """Raise TransactionTimeoutError unless it was the condition that kept the marker out."""
+        session, uuid = self._session, self.resource.uuid or ""
+        if condition is None or session.table.why_refused(session.connection, uuid, deadline_ms) != "condition":
+            raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
+
+    @contextmanager
+    def _marking(self, txid: str) -> Iterator[None]:
         try:
-            if session.takes_packets:
-                is_in = self._insert_with_release(txid, uuid, deadline_ms)
-            else:
-                is_in = session.table.insert_committed(session.connection, txid, uuid, deadline_ms)
+            yield
         except TransactionError:
             raise
         except Exception as error:
             if is_integrity_error(error):
                 raise RolledBackError("a resolver has rolled it back: the owner was taken for gone", txid) from error
             raise self._failed(f"the marker row was refused: {error}", error, txid) from error
-        if not is_in:
-            raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
 
-    def _insert_with_release(self, txid: str, uuid: str, deadline_ms: int) -> bool:
+    def _insert_with_release(self, txid: str, uuid: str, deadline_ms: int, condition: Condition | None) -> bool:
         """In one packet, of which the server does nothing after a failure: no marker if the savepoint is gone."""
-        insert = self._session.table.insert_committed_statement(txid, uuid, deadline_ms)
+        insert = self._session.table.insert_committed_statement(txid, uuid, deadline_ms, condition)
         released, error = send(
             self._session.connection, (f"RELEASE SAVEPOINT {_SAVEPOINT}", insert), in_one_packet=True
         )
@@ -196,6 +220,37 @@ class Branch:
         if error is not None:
             raise error if released else self._not_released(error) from error
         return released[1] == 1
+
+    def fill_outbox(self, txid: str, timeout_s: float, batches: bytes, keys: Collection[OutboxKey]) -> None:
+        """Put the block's messages beside its rows, and see to an outboxed marker, in the open transaction.
+
+        Args:
+            timeout_s: as of ``insert_marker``.
+
+        Raises: as ``insert_marker``.
+        """
+        session = self._session
+        outbox, table = session.outbox, session.table
+        assert outbox is not None
+        with self._marking(txid):
+            if self._has_savepoint:
+                self._release()
+            if self._has_marker:
+                is_in = table.make_outboxed(session.connection, txid)
+            else:
+                deadline_ms = self._deadline_ms(timeout_s)
+                is_in = table.insert_outboxed(session.connection, txid, self.resource.uuid or "", deadline_ms)
+            if not is_in:
+                raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
+            if keys:
+                outbox.add(session.connection, txid, batches, keys)
+
+    def _release(self) -> None:
+        try:
+            run(self._session.connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        except Exception as error:
+            raise self._not_released(error) from error
+        self._has_savepoint = False
 
     def commit(self) -> None:
         """Commit rows and marker.

@@ -4,15 +4,20 @@
  INSERT --INSERTED---------------------> REPORT_ROLLBACK --REPORTED--> RESOLVED
    |  \\--DUPLICATE--> READ --ROLLED_BACK----^   |
    |                   | \\---COMMITTED--> REPORT_COMMIT --REPORTED--> RESOLVED
+   |                   | \\---OUTBOXED---> REPORT_VOID ----REPORTED--> RESOLVED
    |                   |                        |
    +------FAILED-------+--------FAILED----------+--> UNDECIDED: again later
    |
    +--STRANGE--> READ_ELSEWHERE --COMMITTED--> REPORT_COMMIT
+                       | \\------OUTBOXED----> REPORT_VOID
                        \\--FAILED--> UNDECIDED
 ```
 
-STRANGE: perhaps a copy of the database answers. A committed marker proves a commit wherever it is found; no other row,
-    and no missing one, proves anything there.
+OUTBOXED: the rows are committed, and the messages wait in the outbox beside them. What the broker may have prepared is
+    void, and is rolled back there.
+
+STRANGE: perhaps a copy of the database answers. A committed or outboxed marker proves that the rows are committed
+    wherever it is found; no other row, and no missing one, proves anything there.
 
 CONTRADICTED: the broker decided otherwise.
 
@@ -42,6 +47,7 @@ class Step(enum.Enum):
     READ_ELSEWHERE = "look for a committed marker where absence proves nothing"
     REPORT_COMMIT = "report the commit to the broker"
     REPORT_ROLLBACK = "report the rollback to the broker"
+    REPORT_VOID = "report to the broker that its part is void: the messages wait in the outbox"
     RESOLVED = "resolved"
     UNDECIDED = "undecided"
     CONTRADICTED = "contradicted"
@@ -55,6 +61,7 @@ class Found(enum.Enum):
     STRANGE = "not the known server"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
+    OUTBOXED = "outboxed"
     REPORTED = "reported"
     CONTRADICTED = "contradicted"
     FAILED = "failed"
@@ -68,8 +75,10 @@ TRANSITIONS: dict[tuple[Step, Found], Step] = {
     (_S.INSERT, _F.FAILED): _S.UNDECIDED,
     (_S.READ, _F.COMMITTED): _S.REPORT_COMMIT,
     (_S.READ, _F.ROLLED_BACK): _S.REPORT_ROLLBACK,
+    (_S.READ, _F.OUTBOXED): _S.REPORT_VOID,
     (_S.READ, _F.FAILED): _S.UNDECIDED,
     (_S.READ_ELSEWHERE, _F.COMMITTED): _S.REPORT_COMMIT,
+    (_S.READ_ELSEWHERE, _F.OUTBOXED): _S.REPORT_VOID,
     (_S.READ_ELSEWHERE, _F.FAILED): _S.UNDECIDED,
     (_S.REPORT_COMMIT, _F.REPORTED): _S.RESOLVED,
     (_S.REPORT_COMMIT, _F.CONTRADICTED): _S.CONTRADICTED,
@@ -77,6 +86,9 @@ TRANSITIONS: dict[tuple[Step, Found], Step] = {
     (_S.REPORT_ROLLBACK, _F.REPORTED): _S.RESOLVED,
     (_S.REPORT_ROLLBACK, _F.CONTRADICTED): _S.CONTRADICTED,
     (_S.REPORT_ROLLBACK, _F.FAILED): _S.UNDECIDED,
+    (_S.REPORT_VOID, _F.REPORTED): _S.RESOLVED,
+    (_S.REPORT_VOID, _F.CONTRADICTED): _S.CONTRADICTED,
+    (_S.REPORT_VOID, _F.FAILED): _S.UNDECIDED,
 }
 
 
@@ -106,8 +118,8 @@ def prove(database: Prover, txid: str, deadline_ms: int) -> tuple[Step, Exceptio
         deadline_ms: of the transaction; the rolled-back row is kept until long after it.
 
     Returns:
-        REPORT_COMMIT or REPORT_ROLLBACK: proved and durable. UNDECIDED, with what stood in the way: nothing is known,
-        and the connection should be closed.
+        REPORT_COMMIT, REPORT_ROLLBACK or REPORT_VOID: proved and durable. UNDECIDED, with what stood in the way:
+        nothing is known, and the connection should be closed.
     """
     error: Exception | None = None
     step = Step.INSERT
@@ -136,19 +148,22 @@ def _insert(database: Prover, txid: str, deadline_ms: int) -> Found:
 
 
 def _read_elsewhere(database: Prover, txid: str, _deadline_ms: int) -> Found:
-    is_committed = database.table.read_durably(database.connection, txid) == marker_table.COMMITTED
-    return Found.COMMITTED if is_committed else Found.FAILED
+    return _COMMITS.get(database.table.read_durably(database.connection, txid), Found.FAILED)
 
 
 def _read(database: Prover, txid: str, _deadline_ms: int) -> Found:
     outcome = database.table.read_durably(database.connection, txid)
-    if outcome == marker_table.COMMITTED:
+    if outcome in _COMMITS:
         crash_point("resolver.read_committed")
-        return Found.COMMITTED
+        return _COMMITS[outcome]
     # A row that has gone was removed by a resolver that had resolved the transaction: the broker says so next time.
     return Found.ROLLED_BACK if outcome == marker_table.ROLLED_BACK else Found.FAILED
 
 
+_COMMITS: dict[str | None, Found] = {
+    marker_table.COMMITTED: Found.COMMITTED,
+    marker_table.OUTBOXED: Found.OUTBOXED,
+}
 _IN_DATABASE: dict[Step, Callable[[Prover, str, int], Found]] = {
     Step.INSERT: _insert,
     Step.READ: _read,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error
 from txmq.xa.database.marker_table import MarkerTable
+from txmq.xa.database.outbox_tables import OutboxTables
 
 
 def _nothing() -> None:
@@ -18,7 +19,7 @@ class Unresolved(NamedTuple):
     """A transaction of this process whose end has yet to reach the broker."""
 
     txid: str
-    outcome: str | None  # marker.COMMITTED, marker.ROLLED_BACK, or None: the marker table is to be asked
+    outcome: str | None  # COMMITTED, ROLLED_BACK or OUTBOXED of ``marker_table``; None: the table is to be asked
     deadline_ms: int
     on_resolved: Callable[[], None] = _nothing
     of: str | None = None  # the transaction of whose marker it is a part at another home
@@ -35,6 +36,7 @@ class ResolvingConnection(NamedTuple):
     connection: Any
     table: MarkerTable
     uuid: str
+    outbox: OutboxTables | None = None
 
     def is_duplicate(self, error: Exception) -> bool:
         """Whether an INSERT failed because the row is there."""
@@ -49,8 +51,10 @@ class ResolvingConnection(NamedTuple):
         self.table.delete_committed(self.connection, txids)
 
     def delete_expired(self) -> None:
-        """Remove rolled-back markers that are old enough."""
+        """Remove rolled-back and outboxed markers that are old enough."""
         self.table.delete_expired_rolled_back(self.connection)
+        if self.outbox is not None:
+            self.outbox.delete_expired_markers(self.connection)
 
     def close(self) -> None:
         """End the session."""

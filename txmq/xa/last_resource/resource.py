@@ -25,11 +25,13 @@ from txmq.xa.database.dbapi import driver_of, may_change_threads, run
 from txmq.xa.database.dialects import limit_lock_waits
 from txmq.xa.database.installation import DatabaseSession, Demands
 from txmq.xa.database.marker_sweep import FINISHED_MAX
+from txmq.xa.database.marker_table import OUTBOXED
 from txmq.xa.database.mysql_server import sends_packets
 from txmq.xa.database.resource import DatabaseResource
 from txmq.xa.database.sqlite_file import open_existing
 from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, WriterTurn
 from txmq.xa.last_resource.branch import Branch
+from txmq.xa.last_resource.outbox import OutboxOptions, OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
 
 RESOLVE_WAIT_S = 1.0  # for a lock, by a resolver
@@ -47,6 +49,12 @@ class LastResource(DatabaseResource[DatabaseSession]):
             was sent.
         ignore_tables: tables (``table`` or ``schema.table``) that no transaction writes to: theirs may be an engine
             that cannot roll back.
+        outbox: while the broker is away, keep the messages of a block beside its rows, in tables of the same database;
+            a drainer takes them to the broker, in order (docs/how-to/outbox.md). Options in place of True; the tables
+            are created by ``install``.
+
+    Attributes:
+        outbox: its outbox, as this process knows it; None without one.
 
     Thread safety: yes. Threads share the idle connections, but for those of drivers that bind them to a thread.
     """
@@ -54,11 +62,13 @@ class LastResource(DatabaseResource[DatabaseSession]):
     def __init__(
         self, name: str, connect: Callable[[], Any], *, dialect: str | None = None, table: str = "txmq_marker",
         allow_weak_durability: bool = False, ignore_tables: Collection[str] = (), clock: Clock | None = None,
-        random: Random | None = None,
+        random: Random | None = None, outbox: bool | OutboxOptions = False,
     ) -> None:  # fmt: skip
-        demands = Demands(allow_weak_durability, ignore_tables)
+        demands = Demands(allow_weak_durability, ignore_tables, outbox=bool(outbox))
         super().__init__(name, connect, table, dialect, demands, clock, random)
         self._sqlite: tuple[ModuleType | None, str] | None = None  # driver and file, once seen
+        options = outbox if isinstance(outbox, OutboxOptions) else OutboxOptions()
+        self.outbox = OutboxState(options, self.clock, f"{self._random.bits(64):016x}") if outbox else None
         self.turns = SQLiteWriterQueue()  # of SQLite's writers; others lock rows
         # For the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unresolved: deque[Unresolved] = deque()
@@ -101,12 +111,32 @@ class LastResource(DatabaseResource[DatabaseSession]):
             close_connection(session.connection)
             raise
 
+    def open_for_operator(self) -> ResolvingConnection:
+        """A verified connection, whatever the cluster is: the broker may be away.
+
+        Raises:
+            Exception: unreachable, in whatever way.
+        """
+        return self._resolving(self._open(None))
+
+    def _open(self, cluster: str | None, connect: Callable[[], Any] | None = None) -> DatabaseSession:
+        session = super()._open(cluster, connect)
+        if self.outbox is not None:
+            try:
+                self.installation.read_committed(session)
+            except BaseException:
+                close_connection(session.connection)
+                raise
+        return session
+
     def _enlist_lent(self, cluster: str, connection: Any) -> Branch:
         session = self._lent.recall(connection, cluster)
         if session is None:
             session = self._verified(connection, cluster)
         else:
             self.installation.require_idle(connection, session.table)
+        if self.outbox is not None:
+            self.installation.require_current(session)
         branch = Branch(self, session, is_own=False)
         self._lent.remember(session, cluster)
         return branch
@@ -122,10 +152,27 @@ class LastResource(DatabaseResource[DatabaseSession]):
             if not self._knows_sqlite():
                 limit_lock_waits(session.connection, session.table.dialect)
                 session.connection.commit()  # PostgreSQL takes a SET back with its transaction
-                return ResolvingConnection(session.connection, session.table, self.installation.required_uuid)
+                return self._resolving(session)
             close_connection(session.connection)
         session = self._open(cluster, self._open_existing_sqlite)
-        return ResolvingConnection(session.connection, session.table, self.installation.required_uuid)
+        return self._resolving(session)
+
+    def _resolving(self, session: DatabaseSession) -> ResolvingConnection:
+        return ResolvingConnection(session.connection, session.table, self.installation.required_uuid, session.outbox)
+
+    def is_outboxed(self, cluster: str, txid: str) -> bool:
+        """Whether the rows of a transaction are committed, and its messages wait here, or went through here.
+
+        Raises:
+            Exception: unreachable, in whatever way; nothing is known.
+        """
+        if self.outbox is None:
+            return False
+        database = self.open_for_resolver(cluster)
+        try:
+            return database.table.outcome_of(database.connection, txid) == OUTBOXED
+        finally:
+            database.close()
 
     def _knows_sqlite(self) -> bool:
         return self._sqlite is not None
@@ -139,12 +186,14 @@ class LastResource(DatabaseResource[DatabaseSession]):
     def _check_driver(self, connection: Any) -> None:
         """Accept any driver."""
 
-    def _verified(self, connection: Any, cluster: str) -> DatabaseSession:
+    def _verified(self, connection: Any, cluster: str | None) -> DatabaseSession:
         session = self.installation.verify(connection, cluster)
         if session.table.dialect.name == "sqlite":
             self._sqlite = driver_of(connection), self.installation.sqlite_path(connection)
             ((busy_timeout_ms,),) = run(connection, "PRAGMA busy_timeout")[0]
             session.table.place = WriterTurn(self.turns, busy_timeout_ms)
+            if session.outbox is not None:
+                session.outbox.place = session.table.place
         session.takes_packets = sends_packets(connection)
         session.is_bound_to_thread = not may_change_threads(connection)
         return session

@@ -7,6 +7,8 @@ makes it safe. Due ones are proved by the database (``proof.prove``), oldest fir
 broker at once: a commit may have to wait for an earlier one of the same rows, so none is waited for before the rest is
 sent. Those that this process itself left (``LastResource.unresolved``) are always due.
 
+Then the messages that wait in the database are taken to the broker, for a while (``drainer``).
+
 Committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after their deadline.
 
 Invariants:
@@ -49,6 +51,7 @@ from txmq.xa.broker_port import (
 from txmq.xa.database import marker_table
 from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.last_resource.drainer import Drainer
 from txmq.xa.last_resource.proof import Step, prove
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
 from txmq.xa.last_resource.resource import LastResource
@@ -61,6 +64,14 @@ class _Reported(NamedTuple):
     item: Unresolved
     step: Step
     answer: Answer
+
+
+_OUTCOMES = {
+    Step.REPORT_COMMIT: marker_table.COMMITTED,
+    Step.REPORT_ROLLBACK: marker_table.ROLLED_BACK,
+    Step.REPORT_VOID: marker_table.OUTBOXED,
+}
+_STEPS = {outcome: step for step, outcome in _OUTCOMES.items()}
 
 
 def is_due(listed: Mapping[str, Any]) -> bool:
@@ -87,13 +98,16 @@ class LastResourceResolver:
         self._database: ResolvingConnection | None = None
         self._sweep = MarkerSweep(client, clock, homes, resource.finished, resource.name)
         self._reporter = Reporter(client, resource, TransactionKind.LAST_RESOURCE, clock)
+        self._drainer: Drainer | None = None
+        self.has_more = False  # messages wait that can be sent now
         self._is_reached = False  # in this round
         self._is_strange = False  # the database may be a copy, and that was logged
         self._log = get_logger(resource=resource.name)
 
     def round(self) -> set[str]:
-        """Resolve what is due, then remove markers. Returns the txids that were resolved."""
+        """Resolve what is due, remove markers, drain the outbox. Returns the txids that were resolved."""
         was_failing, self.has_failed, self.problem = self.has_failed, False, None
+        self.has_more = False
         self._is_reached = False
         resolved: set[str] = set()
         left = {item.txid: item for item in self._own()}
@@ -104,6 +118,7 @@ class LastResourceResolver:
             left.update((item.txid, item) for item in self._due() if item.txid not in own)
             resolved = self._resolve(left)
             self._clean_up()
+            self._drain()
         except ClosedError:
             raise
         except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
@@ -178,7 +193,7 @@ class LastResourceResolver:
 
     def _prove(self, item: Unresolved) -> Step:
         if item.outcome is not None:
-            return Step.REPORT_COMMIT if item.outcome == marker_table.COMMITTED else Step.REPORT_ROLLBACK
+            return _STEPS[item.outcome]
         step, error = prove(self._open(), item.marker, item.deadline_ms)
         if isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
             self._failed("rollback not proved", error, is_new=not self._is_strange)
@@ -188,7 +203,7 @@ class LastResourceResolver:
             self.close()
         else:
             self._is_reached = True
-            self._is_strange = self._is_strange and step is Step.REPORT_COMMIT
+            self._is_strange = self._is_strange and step is not Step.REPORT_ROLLBACK
         return step
 
     def _report(self, txid: str, step: Step) -> Answer:
@@ -210,7 +225,7 @@ class LastResourceResolver:
         else:
             crash_point("resolver.told_broker")
             is_committed = reported.step is Step.REPORT_COMMIT
-            self._log.info("transaction resolved", txid=txid, outcome="committed" if is_committed else "rolled-back")
+            self._log.info("transaction resolved", txid=txid, outcome=_OUTCOMES[reported.step])
             if is_committed and self._homes.is_lone:  # otherwise other homes may have to ask the marker
                 self.resource.finished.append(txid)
         reported.item.on_resolved()
@@ -222,8 +237,28 @@ class LastResourceResolver:
             # The rows are there and the broker has given the messages up: an operator did, or data was lost. The
             # committed marker is kept as the proof.
             self._log.error("heuristic: rows committed, messages are not", txid=txid, error=str(error))
+        elif step is Step.REPORT_VOID and isinstance(error, TransactionConflictError):
+            # An operator has committed what the outbox sends, too.
+            self._log.error("heuristic: messages committed, and in the outbox as well", txid=txid, error=str(error))
         else:
             self._log.info("transaction was resolved by another process", txid=txid, error=str(error))
+
+    # --- the outbox --------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        state = self.resource.outbox
+        if state is None:
+            return
+        drainer = self._drainer
+        if drainer is None:
+            uuid = self.resource.uuid or self._open().uuid
+            drainer = self._drainer = Drainer(self._client, state, uuid, self.resource.name, self._clock)
+        if drainer.is_due:
+            try:
+                self.has_more = drainer.round(self._open())
+            except Exception:
+                self.close()
+                raise
 
     # --- markers -----------------------------------------------------------------------------------------------------
 

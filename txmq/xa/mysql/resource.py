@@ -118,7 +118,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
     def _check_driver(self, connection: Any) -> None:
         require_driver(connection, self.name)
 
-    def _verified(self, connection: Any, cluster: str) -> MySQLSession:
+    def _verified(self, connection: Any, cluster: str | None) -> MySQLSession:
         self._check_driver(connection)
         session = MySQLSession(self.installation.verify(connection, cluster), Server(connection))
         if not self._is_server_checked:

@@ -1,0 +1,358 @@
+"""A last resource with an outbox: the broker dies, and the application takes orders; all arrive, once, in order."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from tests.crash_points import at_moment, crash_at
+from tests.services.xa.mysql_orders import NAME, MySQLOrders
+from txmq import Outcome, RolledBackError
+from txmq.errors import RequestTimeoutError
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.xa import LastResource
+from txmq.xa.last_resource import drainer
+from txmq.xa.last_resource.outbox import OutboxOptions
+from txmq.xa.resolver import Resolver
+
+PATIENT_S = 600.0
+EVER_MS = 3_600_000
+
+
+class Shop:
+    """A database of orders, and processes that take them."""
+
+    def __init__(self, broker: BrokerProcess, connect: Callable[[], Any], name: str) -> None:
+        self.broker, self.connect, self._name = broker, connect, name
+        self.opened: list[Any] = []
+        self.is_sqlite = name != NAME
+        self._connections: dict[LastResource, list[Any]] = {}
+        self.client, self.resource = self.process()
+        self.client.topics.create("orders")
+        self.client.topics.create("elsewhere")
+        self.resource.install(self.client)
+        self.order()
+
+    def process(self) -> tuple[txmq.Client, LastResource]:
+        """One more, as far as broker and database can tell."""
+        client = txmq.connect(self.broker.address, timeout=2.0)
+        connections = list[Any]()
+
+        def connect() -> Any:
+            connections.append(self.connect())
+            return connections[-1]
+
+        resource = LastResource(self._name, connect=connect, outbox=OutboxOptions(away_after_ms=200))
+        self._connections[resource] = connections
+        self.opened += [client, resource]
+        return client, resource
+
+    def order(
+        self, process: tuple[txmq.Client, LastResource] | None = None, in_body: Callable[[], object] = lambda: None,
+        topic: str = "orders", key: bytes | None = b"k",
+    ) -> txmq.Transaction:  # fmt: skip
+        """A row and a message, with the row's number."""
+        client, resource = process or (self.client, self.resource)
+        with client.producer().transaction(resource, timeout=PATIENT_S) as tx:
+            cursor = tx.connection(resource).cursor()
+            cursor.execute("UPDATE sold SET pieces = pieces + 1")
+            cursor.execute("SELECT pieces FROM sold")
+            ((pieces,),) = cursor.fetchall()
+            in_body()
+            tx.send(topic, str(pieces).encode(), key=key)
+        assert tx.outcome is Outcome.COMMITTED
+        return tx
+
+    def end(self, process: tuple[txmq.Client, LastResource]) -> None:
+        """It is gone, and its connections with it."""
+        client, resource = process
+        client.close()
+        for connection in self._connections[resource]:
+            connection.close()
+
+    def block(self) -> txmq.Transaction:
+        """A transaction with the database."""
+        return self.client.producer().transaction(self.resource, timeout=PATIENT_S)
+
+    def run(self, statement: str) -> list[tuple[Any, ...]]:
+        """One statement of its own."""
+        with closing(self.connect()) as connection:
+            cursor = connection.cursor()
+            cursor.execute(statement)
+            rows = list(cursor.fetchall())
+            connection.commit()
+            return rows
+
+    def hold(self, milliseconds: int = EVER_MS) -> None:
+        """Another process has the turn to drain, for ever."""
+        clock = "(julianday('now') - 2440587.5) * 86400000" if self.is_sqlite else "UNIX_TIMESTAMP() * 1000"
+        self.run(f"UPDATE txmq_marker_outbox_series SET holder = 'another', until_ms = {clock} + {milliseconds}")
+
+    def states(self) -> list[str]:
+        """Of the rows in the outbox."""
+        return [str(state) for (state,) in self.run("SELECT state FROM txmq_marker_outbox ORDER BY seq")]
+
+    def waiting(self) -> int:
+        """Rows in the outbox."""
+        return int(self.run("SELECT COUNT(*) FROM txmq_marker_outbox")[0][0])
+
+    def outcomes(self) -> list[str]:
+        """Of the markers that are there."""
+        return [str(outcome) for (outcome,) in self.run("SELECT outcome FROM txmq_marker ORDER BY written_ms")]
+
+    def values(self) -> list[int]:
+        """What readers see."""
+        return [int(message.value or b"") for message in self.client.browse("orders")]
+
+    def check(self) -> None:
+        """Rows are messages, each once, in their order; nothing waits, in the database or in the broker."""
+        sold = int(self.run("SELECT pieces FROM sold")[0][0])
+        eventually(lambda: len(self.values()) >= sold, "every message is visible")
+        assert self.values() == list(range(1, sold + 1))
+        eventually(lambda: not self.waiting(), "the outbox is empty")
+        eventually(lambda: not list(self.client.transactions.list(state="in-doubt")), "nothing is in doubt")
+
+    def close(self) -> None:
+        for one in self.opened:
+            one.close()
+
+
+@pytest.fixture
+def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drainer, "LEASE_MS", 2 * EVER_MS)  # as ``hold`` takes it
+
+
+@pytest.fixture
+def sqlite_shop(broker: BrokerProcess, tmp_path: Path, long_turns: None) -> Iterator[Shop]:
+    made = _sqlite_shop(broker, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def mysql_shop(broker: BrokerProcess, mariadb: MariaDB, long_turns: None) -> Iterator[Shop]:
+    orders = MySQLOrders(mariadb)
+    orders.execute("CREATE TABLE sold (pieces INTEGER) ENGINE=InnoDB")
+    orders.execute("INSERT INTO sold VALUES (0)")
+    made = Shop(broker, orders.connect, NAME)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["sqlite_shop", "mysql_shop"])
+def shop(request: pytest.FixtureRequest) -> Shop:
+    found: Shop = request.getfixturevalue(request.param)
+    return found
+
+
+def _sqlite_shop(broker: BrokerProcess, folder: Path) -> Shop:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(folder / "shop.db", timeout=30.0, check_same_thread=False)
+
+    with closing(connect()) as connection:
+        connection.execute("CREATE TABLE sold (pieces INTEGER)")
+        connection.execute("INSERT INTO sold VALUES (0)")
+        connection.commit()
+    return Shop(broker, connect, "shop")
+
+
+def test_orders_are_taken_while_the_broker_is_dead(shop: Shop) -> None:
+    shop.broker.kill()
+    taken = [shop.order() for _ in range(5)]
+    assert [tx.pending for tx in taken] == [("broker",)] * 5
+    assert all(result.offset is None for tx in taken for result in tx.results)
+    assert shop.waiting() == 5
+    with pytest.raises(RequestTimeoutError):
+        taken[-1].wait_visible(0.1)
+    shop.broker.start()
+    taken[-1].wait_visible(PATIENT_S)
+    assert (taken[-1].pending, shop.values()) == ((), [1, 2, 3, 4, 5, 6])
+    eventually(lambda: not shop.resource.outbox or not shop.resource.outbox.is_tripped, "the broker is tried again")
+    shop.order()
+    shop.check()
+    assert shop.outcomes().count("outboxed") == 5
+
+
+@pytest.mark.parametrize("moment", ["client.tx.body_done", "client.tx.prepare_sent", "client.tx.marker_inserted"])
+def test_broker_that_dies_at_the_end_loses_no_order(mysql_shop: Shop, moment: str) -> None:
+    with at_moment(moment, mysql_shop.broker.kill):
+        mysql_shop.order()
+    mysql_shop.order()
+    mysql_shop.broker.start()
+    mysql_shop.check()
+    mysql_shop.order()
+    mysql_shop.check()
+
+
+def test_outcome_of_outboxed_block_is_asked_of_database(sqlite_shop: Shop) -> None:
+    with at_moment("client.tx.prepare_sent", sqlite_shop.broker.kill):
+        txid = sqlite_shop.order().txid
+    assert sqlite_shop.client.outcome(txid) is Outcome.COMMITTED
+    sqlite_shop.broker.start()
+    sqlite_shop.check()
+    assert sqlite_shop.client.outcome(txid) is Outcome.COMMITTED
+
+
+def test_block_behind_message_of_its_key_waits_too(shop: Shop) -> None:
+    """Another process, whose broker is there, neither overtakes nor fails; other keys go on as ever."""
+    shop.hold()
+    away = shop.resource.outbox
+    assert away is not None
+    away.trip()
+    shop.order()
+    other = shop.process()
+    behind = shop.order(other)
+    assert (behind.pending, shop.waiting()) == (("broker",), 2)
+    shop.order(other, key=None)  # it stands for its partition
+    assert shop.waiting() == 3
+    elsewhere = shop.order(other, topic="elsewhere")
+    assert shop.waiting() == 3
+    elsewhere.wait_visible(PATIENT_S)
+    assert not shop.client.transactions.list(state="prepared")
+    assert shop.values() == [1]
+    shop.hold(-1)
+    eventually(lambda: shop.values() == [1, 2, 3, 4], "what waited has gone on, in order")
+
+
+def test_drained_row_waits_for_what_was_prepared_before(mysql_shop: Shop) -> None:
+    """T1 waits in the outbox, T2 of its key is prepared; T1 is sent before T2 has its marker: T1 comes first."""
+    mysql_shop.hold()
+    away, other = mysql_shop.resource.outbox, mysql_shop.process()
+    assert away is not None
+    away.trip()
+    mysql_shop.order()
+
+    def drain() -> None:
+        eventually(lambda: bool(mysql_shop.client.transactions.list(state="prepared")), "T2 is prepared")
+        mysql_shop.hold(-1)
+        eventually(lambda: bool(mysql_shop.client.transactions.list(state="placing")), "T1 is sent, and waits for T2")
+        assert mysql_shop.waiting() == 1
+
+    with at_moment("client.tx.prepare_sent", drain):
+        behind = mysql_shop.order(other)
+    assert behind.pending == ("broker",)
+    mysql_shop.check()
+
+
+def test_messages_too_large_do_not_wait_in_database(sqlite_shop: Shop) -> None:
+    sqlite_shop.broker.kill()
+    sqlite_shop.order()
+    with pytest.raises(RolledBackError, match="away"), sqlite_shop.block() as tx:
+        tx.send("orders", bytes(9 << 20), key=b"k")
+    sqlite_shop.broker.start()
+    sqlite_shop.check()
+
+
+def test_refused_row_is_parked_and_others_go_on(sqlite_shop: Shop) -> None:
+    sqlite_shop.client.topics.create("gone", partitions=1)
+    sqlite_shop.client.topics.create("stays", partitions=1)
+    sqlite_shop.order(topic="gone")
+    sqlite_shop.order(topic="stays")
+    sqlite_shop.hold()
+    away = sqlite_shop.resource.outbox
+    assert away is not None
+    away.trip()
+    sqlite_shop.order(topic="gone")
+    sqlite_shop.order(topic="gone")
+    sqlite_shop.order(topic="gone", key=b"other")
+    sqlite_shop.order(topic="stays")
+    sqlite_shop.client.topics.delete("gone")
+    sqlite_shop.hold(-1)
+    eventually(lambda: sqlite_shop.waiting() == 3, "the one that can be sent has gone")
+    eventually(lambda: sqlite_shop.states() == ["parked", "waiting", "parked"], "each key has one that is parked")
+    assert [int(m.value or b"") for m in sqlite_shop.client.browse("stays")] == [3, 7]
+
+
+@pytest.mark.parametrize("point", ["numbered", "sent", "answered", "deleted"])
+def test_drainer_that_dies_sends_nothing_twice(sqlite_shop: Shop, point: str) -> None:
+    shop = sqlite_shop
+    shop.hold()
+    _trip(shop)
+    for _ in range(20):
+        shop.order()
+    client, resource = shop.process()
+    assert resource.outbox is not None
+    resource.outbox.holder = "another"  # which has the turn
+    with crash_at(f"client.outbox.{point}"), pytest.raises(SimulatedCrash):
+        Resolver(client, [resource]).round()
+    shop.hold(-1)
+    shop.check()
+
+
+@pytest.mark.parametrize("point", ["filled", "committed"])
+def test_owner_that_dies_leaves_rows_and_messages_or_neither(sqlite_shop: Shop, point: str) -> None:
+    """Behind its prepare, which is void if the messages are in the outbox."""
+    shop = sqlite_shop
+    shop.hold()
+    _trip(shop)
+    shop.order()
+    owner = shop.process()
+    with crash_at(f"client.outbox.{point}"), pytest.raises(SimulatedCrash):
+        shop.order(owner)  # it is behind: prepared, and to be void
+    shop.end(owner)
+    shop.hold(-1)
+    shop.check()
+    assert len(shop.values()) == (2 if point == "filled" else 3)
+
+
+def test_drainer_that_dies_behind_parking_parks_once(sqlite_shop: Shop) -> None:
+    shop = sqlite_shop
+    shop.client.topics.create("gone")
+    shop.order(topic="gone")
+    shop.hold()
+    _trip(shop)
+    shop.order(topic="gone")
+    shop.order(topic="elsewhere")
+    shop.client.topics.delete("gone")
+    client, resource = shop.process()
+    assert resource.outbox is not None
+    resource.outbox.holder = "another"
+    with crash_at("client.outbox.parked"), pytest.raises(SimulatedCrash):
+        Resolver(client, [resource]).round()
+    shop.hold(-1)
+    eventually(lambda: shop.states() == ["parked"], "the other one has gone")
+
+
+def _trip(shop: Shop) -> None:
+    assert shop.resource.outbox is not None
+    shop.resource.outbox.trip()
+
+
+def test_restored_broker_stops_the_drainer(sqlite_shop: Shop) -> None:
+    _drain_one(sqlite_shop)
+    sqlite_shop.run("UPDATE txmq_marker_outbox_series SET number = number + 5")  # as if five more had left
+    problem = _refused(sqlite_shop)
+    assert "was it restored?" in problem
+
+
+def test_restored_database_stops_the_drainer(sqlite_shop: Shop) -> None:
+    _drain_one(sqlite_shop)
+    sqlite_shop.run("UPDATE txmq_marker_outbox_series SET number = 0")
+    assert "was the database restored?" in _refused(sqlite_shop)
+
+
+def _drain_one(shop: Shop) -> None:
+    away = shop.resource.outbox
+    assert away is not None
+    away.trip()
+    shop.order().wait_visible(PATIENT_S)
+
+
+def _refused(shop: Shop) -> str:
+    away = shop.resource.outbox
+    assert away is not None
+    away.trip()
+    shop.order()
+    eventually(lambda: away.problem is not None, "the drainer has found it")
+    assert shop.waiting() == 1
+    assert shop.values() == [1, 2]
+    return away.problem or ""

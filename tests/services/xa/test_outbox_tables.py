@@ -1,0 +1,303 @@
+"""The interleavings of an outbox's tables, on SQLite and on a real MariaDB."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import MySQLdb
+import pytest
+
+from txmq.errors import ConfigError
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.xa import LastResource
+from txmq.xa.database import outbox_tables
+from txmq.xa.database.dialects import MYSQL, SQLITE
+from txmq.xa.database.marker_table import MarkerTable
+from txmq.xa.database.outbox_tables import ANY_KEY, OutboxKey, OutboxTables
+
+K, L, WHOLE = OutboxKey("orders-0", "1a"), OutboxKey("orders-0", "2b"), OutboxKey("orders-0", ANY_KEY)
+ELSEWHERE = OutboxKey("orders-1", "1a")
+SERIES = "5" * 32
+RC, RR = "READ COMMITTED", "REPEATABLE READ"
+_numbers = itertools.count(1)
+
+
+class World:
+    """A database with a resource's tables, a row of the application's, and connections."""
+
+    def __init__(self, connect: Callable[[], Any], isolation: str) -> None:
+        self._connect, self.isolation = connect, isolation
+        self.opened: list[Any] = []
+        resource = LastResource("shop", connect=self.connect)
+        resource.install()
+        connection = self.connect()
+        mark, self.dialect = ("%s", MYSQL) if isolation else ("?", SQLITE)
+        self.outbox = OutboxTables("txmq_marker", self.dialect, mark)
+        self.outbox.create(connection, SERIES)
+        self.outbox.create(connection, "f" * 32)  # idempotent
+        self.table = MarkerTable("txmq_marker", self.dialect, mark)
+        found = self.table.identity(connection)
+        assert found is not None
+        self.uuid = found.uuid
+        cursor = connection.cursor()
+        cursor.execute("CREATE TABLE stock (id INTEGER PRIMARY KEY, left_over INTEGER)")
+        cursor.execute("INSERT INTO stock VALUES (1, 10), (2, 10)")
+        connection.commit()
+
+    def connect(self) -> Any:
+        connection = self._connect()
+        if self.isolation:
+            connection.cursor().execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {self.isolation}")
+            connection.cursor().execute("SET SESSION innodb_lock_wait_timeout = 1")
+            connection.commit()
+        self.opened.append(connection)
+        return connection
+
+    def begin(self) -> Any:
+        connection = self.connect()
+        connection.cursor().execute("BEGIN" if self.isolation else "BEGIN IMMEDIATE")
+        return connection
+
+    def mark(self, connection: Any, txid: str, *keys: OutboxKey) -> bool:
+        """The marker's INSERT with the check; whether it got in."""
+        condition, parameters = self.outbox.nobody_waits(keys)
+        mark = "%s" if self.isolation else "?"
+        cursor = connection.cursor()
+        cursor.execute(
+            "INSERT INTO txmq_marker (txid, outcome, deadline_ms, written_ms, seen) "
+            f"SELECT {mark}, 'committed', 0, {self.dialect.now_ms}, 0 FROM txmq_marker_identity "
+            f"WHERE id = 1 AND uuid = {mark} AND {condition.replace('?', mark)}",
+            (txid, self.uuid, *parameters),
+        )
+        return bool(cursor.rowcount == 1)
+
+    def outboxed(self, row_id: str, *keys: OutboxKey) -> None:
+        """A transaction that waits, committed."""
+        connection = self.begin()
+        self.outbox.add(connection, row_id, row_id.encode(), keys)
+        connection.commit()
+
+
+@pytest.fixture(params=["sqlite", RC])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    if request.param == "sqlite":
+        made = World(lambda: sqlite3.connect(tmp_path / "shop.db", timeout=1.0), "")
+    else:
+        made = _on_mariadb(request.getfixturevalue("mariadb"), request.param)
+    yield made
+    _end(made)
+
+
+@pytest.fixture
+def snapshots(mariadb: MariaDB) -> Iterator[World]:
+    """At REPEATABLE READ."""
+    made = _on_mariadb(mariadb, RR)
+    yield made
+    _end(made)
+
+
+def _on_mariadb(server: MariaDB, isolation: str) -> World:
+    name = f"outbox{next(_numbers)}"
+    server.execute(f"CREATE DATABASE {name}")
+    return World(lambda: server.connect(db=name), isolation)
+
+
+def _end(world: World) -> None:
+    for connection in world.opened:
+        with suppress(MySQLdb.Error, sqlite3.Error):
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("waits", "ours", "gets_in"),
+    [(K, K, False), (K, L, True), (K, ELSEWHERE, True), (WHOLE, K, False), (K, WHOLE, False), (WHOLE, ELSEWHERE, True)],
+)
+def test_marker_gets_in_if_nobody_of_its_keys_waits(
+    world: World, waits: OutboxKey, ours: OutboxKey, gets_in: bool
+) -> None:
+    world.outboxed("t1", waits)
+    connection = world.begin()
+    assert world.mark(connection, "t2", ours) is gets_in
+    connection.rollback()
+
+
+def test_marker_of_many_partitions_looks_at_each(world: World) -> None:
+    world.outboxed("t1", K)
+    connection = world.begin()
+    assert world.mark(connection, "t2", ELSEWHERE, L)
+    assert not world.mark(connection, "t3", ELSEWHERE, L, K)
+    assert world.mark(connection, "t4")
+    connection.rollback()
+
+
+def test_who_committed_the_same_row_before_is_seen(world: World) -> None:
+    """T1 has the row, and waits in the outbox; T2 waits for the row, and then finds T1's key."""
+    first = world.begin()
+    first.cursor().execute("UPDATE stock SET left_over = 9 WHERE id = 1")
+    world.outbox.add(first, "t1", b"1", [K])
+    if world.isolation:
+        second = world.begin()
+        second.cursor().execute("SELECT left_over FROM stock WHERE id = 2")  # its snapshot, if it has one
+        first.commit()
+    else:
+        first.commit()
+        second = world.begin()
+    second.cursor().execute("UPDATE stock SET left_over = 8 WHERE id = 1")
+    assert not world.mark(second, "t2", K)
+    second.rollback()
+
+
+def test_marker_waits_for_no_other_writer_of_the_outbox(world: World) -> None:
+    if not world.isolation:
+        return  # one writer
+    first = world.begin()
+    world.outbox.add(first, "t1", b"1", [K])
+    second = world.begin()
+    assert world.mark(second, "t2", K)  # they have no row in common: no order between them
+    third = world.begin()
+    world.outbox.add(third, "t3", b"3", [K])
+    for connection in (third, second, first):
+        connection.commit()
+
+
+def test_marker_waits_for_them_at_repeatable_read(snapshots: World) -> None:
+    """So such a connection is refused (``Installation.require_current``)."""
+    first = snapshots.begin()
+    snapshots.outbox.add(first, "t1", b"1", [K])
+    with pytest.raises(MySQLdb.OperationalError, match="Lock wait"):
+        snapshots.mark(snapshots.begin(), "t2", K)
+
+
+def test_connection_at_repeatable_read_is_refused_by_name(snapshots: World) -> None:
+    resource = LastResource("shop", connect=snapshots.connect, outbox=True)
+    resource.install()
+    with pytest.raises(ConfigError, match="its transactions are REPEATABLE READ"):
+        resource.enlist("0" * 16, snapshots.connect())
+    branch = resource.enlist("0" * 16)  # its own are set
+    assert branch.roll_back()
+    resource.close()
+
+
+def test_numbers_follow_the_order_of_keys_without_gaps(world: World) -> None:
+    connection = world.connect()
+    for number in range(5):
+        world.outboxed(f"t{9 - number}", K)
+    assert (world.outbox.number(connection, 3), world.outbox.number(connection, 3)) == (3, 2)
+    rows = world.outbox.numbered(connection, 0, 10)
+    assert [(row.number, row.id) for row in rows] == [(1, "t9"), (2, "t8"), (3, "t7"), (4, "t6"), (5, "t5")]
+    world.outbox.delete(connection, rows)
+    world.outboxed("later", K)
+    assert world.outbox.number(connection) == 1
+    assert [row.number for row in world.outbox.numbered(connection, 0, 10)] == [6]
+
+
+def test_row_that_is_not_committed_is_numbered_later(world: World) -> None:
+    if not world.isolation:
+        return
+    open_one = world.begin()
+    world.outbox.add(open_one, "first", b"1", [K])
+    world.outboxed("second", L)
+    connection = world.connect()
+    assert world.outbox.number(connection) == 1
+    open_one.commit()
+    assert world.outbox.number(connection) == 1
+    assert [row.id for row in world.outbox.numbered(connection, 0, 10)] == ["second", "first"]
+
+
+def test_drainers_wait_for_each_other_and_give_no_number_twice(world: World) -> None:
+    if not world.isolation:
+        return
+    world.outboxed("t1", K)
+    first = world.begin()
+    first.cursor().execute("SELECT number FROM txmq_marker_outbox_series WHERE id = 1 FOR UPDATE")
+    with pytest.raises(MySQLdb.OperationalError, match="Lock wait"):
+        world.outbox.number(world.connect())
+    first.rollback()
+    assert world.outbox.number(world.connect()) == 1
+
+
+def test_row_leaves_with_its_keys_and_by_its_number(world: World) -> None:
+    world.outboxed("t1", K, ELSEWHERE)
+    connection = world.connect()
+    world.outbox.number(connection)
+    (row,) = world.outbox.numbered(connection, 0, 10)
+    assert (row.batches, row.state) == (b"t1", "waiting")
+    world.outbox.delete(connection, [row])
+    assert world.outbox.numbered(connection, 0, 10) == []
+    second = world.begin()
+    assert world.mark(second, "t2", K, ELSEWHERE)
+    second.rollback()
+
+
+def test_one_drains_until_its_turn_ends(world: World) -> None:
+    connection = world.connect()
+    assert world.outbox.hold(connection, "one", 5000)
+    assert world.outbox.hold(connection, "one", 5000)
+    assert not world.outbox.hold(connection, "two", 5000)
+    assert not world.outbox.hold(connection, "two", 6000)
+
+
+def test_turn_from_before_a_clock_was_set_back_ends(world: World) -> None:
+    connection = world.connect()
+    assert world.outbox.hold(connection, "one", 3_600_000)
+    assert world.outbox.hold(connection, "two", 5000)
+
+
+def test_parked_row_keeps_later_ones_of_its_keys_behind_it(world: World) -> None:
+    connection = world.connect()
+    for row_id, key in (("t1", K), ("t2", L), ("t3", K), ("t4", L)):
+        world.outboxed(row_id, key)
+    assert world.outbox.number(connection, 3) == 3
+    first, second, third = world.outbox.numbered(connection, 0, 10)
+    world.outbox.park(connection, first, "unknown-topic: gone")
+    assert [row.state for row in world.outbox.numbered(connection, 0, 10)] == ["parked", "waiting", "recalled"]
+    world.outboxed("t5", K)
+    assert world.outbox.number(connection) == 1  # t4: t5 is behind the parked one
+    world.outbox.voided(connection, first)
+    world.outbox.voided(connection, third)
+    assert [row.id for row in world.outbox.numbered(connection, 0, 10)] == ["t2", "t4"]
+    assert world.outbox.number(connection) == 0
+    assert world.outbox.release(connection, "t1")
+    assert not world.outbox.release(connection, "t1")
+    assert world.outbox.number(connection) == 3
+    assert [row.id for row in world.outbox.numbered(connection, 4, 10)] == ["t1", "t3", "t5"]
+    assert second.id == "t2"
+
+
+def test_numbers_stay_within_what_a_broker_remembers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_tables, "NUMBERED_MAX", 3)
+    connection = world.connect()
+    for number in range(5):
+        world.outboxed(f"t{number}", K)
+    assert world.outbox.number(connection, 9) == 3
+    rows = world.outbox.numbered(connection, 0, 10)
+    world.outbox.delete(connection, rows[1:])
+    assert world.outbox.number(connection, 9) == 0  # the first one is not settled
+    world.outbox.delete(connection, rows[:1])
+    assert world.outbox.number(connection, 9) == 2
+
+
+def test_new_series_numbers_everything_anew(world: World) -> None:
+    connection = world.connect()
+    world.outboxed("t1", K)
+    world.outbox.number(connection)
+    world.outbox.begin_series(connection, "6" * 32)
+    assert world.outbox.series(connection) == ("6" * 32, 0)
+    assert world.outbox.numbers(connection) == {}
+    assert world.outbox.number(connection) == 1
+
+
+def test_outboxed_marker_leaves_a_day_behind_its_row(world: World) -> None:
+    connection = world.connect()
+    world.outboxed("t1", K)
+    for txid in ("t1", "t2"):
+        world.table.insert_outboxed(connection, txid, world.uuid, 1 << 50)
+    connection.cursor().execute("UPDATE txmq_marker SET written_ms = written_ms - 90000000")
+    connection.commit()
+    assert world.outbox.delete_expired_markers(connection) == 1
+    assert (world.table.outcome_of(connection, "t1"), world.table.outcome_of(connection, "t2")) == ("outboxed", None)

@@ -1,0 +1,103 @@
+"""Which blocks may go to an outbox, and as what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.client.transaction.test_last_resource_unanswered import another, order
+from tests.unit.xa.support import LastResourceFixture, Quiet, quiet_resolver
+from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.messages import EncodedPart
+from txmq.client.transaction.outboxing import keys_of
+from txmq.errors import RolledBackError
+from txmq.xa import LastResource
+from txmq.xa.database.outbox_tables import ANY_KEY, OutboxKey
+from txmq.xa.last_resource.outbox import TRIPPED_S_MIN, OutboxOptions, OutboxState
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[LastResourceFixture]:
+    made = LastResourceFixture(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
+    return quiet_resolver(monkeypatch)
+
+
+def with_outbox(world: LastResourceFixture) -> LastResource:
+    resource = LastResource("orders-db", connect=world.connect, outbox=True)
+    resource.install(world.home)
+    assert resource.outbox is not None
+    resource.outbox.trip()
+    return resource
+
+
+def put(world: LastResourceFixture, resource: LastResource, value: bytes, timeout: float = 30.0) -> Transaction:
+    with world.block(timeout, resource) as tx:
+        tx.connection(resource).execute("INSERT INTO orders (value) VALUES (?)", (value,))
+        tx.send("orders", value)
+    return tx
+
+
+def test_keys_of_parts() -> None:
+    parts = [EncodedPart("t", 0, bytearray(b"x"), frozenset({0x1A, 0x2B})), EncodedPart("t", 1, bytearray(b"x"), None)]
+    assert keys_of(parts) == {OutboxKey("t-0", "0000001a"), OutboxKey("t-0", "0000002b"), OutboxKey("t-1", ANY_KEY)}
+    assert keys_of([EncodedPart("t", 0, bytearray(b"x"), frozenset({0}))]) == {OutboxKey("t-0", ANY_KEY)}  # no key
+
+
+def test_block_of_a_tripped_breaker_asks_the_broker_for_nothing(world: LastResourceFixture) -> None:
+    resource = with_outbox(world)
+    tx = put(world, resource, b"1")
+    assert (world.rows(), tx.pending, world.markers()) == ([b"1"], ("broker",), {tx.txid: "outboxed"})
+    assert world.home.states() == {}
+
+
+def test_block_without_messages_leaves_no_row(world: LastResourceFixture) -> None:
+    resource = with_outbox(world)
+    with world.block(resource=resource) as tx:
+        tx.connection(resource).execute("INSERT INTO orders (value) VALUES (x'31')")
+    assert (world.rows(), tx.pending) == ([b"1"], ())
+    assert resource.outbox is not None
+    assert resource.outbox.size.rows == 0
+
+
+def test_block_that_would_overtake_another_database_waits(world: LastResourceFixture, tmp_path: Path) -> None:
+    """Its client's commit to that partition is not answered: neither outbox nor prepare goes before it."""
+    stock = another(world, tmp_path / "stock")
+    order(stock, b"first")
+    resource = with_outbox(world)
+    with pytest.raises(RolledBackError):
+        put(world, resource, b"second", timeout=0.3)
+    assert world.rows() == []
+
+
+def test_full_outbox_refuses(world: LastResourceFixture) -> None:
+    resource = LastResource("orders-db", connect=world.connect, outbox=OutboxOptions(rows_max=1))
+    resource.install(world.home)
+    assert resource.outbox is not None
+    resource.outbox.trip()
+    put(world, resource, b"1")
+    with pytest.raises(RolledBackError, match="full"):
+        put(world, resource, b"2")
+    assert world.rows() == [b"1"]
+
+
+def test_breaker_is_tripped_by_slow_prepares_in_turn_and_closes_later(world: LastResourceFixture) -> None:
+    clock = world.home.clock
+    state = OutboxState(OutboxOptions(slow_after_ms=100), clock, "h")
+    for took_s in (0.2, 0.2, 0.01, 0.2, 0.2):
+        state.prepared(took_s)
+    assert not state.is_tripped
+    state.prepared(0.2)
+    assert state.is_tripped
+    state.close()
+    assert state.is_tripped
+    clock.advance(TRIPPED_S_MIN)
+    state.close()
+    assert not state.is_tripped

@@ -1,0 +1,306 @@
+"""Takes the messages that wait in a database's outbox to the broker: each once, in the order of their numbers.
+
+Theory of operation. Rows are numbered, sent as numbered commits (docs/protocol.md, Outboxes), several at once, and
+deleted when the broker has placed them. The broker takes a number only behind the one before, and remembers which row
+took it; so whatever is sent twice, by this drainer behind a lost answer or by another process, is taken once. An answer
+that takes long (the messages wait there for an earlier transaction of their keys) keeps nothing else waiting: it is
+looked at again in the next round.
+
+A row that the broker refuses for good is parked, and its number is used up by a void: a commit without messages. Rows
+behind it of its keys are recalled; the others go on.
+
+What the broker says of the series is compared with the table before anything is sent. Both may have been restored from
+a backup: then nothing is sent, and an operator is to look (``txmq outbox``).
+
+Invariants:
+    * a row is deleted only behind the broker's answer that it is placed;
+    * a row is parked, durably, before a void for its number is sent; the number is taken from it only behind the
+      answer to that. What took a number the broker says;
+    * another database than the known one (``fingerprint``) drains nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple, cast
+
+from txmq.errors import (
+    BadRequestError,
+    BrokerError,
+    ForbiddenError,
+    InvalidBatchError,
+    OutOfTurnError,
+    RequestTimeoutError,
+    StaleTopicError,
+    TooLargeError,
+    TopicClosedError,
+    TxmqError,
+    UnknownTopicError,
+)
+from txmq.protocol.json_text import json_object
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer, Client, NumberingSession
+from txmq.xa.database.marker_table import own_transaction
+from txmq.xa.database.outbox_tables import WAITING, OutboxRow, OutboxSize, OutboxTables
+from txmq.xa.last_resource.outbox import OutboxState
+from txmq.xa.last_resource.resolving import ResolvingConnection
+
+IN_FLIGHT_MAX = 32  # requests
+PAGE_SIZE = 16  # rows that are read at once
+DELETE_SIZE = 64  # rows in one commit
+ANSWER_S = 30.0  # a row may wait in the broker for an earlier transaction's end
+ROUND_S = 0.5  # then the resolver has its turn
+WAIT_S = 0.1  # for the first answer of those in flight
+LEASE_MS = 2000  # of a turn to drain
+ALARM_EVERY_S = 60.0
+COUNT_EVERY_S, COUNT_SHARE = 0.4, 20  # at most a twentieth of the time is spent on it
+LOOK_EVERY_S = 5.0  # for rows that other processes have left
+VOID = "void"
+_FOR_GOOD = (
+    BadRequestError, UnknownTopicError, StaleTopicError, ForbiddenError, TopicClosedError, InvalidBatchError,
+    TooLargeError,
+)  # fmt: skip
+
+
+class DrainError(TxmqError):
+    """Broker and database do not agree about what was drained: one of them was restored. Nothing is sent."""
+
+
+class Taken(NamedTuple):
+    """What a broker knows of a series: the last number, and which row took each of the last ones."""
+
+    last: int
+    rows: dict[int, str]
+
+
+class _Flight(NamedTuple):
+    """A row on its way."""
+
+    row: OutboxRow
+    is_void: bool
+    session: NumberingSession
+    counter: int
+    answer: Answer
+
+    def finish(self) -> None:
+        """Let the broker drop the outcome: the number says what was taken."""
+        self.session.finished(self.counter)
+
+
+class Drainer:
+    """One resource's at one broker. See the module's docstring. Used by one thread at a time."""
+
+    def __init__(self, client: Client, state: OutboxState, uuid: str, name: str, clock: Clock) -> None:
+        self._client, self._state, self._uuid, self._clock = client, state, uuid, clock
+        self._flying: deque[_Flight] = deque()
+        self._drained: list[OutboxRow] = []  # placed, and not deleted yet
+        self._series, self._taken = "", Taken(0, {})
+        self._sent_through = 0
+        self._is_compared = False  # with what the broker knows
+        self._look_at = self._alarm_at = self._count_at = 0.0
+        self._log = get_logger(resource=name)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there may be something to do."""
+        return bool(self._flying) or self._state.is_to_be_looked_at or self._clock.monotonic() >= self._look_at
+
+    def round(self, database: ResolvingConnection) -> bool:
+        """Look at the broker, and drain for a while; whether more waits that can be sent.
+
+        Raises:
+            Exception: database or broker are away, in whatever way, or DrainError; nothing is lost.
+        """
+        outbox = database.outbox
+        assert outbox is not None
+        self._look_at = self._clock.monotonic() + LOOK_EVERY_S
+        try:
+            return self._drain(database, outbox)
+        except BaseException:
+            self._land()
+            raise
+
+    def _drain(self, database: ResolvingConnection, outbox: OutboxTables) -> bool:
+        connection, state = database.connection, self._state
+        self._count(connection, outbox)
+        size = state.size
+        if state.is_tripped or (size.rows and not self._is_compared):
+            self._compare(database, outbox)
+        if not size.rows or not outbox.hold(connection, state.holder, LEASE_MS):
+            self._land()
+            return False
+        until = self._clock.monotonic() + ROUND_S
+        is_more = True
+        while is_more and self._clock.monotonic() < until:
+            if not self._is_compared:
+                self._compare(database, outbox)
+            is_sent = self._send(connection, outbox)
+            is_more = self._settle(connection, outbox) or is_sent or bool(self._flying)
+            if len(self._drained) >= DELETE_SIZE or not is_sent:
+                self._delete(connection, outbox)
+        self._delete(connection, outbox)
+        if not is_more:
+            self._count_at = 0.0
+        self._count(connection, outbox)
+        return is_more
+
+    def _count(self, connection: Any, outbox: OutboxTables) -> None:
+        """Count what waits, now and then: that reads the whole table."""
+        began = self._clock.monotonic()
+        if began >= self._count_at:
+            size = outbox.size(connection)
+            self._state.counted(size)
+            now = self._clock.monotonic()
+            self._count_at = now + max(COUNT_EVERY_S, COUNT_SHARE * (now - began))
+            self._alarm(size)
+
+    def _alarm(self, size: OutboxSize) -> None:
+        """Messages wait for too long."""
+        now = self._clock.monotonic()
+        if size.age_ms > self._state.options.alarm_after_s * 1000 and now >= self._alarm_at:
+            self._alarm_at = now + ALARM_EVERY_S
+            self._log.error("outbox: messages wait", **size._asdict())
+
+    # --- agreeing with the broker ------------------------------------------------------------------------------------
+
+    def _compare(self, database: ResolvingConnection, outbox: OutboxTables) -> None:
+        """Raise DrainError unless broker and table fit together."""
+        connection = database.connection
+        with own_transaction(connection, outbox.dialect, outbox.place):
+            database.table.require_known(connection)
+        # In this order: a number that the broker has is in the table by then.
+        self._series = outbox.series(connection).name
+        taken = self._ask()
+        series, numbers = outbox.series(connection), outbox.numbers(connection)
+        lowest = min(numbers, default=series.last + 1)
+        if taken.last < lowest - 1:  # perhaps others have gone on meanwhile
+            taken = self._ask()
+        at, drained, given = taken.last, lowest - 1, series.last
+        self._require(at >= drained, f"the broker took {at} rows, and {drained} have left: was it restored?")
+        self._require(at <= given, f"the broker took {at} rows, and {given} have a number: was the database restored?")
+        for number, row_id in numbers.items():
+            if number <= taken.last:
+                known = taken.rows.get(number)
+                self._require(known in (row_id, VOID), f"row {number} is {row_id} here, and {known} at the broker")
+        self._taken, self._sent_through, self._is_compared = taken, 0, True
+        self._state.problem = None
+
+    def _ask(self) -> Taken:
+        answer = self._client.control.call("drained", self._series, timeout=REQUEST_TIMEOUT_S)
+        self._state.close()
+        told = json_object(answer)
+        return Taken(int(told["last"]), {int(number): str(row) for number, row in told["rows"].items()})
+
+    def _require(self, holds: bool, problem: str) -> None:
+        if not holds:
+            self._state.problem = problem
+            raise DrainError(f"the outbox is not drained: {problem}")
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def _send(self, connection: Any, outbox: OutboxTables) -> bool:
+        """Send a page of rows, if there is room; whether any was sent."""
+        if len(self._flying) + PAGE_SIZE > IN_FLIGHT_MAX:
+            return False
+        rows = outbox.numbered(connection, self._sent_through, PAGE_SIZE)
+        if len(rows) < PAGE_SIZE and outbox.number(connection):
+            rows = outbox.numbered(connection, self._sent_through, PAGE_SIZE)
+        crash_point("client.outbox.numbered")
+        for row in rows:
+            self._flying.append(self._submit(row))
+            self._sent_through = row.number
+        return bool(rows)
+
+    def _submit(self, row: OutboxRow) -> _Flight:
+        known = self._taken.rows.get(row.number)
+        is_void = known == VOID if known is not None else row.state != WAITING
+        self._require(not is_void or row.state != WAITING, f"row {row.number} waits here, and is void at the broker")
+        session = cast("NumberingSession", self._client.session)
+        counter, txid = session.next_txid()
+        fields: dict[str, str | int | bytes | None] = {
+            "drained": self._series, "number": row.number, "row": VOID if is_void else row.id, "uuid": self._uuid,
+        }  # fmt: skip
+        if session.finished_through:
+            fields["floor"] = session.finished_through
+        body = [] if is_void else [row.batches]
+        try:
+            answer = self._client.control.submit("commit", txid, extensions=fields, body=body, timeout=ANSWER_S)
+        except BaseException:
+            session.finished(counter)
+            raise
+        crash_point("client.outbox.sent")
+        return _Flight(row, is_void, session, counter, answer)
+
+    # --- taking the answers ------------------------------------------------------------------------------------------
+
+    def _settle(self, connection: Any, outbox: OutboxTables) -> bool:
+        """Take the answers that are in; whether there was any.
+
+        Raises:
+            TxmqError: away, or out of turn: what was in flight is sent again behind a comparison.
+        """
+        if not self._flying:
+            return False
+        try:
+            self._flying[0].answer.result(WAIT_S)
+        except RequestTimeoutError:
+            pass
+        except TxmqError:
+            pass  # taken below
+        answered, flying = list[_Flight](), deque[_Flight]()
+        for flight in self._flying:
+            (answered if self._is_answered(flight) else flying).append(flight)
+        self._flying = flying
+        refused = None
+        for flight in answered:
+            flight.finish()
+            if refused is None:
+                refused = self._result(flight)
+            if refused is None and not flight.is_void:
+                self._drained.append(flight.row)
+            elif refused is None:
+                outbox.voided(connection, flight.row)
+        if refused is not None:
+            self._refused(connection, outbox, *refused)
+        return bool(answered)
+
+    def _delete(self, connection: Any, outbox: OutboxTables) -> None:
+        if self._drained:
+            crash_point("client.outbox.answered")
+            outbox.delete(connection, self._drained)
+            self._drained.clear()
+            crash_point("client.outbox.deleted")
+
+    def _is_answered(self, flight: _Flight) -> bool:
+        flight.answer.look()
+        return flight.answer.done
+
+    def _result(self, flight: _Flight) -> tuple[_Flight, TxmqError] | None:
+        try:
+            flight.answer.result()
+        except TxmqError as error:
+            return flight, error
+        return None
+
+    def _refused(self, connection: Any, outbox: OutboxTables, flight: _Flight, error: TxmqError) -> None:
+        """Park a row that is refused for good; whatever was behind it was refused, too."""
+        self._delete(connection, outbox)
+        self._land()
+        if flight.is_void or not isinstance(error, _FOR_GOOD) or not isinstance(error, BrokerError):
+            if not isinstance(error, OutOfTurnError):
+                raise error
+            return
+        row = flight.row
+        self._log.error("outbox: parked, the broker refuses it", row=row.id, number=row.number, error=str(error))
+        outbox.park(connection, row, f"{error.wire_name}: {error}")
+        crash_point("client.outbox.parked")
+
+    def _land(self) -> None:
+        """Forget what is in flight: the broker knows what it took."""
+        for flight in self._flying:
+            flight.finish()
+        self._flying.clear()
+        self._drained.clear()
+        self._is_compared, self._sent_through = False, 0

@@ -1,0 +1,102 @@
+"""A resource's outbox, as this process knows it: when blocks use it, how much it holds, how it is drained.
+
+Theory of operation. A block that finds the broker away, or that waits for it longer than ``away_after_ms``, trips the
+breaker: the blocks behind it do not try. The drainer, which looks at the broker in the background, closes it again.
+Several prepares in turn that were slower than ``slow_after_ms`` trip it, too.
+
+Rows and bytes are counted by the drainer, and added up by this process's blocks in between: other processes' blocks of
+the last second are not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from txmq.errors import ConfigError
+from txmq.runtime.ports import Clock
+from txmq.xa.database.outbox_tables import OutboxSize
+
+SLOW_IN_TURN = 3  # prepares
+TRIPPED_S_MIN = 1.0
+_NOTHING = OutboxSize(0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxOptions:
+    """How a resource uses its outbox.
+
+    Attributes:
+        away_after_ms: a broker that has not prepared by then is away.
+        slow_after_ms: so is one whose prepares take longer, three in turn.
+        rows_max: of the outbox; a block beyond it fails, as without an outbox.
+        size_bytes_max: the same for its messages.
+        alarm_after_s: messages that have waited for longer are logged as an error.
+    """
+
+    away_after_ms: int = 500
+    slow_after_ms: int = 200
+    rows_max: int = 1_000_000
+    size_bytes_max: int = 4 << 30
+    alarm_after_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in ("away_after_ms", "slow_after_ms", "rows_max", "size_bytes_max", "alarm_after_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0")
+
+
+class OutboxState:
+    """See the module's docstring.
+
+    Attributes:
+        options: as given.
+        holder: names this process among those that drain.
+        is_tripped: blocks do not try the broker.
+        size: how much waits, when it was counted last.
+        problem: why nothing is drained, or None.
+
+    Thread safety: any thread; counts may be off by what is under way.
+    """
+
+    def __init__(self, options: OutboxOptions, clock: Clock, holder: str) -> None:
+        self.options, self.holder, self._clock = options, holder, clock
+        self.is_tripped = False
+        self.size = _NOTHING
+        self.problem: str | None = None
+        self._slow_in_turn, self._tripped_at = 0, float("-inf")
+        self._is_used = True  # perhaps by a process before this one: looked at once
+
+    @property
+    def is_to_be_looked_at(self) -> bool:
+        """Whether a drainer may have something to do: messages wait, or the broker was away."""
+        return self._is_used or self.is_tripped or self.size.rows > 0
+
+    def trip(self) -> None:
+        """The broker is away, or too slow."""
+        self.is_tripped, self._tripped_at = True, self._clock.monotonic()
+
+    def close(self) -> None:
+        """The broker answers. Blocks try it again, but for a second: who is slow may be quick for once."""
+        if self._clock.monotonic() >= self._tripped_at + TRIPPED_S_MIN:
+            self.is_tripped, self._slow_in_turn = False, 0
+
+    def prepared(self, took_s: float) -> None:
+        """The broker has prepared a block."""
+        is_slow = took_s * 1000 > self.options.slow_after_ms
+        self._slow_in_turn = self._slow_in_turn + 1 if is_slow else 0
+        if self._slow_in_turn >= SLOW_IN_TURN:
+            self.trip()
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so much may be added."""
+        size, options = self.size, self.options
+        return size.rows < options.rows_max and size.size_bytes + size_bytes <= options.size_bytes_max
+
+    def added(self, size_bytes: int) -> None:
+        """A block of this process has put its messages there."""
+        self._is_used = True
+        self.size = self.size._replace(rows=self.size.rows + 1, size_bytes=self.size.size_bytes + size_bytes)
+
+    def counted(self, size: OutboxSize) -> None:
+        """How much waits, by the database."""
+        self.size, self._is_used = size, False
