@@ -18,6 +18,7 @@ from txmq.cli import (
     consume,
     dead_letter,
     group,
+    outbox,
     output,
     produce,
     query,
@@ -76,6 +77,7 @@ app.command("stats")(stats.stats)
 app.add_typer(tx.app, name="tx")
 app.add_typer(query.app, name="query")
 app.add_typer(resolver.app, name="resolver")
+app.add_typer(outbox.app, name="outbox")
 app.add_typer(spool.app, name="spool")
 app.add_typer(binlog.app, name="binlog")
 app.add_typer(journal.app, name="journal")

@@ -93,7 +93,7 @@ def test_a_good_file_names_the_broker_and_the_resources(tmp_path: Path) -> None:
 def test_a_resource_takes_every_option_that_its_class_takes(tmp_path: Path) -> None:
     for kind, made in (("last-resource", LastResource), ("mysql-xa", MySQLResource)):
         lines = {"dialect": "'mysql'", "table": "'other'", "marker": "false", "allow_weak_durability": "true"}
-        lines |= {"ignore_tables": "['log', 'shop.log']"}
+        lines |= {"ignore_tables": "['log', 'shop.log']", "outbox": "true"}
         options = set(inspect.signature(made).parameters) - {"name", "connect", "clock", "random"}
         assert options <= lines.keys(), "an option without a line in this test"
         text = "".join(f"{name} = {lines[name]}\n" for name in sorted(options))
@@ -102,6 +102,7 @@ def test_a_resource_takes_every_option_that_its_class_takes(tmp_path: Path) -> N
         demands = resource.installation._demands
         assert (demands.allow_weak_durability, demands.ignore_tables) == (True, ["log", "shop.log"])
         assert getattr(resource, "has_marker", False) is False
+        assert (getattr(resource, "outbox", None) is not None) == (kind == "last-resource")
 
 
 def test_transaction_in_doubt_names_what_its_resource_needs() -> None:
