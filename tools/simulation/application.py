@@ -28,6 +28,7 @@ from txmq.model import Outcome
 from txmq.testing.simulated.clock import SimRandom
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.last_resource import proof
+from txmq.xa.last_resource.outbox import OutboxOptions
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.resolver import Resolver
 
@@ -37,6 +38,7 @@ from .threads import Host, Threads, pause, required_task
 from .world import Violation
 
 RESOURCE = "orders-db"
+OUTBOX = OutboxOptions(away_after_ms=100, slow_after_ms=50)
 KEYS_FROM = 100  # the scripted clients' rows have smaller ones
 Resources = Sequence[LastResource | SimulatedXAResource]
 
@@ -95,7 +97,10 @@ class Program:
     def resource(self) -> LastResource:
         """The database as this process sees it."""
         assert self.shared.rows is not None
-        return LastResource(RESOURCE, self.shared.rows.connect, clock=self.host, random=SimRandom(self.world.rng))
+        return LastResource(
+            RESOURCE, self.shared.rows.connect, clock=self.host, random=SimRandom(self.world.rng),
+            outbox=OUTBOX if self.shared.has_outbox else False,
+        )  # fmt: skip
 
     def banks(self) -> list[SimulatedXAResource]:
         """The XA databases as this process sees them."""
@@ -185,9 +190,10 @@ class Application(Program):
         padding = b"." * self.world.rng.choice((10, 100, 700))
         return b"%b-%06d-%b" % (self.host.name.encode(), self._count, padding)
 
-    def _place(self) -> tuple[str, int | None]:
+    def _place(self, *, stays: bool = False) -> tuple[str, int | None]:
+        """A topic and perhaps a partition; of a topic that is never deleted, if it is to stay."""
         rng, topics = self.world.rng, self.shared.history.topics
-        topic = rng.choice(sorted(topics))
+        topic = rng.choice(sorted(name for name in topics if name != "temporary" or not stays))
         return topic, rng.randrange(topics[topic]) if rng.random() < 0.7 else None
 
     # --- plain sends ---
@@ -245,9 +251,9 @@ class Application(Program):
             raise AbandonedError
 
     def _messages(self, _block: Block) -> Iterator[tuple[str, int | None, bytes]]:
-        """What a block sends."""
+        """What a block sends; a row of an outbox whose topic is gone would wait for an operator, for ever."""
         for _ in range(self.world.rng.randint(1, 4)):
-            yield (*self._place(), self._value())
+            yield (*self._place(stays=self.shared.has_outbox), self._value())
 
     def _row(self, block: Block, resource: LastResource, transaction: Transaction) -> None:
         connection = block.connection(resource)
@@ -296,6 +302,9 @@ class Application(Program):
         self.world.meet(f"real {kind} committed")
         if block.pending:
             self.world.meet("committed, broker to be told")
+        assert self.shared.rows is not None
+        if self.shared.has_outbox and self.shared.rows.markers().get(transaction.txid) == "outboxed":
+            self.world.meet("real messages went into an outbox")
         for result, (place, values) in zip(block.results, transaction.parts, strict=True):
             if result.offset is not None:
                 transaction.placed[values[0]] = place, result.offset

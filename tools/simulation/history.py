@@ -60,6 +60,7 @@ class Shared:
     Attributes:
         brokers: all of them; ``broker`` is the first one.
         addresses: where real clients look for a broker.
+        has_outbox: the real clients' database keeps messages while the broker is away.
     """
 
     world: Simulation
@@ -71,6 +72,7 @@ class Shared:
     stopping: bool = False
     brokers: Sequence[Broker] = ()
     addresses: Sequence[tuple[str, int]] = (("broker", 8123),)
+    has_outbox: bool = False
 
     @property
     def may_forget(self) -> bool:

@@ -112,7 +112,7 @@ class Rows:
 
     def __init__(self, world: Simulation, path: str) -> None:
         self.world, self.path, self.is_healed = world, path, False
-        self._outside = sqlite3.connect(path, isolation_level=None)
+        self._outside = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._outside.execute("CREATE TABLE orders (row TEXT PRIMARY KEY, key INTEGER, version INTEGER)")
         self._driver = self._make_driver()
 

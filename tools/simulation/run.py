@@ -166,6 +166,7 @@ def inhabited(threads: Threads, brokers: Sequence[Broker], network: Network) -> 
     with TemporaryDirectory(prefix="txmq", dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:  # noqa: PTH112
         rows = Rows(world, f"{folder}/orders.db")
         shared = Shared(world, brokers[0], Database(world), History(), rows, Bank(world), brokers=brokers)
+        shared.has_outbox = len(brokers) == 1 and world.chance(0.5)
         doors = {net.connect: network.connect, OSClock: lambda: required_task().host,
                  OSRandom: lambda: SimRandom(world.rng), proof.prove: watched_prove(shared)}  # fmt: skip
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
