@@ -88,7 +88,7 @@ def test_full_outbox_refuses(world: LastResourceFixture) -> None:
     assert world.rows() == [b"1"]
 
 
-def test_breaker_is_tripped_by_slow_prepares_in_turn_and_closes_later(world: LastResourceFixture) -> None:
+def test_slow_prepares_in_turn_trip_the_breaker(world: LastResourceFixture) -> None:
     clock = world.home.clock
     state = OutboxState(OutboxOptions(slow_after_ms=100), clock, "h")
     for took_s in (0.2, 0.2, 0.01, 0.2, 0.2):
