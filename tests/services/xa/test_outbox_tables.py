@@ -12,7 +12,7 @@ from typing import Any
 import MySQLdb
 import pytest
 
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, RolledBackError
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource
 from txmq.xa.database import outbox_tables
@@ -301,3 +301,20 @@ def test_outboxed_marker_leaves_a_day_behind_its_row(world: World) -> None:
     connection.commit()
     assert world.outbox.delete_expired_markers(connection) == 1
     assert (world.table.outcome_of(connection, "t1"), world.table.outcome_of(connection, "t2")) == ("outboxed", None)
+
+
+def test_messages_that_exceed_a_statement_are_refused_before(mariadb: MariaDB) -> None:
+    world = _on_mariadb(mariadb, RC)
+    resource = LastResource("shop", connect=world.connect, outbox=True)
+    resource.install()
+    branch = resource.enlist("0" * 16)
+    branch.end_body()
+    ((packet,),) = mariadb.execute("SELECT @@max_allowed_packet")
+    with pytest.raises(RolledBackError, match="max_allowed_packet"):
+        branch.fill_outbox("t1", 30.0, bytes(int(packet) // 2), [K])
+    branch.fill_outbox("t1", 30.0, b"\\" * (int(packet) // 2 - 4096), [K])  # each is written as two
+    branch.commit()
+    branch.finish()
+    assert world.outbox.waits(world.connect(), "t1")
+    resource.close()
+    _end(world)

@@ -58,6 +58,7 @@ class Dialect:
         read_committed: statement that lets a session lock no more than the rows it changes; empty if that takes none or
             the server's binary log refuses it.
         why_not_current: why statements of this connection do not see what others have committed before them, or None.
+        statement_bytes_max: the largest statement that the server takes, or None.
         delete: how a statement that deletes rows by their key begins.
         engines: statement that lists tables (``schema.table``, engine) that cannot roll back in the connection's
             database, or if it has none in the schema that is its parameter; empty if all tables can.
@@ -83,6 +84,7 @@ class Dialect:
     placeholder: str = "%s"
     read_committed: Callable[[Connection], str] = lambda _connection: ""
     why_not_current: Callable[[Connection], str | None] = lambda _connection: None
+    statement_bytes_max: Callable[[Connection], int | None] = lambda _connection: None
     delete: str = "DELETE FROM {table}"
     engines: str = ""
     engines_two_phase: str = ""
@@ -184,6 +186,12 @@ def _mysql_why_not_current(connection: Connection) -> str | None:
     return _why_not_read_committed(next(iter(found.values()), "unknown"))
 
 
+def _mysql_statement_bytes_max(connection: Connection) -> int | None:
+    found = mysql_variables(connection, "max_allowed_packet")
+    connection.rollback()
+    return int(found["max_allowed_packet"])
+
+
 def _postgresql_why_not_current(connection: Connection) -> str | None:
     ((found,),) = run(connection, "SHOW default_transaction_isolation")[0]
     connection.rollback()
@@ -274,6 +282,7 @@ MYSQL = Dialect(
     weakness=_mysql_weakness,
     read_committed=_mysql_read_committed,
     why_not_current=_mysql_why_not_current,
+    statement_bytes_max=_mysql_statement_bytes_max,
     # For many keys among few rows a full scan is cheaper: it waits for every open transaction, at any isolation.
     delete="DELETE {table} FROM {table} FORCE INDEX (PRIMARY)",
     engines=_MYSQL_ENGINES + ")",

@@ -36,6 +36,7 @@ from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.sqlite_file import main_file
 
 CHECK_EVERY_S = 60.0
+STATEMENT_OVERHEAD_BYTES = 4096
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
 _TABLES_SHOWN_MAX = 5
 
@@ -209,6 +210,9 @@ class Installation:
             if not self._has_outbox and not outbox.is_there(connection):
                 raise ConfigError(f"resource {self.name!r} has no outbox; call install() once with outbox=True")
         self._has_outbox = True
+        statement = table.dialect.statement_bytes_max(connection)
+        # A driver may write two bytes for each one.
+        outbox.row_bytes_max = None if statement is None else statement // 2 - STATEMENT_OVERHEAD_BYTES
         return outbox
 
     def read_committed(self, session: DatabaseSession) -> None:

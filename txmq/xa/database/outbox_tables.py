@@ -91,7 +91,13 @@ class Series(NamedTuple):
 
 
 class OutboxTables:
-    """The statements on one database's tables. Has no connection of its own and keeps no state."""
+    """The statements on one database's tables. Has no connection of its own and keeps no state.
+
+    Attributes:
+        row_bytes_max: of a row's messages; None if the server does not limit them.
+    """
+
+    row_bytes_max: int | None = None
 
     def __init__(self, table: str, dialect: Dialect, placeholder: str, place: WriterTurn | None = None) -> None:
         self.marker, self.name = table, f"{table}_outbox"
@@ -341,7 +347,7 @@ class OutboxTables:
         """The broker has a void for the row's number: it has none any more. Own transaction."""
         with own_transaction(connection, self.dialect, self.place):
             change = f"UPDATE {self.name} SET number = 0, {_RECALL_ENDS} WHERE id = ? AND number = ?"  # noqa: S608
-            self._changed(connection, change, row)
+            self._run(connection, change, (row.id, row.number))
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
@@ -359,11 +365,8 @@ class OutboxTables:
     def begin_series(self, connection: Connection, series: str) -> None:
         """Number anew, in a series that no broker knows: for an operator who goes on behind a restored one."""
         with own_transaction(connection, self.dialect, self.place):
-            self._run(
-                connection,
-                f"UPDATE {self.series_table} SET series = ?, number = 0, holder = '', until_ms = 0 WHERE id = 1",  # noqa: S608
-                (series,),
-            )
+            begin = f"UPDATE {self.series_table} SET series = ?, number = 0, holder = '', until_ms = 0"  # noqa: S608
+            self._run(connection, f"{begin} WHERE id = 1", (series,))
             self._run(connection, f"UPDATE {self.name} SET number = 0, {_RECALL_ENDS} WHERE number > 0")  # noqa: S608
 
     def size(self, connection: Connection) -> OutboxSize:
@@ -414,9 +417,6 @@ class OutboxTables:
                     [text(txid) for (txid,) in expired],
                 )
         return len(expired)
-
-    def _changed(self, connection: Connection, operation: str, row: OutboxRow) -> bool:
-        return self._counted(connection, operation, (row.id, row.number))[1] == 1
 
     def _run(self, connection: Connection, operation: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return self._counted(connection, operation, parameters)[0]

@@ -232,6 +232,9 @@ class Branch:
         session = self._session
         outbox, table = session.outbox, session.table
         assert outbox is not None
+        if outbox.row_bytes_max is not None and len(batches) > outbox.row_bytes_max:
+            text = f"{len(batches)} bytes of messages are too many for one statement of {self.resource.name!r}"
+            raise RolledBackError(f"{text} (max_allowed_packet), and the broker is away", txid)
         with self._marking(txid):
             if self._has_savepoint:
                 self._release()
