@@ -67,6 +67,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/spark/audit/follow.py": (frozenset({"os", "pathlib"}), "how far an audit came is a file"),
     "txmq/spark/audit/tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
     "txmq/broker/shell/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
+    "txmq/aio/": (frozenset({"asyncio"}), "the client on an event loop"),
     "txmq/spark/segment_files/reader.py": (
         frozenset({"pathlib"}),
         "the directory that a user names, before it is opened",
@@ -77,6 +78,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
 HOMES = {
     "aiokafka": ["txmq/log/records.py"],
     "cramjam": ["txmq/log/compression.py"],
+    "greenlet": ["txmq/runtime/strands.py"],
     "kazoo": ["txmq/registry/zookeeper/kazoo_session.py"],
     "MySQLdb": ["txmq/xa/database/mysql_driver.py"],
     "pyarrow": ["txmq/spark/"],

@@ -19,8 +19,9 @@ from typing import Protocol
 from txmq.runtime.ports import Clock
 
 __all__ = [
-    "Condition", "Forked", "Future", "Lock", "RLock", "Signal", "ThreadLocal", "Turn", "processor_count",
+    "Condition", "Forked", "Future", "Lock", "RLock", "Signal", "Strand", "ThreadLocal", "Turn", "processor_count",
     "start_daemon", "start_threads", "thread_number", "until_terminated", "watch_exit", "watch_forks",
+    "watch_strands",
 ]  # fmt: skip
 
 Condition = threading.Condition
@@ -42,25 +43,70 @@ def processor_count() -> int:
     return os.cpu_count() or 1
 
 
-class Signal:
-    """Wakes a thread. Several ``set`` before a ``wait`` count as one."""
+class Strand(Protocol):
+    """What runs on an event loop as if it were a thread (``runtime/strands.py``)."""
 
-    __slots__ = ("_lock",)
+    def park(self, timeout: float) -> None:
+        """Let the loop go on until ``unpark`` is called, ``timeout`` seconds at most."""
+
+    def unpark(self) -> None:
+        """End ``park``; from any thread, and nothing if the strand is not parked."""
+
+    def start_daemon(self, name: str, run: Callable[[], None]) -> None:
+        """Begin another strand on the same loop."""
+
+
+def _no_strand() -> Strand | None:
+    return None
+
+
+current_strand: Callable[[], Strand | None] = _no_strand
+
+
+def watch_strands(current: Callable[[], Strand | None]) -> None:
+    """From now on ``current`` says in which strand the caller runs."""
+    global current_strand
+    current_strand = current
+
+
+class Signal:
+    """Wakes a thread, or a strand. Several ``set`` before a ``wait`` count as one."""
+
+    __slots__ = ("_lock", "_strand")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
+        self._strand: Strand | None = None  # that waits
 
     def set(self) -> None:
         """Wake the waiter, now or when it comes."""
         try:
             self._lock.release()
         except RuntimeError:  # set already: releasing is the test and the deed in one step, so two setters cannot race
-            pass
+            return
+        strand = self._strand
+        if strand is not None:
+            strand.unpark()
 
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds; whether the signal came."""
-        return self._lock.acquire(timeout=min(max(timeout, 0.0), _TIMEOUT_S_MAX))
+        strand = current_strand()
+        if strand is None:
+            return self._lock.acquire(timeout=min(max(timeout, 0.0), _TIMEOUT_S_MAX))
+        return self._wait_in(strand, timeout)
+
+    def _wait_in(self, strand: Strand, timeout: float) -> bool:
+        if timeout > 0:
+            self._strand = strand
+            try:
+                # Listed first, looked second: ``set`` in another thread either finds the strand, or is seen here.
+                if self._lock.acquire(blocking=False):
+                    return True
+                strand.park(timeout)
+            finally:
+                self._strand = None
+        return self._lock.acquire(blocking=False)
 
 
 class Turn:
@@ -166,8 +212,12 @@ def until_terminated(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def start_daemon(name: str, run: Callable[[], None]) -> None:
-    """Start a thread that does not keep the process alive."""
-    threading.Thread(target=run, name=name, daemon=True).start()
+    """Start a thread that does not keep the process alive; in a strand, a strand of the same loop."""
+    strand = current_strand()
+    if strand is None:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    else:
+        strand.start_daemon(name, run)
 
 
 class Forked(Protocol):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 
 import pytest
 
 import txmq
+import txmq.aio
 from txmq.cli.main import main
 from txmq.errors import BrokerAwayError, DataLossError, PartialResultError, RegistryError
 from txmq.spark.segment_files.plan import plan
@@ -48,6 +50,25 @@ def test_every_call_works_over_homes(cluster: Cluster, way: str) -> None:
         assert client.stats("json").count('"version"') == 3
         client.ping()
         client.topics.delete(topic)
+
+
+def test_event_loop_reaches_every_home(cluster: Cluster) -> None:
+    async def calls() -> None:
+        async with await txmq.aio.connect(cluster.registry) as client, client.producer() as producer:
+            await client.topics.create("loop", partitions=PARTITIONS)
+            sent = await asyncio.gather(
+                *(producer.send("loop", b"%d" % number, partition=number % PARTITIONS) for number in range(60))
+            )
+            assert {(place.partition, place.offset) for place in sent} == {
+                (partition, offset) for partition in range(PARTITIONS) for offset in range(10)
+            }
+            assert len(await producer.send_many("loop", [(b"%d" % number, b"x") for number in range(600)])) == 600
+            assert len([one async for one in client.browse("loop")]) == 660
+            assert len({row["home"] for row in await client.topics.watermarks("loop")}) == 3
+            assert (await client.stats("json")).count('"version"') == 3
+            await client.topics.delete("loop")
+
+    asyncio.run(calls())
 
 
 def _stats_are_told_home_by_home(

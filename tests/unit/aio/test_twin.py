@@ -1,0 +1,75 @@
+"""The surface of ``txmq.aio`` beside that of ``txmq``, name by name: parameters, and what is not there yet."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import txmq
+import txmq.aio
+from txmq import client as sync
+
+# What txmq.aio does not have. Nothing else is missing, and what is listed here is.
+ABSENT = {
+    "Client": {"consumer", "fork", "ordered_producer", "settle", "xa_resource"},
+    "Producer": {"half", "parked", "spooled", "transaction"},
+    "Topics": set[str](),
+    "Groups": set[str](),
+    "Transactions": set[str](),
+}
+ABSENT_PARAMETERS = {("Client", "producer"): {"checker", "group", "retry_store"}}
+# Of the synchronous objects what other rooms of the client use.
+INTERNAL = {
+    "Client": {
+        "browse_pages", "control", "exiting", "forked", "leave_session", "link_type", "new_connection", "senders",
+        "session",
+    },
+    "Producer": {"route", "send_outside", "send_pairs_outside"},
+    "Topics": {"forget", "held", "known", "owned", "refresh"},
+    "Groups": {"change_deferred"},
+    "Transactions": set[str](),
+}  # fmt: skip
+NAMES = sorted(ABSENT)
+
+
+def _public(cls: type) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+def _bare(function: Any, absent: set[str]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(function).parameters.values()
+    return [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in parameters
+        if parameter.name not in absent | {"self"}
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_class_has_the_same_public_names(name: str) -> None:
+    theirs, ours = getattr(sync, name), getattr(txmq.aio, name)
+    assert _public(ours) - {"inner", "host"} == _public(theirs) - INTERNAL[name] - ABSENT[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_method_has_the_same_parameters_and_waits_by_await(name: str) -> None:
+    theirs, ours = getattr(sync, name), getattr(txmq.aio, name)
+    for method in _public(ours) - {"inner", "host"}:
+        mine = getattr(ours, method)
+        absent = ABSENT_PARAMETERS.get((name, method), set())
+        assert _bare(mine, set()) == _bare(getattr(theirs, method), absent), method
+        makes = method == "producer"
+        assert makes or inspect.iscoroutinefunction(mine) or inspect.isasyncgenfunction(mine), method
+        assert mine.__doc__
+
+
+def test_connect_has_the_same_parameters() -> None:
+    assert _bare(txmq.aio.connect, set()) == _bare(txmq.connect, set())
+    assert inspect.iscoroutinefunction(txmq.aio.connect)
+
+
+@pytest.mark.parametrize("cls", [txmq.aio.Client, txmq.aio.Producer])
+def test_what_is_opened_is_a_block(cls: type) -> None:
+    assert {"__aenter__", "__aexit__"} <= set(dir(cls))

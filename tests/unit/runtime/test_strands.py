@@ -1,0 +1,201 @@
+"""Synchronous code on an event loop: doors that park, cancellation, daemons, the loop that it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+
+import pytest
+
+from txmq.runtime.os_clock import OSClock
+from txmq.runtime.strands import Host, LoopClock, current, required
+from txmq.runtime.threads import Signal, Turn, start_daemon
+
+LONG_S = 60.0
+
+
+def _on_loop(scenario: Callable[[Host], Awaitable[None]]) -> None:
+    async def main() -> None:
+        host = Host()
+        await scenario(host)
+        await host.close()
+
+    asyncio.run(main())
+
+
+def test_strand_that_waits_lets_others_run() -> None:
+    async def scenario(host: Host) -> None:
+        asked, answered = Signal(), Signal()
+
+        def answer() -> bool:
+            was_asked = asked.wait(LONG_S)
+            answered.set()
+            return was_asked
+
+        def ask() -> bool:
+            asked.set()
+            return answered.wait(LONG_S)
+
+        assert all(await asyncio.gather(host.run(answer), host.run(ask)))
+
+    _on_loop(scenario)
+
+
+def test_signal_of_another_thread_wakes_a_strand() -> None:
+    async def scenario(host: Host) -> None:
+        signal, is_waiting = Signal(), threading.Event()
+
+        def set_from_outside() -> None:
+            assert is_waiting.wait(LONG_S)
+            signal.set()
+
+        setter = threading.Thread(target=set_from_outside)
+        setter.start()
+        asyncio.get_running_loop().call_soon(is_waiting.set)
+        assert await host.run(lambda: signal.wait(LONG_S))
+        setter.join()
+
+    _on_loop(scenario)
+
+
+def test_wait_without_a_signal_ends_in_time() -> None:
+    async def scenario(host: Host) -> None:
+        assert not await host.run(lambda: Signal().wait(0.001))
+        assert not await host.run(lambda: Signal().wait(0.0))
+
+    _on_loop(scenario)
+
+
+def test_signal_that_was_set_before_is_not_lost() -> None:
+    async def scenario(host: Host) -> None:
+        signal = Signal()
+        signal.set()
+        signal.set()
+        assert await host.run(lambda: signal.wait(LONG_S))
+        assert not await host.run(lambda: signal.wait(0.001))
+
+    _on_loop(scenario)
+
+
+def test_turn_is_handed_from_strand_to_strand() -> None:
+    async def scenario(host: Host) -> None:
+        turn, clock, order = Turn(), LoopClock(OSClock()), list[int]()
+
+        def work(number: int) -> None:
+            me = object()
+            assert turn.take_before(clock.monotonic() + LONG_S, me, clock)
+            clock.sleep(0.001)
+            order.append(number)
+            turn.leave(me)
+
+        await asyncio.gather(*(host.run(lambda number=number: work(number)) for number in range(3)))  # type: ignore[misc]
+        assert sorted(order) == [0, 1, 2]
+
+    _on_loop(scenario)
+
+
+def test_cancelled_task_ends_in_the_door_and_may_wait_again() -> None:
+    async def scenario(host: Host) -> None:
+        ended = list[str]()
+        is_parked = asyncio.Event()
+
+        def work() -> None:
+            host.loop.call_soon(is_parked.set)
+            try:
+                Signal().wait(LONG_S)
+            except asyncio.CancelledError:
+                Signal().wait(0.001)
+                ended.append("cleaned up")
+                raise
+
+        task = asyncio.create_task(host.run(work))
+        await is_parked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == ["cleaned up"]
+
+    _on_loop(scenario)
+
+
+def test_exception_and_context_are_those_of_the_task() -> None:
+    name: ContextVar[str] = ContextVar("name")
+
+    async def scenario(host: Host) -> None:
+        def work() -> None:
+            assert name.get() == "caller's"
+            name.set("strand's")
+            Signal().wait(0.001)
+            assert name.get() == "strand's"
+            raise LookupError("its own")
+
+        name.set("caller's")
+        with pytest.raises(LookupError, match="its own"):
+            await host.run(work)
+        assert name.get() == "strand's"
+
+    _on_loop(scenario)
+
+
+def test_daemon_of_a_strand_is_a_task_that_close_awaits() -> None:
+    done = list[bool]()
+
+    async def scenario(host: Host) -> None:
+        go_on = Signal()
+
+        def daemon() -> None:
+            done.append(current() is not None and go_on.wait(LONG_S))
+
+        await host.run(lambda: start_daemon("test", daemon))
+        host.loop.call_soon(go_on.set)
+
+    _on_loop(scenario)
+    assert done == [True]
+
+
+def test_daemon_that_does_not_end_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.runtime.strands._CLOSE_S_MAX", 0.001)
+    ended = list[str]()
+
+    async def scenario(host: Host) -> None:
+        def daemon() -> None:
+            try:
+                Signal().wait(LONG_S)
+            finally:
+                ended.append("ended")
+
+        await host.run(lambda: start_daemon("test", daemon))
+
+    _on_loop(scenario)
+    assert ended == ["ended"]
+
+
+def test_host_serves_its_own_loop_only() -> None:
+    async def make() -> Host:
+        return Host()
+
+    async def use(host: Host) -> None:
+        await host.run(lambda: None)
+
+    host = asyncio.run(make())
+    with pytest.raises(RuntimeError, match="belongs to another event loop"):
+        asyncio.run(use(host))
+
+
+def test_callback_that_would_wait_is_refused() -> None:
+    async def scenario(host: Host) -> None:
+        with pytest.raises(RuntimeError, match="waits, in a callback"):
+            host.call(lambda: LoopClock(OSClock()).sleep(LONG_S))
+
+    _on_loop(scenario)
+
+
+def test_outside_of_strands_a_signal_is_a_threads() -> None:
+    signal = Signal()
+    signal.set()
+    assert current() is None
+    assert signal.wait(LONG_S)
+    with pytest.raises(RuntimeError, match="outside of its methods"):
+        required()

@@ -1,0 +1,18 @@
+"""``txmq`` on an event loop: asyncio's, or uvloop's.
+
+The names, parameters, errors and promises are those of ``txmq``; what waits there is a coroutine here::
+
+    async with await txmq.aio.connect("txmq://127.0.0.1:8123") as client:
+        producer = client.producer()
+        await producer.send("orders", b"created", key=b"42")
+
+Needs the package greenlet (``pip install 'txmq[aio]'``). How it works: ``txmq/runtime/strands.py``.
+"""
+
+from __future__ import annotations
+
+from txmq.aio.admin import Groups, Topics, Transactions
+from txmq.aio.client import Client, connect
+from txmq.aio.producer import Producer
+
+__all__ = ["Client", "Groups", "Producer", "Topics", "Transactions", "connect"]

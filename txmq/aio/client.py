@@ -1,0 +1,115 @@
+"""``txmq.aio.connect`` and ``Client``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from txmq.addresses import ZOOKEEPER_SCHEME
+from txmq.aio.admin import Groups, Topics, Transactions
+from txmq.aio.links import LoopClient
+from txmq.aio.producer import Producer
+from txmq.aio.twin import Facade, twin
+from txmq.client.bootstrap import Bootstrap, bootstrap_of
+from txmq.client.client import Client as SyncClient
+from txmq.client.client import require_broker
+from txmq.client.partitioner import PartitionSelector
+from txmq.client.transport.destination import Address
+from txmq.model import Message
+from txmq.runtime import strands
+from txmq.runtime.os_clock import OSClock
+
+
+async def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False) -> Client:
+    """As ``txmq.connect``, on the event loop that runs; ``async with await txmq.aio.connect(...) as client``.
+
+    The client belongs to that loop. ``await client.close()`` before the loop ends.
+    """
+    host = strands.Host()
+    inner = LoopClient(_bootstrap_of(bootstrap), timeout=timeout, name=name, clock=strands.LoopClock(OSClock()))
+    client = Client(inner, host)
+    if not lazy:
+        try:
+            await host.run(partial(require_broker, inner, bootstrap))
+        except BaseException:
+            await client.close()
+            raise
+    return client
+
+
+def _bootstrap_of(text: str) -> Bootstrap:
+    bootstrap = bootstrap_of(text)
+    if not text.startswith(ZOOKEEPER_SCHEME):
+        return bootstrap
+
+    def look_up(timeout: float) -> Sequence[Address]:
+        """ZooKeeper's client has threads of its own, and blocks its caller."""
+        return strands.required().wait_for(asyncio.to_thread(bootstrap, timeout))
+
+    return look_up
+
+
+class Client(Facade[LoopClient]):
+    """A broker's client on an event loop; made by ``txmq.aio.connect``, usable as a block (``async with``).
+
+    Its methods have the names, parameters, errors and promises of ``txmq.Client``. It belongs to the loop in which it
+    was made, and to no thread but that loop's.
+
+    Attributes:
+        topics, groups, transactions: as of ``txmq.Client``.
+    """
+
+    def __init__(self, inner: LoopClient, host: strands.Host) -> None:
+        super().__init__(inner, host)
+        self.topics = Topics(inner.topics, host)
+        self.groups = Groups(inner.groups, host)
+        self.transactions = Transactions(inner.transactions, host)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def producer(
+        self, *, partition_selector: PartitionSelector | None = None, linger_ms: float = 0,
+        batch_size_bytes: int = 256 << 10, buffer_size_bytes: int = 64 << 20, max_in_flight: int = 8,
+        compression: str | None = None, timeout: float = 5.0,
+    ) -> Producer:  # fmt: skip
+        """Make a producer; a client may have many. As ``txmq.Client.producer``."""
+        made = self.inner.producer(
+            partition_selector=partition_selector, linger_ms=linger_ms, batch_size_bytes=batch_size_bytes,
+            buffer_size_bytes=buffer_size_bytes, max_in_flight=max_in_flight, compression=compression, timeout=timeout,
+        )  # fmt: skip
+        return Producer(made, self.host)
+
+    fetch = twin(SyncClient.fetch)
+    fetch_raw = twin(SyncClient.fetch_raw)
+    offsets = twin(SyncClient.offsets)
+    offset_for = twin(SyncClient.offset_for)
+    outcome = twin(SyncClient.outcome)
+    ping = twin(SyncClient.ping)
+    stats = twin(SyncClient.stats)
+
+    async def browse(self, topic: str) -> AsyncIterator[Message]:
+        """Iterate over every message that is there now, partition by partition, each in order."""
+        pages = self.inner.browse_pages(topic)
+        while (page := await self.host.run(partial(next, pages, None))) is not None:
+            for message in page:
+                yield message
+
+    async def close(self) -> None:
+        """Close the connections. Unacknowledged messages are given up; a producer's ``close`` waits for them.
+
+        It goes to its end also if the task that calls it is cancelled.
+        """
+        await asyncio.shield(self.host.loop.create_task(self._close(), name="txmq-close"))
+
+    async def _close(self) -> None:
+        await self.host.run(self.inner.close)
+        await self.host.close()

@@ -1,0 +1,91 @@
+"""The transport on an event loop: the connections and senders of ``txmq``, with the loop in place of threads.
+
+Theory of operation. Everything runs in strands (``runtime/strands.py``). The loop reads a connection, and wakes all
+whose answers came with one read. It writes at the end of its turn, in one piece, what all tasks have sent. A sender
+adds messages to its core while the turn lasts; its background strand, woken once, sends them together: one batch for
+each partition. An answer ends the futures of its batch at once: a loop runs nobody's callbacks in there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from txmq.client.client import Client
+from txmq.client.home_link import HomeLink
+from txmq.client.producer.batches import Batch
+from txmq.client.producer.completion import completion_of
+from txmq.client.producer.home_sender import HomeSender
+from txmq.client.transport.connection import Connection
+from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.model import SendResult
+from txmq.runtime import loop_stream, strands
+from txmq.runtime.threads import Future
+
+
+class LoopFuture(asyncio.Future[SendResult]):
+    """The result of a message that was sent, as tasks await it and as a sender sets it."""
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """As of ``concurrent.futures.Future``: whether anybody still waits."""
+        return not self.done()
+
+    def exception(self) -> BaseException | None:
+        """The exception it ended with; a strand waits for the end."""
+        strand = strands.current()
+        if strand is not None and not self.done():
+            strand.wait_for(asyncio.wait((self,)))
+        return super().exception()
+
+
+class LoopConnection(ReconnectingConnection):
+    """A connection that comes back, read by the loop."""
+
+    def dial(self, host: str, port: int, timeout: float) -> Connection:
+        """See ``ReconnectingConnection``."""
+        stream = loop_stream.connect(host, port, timeout)
+        connection = Connection(stream, self._clock, f"{host}:{port}")
+        connection.appoint(stream, stream.gather)
+        stream.serve(connection.read_arrived, connection.write)
+        return connection
+
+
+class LoopSender(HomeSender):
+    """The sender to one home, driven by its background strand."""
+
+    def _new_future(self) -> Future[SendResult]:
+        return cast("Future[SendResult]", LoopFuture())
+
+    def _pump_new(self, now: float) -> None:
+        """Nothing: messages of one turn of the loop leave together."""
+
+    def _start_background(self) -> None:
+        background = self._background
+        if background is None:
+            super()._start_background()
+        elif not background.nudged:
+            background.nudge()
+
+    def _notify(self, finished: list[Batch]) -> None:
+        for batch in finished:
+            completion = completion_of(batch)
+            completion.finish()
+            self._futures -= len(completion.futures)
+            completion.complete_futures()
+
+    def take_arrived(self) -> None:
+        """Between two slices of many messages: let the loop go on."""
+        strands.required().wait_for(asyncio.sleep(0))
+
+
+class LoopLink(HomeLink):
+    """The client's side of one home."""
+
+    connection_type = LoopConnection
+    sender_type = LoopSender
+
+
+class LoopClient(Client):
+    """``txmq.Client`` for strands."""
+
+    link_type = LoopLink

@@ -1,0 +1,75 @@
+"""``client.producer(...)`` on an event loop."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self, cast
+
+from txmq.aio.twin import Facade, twin
+from txmq.client.producer import producer
+from txmq.client.producer.bulk import Pair
+from txmq.client.transaction.current import refuse_enclosed
+from txmq.errors import TxmqError
+from txmq.model import SendResult
+
+_NOT_HERE = "a synchronous transaction block is open here: send to it by tx.send, or outside of it"
+
+
+class Producer(Facade[producer.Producer]):
+    """Sends messages. Made by ``client.producer``; usable as a block (``async with``).
+
+    Messages that tasks send in one turn of the loop leave as one batch for each partition, in one request each; none
+    waits for company. Messages of one task to one partition are stored in the order of its calls.
+    """
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except TxmqError:
+            if error is None:  # the error of the block's body says more
+                raise
+
+    async def send(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float | None = None,
+    ) -> SendResult:  # fmt: skip
+        """Send one message and wait until the broker acknowledges it.
+
+        As ``txmq.Producer.send``: arguments, result, errors, durability. A task that is cancelled here gives up the
+        wait: the message may be stored or not.
+        """
+        return await (
+            await self.send_async(topic, value, key, headers=headers, tag=tag, partition=partition, timeout=timeout)
+        )
+
+    async def send_async(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float | None = None,
+    ) -> Future[SendResult]:  # fmt: skip
+        """As ``send``, without waiting for the acknowledgement: that is the future's.
+
+        Waits for the topic's description the first time, and while ``buffer_size_bytes`` is in use.
+        """
+        refuse_enclosed(self.inner.client, _NOT_HERE)
+        message = (key, value, headers, tag)
+        future = await self.host.run(partial(self.inner.send_outside, topic, message, partition, timeout))
+        return cast("Future[SendResult]", future)
+
+    async def send_many(
+        self, topic: str, messages: Sequence[Pair], *, timeout: float | None = None
+    ) -> Sequence[SendResult]:
+        """As ``txmq.Producer.send_many``: (key, value) pairs, pipelined; returns when all are acknowledged."""
+        refuse_enclosed(self.inner.client, _NOT_HERE)
+        pairs = messages if isinstance(messages, list | tuple) else list(messages)
+        return await self.host.run(partial(self.inner.send_pairs_outside, topic, pairs, timeout))
+
+    flush = twin(producer.Producer.flush)
+    close = twin(producer.Producer.close)

@@ -1,0 +1,127 @@
+"""The door to the network for strands: a TCP stream that the event loop reads (port ``Stream``).
+
+``TcpStream`` does the system calls, which never block here. The loop says when there is something to read (``serve``),
+and when there is room to write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+
+from txmq.runtime import net, strands
+from txmq.runtime.ports import Buffer
+
+
+class LoopStream:
+    """One connected TCP stream; see the module's docstring. Used by one loop's thread."""
+
+    def __init__(self, host: strands.Host, connected: socket.socket) -> None:
+        self._host, self._number = host, connected.fileno()
+        self._tcp = net.adopt(connected)
+        self._write: Callable[[], None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []  # for room
+        self._is_full = self._gathers = False
+        host.opened(self)
+
+    def serve(self, read: Callable[[], None], write: Callable[[], None]) -> None:
+        """From now on call ``read`` when bytes or the end have arrived, and ``write`` when there is room again."""
+        self._write = write
+        self._host.loop.add_reader(self._number, self._host.call, read)
+
+    def gather(self) -> None:
+        """Call ``write`` soon, behind what is ready to run now."""
+        if not self._gathers:
+            self._gathers = True
+            self._host.loop.call_soon(self._write_gathered)
+
+    def _write_gathered(self) -> None:
+        self._gathers = False
+        if self._number >= 0 and self._write is not None:
+            self._host.call(self._write)
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        """See ``Stream``."""
+        taken = self._tcp.send(buffers)
+        if taken < sum(map(len, buffers)) and not self._is_full:
+            self._is_full = True
+            self._host.loop.add_writer(self._number, self._has_room)
+        return taken
+
+    def _has_room(self) -> None:
+        self._host.loop.remove_writer(self._number)
+        self._is_full = False
+        waiting, self._waiting = self._waiting, []
+        for waits in waiting:
+            if not waits.done():
+                waits.set_result(None)
+        if self._write is not None:
+            self._host.call(self._write)
+
+    def receive(self, timeout: float = 0.0) -> memoryview | None:
+        """What has arrived; see ``Stream``."""
+        return self._tcp.receive(0.0)
+
+    def wait(self, timeout: float, *, writable: bool) -> bool:
+        """Whether there is something to read (or room to write) now; see ``Stream``."""
+        return self._tcp.wait(0.0, writable=writable)
+
+    def wait_writable(self, timeout: float) -> bool:
+        """See ``Stream``."""
+        if not self._is_full:
+            return True
+        room = self._host.loop.create_future()
+        self._waiting.append(room)
+        strands.required().wait_for(asyncio.wait((room,), timeout=timeout))
+        return room.done()
+
+    def is_quiet(self) -> bool:
+        """See ``Stream``."""
+        return self._tcp.is_quiet()
+
+    def shut_down(self) -> None:
+        """See ``Stream``; the loop reads the end then."""
+        self._tcp.shut_down()
+
+    def close(self) -> None:
+        """See ``Stream``."""
+        if self._number < 0:
+            return
+        loop, number = self._host.loop, self._number
+        self._number = -1
+        if not loop.is_closed():
+            loop.remove_reader(number)
+            loop.remove_writer(number)
+        self._tcp.close()
+        self._host.closed(self)
+
+
+def connect(host: str, port: int, timeout: float) -> LoopStream:
+    """As ``net.connect``, in a strand."""
+    strand = strands.required()
+    connected = strand.wait_for(_connect(strand.host.loop, host, port, timeout))
+    return LoopStream(strand.host, connected)
+
+
+async def _connect(loop: asyncio.AbstractEventLoop, host: str, port: int, timeout: float) -> socket.socket:
+    failure: OSError = TimeoutError(f"timed out after {timeout:g} s")
+    until = loop.time() + timeout
+    try:
+        async with asyncio.timeout_at(until):
+            for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                attempt = socket.socket(family, kind, protocol)
+                try:
+                    attempt.setblocking(False)
+                    await loop.sock_connect(attempt, address)
+                except OSError as error:
+                    attempt.close()
+                    failure = error
+                except BaseException:
+                    attempt.close()
+                    raise
+                else:
+                    return attempt
+    except TimeoutError:
+        pass
+    raise failure

@@ -1,0 +1,181 @@
+"""Synchronous code on an event loop: strands. The only home of ``greenlet``.
+
+Theory of operation. ``Host.run`` runs a function in a *strand*: a greenlet, that is a stack of its own on the loop's
+thread. Where the function would make its thread sleep, the door (``Signal``, ``LoopClock``, ``loop_stream``) parks the
+strand: the greenlet is left with something to await, the coroutine that called ``run`` awaits it, and the greenlet goes
+on with the result. So the loop never stands still, and code that was written for threads is written once. It is
+as SQLAlchemy runs its synchronous core on asyncio.
+
+A cancelled task has its CancelledError raised in the door in which its strand is parked. To the code that is what
+KeyboardInterrupt is in a thread. It may park again while it cleans up.
+
+What would be a thread of its own (``start_daemon``) is a task of the host, which ``Host.close`` waits for.
+
+Invariants:
+    * a strand runs on the thread of its host's loop, and in the context of its task: context variables are shared;
+    * other strands run only while this one is parked, so code that parks must hold no ``Lock``;
+    * ``unpark`` ends a park or does nothing: it never counts for a later one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from txmq.runtime import threads
+
+try:
+    from greenlet import getcurrent, greenlet
+except ImportError as error:  # pragma: no cover - an extra of the package
+    raise ImportError("txmq.aio needs the package greenlet: pip install 'txmq[aio]'") from error
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Future, Task
+
+T = TypeVar("T")
+_CLOSE_S_MAX = 5.0  # for daemons that were told to end
+
+
+class Strand:
+    """One stack on a host's loop; the port ``threads.Strand``."""
+
+    __slots__ = ("_parked", "host")
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._parked: Future[None] | None = None
+
+    def park(self, timeout: float) -> None:
+        """Let the loop go on until ``unpark`` is called, ``timeout`` seconds at most."""
+        loop = self.host.loop
+        parked = self._parked = loop.create_future()
+        timer = loop.call_later(timeout, self._wake)
+        try:
+            self.wait_for(parked)
+        finally:
+            self._parked = None
+            timer.cancel()
+
+    def unpark(self) -> None:
+        """End ``park``; from any thread."""
+        host = self.host
+        if threading.get_ident() == host.thread:
+            self._wake()
+        elif not host.loop.is_closed():
+            host.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        parked = self._parked
+        if parked is not None and not parked.done():
+            parked.set_result(None)
+
+    def wait_for(self, awaited: Awaitable[T]) -> T:
+        """Let the loop go on until ``awaited`` is done; its result, or its exception."""
+        return cast("T", getcurrent().parent.switch(awaited))
+
+    def start_daemon(self, name: str, run: Callable[[], None]) -> None:
+        """Begin another strand on the same loop, with a context of its own."""
+        self.host.start_daemon(name, run)
+
+
+class Host:
+    """What the strands of one client share: the loop that runs when it is made.
+
+    Attributes:
+        loop: where its strands run.
+        thread: number of the loop's thread.
+    """
+
+    def __init__(self) -> None:
+        self.loop: AbstractEventLoop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
+        self._daemons: set[Task[None]] = set()
+        self._open: dict[object, None] = {}  # streams
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run synchronous code in a strand; its result, or its exception.
+
+        Raises:
+            RuntimeError: another loop runs.
+        """
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError("this client belongs to another event loop: make one in each loop")
+        fiber = self._fiber(work)
+        waits_for = fiber.switch()
+        while not fiber.dead:
+            try:
+                found = await waits_for
+            except BaseException as error:  # noqa: BLE001  raised in the door, and from there
+                waits_for = fiber.throw(error)
+            else:
+                waits_for = fiber.switch(found)
+        return cast("T", waits_for)
+
+    def call(self, work: Callable[[], None]) -> None:
+        """From a callback of the loop: run code that never parks, so that what it starts is started here."""
+        fiber = self._fiber(work)
+        fiber.switch()
+        if not fiber.dead:
+            raise RuntimeError(f"{work!r} waits, in a callback of the event loop")
+
+    def _fiber(self, work: Callable[[], T]) -> Any:
+        fiber = greenlet(work)
+        fiber.gr_context = getcurrent().gr_context
+        fiber.strand = Strand(self)
+        return fiber
+
+    def start_daemon(self, name: str, run: Callable[[], None]) -> None:
+        """Run ``run`` as a task of its own."""
+        task = self.loop.create_task(self.run(run), name=name, context=Context())
+        self._daemons.add(task)
+        task.add_done_callback(self._daemons.discard)
+
+    def opened(self, stream: object) -> None:
+        """A stream is open: ``close`` waits for its end."""
+        self._open[stream] = None
+
+    def closed(self, stream: object) -> None:
+        """It has ended."""
+        self._open.pop(stream, None)
+
+    async def close(self) -> None:
+        """Wait for the end of daemons and streams, which were told; those that do not end in time are cancelled."""
+        while self._open:
+            await asyncio.sleep(0)
+        if self._daemons:
+            _, late = await asyncio.wait(tuple(self._daemons), timeout=_CLOSE_S_MAX)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+
+def current() -> Strand | None:
+    """The strand that the caller runs in, or None."""
+    return getattr(getcurrent(), "strand", None)
+
+
+def required() -> Strand:
+    """The strand that the caller runs in."""
+    strand = current()
+    if strand is None:
+        raise RuntimeError("a client of an event loop was used outside of its methods")
+    return strand
+
+
+class LoopClock:
+    """The system's clock, whose ``sleep`` parks the strand (port ``Clock``)."""
+
+    def __init__(self, clock: Any) -> None:
+        self.now_ms: Callable[[], int] = clock.now_ms
+        self.monotonic: Callable[[], float] = clock.monotonic
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        required().park(max(seconds, 0.0))
+
+
+threads.watch_strands(current)
