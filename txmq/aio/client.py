@@ -111,5 +111,6 @@ class Client(Facade[LoopClient]):
         await asyncio.shield(self.host.loop.create_task(self._close(), name="txmq-close"))
 
     async def _close(self) -> None:
+        await self.host.await_ends(self.inner.timeout)
         await self.host.run(self.inner.close)
         await self.host.close()

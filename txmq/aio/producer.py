@@ -8,14 +8,12 @@ from functools import partial
 from types import TracebackType
 from typing import Self, cast
 
+from txmq.aio.transaction import Transaction, enclosing_block
 from txmq.aio.twin import Facade, twin
 from txmq.client.producer import producer
 from txmq.client.producer.bulk import Pair
-from txmq.client.transaction.current import refuse_enclosed
 from txmq.errors import TxmqError
 from txmq.model import SendResult
-
-_NOT_HERE = "a synchronous transaction block is open here: send to it by tx.send, or outside of it"
 
 
 class Producer(Facade[producer.Producer]):
@@ -41,7 +39,7 @@ class Producer(Facade[producer.Producer]):
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
         tag: str | None = None, partition: int | None = None, timeout: float | None = None,
     ) -> SendResult:  # fmt: skip
-        """Send one message and wait until the broker acknowledges it.
+        """Send one message and wait until the broker acknowledges it; inside a transaction's block, join it.
 
         As ``txmq.Producer.send``: arguments, result, errors, durability. A task that is cancelled here gives up the
         wait: the message may be stored or not.
@@ -58,7 +56,11 @@ class Producer(Facade[producer.Producer]):
 
         Waits for the topic's description the first time, and while ``buffer_size_bytes`` is in use.
         """
-        refuse_enclosed(self.inner.client, _NOT_HERE)
+        block = enclosing_block(self.inner.client)
+        if block is not None:
+            done = self.host.loop.create_future()
+            done.set_result(await block.append(self.inner, topic, value, key, headers, tag, partition))
+            return done
         message = (key, value, headers, tag)
         future = await self.host.run(partial(self.inner.send_outside, topic, message, partition, timeout))
         return cast("Future[SendResult]", future)
@@ -66,10 +68,18 @@ class Producer(Facade[producer.Producer]):
     async def send_many(
         self, topic: str, messages: Sequence[Pair], *, timeout: float | None = None
     ) -> Sequence[SendResult]:
-        """As ``txmq.Producer.send_many``: (key, value) pairs, pipelined; returns when all are acknowledged."""
-        refuse_enclosed(self.inner.client, _NOT_HERE)
+        """As ``txmq.Producer.send_many``: (key, value) pairs, pipelined; returns when all are acknowledged, or have
+        joined the block that the call stands in.
+        """
         pairs = messages if isinstance(messages, list | tuple) else list(messages)
+        block = enclosing_block(self.inner.client)
+        if block is not None:
+            return [await block.append(self.inner, topic, value, key, None, None, None) for key, value in pairs]
         return await self.host.run(partial(self.inner.send_pairs_outside, topic, pairs, timeout))
+
+    def transaction(self, *, timeout: float = 30.0) -> Transaction:
+        """A transaction of messages, to be used as a block (``async with``); as ``txmq.Producer.transaction``."""
+        return Transaction(self.inner.transaction(timeout=timeout), self.host, self.inner)
 
     flush = twin(producer.Producer.flush)
     close = twin(producer.Producer.close)

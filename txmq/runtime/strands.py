@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -93,6 +93,7 @@ class Host:
         self.loop: AbstractEventLoop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self._daemons: set[Task[None]] = set()
+        self._ends: set[Task[Any]] = set()
         self._open: dict[object, None] = {}  # streams
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -132,6 +133,23 @@ class Host:
         task = self.loop.create_task(self.run(run), name=name, context=Context())
         self._daemons.add(task)
         task.add_done_callback(self._daemons.discard)
+
+    def begin_end(self, end: Coroutine[Any, Any, T]) -> Task[T]:
+        """Run what has to go to its end whatever becomes of its caller; ``await_ends`` waits for it."""
+        task = self.loop.create_task(end, name="txmq-end")
+        self._ends.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: Task[Any]) -> None:
+        self._ends.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone
+
+    async def await_ends(self, timeout: float) -> None:
+        """Wait for what ``begin_end`` has begun."""
+        if self._ends:
+            await asyncio.wait(tuple(self._ends), timeout=timeout)
 
     def opened(self, stream: object) -> None:
         """A stream is open: ``close`` waits for its end."""

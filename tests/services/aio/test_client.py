@@ -172,7 +172,7 @@ def test_broker_that_comes_back_has_each_message_once(tmp_path_factory: pytest.T
         _run(broker, scenario)
 
 
-def test_broker_that_is_away_is_told_as_by_the_synchronous_client(broker: BrokerProcess) -> None:
+def test_broker_away_is_told_as_to_threads(broker: BrokerProcess) -> None:
     async def scenario(client: txmq.aio.Client) -> None:
         async with _topic(client, "t") as producer:
             await asyncio.to_thread(broker.kill)

@@ -62,13 +62,16 @@ def test_no_strand_waits_while_it_holds_a_lock(tmp_path_factory: pytest.TempPath
             await client.topics.create("t", partitions=2)
             await producer.send_many("t", [(b"k", bytes(1000))] * 9000)
             await asyncio.gather(*(producer.send("t", bytes(1000)) for _ in range(20)))
+            async with producer.transaction() as tx:
+                await producer.send("t", b"x")
+            await tx.wait_visible()
             await asyncio.to_thread(broker.kill)
             sends = [asyncio.create_task(producer.send("t", b"x", timeout=60.0)) for _ in range(20)]
             with pytest.raises(txmq.BrokerAwayError):
                 await producer.send("t", b"x", timeout=0.1)
             await asyncio.to_thread(broker.start)
             await asyncio.gather(*sends)
-            assert len([one async for one in client.browse("t")]) == 9040
+            assert len([one async for one in client.browse("t")]) == 9041
 
     with BrokerProcess(tmp_path_factory.mktemp("locks"), listen=f"127.0.0.1:{free_port()}") as broker:
         asyncio.run(life(broker))

@@ -35,7 +35,7 @@ async def _connected(host: Host, server: socket.socket) -> tuple[LoopStream, soc
     return stream, server.accept()[0]
 
 
-def test_bytes_that_arrive_and_the_end_are_read_by_the_loop() -> None:
+def test_bytes_and_the_end_are_read_by_the_loop() -> None:
     async def scenario(host: Host, server: socket.socket) -> None:
         stream, peer = await _connected(host, server)
         read, has_ended = bytearray(), asyncio.Event()

@@ -21,11 +21,12 @@ from txmq.client.producer.completion import Completion
 from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
 from txmq.client.producer.home_senders import HomeSenders, SendingClient
 from txmq.client.producer.sender import Sender
-from txmq.client.transaction.block import BlockClient, Resource, Transaction
+from txmq.client.transaction.block import BlockClient, Transaction
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
 from txmq.client.transaction.refusals import raise_rolled_back
+from txmq.client.transaction.resources import Resource
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,

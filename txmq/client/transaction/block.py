@@ -34,11 +34,12 @@ from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.last_resource_block import LastResourceBlock
 from txmq.client.transaction.local_block import LocalBlock
 from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.preparing import attach_for_caller
 from txmq.client.transaction.refusals import rolled_back
-from txmq.client.transaction.xa_block import XABlock, is_xa, refuse_twins
+from txmq.client.transaction.resources import Resource, sorted_out
+from txmq.client.transaction.xa_block import XABlock
 from txmq.client.transport.ports import MessageRouter
 from txmq.errors import (
-    ConfigError,
     HeuristicError,
     RequestTimeoutError,
     RolledBackError,
@@ -52,13 +53,11 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
 from txmq.xa import LastResource
 from txmq.xa.database.guarded_connection import tell_of_use
-from txmq.xa.last_resource.resource import UsedConnection
 from txmq.xa.last_resource.savepoint import Savepoint
-from txmq.xa.two_phase.branch import UsedXAConnection, XAResource
+from txmq.xa.two_phase.branch import XAResource
 
 LOOK_AGAIN_S = 0.005
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
-Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
 _UNKNOWN = Outcome.UNKNOWN  # an enum's member is slow to look up
 _savepoint: ContextVar[object | None] = ContextVar("txmq_savepoint", default=None)  # the innermost one of the context
 
@@ -90,7 +89,7 @@ class Transaction:
         *, compression: str | None = None,
     ) -> None:  # fmt: skip
         require_transaction_timeout(timeout)
-        self._resource, self._xa_resources = _sorted_out(resources)
+        self._resource, self._xa_resources = sorted_out(resources)
         self.client, self._producer = client, producer
         self.outcome = _UNKNOWN
         self._timeout = timeout
@@ -118,7 +117,7 @@ class Transaction:
         Returns:
             A result with status PENDING; ``results`` has the offsets once the block is over.
         """
-        self._require_use()
+        self.require_use()
         where, record = self._producer.route(topic, value, key, headers, tag, partition)
         return self.add(topic, where, *record)
 
@@ -156,7 +155,7 @@ class Transaction:
 
         Durability: with the decision.
         """
-        self._require_use()
+        self.require_use()
         if self._savepoint is not None:
             raise TransactionStateError("an offset cannot be taken back: acknowledge outside of the savepoint")
         with self._lock:
@@ -167,7 +166,7 @@ class Transaction:
 
     def connection(self, resource: LastResource | XAResource) -> Any:
         """The database connection of this transaction: the driver's own, without commit, rollback and close."""
-        entered = self._require_use()
+        entered = self.require_use()
         assert self._ending is not None
         connection = self._ending.connection(resource)
         tell_of_use(connection, partial(note_use, entered))
@@ -245,6 +244,15 @@ class Transaction:
         return self._broker.txid
 
     @property
+    def txid_or_none(self) -> str | None:
+        """The transaction's id, if it has one yet."""
+        return None if self._broker is None else self._broker.txid_or_none
+
+    def attach(self) -> None:
+        """Have a session, so that ``txid`` waits for nothing. Raises RolledBackError if the broker gives none."""
+        attach_for_caller(self._require_open())
+
+    @property
     def pending(self) -> tuple[str, ...]:
         """Where the decision has yet to arrive: "broker", names of XA resources, "home <id>"; empty when it has.
 
@@ -301,6 +309,16 @@ class Transaction:
     # --- the block ---------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Transaction:
+        self.begin()
+        self.enter_context()
+        return self
+
+    def enter_context(self) -> None:
+        """From now on messages of the caller's context join."""
+        self._entered = enter(self)
+
+    def begin(self) -> None:
+        """Begin the block; no message joins yet. Raises as the ``with``."""
         if self._state != "new":
             raise TransactionStateError("a transaction is for one block: make another one")
         if current_transaction() is not None:
@@ -311,8 +329,6 @@ class Transaction:
         ending = self._ending_of(broker)
         ending.begin()
         self._ending, self._broker, self._state, self._process = ending, broker, "open", current_process()
-        self._entered = enter(self)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -339,7 +355,7 @@ class Transaction:
         assert ending is not None
         with self._lock:
             self._state = "over"
-        self._leave_contexts()
+        self.leave_contexts()
         try:
             self.outcome, in_broker, problem, interrupt = ending.end(body_error, self._failure)
         finally:
@@ -361,16 +377,17 @@ class Transaction:
         if self._acks is not None and self._broker is not None:
             self._acks.ended(outcome, self._broker.txid_or_none)
 
-    def _leave_contexts(self) -> None:
+    def leave_contexts(self) -> None:
+        """No message joins any more that does not name the block."""
         if self._entered is not None:
             self._entered.end()
 
     def _left_by_child(self, error: BaseException | None) -> None:
-        self._leave_contexts()
+        self.leave_contexts()
         if error is None:
             self._require_open()
 
-    def _require_use(self) -> Entered:
+    def require_use(self) -> Entered:
         """The block is open, and used by its name: a context that does not stand in it is to remember that."""
         self._require_open()
         entered = self._entered
@@ -411,28 +428,3 @@ class Transaction:
             self._failure = rolled_back(error, broker.txid_or_none)
             raise anew(self._failure) from self._failure.__cause__
         self._failure = None
-
-
-def _sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConnection | None, Sequence[Resource]]:
-    """The last resource, and the XA resources; not both."""
-    if not resources:
-        return None, ()
-    last: list[LastResource | UsedConnection] = []
-    for resource in resources:
-        if isinstance(resource, LastResource | UsedConnection):
-            last.append(resource)
-        elif not is_xa(resource):
-            raise ConfigError(
-                f"{resource!r} is not a resource: neither a LastResource nor an XA one, nor a using() of these"
-            )
-    if len(last) > 1:
-        raise ConfigError("a transaction takes one last resource: its COMMIT is the decision")
-    if last and len(resources) > 1:
-        raise ConfigError(
-            "a last resource and XA resources do not mix: one decides by its own COMMIT, the others by the broker's "
-            "decision; use MySQLResource for all of them"
-        )
-    if last:
-        return last[0], ()
-    refuse_twins(resources)
-    return None, resources

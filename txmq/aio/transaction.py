@@ -1,0 +1,166 @@
+"""``producer.transaction(...)`` on an event loop: ``async with producer.transaction() as tx``.
+
+Theory of operation. The block is the synchronous one (``txmq/client/transaction/block.py``). Its calls run in strands,
+one at a time (``_turn``): it may wait while it holds its lock. What looks at the caller's stack or context runs in the
+caller's coroutine.
+
+*The end* runs in a task of the client's own, and the block waits for it shielded. A task that is cancelled at the end
+of its block leaves the transaction to that task, which goes to its end. The CancelledError has the id, by which the
+outcome can be asked for. ``client.close`` waits for such ends.
+
+*Which messages join.* ``tx.send`` names the block, in any task. ``producer.send`` joins it in the task that entered it;
+in a task that was created inside it is refused: it may be meant for the block or not.
+
+Invariants:
+    * a cancelled body rolls back; a cancelled end is not torn;
+    * every statement of the synchronous block about outcome and errors holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeVar
+from weakref import WeakKeyDictionary
+
+from txmq.aio.twin import Facade, twin
+from txmq.client.transaction import block
+from txmq.client.transaction.current import enclosing
+from txmq.client.transport.ports import MessageRouter
+from txmq.errors import TransactionStateError
+from txmq.model import Outcome, SendResult
+from txmq.runtime.strands import Host
+
+T = TypeVar("T")
+_LOOK_AGAIN_S = 0.001
+
+
+class Transaction(Facade[block.Transaction]):
+    """A unit of messages that become visible all or none; as ``txmq.Transaction``."""
+
+    def __init__(self, inner: block.Transaction, host: Host, router: MessageRouter) -> None:
+        super().__init__(inner, host)
+        self._router = router
+        self._task: asyncio.Task[Any] | None = None
+        self._turn = asyncio.Lock()
+
+    # --- in the block ------------------------------------------------------------------------------------------------
+
+    async def send(
+        self, topic: str, value: bytes, key: bytes | None = None, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None,
+    ) -> SendResult:  # fmt: skip
+        """Send a message as part of this transaction, from any task; as ``txmq.Transaction.send``."""
+        self.inner.require_use()
+        return await self.append(self._router, topic, value, key, headers, tag, partition)
+
+    async def append(
+        self, router: MessageRouter, topic: str, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None,
+        tag: str | None, partition: int | None,
+    ) -> SendResult:  # fmt: skip
+        """For producers: append a message."""
+
+        def add() -> SendResult:
+            where, record = router.route(topic, value, key, headers, tag, partition)
+            return self.inner.add(topic, where, *record)
+
+        return await self._alone(add)
+
+    async def _alone(self, work: Callable[[], T]) -> T:
+        async with self._turn:
+            return await self.host.run(work)
+
+    def require_task(self) -> None:
+        """Refuse what the block's own task did not call, and does not name the block.
+
+        Raises:
+            TransactionStateError: another task has called.
+        """
+        if asyncio.current_task() is not self._task:
+            raise TransactionStateError(
+                "this task was created inside of a transaction block that another task has entered, so that a message "
+                "may be meant for it or not: use tx.send for one of the block"
+            )
+
+    @property
+    def txid(self) -> str:
+        """The transaction's id; taken from the broker's session when first asked for."""
+        return self.inner.txid
+
+    @property
+    def outcome(self) -> Outcome:
+        """COMMITTED or ROLLED_BACK once that is durable; as of ``txmq.Transaction``."""
+        return self.inner.outcome
+
+    @property
+    def pending(self) -> Coroutine[Any, Any, tuple[str, ...]]:
+        """To be awaited: where the decision has yet to arrive; as of ``txmq.Transaction``."""
+        return self.host.run(lambda: self.inner.pending)
+
+    @property
+    def results(self) -> Coroutine[Any, Any, list[SendResult]]:
+        """To be awaited: one result a message; as of ``txmq.Transaction``."""
+        return self.host.run(lambda: self.inner.results)
+
+    wait_visible = twin(block.Transaction.wait_visible)
+
+    # --- the block ---------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.host.run(self.inner.begin)
+        self._task = asyncio.current_task()
+        self.inner.enter_context()
+        _blocks[self.inner] = self
+        await self._attach()
+        return self
+
+    async def _attach(self) -> None:
+        """Have a session before the body runs, so that ``txid`` waits for nothing."""
+        try:
+            await self.host.run(self.inner.attach)
+        except BaseException as error:
+            await self._end(error)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        await self._end(error)
+        return False
+
+    async def _end(self, error: BaseException | None) -> None:
+        self.inner.leave_contexts()
+        _blocks.pop(self.inner, None)
+        ending = self.host.begin_end(self._alone(partial(self.inner.__exit__, None, error, None)))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError as cancelled:
+            while not ending.done() and self.inner.txid_or_none is None:  # it is about to take one
+                await asyncio.wait((ending,), timeout=_LOOK_AGAIN_S)
+            txid = self.inner.txid_or_none
+            if txid is not None:
+                cancelled.txid = txid  # type: ignore[attr-defined]
+                cancelled.add_note(f"transaction {txid} goes to its end: ask client.outcome({txid!r})")
+            raise
+
+
+_blocks: Final[WeakKeyDictionary[block.Transaction, Transaction]] = WeakKeyDictionary()  # that are open
+
+
+def enclosing_block(client: object) -> Transaction | None:
+    """The block that a message of the calling task joins, or None.
+
+    Raises:
+        TransactionStateError: the block is another client's, or another task's; or the message may be meant for one or
+            not.
+    """
+    inner = enclosing(client)
+    if inner is None:
+        return None
+    found = _blocks.get(inner) if isinstance(inner, block.Transaction) else None
+    if found is None:
+        raise TransactionStateError("this block is none of txmq.aio: its messages cannot join")
+    found.require_task()
+    return found
