@@ -109,28 +109,24 @@ class Transaction(Facade[block.Transaction]):
     # --- the block ---------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        await self.host.run(self.inner.begin)
+        await self.host.run(self._begin)
         self._task = asyncio.current_task()
         self.inner.enter_context()
         _blocks[self.inner] = self
-        await self._attach()
         return self
 
-    async def _attach(self) -> None:
-        """Have a session before the body runs, so that ``txid`` waits for nothing."""
+    def _begin(self) -> None:
+        inner = self.inner
+        inner.begin()
         try:
-            await self.host.run(self.inner.attach)
+            inner.attach()
         except BaseException as error:
-            await self._end(error)
+            inner.__exit__(None, error, None)
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        await self._end(error)
-        return False
-
-    async def _end(self, error: BaseException | None) -> None:
         self.inner.leave_contexts()
         _blocks.pop(self.inner, None)
         ending = self.host.begin_end(self._alone(partial(self.inner.__exit__, None, error, None)))
@@ -144,6 +140,7 @@ class Transaction(Facade[block.Transaction]):
                 cancelled.txid = txid  # type: ignore[attr-defined]
                 cancelled.add_note(f"transaction {txid} goes to its end: ask client.outcome({txid!r})")
             raise
+        return False
 
 
 _blocks: Final[WeakKeyDictionary[block.Transaction, Transaction]] = WeakKeyDictionary()  # that are open

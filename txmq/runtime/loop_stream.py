@@ -10,7 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 
-from txmq.runtime import net, strands
+from txmq.runtime import net, owner, strands
 from txmq.runtime.ports import Buffer
 
 
@@ -19,6 +19,7 @@ class LoopStream:
 
     def __init__(self, host: strands.Host, connected: socket.socket) -> None:
         self._host, self._number = host, connected.fileno()
+        self._process = owner.current_process()
         self._tcp = net.adopt(connected)
         self._write: Callable[[], None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # for room
@@ -90,7 +91,7 @@ class LoopStream:
             return
         loop, number = self._host.loop, self._number
         self._number = -1
-        if not loop.is_closed():
+        if self._process == owner.current_process() and not loop.is_closed():  # a forked child shares the loop's epoll
             loop.remove_reader(number)
             loop.remove_writer(number)
         self._tcp.close()

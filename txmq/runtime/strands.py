@@ -161,7 +161,8 @@ class Host:
 
     async def close(self) -> None:
         """Wait for the end of daemons and streams, which were told; those that do not end in time are cancelled."""
-        while self._open:
+        until = self.loop.time() + _CLOSE_S_MAX
+        while self._open and self.loop.time() < until:
             await asyncio.sleep(0)
         if self._daemons:
             _, late = await asyncio.wait(tuple(self._daemons), timeout=_CLOSE_S_MAX)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -101,6 +102,25 @@ def test_strand_waits_for_room_in_a_full_socket() -> None:
             assert await waits
             stream.close()
             await draining
+
+    _on_loop(scenario)
+
+
+def test_forked_child_that_closes_leaves_the_loop_of_its_parent() -> None:
+    async def scenario(host: Host, server: socket.socket) -> None:
+        stream, peer = await _connected(host, server)
+        arrived = asyncio.Event()
+        stream.serve(arrived.set, lambda: None)
+        child = os.fork()
+        if child == 0:
+            stream.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        with peer:
+            peer.sendall(b"hello")
+            async with asyncio.timeout(LONG_S):
+                await arrived.wait()
+        stream.close()
 
     _on_loop(scenario)
 
