@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from txmq.runtime import threads
 
 try:
-    from greenlet import getcurrent, greenlet
+    from greenlet import GreenletExit, getcurrent, greenlet
 except ImportError as error:  # pragma: no cover - an extra of the package
     raise ImportError("txmq.aio needs the package greenlet: pip install 'txmq[aio]'") from error
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future, Task
 
 T = TypeVar("T")
+IDLE_MAX = 256  # greenlets of a host that wait for work
 _CLOSE_S_MAX = 5.0  # for daemons that were told to end
 
 
@@ -52,7 +53,7 @@ class Strand:
         """Let the loop go on until ``unpark`` is called, ``timeout`` seconds at most."""
         loop = self.host.loop
         parked = self._parked = loop.create_future()
-        timer = loop.call_later(timeout, self._wake)
+        timer = loop.call_later(timeout, _wake, parked)
         try:
             self.wait_for(parked)
         finally:
@@ -61,16 +62,13 @@ class Strand:
 
     def unpark(self) -> None:
         """End ``park``; from any thread."""
-        host = self.host
+        host, parked = self.host, self._parked
+        if parked is None:
+            return
         if threading.get_ident() == host.thread:
-            self._wake()
+            _wake(parked)
         elif not host.loop.is_closed():
-            host.loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        parked = self._parked
-        if parked is not None and not parked.done():
-            parked.set_result(None)
+            host.loop.call_soon_threadsafe(_wake, parked)
 
     def wait_for(self, awaited: Awaitable[T]) -> T:
         """Let the loop go on until ``awaited`` is done; its result, or its exception."""
@@ -79,6 +77,34 @@ class Strand:
     def start_daemon(self, name: str, run: Callable[[], None]) -> None:
         """Begin another strand on the same loop, with a context of its own."""
         self.host.start_daemon(name, run)
+
+
+def _wake(parked: Future[None]) -> None:
+    if not parked.done():
+        parked.set_result(None)
+
+
+class _End:
+    """The end of a strand's work, handed to the coroutine that runs it."""
+
+    __slots__ = ("error", "result")
+
+    def __init__(self, result: object, error: BaseException | None) -> None:
+        self.result, self.error = result, error
+
+
+def _serve(work: Callable[[], object]) -> None:
+    """The life of a greenlet: one piece of work after another."""
+    while True:
+        try:
+            end = _End(work(), None)
+        except GreenletExit:  # it is collected
+            raise
+        except BaseException as error:  # noqa: BLE001  raised again in the coroutine
+            end = _End(None, error)
+        del work
+        work = getcurrent().parent.switch(end)
+        del end
 
 
 class Host:
@@ -92,6 +118,7 @@ class Host:
     def __init__(self) -> None:
         self.loop: AbstractEventLoop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
+        self._idle: list[Any] = []  # greenlets without work
         self._daemons: set[Task[None]] = set()
         self._ends: set[Task[Any]] = set()
         self._open: dict[object, None] = {}  # streams
@@ -104,29 +131,42 @@ class Host:
         """
         if asyncio.get_running_loop() is not self.loop:
             raise RuntimeError("this client belongs to another event loop: make one in each loop")
-        fiber = self._fiber(work)
-        waits_for = fiber.switch()
-        while not fiber.dead:
+        fiber = self._fiber()
+        handed = fiber.switch(work)
+        while type(handed) is not _End:
             try:
-                found = await waits_for
+                found = await handed
             except BaseException as error:  # noqa: BLE001  raised in the door, and from there
-                waits_for = fiber.throw(error)
+                handed = fiber.throw(error)
             else:
-                waits_for = fiber.switch(found)
-        return cast("T", waits_for)
+                handed = fiber.switch(found)
+        return cast("T", self._ended(fiber, handed))
 
     def call(self, work: Callable[[], None]) -> None:
         """From a callback of the loop: run code that never parks, so that what it starts is started here."""
-        fiber = self._fiber(work)
-        fiber.switch()
-        if not fiber.dead:
+        fiber = self._fiber()
+        handed = fiber.switch(work)
+        if type(handed) is not _End:
             raise RuntimeError(f"{work!r} waits, in a callback of the event loop")
+        self._ended(fiber, handed)
 
-    def _fiber(self, work: Callable[[], T]) -> Any:
-        fiber = greenlet(work)
+    def _fiber(self) -> Any:
+        """A greenlet that waits for work: to begin one costs twenty times what it costs to go on with it."""
+        if self._idle:
+            fiber = self._idle.pop()
+        else:
+            fiber = greenlet(_serve)
+            fiber.strand = Strand(self)
         fiber.gr_context = getcurrent().gr_context
-        fiber.strand = Strand(self)
         return fiber
+
+    def _ended(self, fiber: Any, end: _End) -> object:
+        fiber.gr_context = None
+        if len(self._idle) < IDLE_MAX:
+            self._idle.append(fiber)
+        if end.error is not None:
+            raise end.error
+        return end.result
 
     def start_daemon(self, name: str, run: Callable[[], None]) -> None:
         """Run ``run`` as a task of its own."""
@@ -138,10 +178,10 @@ class Host:
         """Run what has to go to its end whatever becomes of its caller; ``await_ends`` waits for it."""
         task = self.loop.create_task(end, name="txmq-end")
         self._ends.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._end_of_task)
         return task
 
-    def _ended(self, task: Task[Any]) -> None:
+    def _end_of_task(self, task: Task[Any]) -> None:
         self._ends.discard(task)
         if not task.cancelled():
             task.exception()  # its caller may be gone
@@ -170,6 +210,7 @@ class Host:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
+        self._idle.clear()
 
 
 def current() -> Strand | None:

@@ -77,4 +77,4 @@ def test_no_strand_waits_while_it_holds_a_lock(tmp_path_factory: pytest.TempPath
         asyncio.run(life(broker))
     assert len(waits) > 20
     assert set(waits) == {0}
-    assert len(WatchedLock.held) > 5
+    assert len(WatchedLock.held) > 1
