@@ -63,7 +63,7 @@ class LoopSender(HomeSender):
         background = self._background
         if background is None:
             super()._start_background()
-        elif not background.nudged:
+        else:
             background.nudge()
 
     def _notify(self, finished: list[Batch]) -> None:

@@ -211,6 +211,21 @@ def test_frozen_broker_leaves_a_send_unknown_and_the_loop_free(broker: BrokerPro
     _run(broker, scenario)
 
 
+def test_sender_that_was_woken_for_nothing_wakes_again(shared_broker: BrokerProcess) -> None:
+    async def scenario(client: txmq.aio.Client) -> None:
+        async with _topic(client, "woken") as producer:
+            sender = producer.inner._senders.lone
+            assert sender is not None
+            assert sender._background is not None
+            sender._background.nudge()  # as for messages that went to another home before it ran
+            for _ in range(20):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(60.0):
+                assert (await producer.send("woken", b"x")).offset == 1
+
+    _run(shared_broker, scenario)
+
+
 def test_full_buffer_makes_senders_wait(shared_broker: BrokerProcess) -> None:
     async def scenario(client: txmq.aio.Client) -> None:
         await client.topics.create("full")

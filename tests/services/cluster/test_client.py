@@ -63,7 +63,13 @@ def test_event_loop_reaches_every_home(cluster: Cluster) -> None:
                 (partition, offset) for partition in range(PARTITIONS) for offset in range(10)
             }
             assert len(await producer.send_many("loop", [(b"%d" % number, b"x") for number in range(600)])) == 600
-            assert len([one async for one in client.browse("loop")]) == 660
+            async with producer.transaction() as tx:
+                for number in range(PARTITIONS):
+                    await producer.send("loop", b"tx", partition=number)
+            assert len([one async for one in client.browse("loop")]) == 660 + PARTITIONS
+            assert {place.status for place in await tx.results} == {txmq.SendStatus.ACKNOWLEDGED}
+            assert await client.outcome(tx.txid) is tx.outcome is txmq.Outcome.COMMITTED
+            assert await tx.pending == ()
             assert len({row["home"] for row in await client.topics.watermarks("loop")}) == 3
             assert (await client.stats("json")).count('"version"') == 3
             await client.topics.delete("loop")
