@@ -26,7 +26,6 @@ from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
 from txmq.client.transaction.refusals import raise_rolled_back
-from txmq.client.transaction.resources import Resource
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
@@ -38,6 +37,7 @@ from txmq.errors import (
 from txmq.log.compression import CODECS
 from txmq.model import Message, ParkedMessage, SendResult
 from txmq.runtime.threads import Future
+from txmq.xa.resources import Resource
 
 T = TypeVar("T")
 

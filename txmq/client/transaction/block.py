@@ -36,7 +36,6 @@ from txmq.client.transaction.local_block import LocalBlock
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.preparing import attach_for_caller
 from txmq.client.transaction.refusals import rolled_back
-from txmq.client.transaction.resources import Resource, sorted_out
 from txmq.client.transaction.xa_block import XABlock
 from txmq.client.transport.ports import MessageRouter
 from txmq.errors import (
@@ -54,6 +53,7 @@ from txmq.runtime.threads import Lock
 from txmq.xa import LastResource
 from txmq.xa.database.guarded_connection import tell_of_use
 from txmq.xa.last_resource.savepoint import Savepoint
+from txmq.xa.resources import Resource, sorted_out
 from txmq.xa.two_phase.branch import XAResource
 
 LOOK_AGAIN_S = 0.005

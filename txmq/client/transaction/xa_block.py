@@ -15,7 +15,6 @@ from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.preparing import begin_for_caller
 from txmq.client.transaction.xa_run import XARun
 from txmq.errors import (
-    ConfigError,
     HeuristicError,
     HeuristicHazardError,
     OutcomeUnknownError,
@@ -26,6 +25,7 @@ from txmq.errors import (
 from txmq.model import Outcome, TransactionKind
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.hazard import Hazard
+from txmq.xa.resources import refuse_twins
 from txmq.xa.two_phase.branch import UsedXAConnection, XABranch, XAResource
 from txmq.xa.two_phase.coordinator import BranchState, XAEvent, XAState
 
@@ -183,29 +183,3 @@ class XABlock:
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-def is_xa(resource: Any) -> bool:
-    """Whether this takes part in two-phase commits."""
-    return isinstance(resource, UsedXAConnection) or hasattr(resource, "open_recovery")
-
-
-def refuse_twins(resources: Sequence[Any]) -> None:
-    """Refuse a database that is named twice: its second marker row would wait for the first one's transaction.
-
-    Args:
-        resources: those whose identity is not known yet are told apart as objects.
-
-    Raises:
-        ConfigError: it is.
-    """
-    seen: dict[str | int, Any] = {}
-    for given in resources:
-        resource = given.resource if isinstance(given, UsedXAConnection) else given
-        identity = resource.uuid or id(resource)
-        if identity in seen:
-            raise ConfigError(
-                f"{seen[identity]!r} and {resource!r} are one database, which takes part in a transaction once: name "
-                "one of them, and use its one connection"
-            )
-        seen[identity] = resource

@@ -1,13 +1,12 @@
-"""The databases that take part in a block."""
+"""The databases that take part in a transaction: which kinds go together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from txmq.client.transaction.xa_block import is_xa, refuse_twins
 from txmq.errors import ConfigError
-from txmq.xa import LastResource
-from txmq.xa.last_resource.resource import UsedConnection
+from txmq.xa.last_resource.resource import LastResource, UsedConnection
 from txmq.xa.two_phase.branch import UsedXAConnection, XAResource
 
 Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
@@ -36,3 +35,29 @@ def sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConnec
         return last[0], ()
     refuse_twins(resources)
     return None, resources
+
+
+def is_xa(resource: Any) -> bool:
+    """Whether this takes part in two-phase commits."""
+    return isinstance(resource, UsedXAConnection) or hasattr(resource, "open_recovery")
+
+
+def refuse_twins(resources: Sequence[Any]) -> None:
+    """Refuse a database that is named twice: its second marker row would wait for the first one's transaction.
+
+    Args:
+        resources: those whose identity is not known yet are told apart as objects.
+
+    Raises:
+        ConfigError: it is.
+    """
+    seen: dict[str | int, Any] = {}
+    for given in resources:
+        resource = given.resource if isinstance(given, UsedXAConnection) else given
+        identity = resource.uuid or id(resource)
+        if identity in seen:
+            raise ConfigError(
+                f"{seen[identity]!r} and {resource!r} are one database, which takes part in a transaction once: name "
+                "one of them, and use its one connection"
+            )
+        seen[identity] = resource
