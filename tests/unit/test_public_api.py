@@ -40,7 +40,7 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     Transaction.connection: "resource",
     Transaction.ack: "message",
     LastResource: "name, connect, *, dialect=None, table='txmq_marker', allow_weak_durability=False, ignore_tables=(), "
-    "clock=None, random=None",
+    "clock=None, random=None, outbox=False",
     LastResource.install: "client=None, *, adopt=False",
     LastResource.using: "connection",
     MySQLResource: "name, connect, *, table='txmq_marker', marker=True, allow_weak_durability=False, ignore_tables=(), "

@@ -57,7 +57,7 @@ class BrokerTransaction:
         streamed: the parts that were sent ahead.
         may_have_arrived: a request that decides was sent and was not answered.
         acks: the offsets that are saved together with the messages.
-        patience_s: how long a prepare of a last resource may take, if there is another way; None: until the deadline.
+        prepare_timeout_s: for a prepare of a last resource that has another way; None: until the deadline.
         on_other_topic: called if a part is refused because its topic is another one, or another home's, by now.
     """
 
@@ -70,7 +70,7 @@ class BrokerTransaction:
         self.streamed = Streamed()
         self.may_have_arrived = False
         self.acks: SavedOffsets | None = None
-        self.patience_s: float | None = None
+        self.prepare_timeout_s: float | None = None
         self.on_other_topic: Callable[[], None] | None = None
         self._control = home.control
         self._is_attached = False
@@ -168,7 +168,7 @@ class BrokerTransaction:
 
     def is_back(self) -> bool:
         """Wait, at most ``AWAY_S_MAX``, for a broker that was lost before it answered; whether it is back."""
-        if self.patience_s is not None:
+        if self.prepare_timeout_s is not None:
             return False
         try:
             self._control.regain(min(self.deadline, self._clock.monotonic() + AWAY_S_MAX))
@@ -271,8 +271,8 @@ class BrokerTransaction:
         if of:
             fields["of"] = of
         head, until = f"prepare {self.txid} last-resource", self._until(0.0)
-        if self.patience_s is not None:
-            until = min(until, self._clock.monotonic() + self.patience_s)
+        if self.prepare_timeout_s is not None:
+            until = min(until, self._clock.monotonic() + self.prepare_timeout_s)
         return self._control.submit_transaction(head, fields, self.encoded(parts), until)
 
     def submit_prepare_as(self, kind: str, fields: Extensions, parts: Sequence[EncodedPart]) -> Answer:

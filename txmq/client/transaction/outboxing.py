@@ -82,7 +82,7 @@ class Outboxing:
 
     def hurry(self) -> None:
         """Let a prepare take no longer than a broker that is there needs."""
-        self._broker.patience_s = self.state.options.away_after_ms / 1000
+        self._broker.prepare_timeout_s = self.state.options.away_after_ms / 1000
 
     def encoded(self, parts: Sequence[EncodedPart]) -> bytes:
         """The messages, as a row holds them: the body of the request that drains it.
