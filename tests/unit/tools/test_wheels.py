@@ -14,7 +14,7 @@ def test_each_version_of_python_is_built_for_once() -> None:
     assert found == {f"cpython {sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
 
 
-def test_what_a_wheel_is_built_from_is_whole_and_nothing_more(tmp_path: Path) -> None:
+def test_wheel_is_built_from_all_that_it_needs(tmp_path: Path) -> None:
     made = wheels.copy(tmp_path / "txmq")
     settings = tomllib.loads((made / "pyproject.toml").read_text("utf-8"))
     named = [*settings["tool"]["txmq"]["compiled"], *settings["tool"]["txmq"]["pages"], "setup.py", "build_backend"]
