@@ -112,9 +112,9 @@ class AuditCommand:
         request, table = self.request, table_of(self.request)
         sides = spark, client, request.bootstrap, settings, request.topic
         settle_ms = _duration("--settle", request.settle)
-        job: BinlogAudit | BinlogTableAudit = BinlogAudit(*sides, settle_ms, self.say)
+        job: BinlogAudit | BinlogTableAudit = BinlogAudit(*sides, settle_ms=settle_ms, say=self.say)
         if table is not None:
-            job = BinlogTableAudit(*sides, table, settle_ms, self.say)
+            job = BinlogTableAudit(*sides, table, settle_ms=settle_ms, say=self.say)
         with _progress(spark, self.say):
             return self._tell(job.run())
 

@@ -31,18 +31,17 @@ from txmq.binlog.source_settings import source_options
 from txmq.binlog.status import newest_published
 from txmq.client.client import Client
 from txmq.errors import ConfigError
-from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, Surroundings, audit
 from txmq.spark.audit.binlog_rows import FORMAT, XA_COMMIT, BinlogRows, Reading
 from txmq.spark.audit.gaps import Ranges
 from txmq.spark.audit.match import Window
-from txmq.spark.audit.rows import Rows
-from txmq.spark.audit.spec import SETTLE_MS, AuditSpec, Kind, parse_terms
-from txmq.spark.audit.topic import Notes, TopicAudit, ignore
+from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
+from txmq.spark.audit.sync import SyncAudit
+from txmq.spark.audit.topic import TopicAudit
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 _MATCH = ("gtid = json:$.source.gtid", "row = json:$.source.row", "op = json:$.op")
 _COMPARE = (
@@ -136,23 +135,8 @@ def holds(gtids: Gtids, gtid: Column) -> Column:
 
 
 @dataclass(frozen=True, slots=True)
-class BinlogAudit:
-    """One topic of a sync.
-
-    Attributes:
-        bootstrap: the broker's address as the executors reach it; they reach the database as the settings say.
-        settle_ms: how long a spool (``publish.mode``) is waited for until it is empty.
-        say: told what is done, a line at a time.
-    """
-
-    spark: SparkSession
-    client: Client
-    bootstrap: str
-    settings: BinlogSettings
-    topic: str
-    settle_ms: int = SETTLE_MS
-    say: Notes = ignore
-    clock: Clock = field(default_factory=OSClock)
+class BinlogAudit(SyncAudit):
+    """A topic's row changes. ``settle_ms``: how long a spool (``publish.mode``) is waited for until it is empty."""
 
     def run(self) -> AuditResult:
         """Audit all that both sides have.
@@ -163,8 +147,7 @@ class BinlogAudit:
         """
         newest = sent(self.client, self.settings, self.clock, self.settle_ms)
         spec, unmade = self._spec()
-        rows = Rows(self.spark, "", "", None)
-        read = TopicAudit(self.spark, self.client, self.bootstrap, rows, spec, clock=self.clock)
+        read = self.topic_audit(spec)
         wait_for_pending(read, self.settle_ms)
         held = read.held(self.topic)
         source = BinlogSource(source_options(self.settings))

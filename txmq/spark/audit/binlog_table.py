@@ -11,50 +11,37 @@ way as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from txmq.binlog.changes import TableName
-from txmq.binlog.config import BinlogSettings
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source_settings import source_options
-from txmq.client.client import Client
 from txmq.errors import ConfigError
-from txmq.runtime.os_clock import OSClock
-from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, Surroundings, audit
 from txmq.spark.audit.binlog import LOOK_AGAIN_S, UNORDERED, holds, is_ordered, sent, wait_for_pending
 from txmq.spark.audit.binlog_rows import Reading
 from txmq.spark.audit.binlog_table_rows import FORMAT, TableRows
-from txmq.spark.audit.rows import Rows
-from txmq.spark.audit.spec import SETTLE_MS, AuditSpec, Kind, parse_terms
-from txmq.spark.audit.topic import Notes, TopicAudit, ignore
+from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
+from txmq.spark.audit.sync import SyncAudit
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 _UNMADE = dict.fromkeys((Kind.DUPLICATE, Kind.TORN, Kind.GAP, Kind.OUT_OF_ORDER), "the last event of each key counts")
 _REMOVED = "retention has removed messages of the topic"
 
 
 @dataclass(frozen=True, slots=True)
-class BinlogTableAudit:
-    """One table of a sync. Attributes as ``BinlogAudit``; ``settle_ms``: how long the reader is waited for."""
+class BinlogTableAudit(SyncAudit):
+    """The rows of a table. ``settle_ms``: how long the reader is waited for."""
 
-    spark: SparkSession
-    client: Client
-    bootstrap: str
-    settings: BinlogSettings
-    topic: str
     table: TableName
-    settle_ms: int = SETTLE_MS
-    say: Notes = ignore
-    clock: Clock = field(default_factory=OSClock)
 
     def run(self) -> AuditResult:
         """Audit the rows.
@@ -71,8 +58,7 @@ class BinlogTableAudit:
         spec = AuditSpec(
             self.topic, parse_terms(["key = key"]), parse_terms(["after = json:$.after"]), settle_ms=self.settle_ms
         )
-        no_rows = Rows(self.spark, "", "", None)
-        read = TopicAudit(self.spark, self.client, self.bootstrap, no_rows, spec, clock=self.clock)
+        read = self.topic_audit(spec)
         rows = self._rows(newest.position)
         self.say(f"{rows.count()} rows; waiting until the reader has published what was committed meanwhile")
         self._wait()
