@@ -27,8 +27,8 @@ ANSWER_BEFORE_SYNC: Edits = (
 CHECKPOINT_BEFORE_APPLY: Edits = (("first is not None and first.end_lsn <= pending.lsn", "False"),)
 NO_SYNC_UNDER_LOAD: Edits = (
     (
-        "if self._unstable and self._is_sync_due(now)",
-        "if self._unstable and self._is_sync_due(now) and self._core.next_group() is None",
+        "self._sync_due.is_due(now, self._unstable[-1])",
+        "(self._sync_due.is_due(now, self._unstable[-1]) and self._core.next_group() is None)",
     ),
 )
 

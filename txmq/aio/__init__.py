@@ -6,7 +6,7 @@ The names, parameters, errors and promises are those of ``txmq``; what waits the
         producer = client.producer()
         await producer.send("orders", b"created", key=b"42")
 
-Needs the package greenlet (``pip install 'txmq[aio]'``). How it works: ``txmq/runtime/strands.py``.
+Needs the package greenlet (the extra ``aio``). How it works: ``txmq/runtime/strands.py``.
 """
 
 from __future__ import annotations

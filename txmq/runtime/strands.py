@@ -30,7 +30,7 @@ from txmq.runtime import threads
 try:
     from greenlet import GreenletExit, getcurrent, greenlet
 except ImportError as error:  # pragma: no cover - an extra of the package
-    raise ImportError("txmq.aio needs the package greenlet: pip install 'txmq[aio]'") from error
+    raise ImportError("txmq.aio needs the package greenlet: pip install greenlet") from error
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future, Task

@@ -39,12 +39,13 @@ def children() -> Iterator[ForkServer]:
 
 
 def start(
-    broker: BrokerProcess, name: str, spool: Path, crash: str = "", *, count: int = COUNT, mode: str = "ordered"
-) -> Process:
+    broker: BrokerProcess, name: str, spool: Path, crash: str = "", *, count: int = COUNT, mode: str = "ordered",
+    endless: str = "",
+) -> Process:  # fmt: skip
     """A reader as a process; in transactional mode its spool names the log alone."""
     command = [
         sys.executable, "-m", "tests.services.binlog.reader_child", broker.address, name, str(SEED), str(count),
-        *((str(spool),) if mode == "ordered" else ()),
+        *((str(spool), endless) if mode == "ordered" else ()),
     ]  # fmt: skip
     environment = {**os.environ, VARIABLE: crash} if crash else dict(os.environ)
     return fork_server.start_logged(command, spool.with_suffix(".log"), environment)
@@ -72,7 +73,7 @@ def test_killed_behind_its_release_it_is_out_of_date(shared_broker: BrokerProces
     assert start(shared_broker, name, spool, "binlog.owner.released:1").wait(WAIT_S) == -signal.SIGKILL
     assert start(shared_broker, name, other, count=COUNT + MORE, mode=mode).wait(WAIT_S) == 0
     assert other.with_suffix(".log").read_text().splitlines()[-1] == "published"
-    assert start(shared_broker, name, spool, count=COUNT + MORE).wait(WAIT_S) == 1
+    assert start(shared_broker, name, spool, count=COUNT + MORE, endless="endless").wait(WAIT_S) == 1
     assert "it is out of date, and nothing of it was sent" in spool.with_suffix(".log").read_text()
     with txmq.connect(shared_broker.address) as client:
         require_published(client, Script(SEED, COUNT + MORE), name)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,6 +179,18 @@ def test_compressed_events_are_read(reading: Reading) -> None:
     create, *rows = reading.parts()
     assert create.ddl is not None
     assert [[change.op for change in part.changes] for part in rows] == [[op] * 20 for op in "cud"]
+
+
+def test_encrypted_files_are_read(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"1;{'0123456789abcdef' * 2}\n", "ascii")
+    options = ["--plugin-load-add=file_key_management", f"--file-key-management-filename={keys}", "--encrypt-binlog=1"]
+    with MariaDB(tmp_path / "db", binary_log=True, options=options) as server, Reading(server) as reading:
+        reading.run(TABLE, "INSERT INTO t VALUES (1, 'plain as day')")
+        assert reading.told() == [("c", (1, "plain as day"))]
+        ((name, *_),) = server.execute("SHOW MASTER STATUS")
+        (file,) = (tmp_path / "db").rglob(name)
+        assert b"plain as day" not in file.read_bytes()
 
 
 def test_files_with_and_without_checksums_are_read(reading: Reading) -> None:
