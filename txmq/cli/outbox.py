@@ -125,7 +125,8 @@ def renumber(
 ) -> None:
     """Send what waits under new numbers, when broker and database do not agree about the old ones.
 
-    After a restore of one of them from a backup, when it is clear which rows the broker lacks.
+    After a restore of one of them from a backup, when it is clear which rows the broker lacks. If they agree,
+    what a client is sending at that moment would be sent twice.
 
     [bold]Examples[/bold]
 

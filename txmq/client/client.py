@@ -43,7 +43,7 @@ from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.client.transport.destination import Address
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
-from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError, PartialResultError, TxmqError
+from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError, PartialResultError
 from txmq.model import Message, Outcome, PartitionRange, is_valid_name
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
@@ -371,22 +371,9 @@ class Client:
         Raises:
             FencedError: it ended so long ago, or in a session so long gone, that nothing is kept.
         """
-        try:
-            outcome = self.transactions.outcome(txid)
-        except TxmqError:
-            if self._is_outboxed(txid):
-                return Outcome.COMMITTED
-            raise
-        if outcome is Outcome.COMMITTED:
-            return outcome
-        is_outboxed = self._is_outboxed(txid)
-        if is_outboxed is None and outcome is Outcome.ROLLED_BACK:
-            return Outcome.UNKNOWN  # by the broker; a database may know better
-        return Outcome.COMMITTED if is_outboxed else outcome
-
-    def _is_outboxed(self, txid: TxId | str) -> bool | None:
-        """Whether a database that this client knows has committed it, with its messages; None if that is not known."""
-        return False if self.resolver is None else self.resolver.is_outboxed(str(txid))
+        if self.resolver is None:
+            return self.transactions.outcome(txid)
+        return self.resolver.outcome(str(txid), self.transactions.outcome)
 
     def settle(self, *resources: LastResource | XAResource) -> None:
         """From now on, resolve in the background the transactions that dead owners left in doubt in these databases.

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.ports import RoutedBroker
+from txmq.errors import LocalProtocolError, TxmqError
+from txmq.model import Outcome
 from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
@@ -77,9 +79,26 @@ class BackgroundResolver:
         """Look at once: a transaction was left in doubt."""
         self._signal.set()
 
-    def is_outboxed(self, txid: str) -> bool | None:
-        """See ``Resolver``."""
-        return self._resolver.is_outboxed(txid)
+    def outcome(self, txid: str, in_broker: Callable[[str], Outcome]) -> Outcome:
+        """The outcome of a transaction by the broker, unless the database whose outbox took it knows better.
+
+        Args:
+            in_broker: asks the broker. Its errors are raised if no database says that it is committed.
+        """
+        try:
+            outcome = in_broker(txid)
+        except LocalProtocolError:  # not an id
+            raise
+        except TxmqError:
+            if self._resolver.is_outboxed(txid):
+                return Outcome.COMMITTED
+            raise
+        if outcome is Outcome.COMMITTED:
+            return outcome
+        is_outboxed = self._resolver.is_outboxed(txid)
+        if is_outboxed is None and outcome is Outcome.ROLLED_BACK:
+            return Outcome.UNKNOWN
+        return Outcome.COMMITTED if is_outboxed else outcome
 
     def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
         """Report that a body has ended its database's transaction by itself, until the broker keeps it."""
