@@ -3,8 +3,8 @@
 Theory of operation. ``tx.send`` adds a message; ``producer.send`` finds the block that it stands in (``current``).
 Messages are kept here (``messages``) and go out with the decision, or ahead of it once they no longer fit one
 request. The block has one of three endings (``ending``): a local transaction is decided by the broker
-(``local_block``), one with a last resource by its database (``last_resource_block``), one with XA resources by the
-broker when all of them are prepared (``xa_block``). An exception in the body rolls back and goes on unchanged.
+(``local_block``), one with a last resource by its database (``last_resource.block``), one with XA resources by the
+broker when all of them are prepared (``xa.block``). An exception in the body rolls back and goes on unchanged.
 
 Invariants:
     * no block inside a block, and nothing joins a block that is over;
@@ -31,12 +31,12 @@ from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.current import Entered, current_transaction, enter, note_use
 from txmq.client.transaction.ending import BlockEnding
 from txmq.client.transaction.homes import RoutedTransaction
-from txmq.client.transaction.last_resource_block import LastResourceBlock
+from txmq.client.transaction.last_resource.block import LastResourceBlock
 from txmq.client.transaction.local_block import LocalBlock
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.preparing import attach_for_caller
 from txmq.client.transaction.refusals import rolled_back
-from txmq.client.transaction.xa_block import XABlock
+from txmq.client.transaction.xa.block import XABlock
 from txmq.client.transport.ports import MessageRouter
 from txmq.errors import (
     HeuristicError,

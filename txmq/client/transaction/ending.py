@@ -1,4 +1,4 @@
-"""The three endings of a transaction block, in one shape: ``local_block``, ``last_resource_block``, ``xa_block``."""
+"""The three endings of a transaction block, in one shape: ``local_block``, ``last_resource.block``, ``xa.block``."""
 
 from __future__ import annotations
 

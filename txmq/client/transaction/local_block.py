@@ -1,6 +1,6 @@
 """The end of a local transaction: the broker alone decides, in one request.
 
-Over several homes it is the end of a transaction of homes without databases (``xa_run``): the parts of the others are
+Over several homes it is the end of a transaction of homes without databases (``xa.run``): the parts of the others are
 prepared there, the one request lists them, and then they are told.
 
 Meaning of the answers:
@@ -27,7 +27,7 @@ from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.preparing import begin_for_caller
 from txmq.client.transaction.refusals import raise_rolled_back
-from txmq.client.transaction.xa_run import XARun
+from txmq.client.transaction.xa.run import XARun
 from txmq.errors import (
     ConnectionLostError,
     FencedError,

@@ -17,9 +17,11 @@ import pytest
 from tests.interrupts import Strike
 from tests.unit.xa.support import LastResourceFixture, quiet_resolver
 from tests.unit.xa.xa_support import Notes, XAFixture
-from txmq.client.transaction import block, current, effects, last_resource_block, local_block, xa_block
+from txmq.client.transaction import block, current, effects, local_block
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.current import current_transaction
+from txmq.client.transaction.last_resource import block as last_resource_block
+from txmq.client.transaction.xa import block as xa_block
 from txmq.errors import TransactionError
 from txmq.model import Outcome
 from txmq.testing.simulated.broker import SimulatedBroker

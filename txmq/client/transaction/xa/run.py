@@ -20,8 +20,8 @@ from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, Bro
 from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
-from txmq.client.transaction.parallel import Job, run_all
 from txmq.client.transaction.refusals import rolled_back
+from txmq.client.transaction.xa.parallel import Job, run_all
 from txmq.errors import (
     BrokerError,
     FencedError,

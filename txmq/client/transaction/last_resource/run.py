@@ -13,8 +13,8 @@ from functools import partial
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.homes import HomeBranch, RoutedTransaction
+from txmq.client.transaction.last_resource.outboxing import Outboxing, keys_of, whole_partitions
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
-from txmq.client.transaction.outboxing import Outboxing, keys_of, whole_partitions
 from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
 from txmq.client.transaction.refusals import rolled_back
 from txmq.errors import (

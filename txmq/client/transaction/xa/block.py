@@ -1,7 +1,7 @@
 """The ending of a block with XA resources: from the beginning of its branches to the outcome for the caller.
 
 The branches are begun in the order in which the block names its resources; one database takes part once. Branches that
-the run (``xa_run``) could not finish are left to the client's resolver.
+the run (``run``) could not finish are left to the client's resolver.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from txmq.client.transaction.ending import BlockResolver, Ending, no_part
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.preparing import begin_for_caller
-from txmq.client.transaction.xa_run import XARun
+from txmq.client.transaction.xa.run import XARun
 from txmq.errors import (
     HeuristicError,
     HeuristicHazardError,

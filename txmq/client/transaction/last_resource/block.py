@@ -13,9 +13,9 @@ from typing import Any
 
 from txmq.client.transaction.ending import BlockResolver, Ending, no_part
 from txmq.client.transaction.homes import HomeBranch, RoutedTransaction
-from txmq.client.transaction.last_resource import THE_BROKER, LastResourceRun
+from txmq.client.transaction.last_resource.outboxing import Outboxing
+from txmq.client.transaction.last_resource.run import THE_BROKER, LastResourceRun
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transaction.outboxing import Outboxing
 from txmq.client.transaction.preparing import attach_for_caller
 from txmq.errors import (
     HeuristicCommitError,

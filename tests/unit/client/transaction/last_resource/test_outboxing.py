@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.client.transaction.test_last_resource_unanswered import another, order
+from tests.unit.client.transaction.last_resource.test_run_unanswered import another, order
 from tests.unit.xa.support import LastResourceFixture, Quiet, quiet_resolver
 from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.last_resource.outboxing import keys_of
 from txmq.client.transaction.messages import EncodedPart
-from txmq.client.transaction.outboxing import keys_of
 from txmq.errors import RolledBackError
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_tables import ANY_KEY, OutboxKey
