@@ -14,6 +14,7 @@ from txmq.client.producer import producer
 from txmq.client.producer.bulk import Pair
 from txmq.errors import TxmqError
 from txmq.model import SendResult
+from txmq.xa.resources import Resource
 
 
 class Producer(Facade[producer.Producer]):
@@ -77,9 +78,14 @@ class Producer(Facade[producer.Producer]):
             return [await block.append(self.inner, topic, value, key, None, None, None) for key, value in pairs]
         return await self.host.run(partial(self.inner.send_pairs_outside, topic, pairs, timeout))
 
-    def transaction(self, *, timeout: float = 30.0) -> Transaction:
-        """A transaction of messages, to be used as a block (``async with``); as ``txmq.Producer.transaction``."""
-        return Transaction(self.inner.transaction(timeout=timeout), self.host, self.inner)
+    def transaction(self, *resources: Resource, timeout: float = 30.0) -> Transaction:
+        """A transaction, to be used as a block (``async with``); as ``txmq.Producer.transaction``.
+
+        Args:
+            resources: those of ``txmq``. Their databases are used in threads, one for each connection: any DB-API
+                driver serves. Give the resource a ``connect=`` that returns a connection as ever.
+        """
+        return Transaction(self.inner.transaction(*resources, timeout=timeout), self.host, self.inner)
 
     flush = twin(producer.Producer.flush)
     close = twin(producer.Producer.close)

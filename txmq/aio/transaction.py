@@ -19,12 +19,14 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 from weakref import WeakKeyDictionary
 
+from txmq.aio.database import Connection
 from txmq.aio.twin import Facade, twin
 from txmq.client.transaction import block
 from txmq.client.transaction.current import enclosing
@@ -32,6 +34,8 @@ from txmq.client.transport.ports import MessageRouter
 from txmq.errors import TransactionStateError
 from txmq.model import Outcome, SendResult
 from txmq.runtime.strands import Host
+from txmq.xa import LastResource
+from txmq.xa.two_phase.branch import XAResource
 
 T = TypeVar("T")
 _LOOK_AGAIN_S = 0.001
@@ -71,6 +75,29 @@ class Transaction(Facade[block.Transaction]):
     async def _alone(self, work: Callable[[], T]) -> T:
         async with self._turn:
             return await self.host.run(work)
+
+    def connection(self, resource: LastResource | XAResource) -> Connection:
+        """The database connection of this transaction, whose calls are awaited; without commit, rollback and close.
+
+        Raises:
+            TransactionStateError: the resource takes no part in the transaction, or the block is over.
+        """
+        return Connection(self.inner.connection(resource), self.inner, self.host)
+
+    @asynccontextmanager
+    async def savepoint(self, resource: LastResource | XAResource) -> AsyncIterator[None]:
+        """A block (``async with``) in which a statement may fail without dooming the transaction.
+
+        As ``txmq.Transaction.savepoint``. While it is open, its own task sends and uses the connection.
+        """
+        point = self.inner.savepoint(resource)
+        await self._alone(point.__enter__)
+        try:
+            yield
+        except BaseException as error:
+            await self._alone(partial(point.__exit__, type(error), error, error.__traceback__))
+            raise
+        await self._alone(partial(point.__exit__, None, None, None))
 
     def require_task(self) -> None:
         """Refuse what the block's own task did not call, and does not name the block.

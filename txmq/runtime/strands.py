@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -49,16 +50,20 @@ class Strand:
         self.host = host
         self._parked: Future[None] | None = None
 
-    def park(self, timeout: float) -> None:
-        """Let the loop go on until ``unpark`` is called, ``timeout`` seconds at most."""
+    def park(self, timeout: float, is_woken: Callable[[], bool] | None = None) -> None:
+        """See ``threads.Strand``."""
         loop = self.host.loop
         parked = self._parked = loop.create_future()
-        timer = loop.call_later(timeout, _wake, parked)
         try:
-            self.wait_for(parked)
+            if is_woken is not None and is_woken():
+                return
+            timer = loop.call_later(timeout, _wake, parked)
+            try:
+                self.wait_for(parked)
+            finally:
+                timer.cancel()
         finally:
             self._parked = None
-            timer.cancel()
 
     def unpark(self) -> None:
         """End ``park``; from any thread."""
@@ -67,8 +72,9 @@ class Strand:
             return
         if threading.get_ident() == host.thread:
             _wake(parked)
-        elif not host.loop.is_closed():
-            host.loop.call_soon_threadsafe(_wake, parked)
+        else:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                host.loop.call_soon_threadsafe(_wake, parked)
 
     def wait_for(self, awaited: Awaitable[T]) -> T:
         """Let the loop go on until ``awaited`` is done; its result, or its exception."""

@@ -46,8 +46,12 @@ def processor_count() -> int:
 class Strand(Protocol):
     """What runs on an event loop as if it were a thread (``runtime/strands.py``)."""
 
-    def park(self, timeout: float) -> None:
-        """Let the loop go on until ``unpark`` is called, ``timeout`` seconds at most."""
+    def park(self, timeout: float, is_woken: Callable[[], bool] | None = None) -> None:
+        """Let the loop go on until ``unpark`` is called, ``timeout`` seconds at most.
+
+        Args:
+            is_woken: asked when ``unpark`` would be heard already: if it says so, there is nothing to wait for.
+        """
 
     def unpark(self) -> None:
         """End ``park``; from any thread, and nothing if the strand is not parked."""
@@ -98,12 +102,12 @@ class Signal:
 
     def _wait_in(self, strand: Strand, timeout: float) -> bool:
         if timeout > 0:
+            if self._lock.acquire(blocking=False):
+                return True
             self._strand = strand
             try:
                 # Listed first, looked second: ``set`` in another thread either finds the strand, or is seen here.
-                if self._lock.acquire(blocking=False):
-                    return True
-                strand.park(timeout)
+                strand.park(timeout, lambda: not self._lock.locked())
             finally:
                 self._strand = None
         return self._lock.acquire(blocking=False)

@@ -17,14 +17,15 @@ ABSENT = {
     "Producer": {"half", "parked", "spooled"},
     "Topics": set[str](),
     "Groups": set[str](),
-    "Transaction": {"ack", "connection", "savepoint"},
+    "Transaction": {"ack"},
     "Transactions": set[str](),
 }
 ABSENT_PARAMETERS = {
     ("Client", "producer"): {"checker", "group", "retry_store"},
-    ("Producer", "transaction"): {"resources"},
 }
-MADE_AT_ONCE = {("Client", "producer"), ("Producer", "transaction")}
+MADE_AT_ONCE = {
+    ("Client", "producer"), ("Producer", "transaction"), ("Transaction", "connection"), ("Transaction", "savepoint"),
+}  # fmt: skip
 # Of the synchronous objects what other rooms of the client use.
 INTERNAL = {
     "Client": {

@@ -60,6 +60,24 @@ def test_signal_of_another_thread_wakes_a_strand() -> None:
     _on_loop(scenario)
 
 
+def test_signal_of_another_thread_just_before_the_wait_is_heard() -> None:
+    async def scenario(host: Host) -> None:
+        signal, create_future = Signal(), host.loop.create_future
+
+        def create_late() -> asyncio.Future[None]:
+            setter = threading.Thread(target=signal.set)
+            setter.start()
+            setter.join()
+            return create_future()
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(host.loop, "create_future", create_late)
+            async with asyncio.timeout(LONG_S / 2):
+                assert await host.run(lambda: signal.wait(LONG_S))
+
+    _on_loop(scenario)
+
+
 def test_wait_without_a_signal_ends_in_time() -> None:
     async def scenario(host: Host) -> None:
         assert not await host.run(lambda: Signal().wait(0.001))

@@ -2,7 +2,8 @@
 
 Theory of operation. A caller takes the connection that was given back last, by any thread. Connections
 of drivers that bind them to a thread (sqlite3), or that do not take threads at all, are kept by their thread instead,
-and closed when it ends.
+and closed when it ends. Those that strands have opened have threads of their own (``thread_connection``), and are for
+strands.
 
 Invariants:
     * a forked child never uses, and never closes, its parent's connections;
@@ -12,11 +13,14 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from txmq.runtime import threads
 from txmq.runtime.owner import current_process
 from txmq.runtime.threads import ThreadLocal
+from txmq.xa.database.thread_connection import ThreadConnection
 
 IDLE_MAX: Final = 64  # connections kept per process; more are closed after their transaction
 IDLE_OF_THREAD_MAX: Final = 4  # a thread in one block at a time uses one
@@ -53,7 +57,7 @@ class ConnectionPool(Generic[S]):
     """
 
     def __init__(self) -> None:
-        self._of_processes: dict[int, deque[S]] = {}
+        self._of_processes: dict[tuple[int, bool], deque[S]] = {}
         self._of_thread = ThreadLocal()
 
     def __len__(self) -> int:
@@ -79,12 +83,14 @@ class ConnectionPool(Generic[S]):
 
     def close(self) -> None:
         """Close what is idle in this process."""
-        _close_all(self._of_this_process())
+        for (process, _), idle in list(self._of_processes.items()):
+            if process == current_process():
+                _close_all(idle)
         _close_all(self._of_this_thread())
         self._of_thread = ThreadLocal()  # connections of other threads go with it
 
     def _of_this_process(self) -> deque[S]:
-        return self._of_processes.setdefault(current_process(), deque())
+        return self._of_processes.setdefault((current_process(), threads.current_strand() is not None), deque())
 
     def _of_this_thread(self) -> deque[S]:
         kept: _Kept[S] | None = getattr(self._of_thread, "kept", None)
@@ -99,7 +105,12 @@ def _close_all(idle: deque[S]) -> None:
             close_connection(idle.pop().connection)
 
 
-def close_connection(connection: Any) -> None:
-    """Close it, whatever state it is in."""
+def close_connection(connection: Any, then: Callable[[], None] | None = None) -> None:
+    """Close it, whatever state it is in; and then call ``then``."""
+    if isinstance(connection, ThreadConnection):
+        connection.close(then)
+        return
     with suppress(Exception):
         connection.close()
+    if then is not None:
+        then()

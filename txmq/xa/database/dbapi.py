@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from inspect import iscoroutinefunction
 from types import ModuleType
 from typing import Any, Protocol
 
 from txmq.errors import ConfigError
+from txmq.xa.database.thread_connection import ThreadConnection
 
 _INNER = ("__wrapped__", "driver_connection")
 _WRAPPERS_MAX = 8
@@ -73,10 +75,14 @@ def driver_of(connection: Any) -> ModuleType | None:
     passes on. None if neither tells.
 
     Raises:
-        ConfigError: it is no connection.
+        ConfigError: it is no connection, or one of an asynchronous driver.
     """
     if not _is_connection(connection):
         raise ConfigError(f"connect= must return a DB-API connection, not {type(connection).__qualname__}")
+    inner = innermost(connection)
+    if iscoroutinefunction(inner.commit):
+        which = type(inner).__module__
+        raise ConfigError(f"{which} is an asynchronous driver: give a DB-API one, which txmq.aio uses in a thread")
     for cls in (*type(innermost(connection)).__mro__, getattr(connection, "Error", None)):
         module = _module_of(cls) if isinstance(cls, type) else None
         if module is not None:
@@ -86,6 +92,8 @@ def driver_of(connection: Any) -> ModuleType | None:
 
 def may_change_threads(connection: Any) -> bool:
     """Whether a connection may be used by one thread after another. sqlite3 binds most of its own to theirs."""
+    if isinstance(connection, ThreadConnection):
+        return True
     driver = driver_of(connection)
     return driver is not None and "sqlite" not in driver.__name__ and getattr(driver, "threadsafety", 0) >= 1
 
@@ -124,6 +132,8 @@ def run(connection: Connection, operation: str, parameters: Sequence[Any] = ()) 
     Returns:
         The rows it gave, and the number of rows it changed.
     """
+    if isinstance(connection, ThreadConnection):
+        return connection.call(run, operation, parameters)
     cursor = connection.cursor()
     try:
         # Without parameters none are passed: format drivers would read a "%" otherwise.

@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from txmq.errors import RolledBackError, TransactionStateError
+from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 
+T = TypeVar("T")
 _ENDS_THE_TRANSACTION = frozenset(
     {"commit", "rollback", "close", "executescript", "begin", "xa", "transaction", "autocommit", "set_autocommit"}
 )
@@ -37,14 +39,16 @@ class Guard:
         errors: the last ones, with what the application made of them.
         is_over: the connection may not be used any more.
         on_use: called before each call of the driver.
+        there: runs what uses the driver: here, or in the connection's own thread.
         was_ended: a call succeeded behind which no transaction was open: it has ended it.
         was_rolled_back: a call failed behind which none was open any more: the database has rolled it back.
     """
 
-    __slots__ = ("_in_transaction", "error", "errors", "is_over", "on_use", "was_ended", "was_rolled_back")
+    __slots__ = ("_in_transaction", "error", "errors", "is_over", "on_use", "there", "was_ended", "was_rolled_back")
 
     def __init__(self, in_transaction: Callable[[], bool] | None = None) -> None:
         """``in_transaction``: asks the driver; None if it cannot tell."""
+        self.there: Callable[[Callable[[], Any]], Any] = _here
         self._in_transaction = in_transaction
         self.error: BaseException | None = None
         self.errors: deque[BaseException] = deque(maxlen=_ERRORS_MAX)
@@ -217,6 +221,23 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
             yield one
             behind = (one.__cause__, one.__context__, getattr(one, "orig", None))
             todo.extend(other for other in behind if isinstance(other, BaseException))
+
+
+def _here(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def guarded(connection: Any, guard: Guard) -> GuardedConnection:
+    """A transaction's connection for the body of a block."""
+    if isinstance(connection, ThreadConnection):
+        guard.there = lambda work: connection.call(lambda _: work())
+    return GuardedConnection(of_driver(connection), guard)
+
+
+def in_its_thread(connection: GuardedConnection, work: Callable[[], T]) -> T:
+    """Run what uses a block's connection where that may be used."""
+    guard: Guard = object.__getattribute__(connection, "_guard")
+    return cast("T", guard.there(work))
 
 
 def tell_of_use(connection: Any, on_use: Callable[[], None]) -> None:

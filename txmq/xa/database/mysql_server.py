@@ -14,10 +14,12 @@ from typing import Any, Final
 
 from txmq.errors import ConfigError
 from txmq.runtime.build import how_to_install
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import driver_of, innermost, run, text
 from txmq.xa.database.dialects import mysql_variables
 from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.database.thread_connection import ThreadConnection
 from txmq.xid import Xid, xid_sql
 
 NOTA: Final = 1397  # unknown xid: ended before, or its owner's connection lives
@@ -79,6 +81,8 @@ def sends_packets(connection: Any) -> bool:
 
     One that is wrapped is not asked: its wrapper is there to see each statement.
     """
+    if isinstance(connection, ThreadConnection):
+        return connection.call(sends_packets)
     if innermost(connection) is not connection or not hasattr(connection, "next_result"):
         return False
     driver = driver_of(connection)
@@ -91,6 +95,8 @@ def send(connection: Any, statements: Sequence[str], *, in_one_packet: bool) -> 
     Returns:
         How many rows each changed, of those that were done; and what the next one raised.
     """
+    if isinstance(connection, ThreadConnection):
+        return _send_there(connection, statements, in_one_packet=in_one_packet)
     counts: list[int] = []
     packets = ["; ".join(statements)] if in_one_packet else statements
     try:
@@ -105,6 +111,28 @@ def send(connection: Any, statements: Sequence[str], *, in_one_packet: bool) -> 
     return counts, None
 
 
+def _send_there(
+    connection: ThreadConnection, statements: Sequence[str], *, in_one_packet: bool
+) -> tuple[list[int], Exception | None]:
+    try:
+        return connection.call(send, statements, in_one_packet=in_one_packet)
+    except Exception as error:  # noqa: BLE001  an earlier call was given up: nothing was sent
+        return [], error
+
+
+def commit_and_begin(connection: Any, savepoint: str) -> None:
+    """Commit, and begin the next transaction in the same packet. Returns with COMMIT's own answer.
+
+    The other answers are to be read by the block that needs them: the decision is reported to the broker first.
+    """
+    if isinstance(connection, ThreadConnection):
+        connection.call(commit_and_begin, savepoint)
+        return
+    connection.send_query(f"COMMIT AND CHAIN; SAVEPOINT {savepoint}")
+    crash_point("client.tx.db_commit_sent")
+    connection.read_query_result()
+
+
 def execute(connection: Any, statement: str) -> None:
     """Run one statement that gives no rows."""
     connection.query(statement)
@@ -116,6 +144,9 @@ def discard_results(connection: Any) -> None:
     Raises:
         the driver's error: a later statement of the same text failed.
     """
+    if isinstance(connection, ThreadConnection):
+        connection.call(discard_results)
+        return
     while connection.next_result() == 0:
         connection.discard_result()
 

@@ -17,6 +17,7 @@ from txmq.runtime.ports import Clock, Random
 from txmq.xa.broker_port import SessionOwner, cluster_of
 from txmq.xa.database.connection_pool import ConnectionPool, close_connection
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
+from txmq.xa.database.thread_connection import opened
 
 S = TypeVar("S", bound=DatabaseSession)
 
@@ -60,7 +61,7 @@ class DatabaseResource(ABC, Generic[S]):
 
         Durability: the tables are committed when this returns.
         """
-        connection = self._connect()
+        connection = opened(self._connect)
         try:
             self._check_driver(connection)
             cluster = None if client is None else cluster_of(client)
@@ -77,7 +78,7 @@ class DatabaseResource(ABC, Generic[S]):
         self._pool.give_back(session)
 
     def _open(self, cluster: str | None, connect: Callable[[], Any] | None = None) -> S:
-        connection = (connect or self._connect)()
+        connection = opened(connect or self._connect)
         try:
             session = self._verified(connection, cluster)
         except BaseException:

@@ -1,22 +1,74 @@
-"""The queue of writers to an SQLite file, among the threads of this process.
+"""The queue of writers to an SQLite file, among the threads and strands of this process.
 
 Theory of operation. SQLite has one writer a file; the others poll with sleeps of 1 to 100 ms, so the file lies idle
-while all of them sleep. A thread that waits for its turn here is woken by the one that ends its transaction: 8 threads
-make about twice the transactions. It is a queue and nothing else: the file's own lock decides, also between processes,
-and a thread that has waited in vain for its connection's busy timeout asks SQLite all the same.
+while all of them sleep. Who waits for a turn here is woken by the one that ends its transaction: 8 threads make about
+twice the transactions. A strand waits in its loop, and holds no thread while it does. It is a queue and nothing else:
+the file's own lock decides, also between processes, and who has waited in vain for the connection's busy timeout asks
+SQLite all the same.
 
 Invariants:
     * nothing is ever refused here, and no turn is needed for what is correct;
+    * a turn is handed to the one that has waited longest: the tasks of a loop would else pass it to themselves;
     * a turn that is lost (its thread was interrupted just then, or lives in the parent of a fork) costs at most one
       busy timeout: a thread that began without a turn then has the queue begin anew (``renew``).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
-from txmq.runtime.threads import Lock, watch_forks
+from txmq.runtime.threads import Lock, Signal, watch_forks
 from txmq.xa.database.dbapi import Connection, run
+
+
+class Turn:
+    """The right to write: one has it at a time.
+
+    Thread safety: any thread, any strand; it may be released in another one than took it.
+    """
+
+    __slots__ = ("_is_taken", "_lock", "_waiting")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._is_taken = False
+        self._waiting: deque[Signal] = deque()
+
+    def acquire(self, timeout_s: float) -> bool:
+        """Wait for it; False if the time was over first."""
+        with self._lock:
+            if not self._is_taken:
+                self._is_taken = True
+                return True
+            if timeout_s <= 0:
+                return False
+            mine = Signal()
+            self._waiting.append(mine)
+        try:
+            mine.wait(timeout_s)
+        except BaseException:
+            if not self._has_left(mine):
+                self.release()
+            raise
+        return not self._has_left(mine)
+
+    def _has_left(self, mine: Signal) -> bool:
+        """Wait no more; False if the turn was handed over before that."""
+        with self._lock:
+            if mine not in self._waiting:
+                return False
+            self._waiting.remove(mine)
+            return True
+
+    def release(self) -> None:
+        """Hand it to the next one."""
+        with self._lock:
+            if not self._waiting:
+                self._is_taken = False
+                return
+            following = self._waiting.popleft()
+        following.set()
 
 
 class SQLiteWriterQueue:
@@ -26,17 +78,17 @@ class SQLiteWriterQueue:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._turn = Turn()
         watch_forks(self)
 
-    def take(self, timeout_s: float) -> Lock | None:
+    def take(self, timeout_s: float) -> Turn | None:
         """Wait for a turn; ``release`` what is returned to end it. None if the time was over first."""
-        lock = self._lock
-        return lock if lock.acquire(timeout=timeout_s) else None
+        turn = self._turn
+        return turn if turn.acquire(timeout_s) else None
 
     def renew(self) -> None:
         """Begin anew: a thread wrote without a turn, so the one that holds the turn does not write."""
-        self._lock = Lock()
+        self._turn = Turn()
 
     forked = renew
 
@@ -47,7 +99,7 @@ class WriterTurn(NamedTuple):
     turns: SQLiteWriterQueue
     busy_timeout_ms: int
 
-    def begin(self, connection: Connection, statement: str) -> Lock | None:
+    def begin(self, connection: Connection, statement: str) -> Turn | None:
         """Wait for a turn and begin a transaction.
 
         Returns:

@@ -20,17 +20,16 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from txmq.errors import HeuristicHazardError, RolledBackError, TransactionError, TransactionTimeoutError
-from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Lock
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error, run
-from txmq.xa.database.guarded_connection import Guard, GuardedConnection
+from txmq.xa.database.guarded_connection import Guard, guarded
 from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import Condition
-from txmq.xa.database.mysql_server import discard_results, send
+from txmq.xa.database.mysql_server import commit_and_begin, discard_results, send
 from txmq.xa.database.outbox_tables import OutboxKey
-from txmq.xa.database.sqlite_turns import WriterTurn
+from txmq.xa.database.sqlite_turns import Turn, WriterTurn
+from txmq.xa.database.thread_connection import return_lent
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
 _SAVEPOINT = "txmq_body"
@@ -78,8 +77,8 @@ class Branch:
         is_begun, checked = self._is_begun(session), session.checked
         # Before BEGIN: measuring takes a transaction of its own.
         self._deadline_base_ms = resource.installation.deadline_ms(session, 0.0)
-        self.connection = GuardedConnection(session.connection, self._guard)
-        self._turn: Lock | None = None
+        self.connection = guarded(session.connection, self._guard)
+        self._turn: Turn | None = None
         if is_begun and session.checked == checked:
             return
         try:
@@ -265,11 +264,7 @@ class Branch:
         if not (session.takes_packets and self._is_own):
             session.connection.commit()
             return
-        # Returns with COMMIT's own answer. The other one is read by the block that needs it: the decision is reported
-        # to the broker first.
-        session.connection.send_query(f"COMMIT AND CHAIN; SAVEPOINT {_SAVEPOINT}")
-        crash_point("client.tx.db_commit_sent")
-        session.connection.read_query_result()
+        commit_and_begin(session.connection, _SAVEPOINT)
         session.begun_at = self.resource.clock.monotonic()
 
     @property
@@ -330,11 +325,14 @@ class Branch:
             self._has_let_go = True
             if self._is_own:
                 self.resource.give_back(self._session)
+            else:
+                return_lent(self._session.connection)
 
     def abandon(self) -> None:
         """Close the connection of a transaction whose state is not known, unless it has ended."""
         self._guard.end()
         if not self._has_let_go:
             self._has_let_go = True
-            close_connection(self._session.connection)
-        self._end_turn()
+            close_connection(self._session.connection, self._end_turn)
+        else:
+            self._end_turn()

@@ -30,6 +30,7 @@ from txmq.xa.database.mysql_server import sends_packets
 from txmq.xa.database.resource import DatabaseResource
 from txmq.xa.database.sqlite_file import open_existing
 from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, WriterTurn
+from txmq.xa.database.thread_connection import lent
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.outbox import OutboxOptions, OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
@@ -100,9 +101,9 @@ class LastResource(DatabaseResource[DatabaseSession]):
         while (session := self._pool.take()) is not None:
             try:
                 return Branch(self, session, is_own=True)
-            except Exception:
+            except BaseException as error:
                 close_connection(session.connection)
-                if session.table.dialect.is_local_clock:
+                if session.table.dialect.is_local_clock or not isinstance(error, Exception):
                     raise  # no server that ends idle connections: locked, full, ... and waiting again does not help
         session = self._open(cluster)
         try:
@@ -129,7 +130,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
                 raise
         return session
 
-    def _enlist_lent(self, cluster: str, connection: Any) -> Branch:
+    def _enlist_lent(self, cluster: str, given: Any) -> Branch:
+        connection = lent(given)
         session = self._lent.recall(connection, cluster)
         if session is None:
             session = self._verified(connection, cluster)

@@ -15,7 +15,7 @@ from typing import Any
 
 from txmq.errors import RolledBackError, TransactionStateError
 from txmq.xa.database.dbapi import run
-from txmq.xa.database.guarded_connection import Guard, GuardedConnection
+from txmq.xa.database.guarded_connection import Guard, GuardedConnection, in_its_thread
 
 
 class Savepoint:
@@ -33,7 +33,7 @@ class Savepoint:
         self._connection: Any = object.__getattribute__(guarded, "_connection")
         self._name = f"txmq_part_{number}"
         self._before = self._guard.error
-        guarded.cursor().execute(f"SAVEPOINT {self._name}")
+        in_its_thread(guarded, lambda: guarded.cursor().execute(f"SAVEPOINT {self._name}"))
 
     def release(self) -> None:
         """End the part normally: its work stays.
@@ -62,6 +62,9 @@ class Savepoint:
             self._guard.error = self._before
 
     def _run(self, verb: str) -> None:
+        self._guard.there(lambda: self._run_there(verb))
+
+    def _run_there(self, verb: str) -> None:
         with suppress(AttributeError):  # only mysqlclient has results that are not waited for
             while self._connection.next_result() == 0:
                 self._connection.discard_result()

@@ -32,7 +32,7 @@ from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import run
-from txmq.xa.database.guarded_connection import Guard, GuardedConnection
+from txmq.xa.database.guarded_connection import Guard, guarded
 from txmq.xa.database.installation import DatabaseSession
 from txmq.xa.database.mysql_server import (
     NO_SUCH_SAVEPOINT,
@@ -47,6 +47,7 @@ from txmq.xa.database.mysql_server import (
     is_answer_of_server,
     send,
 )
+from txmq.xa.database.thread_connection import return_lent
 from txmq.xa.two_phase.branch import Bqual, PrepareUnknownError, XAResource, encode_bqual
 from txmq.xid import FORMAT_ID, Xid, xid_sql
 
@@ -90,7 +91,7 @@ class MySQLBranch:
         self.resource: Pool = resource
         self._is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
         self._guard = Guard()
-        self.connection = GuardedConnection(session.connection, self._guard)
+        self.connection = guarded(session.connection, self._guard)
         bqual = Bqual(resource.uuid or "", deadline_ms, session.server.connection_id)
         self.xid = Xid(FORMAT_ID, txid.encode("ascii"), encode_bqual(bqual))
         self._xid_sql = xid_sql(self.xid)
@@ -188,6 +189,8 @@ class MySQLBranch:
             self._is_given_back = True
             if self._is_own:
                 self.resource.give_back(self._session)
+            else:
+                return_lent(self._session.connection)
 
     def abandon(self) -> None:
         """See ``XABranch``."""

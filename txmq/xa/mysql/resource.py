@@ -28,6 +28,7 @@ from txmq.xa.database.installation import Demands
 from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import Server, listed_xids, require_driver, warn_of_binary_log, why_no_xa
 from txmq.xa.database.resource import DatabaseResource
+from txmq.xa.database.thread_connection import lent
 from txmq.xa.mysql.branch import MySQLBranch, MySQLSession
 from txmq.xa.mysql.recovery import MySQLRecovery
 from txmq.xa.two_phase.branch import UsedXAConnection
@@ -79,9 +80,9 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         while (session := self._pool.take()) is not None:
             try:
                 return self._begin(session, txid, timeout_s)
-            except Exception as error:
+            except BaseException as error:
                 close_connection(session.connection)
-                if not session.table.dialect.is_lost(session.connection, error):
+                if not isinstance(error, Exception) or not session.table.dialect.is_lost(session.connection, error):
                     raise
         session = self._open(cluster)
         try:
@@ -90,7 +91,8 @@ class MySQLResource(DatabaseResource[MySQLSession]):
             close_connection(session.connection)
             raise
 
-    def _enlist_lent(self, cluster: str, txid: str, timeout_s: float, connection: Any) -> MySQLBranch:
+    def _enlist_lent(self, cluster: str, txid: str, timeout_s: float, given: Any) -> MySQLBranch:
+        connection = lent(given)
         session = self._lent.recall(connection, cluster)
         if not isinstance(session, MySQLSession):
             session = self._verified(connection, cluster)

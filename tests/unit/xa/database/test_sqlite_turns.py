@@ -3,17 +3,20 @@ is needed."""
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event
 from typing import Any
 
 import pytest
 
 from txmq.errors import HeuristicError, RolledBackError
-from txmq.runtime.threads import Lock
-from txmq.xa.database.sqlite_turns import SQLiteWriterQueue
+from txmq.runtime.strands import Host
+from txmq.runtime.threads import Signal
+from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, Turn
 from txmq.xa.last_resource import resource as last_resource
 
 from ..support import LastResourceFixture
@@ -28,7 +31,7 @@ class Watched(SQLiteWriterQueue):
         super().__init__()
         self.asked = Event()
 
-    def take(self, timeout_s: float) -> Lock | None:
+    def take(self, timeout_s: float) -> Turn | None:
         self.asked.set()
         return super().take(timeout_s)
 
@@ -186,4 +189,47 @@ def test_a_forked_child_begins_its_own_queue() -> None:
     assert is_free(turns)
     assert held is not None
     held.release()  # what the parent's thread does there
+    assert is_free(turns)
+
+
+def test_strands_get_the_turn_in_their_order() -> None:
+    turns, order = SQLiteWriterQueue(), list[int]()
+
+    def write(number: int) -> None:
+        for _ in range(2):
+            turn = turns.take(DEADLINE_S)
+            assert turn is not None
+            order.append(number)
+            Signal().wait(0.001)
+            turn.release()
+
+    async def main() -> None:
+        host = Host()
+        await asyncio.gather(*(host.run(partial(write, number)) for number in range(3)))
+        await host.close()
+
+    asyncio.run(main())
+    assert order == [0, 1, 2, 0, 1, 2]
+    assert is_free(turns)
+
+
+def test_cancelled_strand_leaves_the_turn_to_the_next_one() -> None:
+    turns = SQLiteWriterQueue()
+
+    async def main() -> None:
+        host = Host()
+        held = turns.take(0.0)
+        assert held is not None
+        tasks = [asyncio.create_task(host.run(lambda: turns.take(DEADLINE_S))) for _ in range(3)]
+        await asyncio.sleep(0.001)
+        tasks[0].cancel()
+        held.release()
+        tasks[1].cancel()
+        turn = await tasks[2]
+        assert turn is not None
+        assert not is_free(turns)
+        turn.release()
+        await host.close()
+
+    asyncio.run(main())
     assert is_free(turns)

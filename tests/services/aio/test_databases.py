@@ -1,0 +1,364 @@
+"""Databases in the blocks of ``txmq.aio``, on SQLite and MariaDB: what holds for threads holds for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import MySQLdb
+import pytest
+
+import txmq
+import txmq.aio
+from tests.cancelled import cancelled_at
+from txmq.errors import RolledBackError, TransactionStateError
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.xa import MySQLResource
+
+from .shops import MariaDBShop, Service, Shop, SQLiteShop, on_loop, serving
+
+TASKS = 64
+_request: ContextVar[str] = ContextVar("request", default="none")
+
+
+@pytest.fixture(params=["sqlite", "mariadb"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
+    if request.param == "sqlite":
+        return SQLiteShop(tmp_path)
+    return MariaDBShop(request.getfixturevalue("mariadb"))
+
+
+Scenario = Callable[[Service], Awaitable[None]]
+
+
+@pytest.fixture
+def run(shared_broker: BrokerProcess, shop: Shop, request: pytest.FixtureRequest) -> Callable[[Scenario], None]:
+    """Runs a scenario with a service of its own."""
+
+    def run_scenario(scenario: Scenario) -> None:
+        async def work() -> None:
+            name = request.node.originalname.removeprefix("test_")
+            async with serving(shared_broker, shop, f"{name}-{type(shop).__name__}") as service:
+                await scenario(service)
+
+        on_loop(work)
+
+    return run_scenario
+
+
+def test_row_and_message_are_both_there(run: Callable[[Scenario], None]) -> None:
+    async def scenario(service: Service) -> None:
+        tx = await service.order(b"1")
+        assert tx.outcome is txmq.Outcome.COMMITTED
+        assert [place.offset for place in await tx.results] == [0]
+        assert await service.client.outcome(tx.txid) is txmq.Outcome.COMMITTED
+        assert await service.check() == [b"1"]
+        with pytest.raises(TransactionStateError, match="is over"):
+            tx.connection(service.shop.resource)
+
+    run(scenario)
+
+
+def test_error_of_the_body_undoes_both(run: Callable[[Scenario], None]) -> None:
+    async def scenario(service: Service) -> None:
+        tx = service.producer.transaction(service.shop.resource)
+
+        async def fail() -> None:
+            async with tx:
+                await service.write(tx, b"lost")
+                raise LookupError
+
+        with pytest.raises(LookupError):
+            await fail()
+        assert tx.outcome is txmq.Outcome.ROLLED_BACK
+        await service.order(b"2")
+        assert await service.check() == [b"2"]
+
+    run(scenario)
+
+
+def test_cursor_of_a_block_is_awaited(run: Callable[[Scenario], None]) -> None:
+    async def scenario(service: Service) -> None:
+        async with service.producer.transaction(service.shop.resource) as tx:
+            connection = tx.connection(service.shop.resource)
+            async with connection.cursor() as cursor:
+                assert cursor.rowcount == -1
+                await cursor.executemany(service.shop.insert, [(b"%03d" % number,) for number in range(150)])
+                assert cursor.rowcount == 150
+                await cursor.execute("SELECT value FROM orders ORDER BY value")
+                assert cursor.description[0][0] == "value"
+                assert await cursor.fetchone() == (b"000",)
+                assert await cursor.fetchmany(2) == [(b"001",), (b"002",)]
+                assert [value async for (value,) in cursor] == [b"%03d" % number for number in range(3, 150)]
+            found = await connection.execute("SELECT COUNT(*) FROM orders")
+            assert await found.fetchall() == [(150,)]
+            await connection.execute("DELETE FROM orders")
+            for name in ("commit", "rollback", "close"):
+                assert not hasattr(connection, name)
+
+    run(scenario)
+
+
+def test_work_in_the_connections_thread_keeps_the_context(run: Callable[[Scenario], None]) -> None:
+    async def scenario(service: Service) -> None:
+        def write(connection: Any) -> str:
+            cursor = connection.cursor()
+            cursor.execute(service.shop.insert, (b"run",))
+            cursor.execute(service.shop.take)
+            return _request.get()
+
+        async with service.producer.transaction(service.shop.resource) as tx:
+            _request.set("this one")
+            assert await tx.connection(service.shop.resource).run(write) == "this one"
+            await tx.send(service.topic, b"run")
+        assert await service.check() == [b"run"]
+
+    run(scenario)
+
+
+def test_statement_that_failed_dooms_unless_in_a_savepoint(run: Callable[[Scenario], None]) -> None:
+    async def scenario(service: Service) -> None:
+        resource = service.shop.resource
+        async with service.producer.transaction(resource) as tx:
+            await service.write(tx, b"kept")
+
+            async def fail_in_part() -> None:
+                async with tx.savepoint(resource):
+                    await tx.send(service.topic, b"taken back")
+                    await tx.connection(resource).execute("INSERT INTO absent VALUES (1)")
+
+            with pytest.raises(Exception, match="absent"):
+                await fail_in_part()
+            async with tx.savepoint(resource):
+                await service.write(tx, b"in it")
+        doomed = service.producer.transaction(resource)
+
+        async def fail() -> None:
+            async with doomed:
+                await service.write(doomed, b"doomed")
+                with pytest.raises(Exception, match="absent"):
+                    await doomed.connection(resource).execute("INSERT INTO absent VALUES (1)")
+
+        with pytest.raises(RolledBackError, match="absent"):
+            await fail()
+        assert await service.check() == [b"kept", b"in it"]
+
+    run(scenario)
+
+
+def test_tasks_that_meet_in_one_row_all_commit(run: Callable[[Scenario], None]) -> None:
+    """A pool of fewer threads than tasks would stand still: all of them wait for one, which has none for its COMMIT."""
+
+    async def scenario(service: Service) -> None:
+        async def work(task: int) -> None:
+            for number in range(2):
+                tx = service.producer.transaction(service.shop.resource)
+                async with tx:
+                    await tx.connection(service.shop.resource).execute(service.shop.take)
+                    await service.producer.send(service.topic, b"%d-%d" % (task, number), key=b"k")
+                    value = (b"%d-%d" % (task, number),)
+                    await tx.connection(service.shop.resource).execute(service.shop.insert, value)
+
+        async with asyncio.timeout(60.0):
+            await asyncio.gather(*(work(task) for task in range(TASKS)))
+        assert len(await service.check()) == TASKS * 2
+
+    run(scenario)
+
+
+def test_loop_goes_on_while_a_statement_waits(run: Callable[[Scenario], None]) -> None:
+    async def scenario(service: Service) -> None:
+        with service.shop.stock_held():
+            waiting = asyncio.create_task(service.order(b"waits"))
+            for number in range(20):
+                await service.producer.send(service.topic + "-other", b"%d" % number)
+            assert not waiting.done()
+        await waiting
+        assert await service.check() == [b"waits"]
+
+    async def with_topic(service: Service) -> None:
+        await service.client.topics.ensure(service.topic + "-other")
+        await scenario(service)
+
+    run(with_topic)
+
+
+def test_cancelled_statement_ends_the_block_at_once(shared_broker: BrokerProcess, mariadb: MariaDB) -> None:
+    """Its connection takes no second statement while the first one runs: it is closed behind that."""
+    shop = MariaDBShop(mariadb)
+
+    async def work() -> None:
+        async with serving(shared_broker, shop, "cancelled-statement") as service:
+            await service.order(b"1")
+            tx = service.producer.transaction(shop.resource)
+            with shop.stock_held():
+                task = asyncio.create_task(service.order_in(tx, b"2"))
+                async with asyncio.timeout(30.0):
+                    while not _is_waiting(shop):
+                        await asyncio.sleep(0.005)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    async with asyncio.timeout(10.0):
+                        await task
+                assert tx.outcome is txmq.Outcome.ROLLED_BACK
+                assert _is_waiting(shop)  # it runs still
+            await service.order(b"3")
+            assert await service.check() == [b"1", b"3"]
+
+    on_loop(work)
+
+
+def _is_waiting(shop: MariaDBShop) -> bool:
+    running = shop.database.execute("SELECT info FROM information_schema.processlist WHERE info LIKE 'UPDATE stock%'")
+    return bool(running)
+
+
+def test_timeout_around_a_statement_dooms_the_block(shared_broker: BrokerProcess, mariadb: MariaDB) -> None:
+    shop = MariaDBShop(mariadb)
+
+    async def work() -> None:
+        async with serving(shared_broker, shop, "timeout-statement") as service:
+
+            async def block() -> None:
+                async with service.producer.transaction(shop.resource) as tx:
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.3):
+                            await service.write(tx, b"late")
+
+            with shop.stock_held(), pytest.raises(RolledBackError, match="cancelled while it ran"):
+                await block()
+            await service.order(b"next")
+            assert await service.check() == [b"next"]
+
+    on_loop(work)
+
+
+def test_block_may_be_cancelled_at_every_await(run: Callable[[Scenario], None]) -> None:
+    async def scenario(service: Service) -> None:
+        await service.order(b"0")
+        outcomes, told = set(), list[str | None]()
+
+        async def order(tx: txmq.aio.Transaction, value: bytes) -> None:
+            try:
+                await service.order_in(tx, value)
+            except asyncio.CancelledError as error:
+                told.append(getattr(error, "txid", None))
+                raise
+
+        for number in range(1, 200):
+            value = b"%d" % number
+            tx = service.producer.transaction(service.shop.resource)
+            task = asyncio.create_task(cancelled_at(order(tx, value), number))
+            ended = (await asyncio.gather(task, return_exceptions=True))[0]
+            await service.client.host.await_ends(60.0)
+            rows = await asyncio.to_thread(service.shop.rows)
+            txid = tx.inner.txid_or_none
+            if value in rows:
+                assert txid is not None
+                assert await service.client.outcome(txid) is txmq.Outcome.COMMITTED
+            assert tx.outcome is (txmq.Outcome.COMMITTED if value in rows else txmq.Outcome.ROLLED_BACK) or (
+                tx.outcome is txmq.Outcome.UNKNOWN and value not in rows
+            )
+            outcomes.add(value in rows)
+            if ended is None:
+                break
+            assert isinstance(ended, asyncio.CancelledError)
+            if value in rows:
+                assert told[-1] == txid
+        await service.check()
+        assert number > 5
+        assert outcomes == {True, False}
+
+    run(scenario)
+
+
+def test_loop_that_shuts_down_leaves_no_order_torn(shared_broker: BrokerProcess, shop: Shop) -> None:
+    """asyncio.run cancels what is under way, the ends of blocks, too."""
+
+    async def interrupted(after: int) -> None:
+        client = await txmq.aio.connect(shared_broker.address)
+        producer = client.producer()
+        await client.topics.ensure(topic)
+        await asyncio.to_thread(shop.resource.install)
+        service = Service(client, producer, shop, topic)
+        tasks = [asyncio.create_task(service.order(b"%d-%d" % (after, number))) for number in range(16)]
+        for _ in range(after):
+            await asyncio.sleep(0)
+        await asyncio.wait(tasks, timeout=0.002 * after)
+
+    async def check() -> None:
+        async with serving(shared_broker, shop, topic) as service:
+            await service.order(b"last")
+            await service.check()
+
+    topic = f"shutdown-{type(shop).__name__}"
+    for after in (0, 1, 3, 9, 27):
+        asyncio.run(interrupted(after))
+        shop.resource.close()
+    on_loop(check)
+
+
+def test_outbox_takes_the_messages_while_the_broker_is_away(broker: BrokerProcess, shop: Shop) -> None:
+    async def work() -> None:
+        shop.resource = shop.new_resource(outbox=True)
+        async with serving(broker, shop, "outbox") as service:
+            await service.order(b"before")
+            await asyncio.to_thread(broker.kill)
+            orders = await asyncio.gather(*(service.order(b"%d" % number) for number in range(8)))
+            assert {tx.outcome for tx in orders} == {txmq.Outcome.COMMITTED}
+            assert await orders[0].pending == ("broker",)
+            await asyncio.to_thread(broker.start)
+            for tx in orders:
+                await tx.wait_visible(timeout=30.0)
+            assert len(await service.check()) == 9
+
+    on_loop(work)
+
+
+def test_two_mariadb_databases_commit_by_two_phases(shared_broker: BrokerProcess, mariadb: MariaDB) -> None:
+    async def work() -> None:
+        shops = [MariaDBShop(mariadb), MariaDBShop(mariadb)]
+        resources = [MySQLResource(f"xa-{number}", connect=shop.connect) for number, shop in enumerate(shops)]
+        async with await txmq.aio.connect(shared_broker.address) as client, client.producer() as producer:
+            await client.topics.ensure("two-phase")
+            for resource in resources:
+                await asyncio.to_thread(resource.install)
+
+            async def order(task: int) -> None:
+                async with producer.transaction(*resources) as tx:
+                    for one, resource in zip(shops, resources, strict=True):
+                        await tx.connection(resource).execute(one.insert, (b"%d" % task,))
+                    await producer.send("two-phase", b"%d" % task, key=b"k")
+
+            await asyncio.gather(*(order(task) for task in range(16)))
+            found = sorted([message.value or b"" async for message in client.browse("two-phase")])
+            assert found == sorted(shops[0].rows()) == sorted(shops[1].rows())
+            assert len(found) == 16
+            for resource in resources:
+                resource.close()
+
+    on_loop(work)
+
+
+def test_connection_of_the_caller_stays_open_and_his(shared_broker: BrokerProcess, mariadb: MariaDB) -> None:
+    shop = MariaDBShop(mariadb)
+
+    async def work() -> None:
+        async with serving(shared_broker, shop, "lent") as service:
+            mine = shop.connect()
+            for number in range(2):
+                tx = await service.order(b"%d" % number, shop.resource.using(mine))
+                assert tx.outcome is txmq.Outcome.COMMITTED
+            cursor = mine.cursor()
+            cursor.execute("SELECT COUNT(*) FROM orders")
+            assert cursor.fetchone() == (2,)
+            mine.close()
+            with pytest.raises(MySQLdb.Error):
+                await service.order(b"3", shop.resource.using(mine))
+            assert len(await service.check()) == 2
+
+    on_loop(work)

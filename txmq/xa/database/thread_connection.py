@@ -1,0 +1,135 @@
+"""A driver's connection in a thread of its own, for callers that must not block: the strands of an event loop.
+
+Theory of operation. ``opened`` calls ``connect`` where the caller runs, or for a strand in a new thread, in which the
+connection is used from then on, until it is closed. So any DB-API driver serves ``txmq.aio``. One thread a connection,
+and not a pool of threads: 64 transactions that wait for one row would hold all threads of a pool, and the one that has
+the row would find none for its COMMIT. An asynchronous driver in its place would save the hop, but not much (its
+protocol is read in Python), and it has no packets of several statements: a transaction takes four round trips with
+mysqlclient in a thread, and six with asyncmy or aiomysql.
+
+What is done at once is done in one hop: ``call(work, ...)``. Attributes are the connection's own; each call of a method
+is a hop.
+
+Invariants:
+    * never a second statement while one runs;
+    * a call whose caller was interrupted (a cancelled task) goes on, and the connection is *left*: it takes nothing
+      more, and is closed behind that call. What it had sent decides nothing: a COMMIT's outcome is to be looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from txmq.runtime import threads
+from txmq.runtime.workers import Worker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_THREAD_NAME = "txmq-database"
+_DOES_NOT_BLOCK = frozenset({"fileno"})
+
+
+class LeftConnectionError(Exception):
+    """The connection takes nothing more: a call on it was given up while it ran."""
+
+
+class ThreadConnection:
+    """See the module's docstring.
+
+    Attributes:
+        driver_connection: the driver's own; used in the thread only.
+        is_left: a call was given up while it ran.
+
+    Thread safety: any thread, any strand.
+    """
+
+    __slots__ = ("_has_ended", "_is_lent", "_worker", "driver_connection", "is_left")
+
+    def __init__(self, connect: Callable[[], Any], *, is_lent: bool = False) -> None:
+        self._is_lent = is_lent
+        self.driver_connection: Any = None
+        self.is_left = self._has_ended = False
+        self._worker = Worker(_THREAD_NAME)
+
+        def open_here() -> None:
+            self.driver_connection = connect()
+
+        try:
+            self._worker.call(open_here, self._leave)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, work: Callable[Concatenate[Any, P], T], *args: P.args, **named: P.kwargs) -> T:
+        """Call ``work(connection, ...)`` in the thread.
+
+        Raises:
+            LeftConnectionError: an earlier call was given up while it ran.
+        """
+        if self.is_left:
+            raise LeftConnectionError("an earlier call on this connection was cancelled while it ran")
+        connection = self.driver_connection
+        return self._worker.call(lambda: work(connection, *args, **named), self._leave)
+
+    def _leave(self) -> None:
+        self.is_left = True
+        with suppress(Exception):  # only SQLite's can be interrupted from here, and costs nobody else anything
+            self.driver_connection.interrupt()
+
+    def close(self, then: Callable[[], None] | None = None) -> None:
+        """Close it behind what runs, without waiting for that; and then call ``then``, in the thread."""
+        if not self._has_ended:
+            self._has_ended = self.is_left = True
+            self._worker.post(self._close_here)
+            if then is not None:
+                self._worker.post(then)
+            self._worker.end()
+        elif then is not None:
+            then()
+
+    def _close_here(self) -> None:
+        if self.driver_connection is not None:
+            self.driver_connection.close()
+
+    def let_go(self) -> None:
+        """End the thread; the connection is its owner's, and stays open."""
+        if not self._has_ended:
+            self._has_ended = self.is_left = True
+            self._worker.end()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.driver_connection, name)
+        if not callable(found) or isinstance(found, type) or name in _DOES_NOT_BLOCK:
+            return found
+        return lambda *args, **named: self.call(_call_method, name, args, named)
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the interpreter ends, or a forked child lets go of its copy
+            self.let_go() if self._is_lent else self.close()
+
+
+def _call_method(connection: Any, name: str, args: Any, named: Any) -> Any:
+    return getattr(connection, name)(*args, **named)
+
+
+def opened(connect: Callable[[], Any]) -> Any:
+    """A connection made by ``connect``; a strand's has a thread of its own."""
+    return connect() if threads.current_strand() is None else ThreadConnection(connect)
+
+
+def lent(connection: Any) -> Any:
+    """A caller's connection; in a strand it is used in a thread of its own, until ``return_lent``."""
+    return connection if threads.current_strand() is None else ThreadConnection(lambda: connection, is_lent=True)
+
+
+def return_lent(connection: Any) -> None:
+    """It is the caller's again."""
+    if isinstance(connection, ThreadConnection):
+        connection.let_go()
+
+
+def of_driver(connection: Any) -> Any:
+    """The driver's own connection, to be used by ``there``."""
+    return connection.driver_connection if isinstance(connection, ThreadConnection) else connection
