@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import tempfile
@@ -21,6 +22,8 @@ from tools.crash.groups.campaign import GroupCampaign, GroupReport
 from tools.crash.homes.campaign import HomesCampaign
 from tools.crash.homes.cells import CELLS as HOMES_CELLS
 from tools.crash.ordered.campaign import ORDERED_POINTS, OrderedCampaign, OrderedReport
+from tools.crash.outbox.campaign import OutboxCampaign
+from tools.crash.outbox.cells import CELLS as OUTBOX_CELLS
 from tools.crash.processes import CampaignError
 from tools.crash.spark.campaign import SparkCampaign
 from tools.crash.xa.campaign import CELLS, XACampaign
@@ -41,6 +44,8 @@ def main() -> int:
         return _binlog(seed, arguments.cycles, arguments.check_every, arguments.json)
     if arguments.ordered:
         return _ordered(seed, arguments.cycles, arguments.check_every)
+    if arguments.outbox:
+        return _outbox(seed, arguments)
     kind = " --xa" if arguments.xa else " --homes" if arguments.homes else ""
     again = f"python -m tools.crash{kind} --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
     directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
@@ -125,6 +130,26 @@ def _binlog(seed: int, cycles: int, check_every: int, json_file: Path | None) ->
 
     again = f"python -m tools.crash --binlog --cycles {cycles} --check-every {check_every} --seed {seed}"
     return _in_a_directory(play, again, seed)
+
+
+def _outbox(seed: int, arguments: argparse.Namespace) -> int:
+    cycles = arguments.cycles
+
+    def play(directory: Path) -> list[str]:
+        campaign = OutboxCampaign(directory, seed, arguments.sync, _say)
+        campaign.settle_s_max = arguments.settle_s
+        try:
+            report = campaign.run(cycles, arguments.check_every)
+        finally:
+            print(f"cells played: {len(campaign.cells)} of {len(OUTBOX_CELLS)}")
+            print(f"refused: {', '.join(f'{count} {why}' for why, count in campaign.refused.most_common())}")
+            print(f"left behind a cell: {campaign.waited_max} rows and transactions at most")
+            _write_json(arguments.json or directory / "report.json", seed, campaign.as_json())
+        _summary(report)
+        complaints = complaints_of(report, campaign.points if cycles >= campaign.cycles_for_all else ()).splitlines()
+        return [line for text in complaints for line in (text, *(f"    {clue}" for clue in campaign.clues(text)))]
+
+    return _in_a_directory(play, f"python -m tools.crash --outbox --cycles {cycles} --seed {seed}", seed)
 
 
 def _write_json(file: Path, seed: int, report: dict[str, Any]) -> None:

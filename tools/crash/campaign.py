@@ -26,7 +26,7 @@ import txmq
 from tools.crash import final_reads, offline
 from tools.crash.directory import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, CampaignDirectory, HistoryFile, read_history
 from tools.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, Death, deaths
-from tools.crash.processes import CampaignError, Child, pause
+from tools.crash.processes import CampaignError, Child, has_stopped, pause
 from txmq.testing.checkers.history import Coverage, Verdict, check
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
@@ -140,7 +140,7 @@ class Campaign:
             for number, death in zip(range(1, cycles + 1), self._plan, strict=False):
                 self._cycle(number, cycles, death)
                 if number == cycles or number % check_every == 0:
-                    if not self._check(number):
+                    if not self.check(number):
                         return self.report
                     if number < cycles:
                         self._start_children()
@@ -176,7 +176,7 @@ class Campaign:
     def _cycle(self, number: int, cycles: int, death: Death) -> None:
         self._faults += 1
         name = f"fault-{self._faults}"
-        eventually(self._all_work, "every worker comes to its work", POINT_S, CampaignError)
+        eventually(self.all_work, "every worker comes to its work", POINT_S, CampaignError)
         self.history.write("nemesis", "invoke", name, [], death=str(death))
         self.let_die(death)
         self.world.bring_up()
@@ -185,7 +185,7 @@ class Campaign:
         self._start_children()
         settled_s = 0.0
         if number % self.settle_every == 0 or number == cycles:
-            settled_s = self._await_settled(in_doubt)
+            settled_s = self.await_settled(in_doubt)
             for before in range(self._settled, self._faults):
                 self.history.write("nemesis", "ok", f"fault-{before + 1}", [])
             self._settled = self._faults
@@ -196,7 +196,8 @@ class Campaign:
             f"settled in {settled_s:.2f} s"
         )
 
-    def _all_work(self) -> bool:
+    def all_work(self) -> bool:
+        """Whether every worker has begun."""
         files = [self.world.histories / f"{worker.run_name}.jsonl" for worker in self.workers]
         return all(file.exists() and file.stat().st_size for file in files)
 
@@ -270,7 +271,7 @@ class Campaign:
         """What is prepared now, at brokers and in databases."""
         return final_reads.in_doubt(self.address) | self.world.prepared()
 
-    def _await_settled(self, in_doubt: set[str]) -> float:
+    def await_settled(self, in_doubt: set[str]) -> float:
         """Returns how long it took until nothing of ``in_doubt`` was left, everybody being up."""
         begun = time.monotonic()
         eventually(
@@ -284,7 +285,7 @@ class Campaign:
 
     # --- a check -----------------------------------------------------------------------------------------------------
 
-    def _check(self, number: int) -> bool:
+    def check(self, number: int) -> bool:
         """Whether the campaign may go on: everything was read, and nothing was found."""
         for child in (*self.workers, self._reader):
             child.signal(signal.SIGTERM)
@@ -294,12 +295,17 @@ class Campaign:
         left = self._left_in_doubt()
         self.write_final_reads(left)
         with txmq.connect(self.address) as client:
+            self.world.introduce(client)
             final_reads.ask_for_outcomes(client, read_history(self.world), self.history)
         history = read_history(self.world)
-        self.report.verdict = verdict = check(history, Coverage(ok=number, faults=number))
+        self.report.verdict = verdict = check(history, self.coverage(number))
         counts = ", ".join(f"{count} {name}" for name, count in verdict.counts.items())
         self._say(f"check after {number} cycles: {verdict.result} ({counts}; {time.monotonic() - begun:.1f} s)")
         return verdict.result == "valid"
+
+    def coverage(self, number: int) -> Coverage:
+        """The least that must have happened after so many cycles."""
+        return Coverage(ok=number, faults=number)
 
     def write_final_reads(self, left: set[str]) -> None:
         """Everything that is there; the writers are at rest."""
@@ -339,3 +345,14 @@ def await_death(broker: BrokerProcess, crash: str) -> None:
     eventually(lambda: not broker.is_running, f"the broker reaches {crash}", POINT_S, CampaignError)
     if broker.returncode != KILLED:
         raise CampaignError(f"the broker ended with {broker.returncode}, not by {crash}")
+
+
+def is_stopped(broker: BrokerProcess) -> bool:
+    """Whether a broker has stopped itself at a crash point.
+
+    Raises:
+        CampaignError: it ended.
+    """
+    if broker.pid is None or not broker.is_running:
+        raise CampaignError(f"a broker ended with status {broker.returncode}; see {broker.data_dir}.log")
+    return has_stopped(broker.pid)

@@ -12,12 +12,12 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import txmq
-from txmq.testing.checkers.events import History, merge, parse_history
+from txmq.testing.checkers.events import History, Log, merge, parse_history
 from txmq.xa import LastResource
 
 ORDERS, PAYMENTS, AUDIT, SCRAP = "orders", "payments", "audit", "scrap"
@@ -39,11 +39,18 @@ BROKER_SETTINGS: Final = {
 SCRAP_SETTINGS: Final = {"segment_size_bytes": 1 << 12, "retention_size_bytes": 1 << 14}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class CampaignDirectory:
-    """One campaign's directory."""
+    """One campaign's directory.
+
+    Attributes:
+        since: offsets of partitions before which messages do not count; all count where none is given.
+        since_ns: the same for operations, by the clock of the histories.
+    """
 
     directory: Path
+    since: Mapping[Log, int] = field(default_factory=dict)
+    since_ns: int = 0
 
     @property
     def broker(self) -> Path:
@@ -97,6 +104,9 @@ class CampaignDirectory:
         """The resources' tables."""
         self.resource().install(client)
 
+    def introduce(self, client: txmq.Client) -> None:
+        """Let a client know databases that have outcomes to tell; none by itself."""
+
     def prepared(self) -> set[str]:
         """Transactions with a prepared branch in some database."""
         return set()
@@ -119,9 +129,10 @@ class CampaignDirectory:
 
 
 def read_history(world: CampaignDirectory) -> History:
-    """What all processes of a campaign have written so far."""
+    """What all processes of a campaign have written so far, as far as it counts; all faults do."""
     files = sorted(world.histories.iterdir())  # hundreds: read one by one, not held open together
-    return parse_history(merge([file.read_text("utf-8").splitlines(keepends=True) for file in files]))
+    lines = merge([file.read_text("utf-8").splitlines(keepends=True) for file in files])
+    return parse_history(line for line in lines if line["t"] >= world.since_ns or line["f"] == "nemesis")
 
 
 class HistoryFile:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import txmq
 from tools.crash.directory import CampaignDirectory, HistoryFile
 from tools.crash.reader import text_of
-from txmq.testing.checkers.events import History
+from txmq.testing.checkers.events import History, Log
 
 
 def in_doubt(address: str) -> set[str]:
@@ -26,12 +27,12 @@ def listed(client: txmq.Client) -> set[str]:
 def write(world: CampaignDirectory, address: str, history: HistoryFile, left: Iterable[str]) -> None:
     """Read everything and write it to the history; the writers are at rest."""
     history.write("in-doubt", "ok", "in-doubt", sorted(left))
-    history.write("drain", "ok", "drain", drain(address, world.partitions))
+    history.write("drain", "ok", "drain", drain(address, world.partitions, world.since))
     history.write("rows", "ok", "rows", [["rows", resource, rows] for resource, rows in world.rows().items()])
 
 
 def ask_for_outcomes(client: txmq.Client, known: History, history: HistoryFile) -> None:
-    """Write to the history what the broker says of killed and unknown transactions, to be held to what is there."""
+    """Write to the history what a client says of killed and unknown transactions, to be held to what is there."""
     unknown = [item for item in known.operations.values() if item.status == "info" and item.txid]
     for operation in unknown:
         with suppress(txmq.errors.FencedError):  # no longer kept
@@ -40,15 +41,18 @@ def ask_for_outcomes(client: txmq.Client, known: History, history: HistoryFile) 
                 history.write("outcome", "ok", operation.id, [outcome.value])
 
 
-def drain(address: str, partitions: Mapping[str, int]) -> list[list[Any]]:
-    """Every message of every partition, as the history's format wants it."""
-    found: dict[tuple[str, int], list[Any]] = {}
+def drain(
+    address: str, partitions: Mapping[str, int], since: Mapping[Log, int] = MappingProxyType({})
+) -> list[list[Any]]:
+    """Every message of every partition, as the history's format wants it; from these offsets on, where given."""
+    found: dict[Log, list[Any]] = {}
     with txmq.connect(address) as client:
         for topic, count in partitions.items():
             for partition in range(count):
-                start = client.offsets(topic, partition).start
+                start = max(client.offsets(topic, partition).start, since.get((topic, partition), 0))
                 found[topic, partition] = [topic, partition, start, []]
             for message in client.browse(topic):
-                line = [message.offset, text_of(message.value), (message.key or b"").decode()]
-                found[topic, message.partition][3].append(line)
+                part = found[topic, message.partition]
+                if message.offset >= part[2]:
+                    part[3].append([message.offset, text_of(message.value), (message.key or b"").decode()])
     return [["drain", *part] for part in found.values()]

@@ -136,7 +136,7 @@ class TransactingWorker(Teller):
 
         Args:
             operation: its id.
-            planned: the messages, as the history has them.
+            planned: the messages, as the history has them; an empty key is none.
             resources: by name.
             write: writes the row of the resource of that name on a connection.
             acked: a consumer's, acknowledged with it.
@@ -153,7 +153,7 @@ class TransactingWorker(Teller):
                 for name, resource in resources.items():
                     write(name, tx.connection(resource))
                 for _, topic, key, value in planned:
-                    self.producer.send(topic, value.encode(), key=key.encode())
+                    self.producer.send(topic, value.encode(), key=key.encode() or None)
                 if acked is not None:
                     tx.ack(acked)
                 if not is_early:  # drawn behind the body, from a home that takes part

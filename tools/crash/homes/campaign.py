@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import txmq
-from tools.crash.campaign import POINT_S, Campaign, address_of, await_death
+from tools.crash.campaign import POINT_S, Campaign, address_of, await_death, is_stopped
 from tools.crash.directory import LOCAL, read_history
 from tools.crash.homes.cells import ALL_KINDS, BROKER_PATHS, CELLS, CLIENT_POINTS, LEFT, Cell, HomesDeath, cells
 from tools.crash.homes.directory import (
@@ -29,7 +29,7 @@ from tools.crash.homes.directory import (
     HomesCampaignDirectory,
 )
 from tools.crash.plan import Death
-from tools.crash.processes import CampaignError, Child, has_stopped, pause
+from tools.crash.processes import CampaignError, Child, pause
 from tools.crash.xa.final_reads import write_heuristics
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
@@ -128,12 +128,12 @@ class HomesCampaign(Campaign):
         broker.launch(env={"TXMQ_CRASH": crash})
         with suppress(BrokerFailedError):  # it may come to the point while it recovers
             broker.wait_until_ready()
-        if death.first in LEFT and broker.is_running and not _is_stopped(broker):
+        if death.first in LEFT and broker.is_running and not is_stopped(broker):
             self._start_with_part(worker, death.decider, LOCAL, f"{LEFT[death.first]}:1")
         if alone:
             await_death(broker, crash)
             return
-        eventually(lambda: _is_stopped(broker), f"the broker reaches {crash}", POINT_S, CampaignError)
+        eventually(lambda: is_stopped(broker), f"the broker reaches {crash}", POINT_S, CampaignError)
         self._kill_brokers(death)
         if "client" in death.victims:
             self.kill(Death(False, tuple(range(len(self.workers))), False, None, 0, 0.0))
@@ -188,12 +188,6 @@ class HomesCampaign(Campaign):
                 if outputs[value] != (offset < saved.get(partition, 0)):
                     text = f"{outputs[value]} outputs of the input at {INBOX}/{partition}@{offset}"
                     self.report.offline.append(f"{text}, where {saved.get(partition)} is saved")
-
-
-def _is_stopped(broker: BrokerProcess) -> bool:
-    if broker.pid is None or not broker.is_running:
-        raise CampaignError(f"a broker ended with status {broker.returncode}; see {broker.data_dir}.log")
-    return has_stopped(broker.pid)
 
 
 def _waiting(broker: BrokerProcess) -> set[str]:

@@ -40,6 +40,8 @@ _TABLES = (
 class XaCampaignDirectory(CampaignDirectory):
     """One XA campaign's directory; the servers run in the process that called ``create``."""
 
+    server_names = "ab"
+
     @property
     def partitions(self) -> Mapping[str, int]:
         return XA_PARTITIONS
@@ -49,7 +51,7 @@ class XaCampaignDirectory(CampaignDirectory):
         return self.directory / "databases.json"
 
     def make_databases(self) -> None:
-        self.servers.extend(start_bank(self.directory / f"db-{name}") for name in "ab")
+        self.servers.extend(start_bank(self.directory / f"db-{name}") for name in self.server_names)
         self._addresses.write_text(json.dumps([server.connect_arguments() for server in self.servers]), "utf-8")
 
     def resolver_resources(self) -> str:

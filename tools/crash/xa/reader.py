@@ -26,10 +26,11 @@ class XAReader(Follower):
         self._databases, self._due = world, list[str]()
 
     def look_for_rows(self, values: list[str]) -> None:
-        self._due.extend(sorted({value.rpartition(".")[0] for value in values}))
+        operations = {value.rpartition(".")[0] for value in values}
+        self._due.extend(sorted(operation for operation in operations if operation[-1] in RESOURCES))
         name = f"{self.history.process}-read-{self.reads}"
         try:
-            connections = [self._databases.connect(number) for number in range(2)]
+            connections = [self._databases.connect(number) for number in range(len(self._databases.server_names))]
         except MySQLdb.Error as error:
             sys.stderr.write(f"{name}: {error!r}\n")
             return
