@@ -29,7 +29,7 @@ def test_a_branch_is_read_as_it_was_written(changes: dict[str, Any], monkeypatch
     entry = encode_branch("db", UUID, PLAIN | changes)
     expected = ([{"resource": "db", "uuid": UUID, **PLAIN, **changes}], len(entry))
     assert split_branches(entry + b"parts", 1) == expected
-    monkeypatch.setattr(branches, "_PLAIN_DETAILS", lambda _text: None)
+    monkeypatch.setattr(branches, "_PLAIN", lambda _body, _position: None)
     assert split_branches(entry + b"parts", 1) == expected
 
 

@@ -235,6 +235,9 @@ class Server:
         wake_at = pipeline.wake_at()
         if wake_at < self._wakes_at:
             self._wake_at(wake_at)
+        elif wake_at == inf and self._alarm is not None:  # the group that waited has gone: a turn of the loop less
+            self._alarm.cancel()
+            self._alarm, self._wakes_at = None, inf
         now = self.clock.monotonic()
         if now - started >= NOTICED_S:
             self._stalls.worked(now, now - started)
@@ -270,7 +273,7 @@ class Server:
         self._alarm = self._loop.call_later(delay_s, self._wake)
 
     def _wake(self) -> None:
-        self._wakes_at = inf
+        self._alarm, self._wakes_at = None, inf
         self._pump()
 
     # --- effects -----------------------------------------------------------------------------------------------------

@@ -69,23 +69,27 @@ class XADecision:
     @property
     def has_rows_to_come(self) -> bool:
         """Whether some database has not committed."""
-        return not all(branch["complete"] for branch in self.branches)
+        return False in [branch["complete"] for branch in self.branches]  # hot: a generator costs twice as much
 
     @property
     def is_over(self) -> bool:
         """Whether its messages have their place and every branch has completed."""
-        return self.is_placed and not self.has_rows_to_come and all(self.homes.values())
+        return self.is_placed and not self.has_rows_to_come and False not in self.homes.values()
 
     @property
     def index_keys(self) -> tuple[str, ...]:
         """Keys of the index: the resources and homes it waits for, and HELD while readers do not see it."""
-        waited_for = dict.fromkeys(branch["uuid"] for branch in self.branches if not branch["complete"])
-        waited_for |= dict.fromkeys(home_key(txid) for txid, is_complete in self.homes.items() if not is_complete)
+        waited_for = {branch["uuid"]: None for branch in self.branches if not branch["complete"]}
+        if self.homes:
+            waited_for |= {home_key(txid): None for txid, is_complete in self.homes.items() if not is_complete}
         return (*waited_for, HELD) if not self.barrier.is_ended else tuple(waited_for)
 
     def branch(self, uuid: str) -> dict[str, Any] | None:
         """The branch in one resource."""
-        return next((branch for branch in self.branches if branch["uuid"] == uuid), None)
+        for branch in self.branches:
+            if branch["uuid"] == uuid:
+                return branch
+        return None
 
 
 class XADecisions:

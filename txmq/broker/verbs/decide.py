@@ -108,12 +108,13 @@ def complete(context: Context, client: ClientConnection, request: Request) -> No
     elif b"branch" in given:
         complete_home(context, client, decided, given, opaque)
     else:
-        _complete(context, client, decided, given, opaque)
+        complete_branch(context, client, decided, given, opaque)
 
 
-def _complete(
+def complete_branch(
     context: Context, client: ClientConnection, decided: XADecision, given: dict[bytes, bytes], opaque: bytes
 ) -> None:
+    """A branch in a database has completed; once is enough."""
     uuid, name = given.get(b"uuid", b"").decode(), decided.name
     branch = decided.branch(uuid)
     if branch is None:

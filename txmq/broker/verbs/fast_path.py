@@ -1,11 +1,12 @@
-"""The fast path of ``commit`` and ``prepare``: a few look-ups instead of the table of transitions.
+"""The fast path of ``commit``, ``prepare``, ``decide`` and ``complete``: look-ups instead of the table of transitions.
 
 It serves the commit of a local transaction that came whole, with and without branches at other homes; the prepare of a
-last resource's transaction and of a branch, which came whole; and the commit of a prepared transaction; each over the
-connection of its own session. Such a request is checked and placed like any other, in ``placing``. Every other request
-goes on to ``prepare_commit``, with nothing changed. docs/benchmarks.md has the figures that pay for it.
+last resource's transaction and of a branch, which came whole; the commit of a prepared transaction; the decision of an
+XA transaction that came whole, and the completion of its branches; each over the connection of its own session. Such a
+request is checked and placed like any other, in ``placing``. Every other request goes on to ``prepare_commit`` or
+``decide``, with nothing changed. docs/benchmarks.md has the figures that pay for it.
 
-Invariant: state, group and answer are those of ``prepare_commit``, refusals included (tests compare them).
+Invariant: state, group and answer are those of these two, refusals included (tests compare them).
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import TransactionState
+from txmq.broker.verbs import decide as decide_verbs
 from txmq.broker.verbs import placing, prepare_commit, turns
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.placing import check_parts
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
+from txmq.protocol.branches import branches_json, split_branches
 from txmq.protocol.parts import split_parts
 from txmq.protocol.requests import Request
+from txmq.redo.entries import json_body
 from txmq.xid import home_word
 
 _COUNTER_SIZE_MAX, _FLOOR_SIZE_MAX = 16, 18  # digits that surely fit 64 bits
@@ -33,7 +37,7 @@ _STATED = {
     _LAST_RESOURCE.encode(): {b"resource", b"uuid", b"table", b"deadline"},
     _BRANCH_WORD: {b"of", b"deadline"},
 }
-_HOMES, _FLOOR = {b"homes"}, {b"floor"}
+_HOMES, _FLOOR, _BRANCHES, _UUID = {b"homes"}, {b"floor"}, {b"branches"}, {b"uuid"}
 _NOTHING: dict[bytes, bytes] = {}
 _PREPARED = TransactionState.PREPARED
 _DECIDED_BY_ITS_DRIVER = TransactionKind.SPARK.value
@@ -126,6 +130,47 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     if of:
         prepare_commit.branch_prepared(context, prepared)
     context.answer_when_durable(client, opaque)
+
+
+def decide(context: Context, client: ClientConnection, request: Request) -> None:
+    """The verb ``decide``: messages came with it, and nothing of the transaction came before."""
+    _, arguments, extensions, body, opaque = request
+    session = client.session
+    if session is None or session.is_ended or not body or not extensions or extensions.keys() - _FLOOR != _BRANCHES:
+        decide_verbs.decide(context, client, request)
+        return
+    counter, floor_text = _counter_of(client, arguments[0]), extensions.get(b"floor", b"0")
+    if len(floor_text) <= _FLOOR_SIZE_MAX and _is_new(context, session, counter, len(body)):
+        branches, start = split_branches(body, int(extensions[b"branches"]))
+        parts, keys = check_parts(context, split_parts(memoryview(body)[start:]))
+        if not context.state.order.in_common or not turns.must_queue(context, None, parts, keys):
+            now_ms = context.now_ms
+            meta = {"decided_ms": now_ms, "client": client.name, "branches": branches}
+            head = f'{{"decided_ms": {now_ms}, "client": {_client_json(client.name)}, "branches": '
+            text = f"{head}{branches_json(branches)}}}".encode()
+            name = session.number, counter
+            lines = placing.decide(context, name, int(floor_text), None, parts, meta, text)
+            context.answer_when_durable(client, opaque, lines)
+            return
+    decide_verbs.decide(context, client, request)
+
+
+def complete(context: Context, client: ClientConnection, request: Request) -> None:
+    """The verb ``complete``: a branch in a database has committed, as its owner says."""
+    _, arguments, extensions, _, opaque = request
+    session = client.session
+    if session is not None and not session.is_ended and extensions is not None and extensions.keys() == _UUID:
+        name = session.number, _counter_of(client, arguments[0])
+        decided = context.state.decisions.incomplete.get(name)
+        if decided is not None and name not in context.state.transactions:
+            decide_verbs.complete_branch(context, client, decided, extensions, opaque)
+            return
+    decide_verbs.complete(context, client, request)
+
+
+@lru_cache(maxsize=1024)
+def _client_json(client: str) -> str:
+    return json_body(client).decode()
 
 
 def _is_new(context: Context, session: BrokerSession, counter: int, size: int) -> bool:

@@ -280,10 +280,15 @@ def decide(
     transaction: Transaction | None,
     fresh: list[Part],
     meta: dict[str, Any],
+    text: bytes | None = None,
 ) -> bytes:
-    """As ``commit``, with branches that must hear of it, those in databases before readers may see the messages."""
+    """As ``commit``, with branches that must hear of it, those in databases before readers may see the messages.
+
+    Args:
+        text: ``meta`` as JSON, if the caller has it.
+    """
     at, placements, outcome, lines = _assign(context, transaction, fresh)
-    entry = entries.encode_decided(*name, floor, placements, entries.json_body(meta))
+    entry = entries.encode_decided(*name, floor, placements, entries.json_body(meta) if text is None else text)
     context.group.insert_entry(at, entry)
     if "homes" in meta:
         crash_point("broker.decision.decided")

@@ -23,6 +23,7 @@ from txmq.redo.checkpoint import list_lsns
 from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.os_disk import OSDisk
 from txmq.testing.simulated.clock import SimClock
+from txmq.xid import TxId
 
 from ..support import batch
 
@@ -81,9 +82,17 @@ class Load:
     def request(self, verb: str, *words: str | int, body: bytes | None = None) -> None:
         self._requests += 1
         buffers = commands.request(verb, *words, body=None if body is None else [body], opaque=b"q%d" % self._requests)
-        self.core.receive(self._client, self._reader.feed(b"".join(buffers)))
+        self.send(b"".join(buffers))
+
+    def send(self, requests: bytes) -> None:
+        self.core.receive(self._client, self._reader.feed(requests))
         self._client.out.clear()
         self.server.received()
+
+    def txid(self, counter: int) -> bytes:
+        session, identity = self._client.session, self.core.context.identity
+        assert session is not None
+        return str(TxId(identity.cluster, identity.node, session.number, counter)).encode()
 
     @property
     def is_answered(self) -> bool:
@@ -143,6 +152,27 @@ def test_relaxed_groups_that_are_not_written_inline_are_synced(tmp_path: Path, s
     """``never`` syncs once a second: 200 groups of the simulated clock."""
     load = Load(tmp_path, MIB + MIB // 8, sync=sync)
     load.run(lambda: load.until(lambda: load.watermark > 4, 220))  # the topic's own group is forced
+
+
+def test_group_that_found_company_leaves_no_alarm(tmp_path: Path) -> None:
+    load = Load(tmp_path, 100)
+    prepare = b"prepare %b last-resource resource=db uuid=%b table=t deadline=0 %d p\r\n%b"
+    part = b"t 0 %d\r\n%b" % (len(batch(b"x")), batch(b"x"))
+
+    async def commit_in_company() -> None:
+        load.request("topic", "create", "t")
+        load.send(b"hello 1 owner session=new h\r\n")
+        load.send(prepare % (load.txid(1), b"0" * 32, len(part), part))
+        await asyncio.sleep(0.01)
+        load.send(b"commit %b delayable 0 c\r\n" % load.txid(1))
+        await asyncio.sleep(0)
+        is_waiting = load.server._alarm is not None and load.watermark == 0
+        load.request("put", "t", 0, body=batch(b"y"))
+        await asyncio.sleep(0)
+        assert (is_waiting, load.server._alarm) == (True, None)
+        assert load.watermark == 2
+
+    load.run(commit_in_company)
 
 
 @pytest.mark.parametrize("work", ["write", "force"])
