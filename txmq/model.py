@@ -106,11 +106,11 @@ class Message:
         Args:
             connection: save that in the database transaction it is in; see ``Consumer.ack``.
         """
-        self.consumer.ack(self, connection, sync=sync)
+        return self.consumer.ack(self, connection, sync=sync)  # type: ignore[no-any-return]  # a coroutine, on a loop
 
     def reject(self, reason: str = "rejected") -> None:
         """The message could not be dealt with: it is delivered again, or becomes a dead letter."""
-        self.consumer.reject(self, reason)
+        return self.consumer.reject(self, reason)  # type: ignore[no-any-return]
 
     def _astuple(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in Message._VALUES)

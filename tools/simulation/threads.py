@@ -435,13 +435,18 @@ def _current_owner() -> tuple[int, int]:
     return task.host.tasks[0].number, task.number
 
 
+def _new_condition() -> tuple[SimRLock, SimCondition]:
+    lock = SimRLock()
+    return lock, SimCondition(lock)
+
+
 @contextmanager
 def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
     """Simulated doors in every module of the client; ``replaced`` has more of them: the real one and its stand-in."""
     global _threads
     doors = {
         threads.Lock: SimLock, threads.Signal: SimSignal, threads.Condition: SimCondition,
-        threads.RLock: SimRLock,
+        threads.RLock: SimRLock, threads.new_lock: SimLock, threads.new_condition: _new_condition,
         threads.Turn: SimTurn, threads.Future: SimFuture, threads.start_daemon: _start_daemon,
         threads.start_threads: _start_threads, owner.current_owner: _current_owner,
     } | replaced  # fmt: skip

@@ -7,15 +7,20 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
 from txmq.addresses import ZOOKEEPER_SCHEME
 from txmq.aio.admin import Groups, Topics, Transactions
+from txmq.aio.consumer import Consumer
 from txmq.aio.links import LoopClient
 from txmq.aio.producer import Producer
 from txmq.aio.twin import Facade, twin
 from txmq.client.bootstrap import Bootstrap, bootstrap_of
 from txmq.client.client import Client as SyncClient
 from txmq.client.client import require_broker
+from txmq.client.consumer.consumer import DEFAULTS, ConsumerOptions
+from txmq.client.consumer.consumer import Consumer as SyncConsumer
+from txmq.client.consumer.offsets.store import OffsetStore
 from txmq.client.partitioner import PartitionSelector
 from txmq.client.transport.destination import Address
 from txmq.model import Message
@@ -67,6 +72,7 @@ class Client(Facade[LoopClient]):
         self.topics = Topics(inner.topics, host)
         self.groups = Groups(inner.groups, host)
         self.transactions = Transactions(inner.transactions, host)
+        self._consumers: WeakSet[Consumer] = WeakSet()
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,6 +94,23 @@ class Client(Facade[LoopClient]):
         )  # fmt: skip
         return Producer(made, self.host)
 
+    async def consumer(
+        self, group: str, topics: Sequence[str], *, start: str | int | None = None, max_retries: int = 5,
+        retry_store: str | None = None, broadcast: bool = False, offset_store: OffsetStore | None = None,
+        options: ConsumerOptions = DEFAULTS,
+    ) -> Consumer:  # fmt: skip
+        """Join a consumer group: ``async with await client.consumer(...) as consumer``. As ``txmq.Client.consumer``.
+
+        A store that blocks is called in threads of this client.
+        """
+        join = partial(
+            self.inner.consumer, group, topics, start=start, max_retries=max_retries, retry_store=retry_store,
+            broadcast=broadcast, offset_store=offset_store, options=options,
+        )  # fmt: skip
+        made = Consumer(await self.host.opened(join, SyncConsumer.close), self.host)
+        self._consumers.add(made)
+        return made
+
     fetch = twin(SyncClient.fetch)
     fetch_raw = twin(SyncClient.fetch_raw)
     offsets = twin(SyncClient.offsets)
@@ -104,13 +127,14 @@ class Client(Facade[LoopClient]):
                 yield message
 
     async def close(self) -> None:
-        """Close the connections. Unacknowledged messages are given up; a producer's ``close`` waits for them.
+        """Close consumers and connections. Unacknowledged messages are given up; a producer's ``close`` waits for them.
 
         It goes to its end also if the task that calls it is cancelled.
         """
         await asyncio.shield(self.host.loop.create_task(self._close(), name="txmq-close"))
 
     async def _close(self) -> None:
+        await asyncio.gather(*(consumer.close() for consumer in self._consumers))
         await self.host.await_ends(self.inner.timeout)
         await self.host.run(self.inner.close)
         await self.host.close()

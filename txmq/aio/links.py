@@ -32,10 +32,18 @@ class LoopFuture(asyncio.Future[SendResult]):
 
     def exception(self) -> BaseException | None:
         """The exception it ended with; a strand waits for the end."""
+        self._wait()
+        return super().exception()
+
+    def result(self) -> SendResult:
+        """The result; a strand waits for it."""
+        self._wait()
+        return super().result()
+
+    def _wait(self) -> None:
         strand = strands.current()
         if strand is not None and not self.done():
             strand.wait_for(asyncio.wait((self,)))
-        return super().exception()
 
 
 class LoopConnection(ReconnectingConnection):

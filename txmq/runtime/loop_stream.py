@@ -24,7 +24,7 @@ class LoopStream:
         self._write: Callable[[], None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # for room
         self._is_full = self._gathers = False
-        host.opened(self)
+        host.stream_opened(self)
 
     def serve(self, read: Callable[[], None], write: Callable[[], None]) -> None:
         """From now on call ``read`` when bytes or the end have arrived, and ``write`` when there is room again."""
@@ -95,7 +95,7 @@ class LoopStream:
             loop.remove_reader(number)
             loop.remove_writer(number)
         self._tcp.close()
-        self._host.closed(self)
+        self._host.stream_closed(self)
 
 
 def connect(host: str, port: int, timeout: float) -> LoopStream:

@@ -9,11 +9,14 @@ as SQLAlchemy runs its synchronous core on asyncio.
 A cancelled task has its CancelledError raised in the door in which its strand is parked. To the code that is what
 KeyboardInterrupt is in a thread. It may park again while it cleans up.
 
-What would be a thread of its own (``start_daemon``) is a task of the host, which ``Host.close`` waits for.
+What would be a thread of its own (``start_daemon``) is a task of the host, which ``Host.close`` waits for. What waits
+for a disk or for another library (``off_loop``) runs in one of the host's threads, which nothing else keeps busy. A
+strand that is cancelled meanwhile waits for its end: two of them never meet in one file.
 
 Invariants:
     * a strand runs on the thread of its host's loop, and in the context of its task: context variables are shared;
-    * other strands run only while this one is parked, so code that parks must hold no ``Lock``;
+    * other strands run only while this one is parked, so code that parks must hold no ``Lock`` but one of
+      ``threads.new_lock``;
     * ``unpark`` ends a park or does nothing: it never counts for a later one.
 """
 
@@ -21,12 +24,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from txmq.runtime import threads
+from txmq.runtime import loop_signals, threads
+from txmq.runtime.threads import Signal
 
 try:
     from greenlet import GreenletExit, getcurrent, greenlet
@@ -35,10 +41,13 @@ except ImportError as error:  # pragma: no cover - an extra of the package
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future, Task
+    from collections.abc import Sequence
 
 T = TypeVar("T")
 IDLE_MAX = 256  # greenlets of a host that wait for work
 _CLOSE_S_MAX = 5.0  # for daemons that were told to end
+_LOOK_S = 3600.0  # a strand that waits for a lock looks again
+_BLOCKING_MAX = 16  # threads of a host for what blocks
 
 
 class Strand:
@@ -84,6 +93,118 @@ class Strand:
         """Begin another strand on the same loop, with a context of its own."""
         self.host.start_daemon(name, run)
 
+    @property
+    def task_number(self) -> int:
+        """The task that it runs in."""
+        return id(asyncio.current_task(self.host.loop))
+
+    def run_together(self, name: str, count: int, run: Callable[[], None]) -> None:
+        """Run ``count`` strands as tasks, and wait for their end; cancel them if this one is cancelled.
+
+        Raises:
+            BaseException: the first one that ended so.
+        """
+        loop, host = self.host.loop, self.host
+        tasks = [loop.create_task(host.run(run), name=f"{name}-{number}") for number in range(count)]
+        try:
+            self.wait_for(asyncio.wait(tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            self._wait_out(tasks)
+            raise
+        failures = [error for task in tasks if (error := task.exception()) is not None]
+        if failures:
+            raise failures[0]
+
+    def off_loop(self, work: Callable[[], T]) -> T:
+        """Call what blocks in a thread of the host, to its end."""
+        future = self.host.loop.run_in_executor(self.host.executor, work)
+        cancelled = self._wait_out([future])
+        if cancelled is not None:
+            future.exception()
+            raise cancelled
+        return future.result()
+
+    def to_end(self, work: Callable[[], T]) -> T:
+        """Call ``work`` in a strand of its own, which goes to its end."""
+        return self.wait_for(self.host.to_end(work))
+
+    def _wait_out(self, futures: Sequence[Future[Any]]) -> BaseException | None:
+        """Wait for the end of all, whatever comes; what came."""
+        came: BaseException | None = None
+        while any(not future.done() for future in futures):
+            try:
+                self.wait_for(asyncio.wait(futures))
+            except (GreenletExit, GeneratorExit):
+                raise
+            except BaseException as error:  # noqa: BLE001  raised by the caller
+                came = came or error
+        return came
+
+    def until_terminated(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call ``stop`` in the loop on SIGTERM while the block runs."""
+        return loop_signals.until_terminated(self.host.loop, lambda: self.host.call(stop))
+
+    def new_lock(self) -> AbstractContextManager[object]:
+        """A lock of the loop's strands."""
+        return _LoopLock()
+
+    def new_condition(self) -> threading.Condition:
+        """A condition of the loop's strands."""
+        return _LoopCondition()
+
+
+class _LoopLock:
+    """A lock of the strands of one loop: who waits for it parks."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: deque[Signal] = deque()
+
+    def __enter__(self) -> None:
+        while self._is_held:
+            signal = Signal()
+            self._waiting.append(signal)
+            try:
+                signal.wait(_LOOK_S)
+            finally:
+                self._waiting.remove(signal)
+        self._is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_held = False
+        for signal in self._waiting:  # all: the first one may be cancelled
+            signal.set()
+
+
+class _LoopCondition(threading.Condition):
+    """What the strands of one loop wait for. There is nothing to lock: they change only when one parks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._signals: list[Signal] = []
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Park until ``notify_all``, ``timeout`` seconds at most; whether it came."""
+        signal = Signal()
+        self._signals.append(signal)
+        try:
+            return signal.wait(_LOOK_S if timeout is None else timeout)
+        finally:
+            self._signals.remove(signal)
+
+    def notify_all(self) -> None:
+        """Wake all that wait."""
+        for signal in self._signals:
+            signal.set()
+
 
 def _wake(parked: Future[None]) -> None:
     if not parked.done():
@@ -128,6 +249,14 @@ class Host:
         self._daemons: set[Task[None]] = set()
         self._ends: set[Task[Any]] = set()
         self._open: dict[object, None] = {}  # streams
+        self._executor: ThreadPoolExecutor | None = None
+
+    @property
+    def executor(self) -> ThreadPoolExecutor:
+        """The threads for what blocks, of this host alone: nothing else fills them."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(_BLOCKING_MAX, thread_name_prefix="txmq-blocking")
+        return self._executor
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run synchronous code in a strand; its result, or its exception.
@@ -187,21 +316,39 @@ class Host:
         task.add_done_callback(self._end_of_task)
         return task
 
+    async def to_end(self, work: Callable[[], T]) -> T:
+        """As ``run``; a caller that is cancelled leaves the work to go to its end."""
+        return await asyncio.shield(self.begin_end(self.run(work)))
+
+    async def opened(self, make: Callable[[], T], close: Callable[[T], None]) -> T:
+        """``make`` what has to be closed; what a caller is cancelled over is closed at once."""
+        making = self.begin_end(self.run(make))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            self.begin_end(self._given_up(making, close))
+            raise
+
+    async def _given_up(self, making: Task[T], close: Callable[[T], None]) -> None:
+        made = await making
+        await self.run(lambda: close(made))
+
     def _end_of_task(self, task: Task[Any]) -> None:
         self._ends.discard(task)
         if not task.cancelled():
             task.exception()  # its caller may be gone
 
     async def await_ends(self, timeout: float) -> None:
-        """Wait for what ``begin_end`` has begun."""
-        if self._ends:
-            await asyncio.wait(tuple(self._ends), timeout=timeout)
+        """Wait for what ``begin_end`` has begun, and for what that has begun."""
+        until = self.loop.time() + timeout
+        while self._ends and (rest := until - self.loop.time()) > 0:
+            await asyncio.wait(tuple(self._ends), timeout=rest)
 
-    def opened(self, stream: object) -> None:
+    def stream_opened(self, stream: object) -> None:
         """A stream is open: ``close`` waits for its end."""
         self._open[stream] = None
 
-    def closed(self, stream: object) -> None:
+    def stream_closed(self, stream: object) -> None:
         """It has ended."""
         self._open.pop(stream, None)
 
@@ -217,6 +364,8 @@ class Host:
             if late:
                 await asyncio.wait(late)
         self._idle.clear()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
 
 
 def current() -> Strand | None:

@@ -13,15 +13,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial, wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from txmq.runtime.ports import Clock
 
 __all__ = [
-    "Condition", "Forked", "Future", "Lock", "RLock", "Signal", "Strand", "ThreadLocal", "Turn", "processor_count",
-    "start_daemon", "start_threads", "thread_number", "until_terminated", "watch_exit", "watch_forks",
-    "watch_strands",
+    "Condition", "Forked", "Future", "Lock", "RLock", "Signal", "Strand", "ThreadLocal", "Turn", "blocking",
+    "new_condition", "new_lock", "off_loop", "processor_count", "start_daemon", "start_threads", "thread_number",
+    "to_end", "until_terminated", "watch_exit", "watch_forks", "watch_strands",
 ]  # fmt: skip
 
 Condition = threading.Condition
@@ -31,11 +32,15 @@ ThreadLocal = threading.local
 _JOIN_S = 0.2
 _LOOK_S = 0.05  # an interrupt may come between the end of a turn and the signal for those that wait
 _TIMEOUT_S_MAX = threading.TIMEOUT_MAX
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def thread_number() -> int:
-    """The thread that asks; numbers of threads that ended are used again."""
-    return threading.get_ident()
+    """The thread that asks, or the task of a strand; numbers of threads that ended are used again."""
+    strand = current_strand()
+    return threading.get_ident() if strand is None else strand.task_number
 
 
 def processor_count() -> int:
@@ -45,6 +50,10 @@ def processor_count() -> int:
 
 class Strand(Protocol):
     """What runs on an event loop as if it were a thread (``runtime/strands.py``)."""
+
+    @property
+    def task_number(self) -> int:
+        """The task that it runs in; numbers of tasks that ended are used again."""
 
     def park(self, timeout: float, is_woken: Callable[[], bool] | None = None) -> None:
         """Let the loop go on until ``unpark`` is called, ``timeout`` seconds at most.
@@ -59,6 +68,24 @@ class Strand(Protocol):
     def start_daemon(self, name: str, run: Callable[[], None]) -> None:
         """Begin another strand on the same loop."""
 
+    def run_together(self, name: str, count: int, run: Callable[[], None]) -> None:
+        """Run ``count`` strands on the same loop, and wait for their end."""
+
+    def until_terminated(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call ``stop`` in the loop on SIGTERM while the block runs."""
+
+    def off_loop(self, work: Callable[[], T]) -> T:
+        """Call what blocks in a thread that is there for that, to its end; the loop goes on meanwhile."""
+
+    def to_end(self, work: Callable[[], T]) -> T:
+        """Call ``work``, which goes to its end whatever becomes of this strand."""
+
+    def new_lock(self) -> AbstractContextManager[object]:
+        """A lock of strands, whose holder may park."""
+
+    def new_condition(self) -> Condition:
+        """A condition that strands wait for. It has no lock: between two parks no other strand runs."""
+
 
 def _no_strand() -> Strand | None:
     return None
@@ -71,6 +98,44 @@ def watch_strands(current: Callable[[], Strand | None]) -> None:
     """From now on ``current`` says in which strand the caller runs."""
     global current_strand
     current_strand = current
+
+
+def off_loop(work: Callable[[], T]) -> T:
+    """Call what waits for a disk, or for another library: in a thread, if the caller is on an event loop."""
+    strand = current_strand()
+    return work() if strand is None else strand.off_loop(work)
+
+
+def to_end(work: Callable[[], T]) -> T:
+    """Call ``work``; in a strand it goes to its end, even if the strand is cancelled."""
+    strand = current_strand()
+    return work() if strand is None else strand.to_end(work)
+
+
+def blocking(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """A method that is called ``off_loop``."""
+
+    @wraps(method)
+    def called(self: S, /, *args: P.args, **named: P.kwargs) -> T:
+        return off_loop(partial(method, self, *args, **named))
+
+    return called
+
+
+def new_lock() -> AbstractContextManager[object]:
+    """A lock for calls that wait: of threads, or of strands where a strand makes it."""
+    strand = current_strand()
+    return Lock() if strand is None else strand.new_lock()
+
+
+def new_condition() -> tuple[AbstractContextManager[object], Condition]:
+    """A reentrant lock and its condition: of threads, or of strands where a strand makes them."""
+    strand = current_strand()
+    if strand is None:
+        lock = RLock()
+        return lock, Condition(lock)
+    condition = strand.new_condition()
+    return condition, condition
 
 
 class Signal:
@@ -178,9 +243,13 @@ class Turn:
 
 
 def start_threads(name: str, count: int, run: Callable[[], None]) -> None:
-    """Run ``count`` threads and wait for their end; with one, the caller is it."""
+    """Run ``count`` threads and wait for their end; with one, the caller is it. In a strand: strands."""
     if count == 1:
         run()
+        return
+    strand = current_strand()
+    if strand is not None:
+        strand.run_together(name, count, run)
         return
     threads = [threading.Thread(target=run, name=f"{name}-{number}", daemon=True) for number in range(count)]
     for thread in threads:
@@ -192,7 +261,15 @@ def start_threads(name: str, count: int, run: Callable[[], None]) -> None:
 
 @contextmanager
 def until_terminated(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` on SIGTERM and SIGINT while the block runs; nothing where this is not the main thread."""
+    """Call ``stop`` on SIGTERM and SIGINT while the block runs; nothing where this is not the main thread.
+
+    An event loop cancels a task on SIGINT, so that a strand stops on SIGTERM alone.
+    """
+    strand = current_strand()
+    if strand is not None:
+        with strand.until_terminated(stop):
+            yield
+        return
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -65,6 +65,9 @@ def test_no_strand_waits_while_it_holds_a_lock(tmp_path_factory: pytest.TempPath
             async with producer.transaction() as tx:
                 await producer.send("t", b"x")
             await tx.wait_visible()
+            consumer = await client.consumer("g", ["t"], max_retries=0, retry_store=str(directory / "retries"))
+            for message in await consumer.poll(10, timeout=60.0):
+                await message.reject()
             await asyncio.to_thread(broker.kill)
             sends = [asyncio.create_task(producer.send("t", b"x", timeout=60.0)) for _ in range(20)]
             with pytest.raises(txmq.BrokerAwayError):
@@ -72,8 +75,14 @@ def test_no_strand_waits_while_it_holds_a_lock(tmp_path_factory: pytest.TempPath
             await asyncio.to_thread(broker.start)
             await asyncio.gather(*sends)
             assert len([one async for one in client.browse("t")]) == 9041
+            found = 0
+            while found < 9041:
+                for message in await consumer.poll(500, timeout=60.0):
+                    found += 1
+                    await message.ack(sync=found % 1000 == 0)
 
-    with BrokerProcess(tmp_path_factory.mktemp("locks"), listen=f"127.0.0.1:{free_port()}") as broker:
+    directory = tmp_path_factory.mktemp("locks")
+    with BrokerProcess(directory, listen=f"127.0.0.1:{free_port()}") as broker:
         asyncio.run(life(broker))
     assert len(waits) > 20
     assert set(waits) == {0}

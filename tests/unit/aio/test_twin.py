@@ -13,7 +13,8 @@ from txmq import client as sync
 
 # What txmq.aio does not have. Nothing else is missing, and what is listed here is.
 ABSENT = {
-    "Client": {"consumer", "ordered_producer", "settle", "xa_resource"},
+    "Client": {"ordered_producer", "settle", "xa_resource"},
+    "Consumer": set[str](),
     "Producer": {"half", "parked", "spooled"},
     "Topics": set[str](),
     "Groups": set[str](),
@@ -23,8 +24,10 @@ ABSENT = {
 ABSENT_PARAMETERS = {
     ("Client", "producer"): {"checker", "group", "retry_store"},
 }
+# What waits for nothing is no coroutine.
 MADE_AT_ONCE = {
     ("Client", "producer"), ("Producer", "transaction"), ("Transaction", "connection"), ("Transaction", "savepoint"),
+    ("Consumer", "pause"), ("Consumer", "resume"),
 }  # fmt: skip
 # Of the synchronous objects what other rooms of the client use.
 INTERNAL = {
@@ -32,6 +35,7 @@ INTERNAL = {
         "browse_pages", "control", "exiting", "forked", "leave_session", "link_type", "new_connection", "senders",
         "session",
     },
+    "Consumer": {"deliver_for", "is_called_by_listener", "take"},
     "Producer": {"route", "send_outside", "send_pairs_outside"},
     "Topics": {"forget", "held", "known", "owned", "refresh"},
     "Groups": {"change_deferred"},
@@ -39,7 +43,9 @@ INTERNAL = {
     "Transactions": set[str](),
 }  # fmt: skip
 # Of the classes here what others of them use; and the outcome, which is an attribute there.
-OF_AIO = {name: set[str]() for name in ABSENT} | {"Transaction": {"append", "outcome", "require_task"}}
+OF_AIO = {name: set[str]() for name in ABSENT} | {
+    "Consumer": {"pending_acks"}, "Transaction": {"append", "outcome", "require_task"},
+}  # fmt: skip
 NAMES = sorted(ABSENT)
 
 

@@ -11,7 +11,18 @@ import pytest
 
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.strands import Host, LoopClock, current, required
-from txmq.runtime.threads import Signal, Turn, start_daemon
+from txmq.runtime.threads import (
+    Signal,
+    Turn,
+    blocking,
+    new_condition,
+    new_lock,
+    off_loop,
+    start_daemon,
+    start_threads,
+    thread_number,
+    to_end,
+)
 
 LONG_S = 60.0
 
@@ -217,3 +228,169 @@ def test_outside_of_strands_a_signal_is_a_threads() -> None:
     assert signal.wait(LONG_S)
     with pytest.raises(RuntimeError, match="outside of its methods"):
         required()
+
+
+def test_lock_of_strands_is_held_over_a_park() -> None:
+    async def scenario(host: Host) -> None:
+        lock, inside, most = await host.run(new_lock), 0, 0
+        is_first = Signal()
+
+        def work() -> None:
+            nonlocal inside, most
+            with lock:
+                is_first.set()
+                inside += 1
+                most = max(most, inside)
+                Signal().wait(0.001)
+                inside -= 1
+
+        tasks = [asyncio.create_task(host.run(work)) for _ in range(5)]
+        await host.run(lambda: is_first.wait(LONG_S))
+        tasks[1].cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(end) for end in ended] == [type(None), asyncio.CancelledError, *[type(None)] * 3]
+        assert most == 1
+
+    _on_loop(scenario)
+
+
+def test_condition_of_strands_wakes_all_that_wait() -> None:
+    async def scenario(host: Host) -> None:
+        lock, changed = await host.run(new_condition)
+        there: list[int] = []
+
+        def wait() -> bool:
+            with changed:
+                return all(changed.wait(LONG_S) for _ in iter(lambda: bool(there), True))
+
+        def tell() -> None:
+            with lock:
+                there.append(1)
+                changed.notify_all()
+
+        waiting = [asyncio.create_task(host.run(wait)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await host.run(tell)
+        assert await asyncio.gather(*waiting) == [True] * 3
+        assert not await host.run(lambda: changed.wait(0.001))
+
+    _on_loop(scenario)
+
+
+def test_what_blocks_runs_in_a_thread_to_its_end() -> None:
+    async def scenario(host: Host) -> None:
+        begun, go_on, ended = threading.Event(), threading.Event(), list[int]()
+
+        def block() -> None:
+            begun.set()
+            assert go_on.wait(LONG_S)
+            ended.append(threading.get_ident())
+            raise LookupError("its own")
+
+        task = asyncio.create_task(host.run(lambda: off_loop(block)))
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended
+        assert ended != [host.thread]
+        with pytest.raises(LookupError, match="its own"):
+            await host.run(lambda: off_loop(block))
+
+    _on_loop(scenario)
+
+
+def test_blocking_method_stays_in_a_caller_without_a_loop() -> None:
+    class Disk:
+        @blocking
+        def write(self, number: int, *, more: int = 0) -> tuple[int, int]:
+            return threading.get_ident(), number + more
+
+    async def scenario(host: Host) -> None:
+        thread, total = await host.run(lambda: Disk().write(1, more=2))
+        assert total == 3
+        assert thread != host.thread
+
+    assert Disk().write(1) == (threading.get_ident(), 1)
+    _on_loop(scenario)
+
+
+def test_strands_together_are_tasks_that_end_together() -> None:
+    async def scenario(host: Host) -> None:
+        numbers = set[int]()
+
+        def work() -> None:
+            numbers.add(thread_number())
+            Signal().wait(LONG_S)
+
+        task = asyncio.create_task(host.run(lambda: start_threads("test", 3, work)))
+        while len(numbers) < 3:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(asyncio.all_tasks()) == 1
+        here = await host.run(lambda: [thread_number() for _ in range(2)])
+        assert here == [id(asyncio.current_task())] * 2
+
+        def fail() -> None:
+            raise LookupError("its own")
+
+        with pytest.raises(LookupError, match="its own"):
+            await host.run(lambda: start_threads("test", 2, fail))
+
+    _on_loop(scenario)
+
+
+def test_cancelled_caller_leaves_work_to_its_end() -> None:
+    async def scenario(host: Host) -> None:
+        ended = list[str]()
+
+        def work(name: str) -> None:
+            Signal().wait(0.001)
+            ended.append(name)
+
+        async def in_host() -> None:
+            await host.to_end(lambda: work("host"))
+
+        async def in_strand() -> None:
+            await host.run(lambda: to_end(lambda: work("strand")))
+
+        for run in (in_host, in_strand):
+            task = asyncio.create_task(run())
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert ended == []
+            await host.await_ends(LONG_S)
+            assert [f"in_{name}" for name in ended] == [run.__name__]
+            ended.clear()
+
+    _on_loop(scenario)
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_what_a_cancelled_caller_opened_is_closed(turns: int) -> None:
+    async def scenario(host: Host) -> None:
+        there = list[int]()
+
+        def make() -> int:
+            Signal().wait(0.0)
+            there.append(1)
+            return 1
+
+        task = asyncio.create_task(host.opened(make, there.remove))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        ended = (await asyncio.gather(task, return_exceptions=True))[0]
+        await host.await_ends(LONG_S)
+        assert there == ([1] if ended == 1 else [])
+
+    _on_loop(scenario)

@@ -16,7 +16,6 @@ Invariants:
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from txmq.client.consumer.options import ConsumerSettings
@@ -25,7 +24,7 @@ from txmq.errors import ClosedError, TxmqError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger, Sparingly, in_words
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Condition, RLock, watch_forks
+from txmq.runtime.threads import Condition, new_condition, watch_forks
 
 IDLE_S_MAX = 1.0
 REFUSED_MAX = 500  # by the filter, before others get the lock
@@ -49,6 +48,7 @@ class Assignment:
     """See the module's docstring. Thread safety: any thread.
 
     Attributes:
+        consumer: that messages are delivered for.
         lock: see the module's docstring; ``changed`` is its condition, which costs more to enter.
         partitions: what is consumed now.
         paused: what the application wants no messages of.
@@ -61,11 +61,9 @@ class Assignment:
     """
 
     def __init__(self, consumer: object, settings: ConsumerSettings, clock: Clock, log: Logger) -> None:
-        self._consumer, self._settings, self._log = consumer, settings, log
+        self.consumer, self._settings, self._log = consumer, settings, log
         self._accept, self._sparingly = settings.options.accept, Sparingly(log, clock)
-        lock = RLock()
-        self.lock: AbstractContextManager[object] = lock
-        self.changed = Condition(lock)
+        self.lock, self.changed = new_condition()
         self.partitions: dict[TopicPartition, ConsumedPartition] = {}
         self.paused: set[TopicPartition] = set()
         self.is_closed = self.is_left = self.has_blocked = self.has_room = self.is_parents = False
@@ -148,7 +146,7 @@ class Assignment:
         if consumed.keeps_key_order or consumed.retries or consumed.deferred or not self.has(consumed):
             return None
         if self._accept is None and (message := consumed.take_opened()) is not None:
-            message.consumer = self._consumer
+            message.consumer = self.consumer
             return message
         taken = self._accepted(consumed, self._take(consumed, 1, now))
         return taken[0] if taken else None
@@ -173,7 +171,7 @@ class Assignment:
             return [(consumed, list(consumed.blocked.values())) for consumed in found]
 
     def _accepted(self, consumed: ConsumedPartition, messages: list[Message]) -> list[Message]:
-        consumer, kept = self._consumer, []
+        consumer, kept = self.consumer, []
         if self._accept is None:
             for message in messages:
                 message.consumer = consumer

@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,7 +35,7 @@ from txmq.client.transport.ports import Messaging
 from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import get_logger
-from txmq.runtime.threads import start_threads, until_terminated
+from txmq.runtime.threads import off_loop, start_threads, to_end, until_terminated
 
 CLOSE_S = 5.0
 RECORDS_MAX = 1_000_000_000
@@ -57,12 +58,12 @@ class Consumer:
         is_ungrouped = settings.broadcast and settings.options.name is None
         self._store = NoOffsetStore() if is_ungrouped else settings.offset_store
         if self._store is not None:
-            self._store.enter(settings.saved_as)
+            off_loop(partial(self._store.enter, settings.saved_as))
         try:
             contents = open_store(client, settings.saved_as, self.name, settings.retry_store)
         except BaseException:
             if self._store is not None:
-                self._store.leave(settings.saved_as)
+                off_loop(partial(self._store.leave, settings.saved_as))
             raise
         # In the order that ``assignment`` says.
         self._assignment = Assignment(self, settings, self._clock, log)
@@ -84,6 +85,10 @@ class Consumer:
         else:
             self._homes.start(self.pending_acks)
 
+    def deliver_for(self, facade: object) -> None:
+        """From now on messages are delivered as those of ``facade``: of a consumer on an event loop."""
+        self._assignment.consumer = facade
+
     # --- taking messages ---------------------------------------------------------------------------------------------
 
     def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Message]:
@@ -101,9 +106,10 @@ class Consumer:
         """
         require_number("max_records", max_records, 1, RECORDS_MAX)
         require_number("timeout", timeout, 0.0, WAIT_S_MAX)
-        return self._poll(max_records, timeout)
+        return self.take(max_records, timeout)
 
-    def _poll(self, max_records: int, timeout: float) -> list[Message]:
+    def take(self, max_records: int, timeout: float) -> list[Message]:
+        """As ``poll``, for arguments that were checked."""
         deadline = self._clock.monotonic() + timeout
         while True:
             with self._assignment.changed:
@@ -112,7 +118,11 @@ class Consumer:
                 taken = self._assignment.take(max_records, now)
                 if not taken and now < deadline:
                     self._assignment.changed.wait(min(deadline - now, self._assignment.next_retry_in(now)))
-            self._failures.store_blocked()
+            try:
+                self._failures.store_blocked()
+            except BaseException:
+                self._give_back(taken)
+                raise
             if taken or now >= deadline:
                 break
         if self._assignment.has_room:
@@ -120,11 +130,21 @@ class Consumer:
             self._homes.more()
         return taken
 
+    def _give_back(self, taken: Iterable[Message]) -> None:
+        """Deliver messages again that the caller will never see."""
+        with self._assignment.changed:
+            now = self._clock.monotonic()
+            for message in taken:
+                consumed = self._assignment.partitions.get((message.topic, message.partition))
+                if consumed is not None:
+                    consumed.deliver_again(message, now)
+            self._assignment.changed.notify_all()
+
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, until ``close``. One that was not acknowledged is not delivered again meanwhile."""
         while True:
             try:
-                yield from self._poll(1, 1.0)
+                yield from self.take(1, 1.0)
             except ClosedError:
                 return
 
@@ -194,7 +214,7 @@ class Consumer:
         listener = self._listener = Listener(self._assignment, self._failures, self._homes, self._clock, handle)
         with until_terminated(self._assignment.stop_delivery):
             start_threads(f"txmq-{self.settings.group}", threads, listener.work)
-        self._leave()
+        to_end(self._leave)
         if listener.error is not None:
             raise listener.error
         self._refuse_failed()
@@ -273,6 +293,11 @@ class Consumer:
         if self._listener is None or self._listener.wait(CLOSE_S):
             self._leave()
 
+    @property
+    def is_called_by_listener(self) -> bool:
+        """Whether the caller is a listener of this consumer: ``close`` does not wait then."""
+        return self._listener is not None and self._listener.is_called_here
+
     def _leave(self) -> None:
         with self._assignment.changed:
             if self._assignment.is_left:
@@ -282,7 +307,7 @@ class Consumer:
             self._ungrouped.stop(CLOSE_S)
         self._homes.stop(CLOSE_S)
         if self._store is not None:
-            self._store.leave(self.settings.saved_as)
+            off_loop(partial(self._store.leave, self.settings.saved_as))
         self._homes.close()
         self._deferred.close()
         self._dead_letters.close()

@@ -1,7 +1,8 @@
 """Fetches for a consumer from one home: keeps a ``get`` open there for every partition that has room.
 
-Theory of operation. The thread that makes room sends the request. One thread reads the answers on a connection of its
-own, checks them and gives them to their partitions (``read_ahead``). Each get has a number: the answer is dropped if
+Theory of operation. The thread that makes room sends the request. One thread waits for the answers on a connection of
+its own, checks them and gives them to their partitions (``read_ahead``); not while they are being read, because it may
+have to ask for the topic. Each get has a number: the answer is dropped if
 ``seek`` or the loss of the partition has overtaken it.
 
 Invariants:
@@ -14,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 
@@ -52,7 +54,7 @@ class _Fetch:
         self.fetching, self.consumed, self.number = fetching, consumed, number
 
     def answered(self, code: int, body: bytes) -> None:
-        self.fetching.answered(self.consumed, self.number, code, body)
+        self.fetching.arrived(self.consumed, self.number, code, body)
 
     def lost(self, error: TxmqError) -> None:
         self.fetching.failed(self.consumed, self.number, error)
@@ -68,6 +70,7 @@ class ConsumerFetcher:
         self._client, self._connection, self._clock, self._log = client, connection, client.clock, log
         self._changed, self._partitions, self._buffer_size_bytes = changed, partitions, buffer_size_bytes
         self._home, self._waiter, self._numbers, self._is_closed = home, Waiter(), count(1), False
+        self._arrived: deque[tuple[ConsumedPartition, int, int, bytes]] = deque()
 
     def start(self) -> None:
         """Start the thread that reads answers."""
@@ -89,7 +92,9 @@ class ConsumerFetcher:
                 continue
             try:
                 self.more(connection)
-                connection.wait(self._waiter, self._clock.monotonic() + FETCH_AGAIN_S)
+                if not self._arrived:
+                    connection.wait(self._waiter, self._clock.monotonic() + FETCH_AGAIN_S)
+                self._take_arrived()
             except Exception as error:  # noqa: BLE001  memory is short, a defect; the connection has failed
                 self._log.error("the fetching thread failed; it goes on", error=repr(error), exc_info=error)
                 self._clock.sleep(FETCH_AGAIN_S)
@@ -135,8 +140,23 @@ class ConsumerFetcher:
             consumed.fetch = number
             return True
 
+    def arrived(self, consumed: ConsumedPartition, number: int, code: int, body: bytes) -> None:
+        """Keep an answer for the fetching thread; called by the thread that reads."""
+        self._arrived.append((consumed, number, code, body))
+        self._waiter.nudge()
+
+    def _take_arrived(self) -> None:
+        self._waiter.nudged = False  # before it is looked for
+        while self._arrived:
+            consumed, number, code, body = self._arrived.popleft()
+            try:
+                self.answered(consumed, number, code, body)
+            except BaseException:
+                self.failed(consumed, number, ConnectionLostError("the answer could not be taken"))
+                raise
+
     def answered(self, consumed: ConsumedPartition, number: int, code: int, body: bytes) -> None:
-        """Buffer the messages of an answer; called by the thread that reads."""
+        """Buffer the messages of an answer."""
         if code != 200:
             self.failed(consumed, number, broker_error(code, body))
             return

@@ -34,7 +34,7 @@ from txmq.client.consumer.retry.deferred import DeferredMessages
 from txmq.client.transport.ports import HomeBroker, Messaging
 from txmq.model import TopicPartition
 from txmq.runtime.logging import Logger
-from txmq.runtime.threads import Lock, start_threads
+from txmq.runtime.threads import Lock, new_lock, start_threads
 
 
 class ConsumerHome(NamedTuple):
@@ -68,7 +68,7 @@ class ConsumerHomes:
         self._members: tuple[GroupMember, ...] = ()
         self._is_closing = False
         self._lock = Lock()
-        self._saving = Lock()  # of a store that all homes share
+        self._saving = new_lock()  # of a store that all homes share
 
     # --- membership --------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class ConsumerHomes:
             settings.options.buffer_size_bytes, log, number,
         )  # fmt: skip
         store = BrokerOffsetStore(requests.save) if self._store is None else self._store
-        saving = Lock() if self._store is None else self._saving
+        saving = new_lock() if self._store is None else self._saving
         offsets = OffsetSaver(assignment, store, self._deferred, settings.saved_as, log, number, saving)
         handover = Handover(assignment, self._deferred, offsets, fetcher, self._client, settings, log, self._beginnings)
         home = ConsumerHome(link, requests, fetcher, offsets, handover)

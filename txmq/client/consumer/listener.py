@@ -53,6 +53,12 @@ class Listener:
                 self._working.discard(thread_number())
                 self._assignment.changed.notify_all()
 
+    @property
+    def is_called_here(self) -> bool:
+        """Whether the caller is one of the threads that call the listener."""
+        with self._assignment.changed:
+            return thread_number() in self._working
+
     def wait(self, timeout: float) -> bool:
         """Wait until every thread has finished its message; False at once in a thread that has one itself."""
         deadline = self._clock.monotonic() + timeout

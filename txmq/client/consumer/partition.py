@@ -384,6 +384,14 @@ class ConsumedPartition:
         self.give_up_retry(message.offset)
         self.retries.append((again_at, message))
 
+    def deliver_again(self, message: Message, now: float) -> None:
+        """Deliver a message that is out again, as if it had not been delivered."""
+        waiting = self.deferred_in_hand(message.offset)
+        if waiting is not None:
+            waiting.is_out, waiting.due_at = False, now
+        elif self.is_under_way(message.offset):
+            self.retry(message, now)
+
     def waits_again(self, offset: int) -> bool:
         """Whether a message failed and is to be delivered again, in place or as a deferred one."""
         waiting = self.deferred.get(offset)

@@ -52,7 +52,7 @@ from txmq.errors import (
 from txmq.model import Message, Outcome
 from txmq.protocol.offsets import OffsetRow
 from txmq.protocol.parts import parse_outcome
-from txmq.runtime.threads import start_daemon
+from txmq.runtime.threads import off_loop, start_daemon
 from txmq.xid import TxId
 
 ASK_TIMEOUT_S = 5.0
@@ -165,7 +165,7 @@ class PendingAcks:
                     if outcome is Outcome.COMMITTED:
                         _acknowledge(consumed, message.offset)
                     elif consumed.is_in_doubt:
-                        self._deliver_again(consumed, message)
+                        consumed.deliver_again(message, self.client.clock.monotonic())
                 if consumed.saving is owner:
                     consumed.saving, consumed.is_in_doubt = None, False
                 self._assignment.changed.notify_all()
@@ -173,14 +173,6 @@ class PendingAcks:
             if row is not None:
                 self._offsets.were_saved([OffsetPosition(consumed.slot, row.generation, row.offset, row.deferred)])
         self._fetcher.more()
-
-    def _deliver_again(self, consumed: ConsumedPartition, message: Message) -> None:
-        now = self.client.clock.monotonic()
-        waiting = consumed.deferred_in_hand(message.offset)
-        if waiting is not None:
-            waiting.is_out, waiting.due_at = False, now
-        elif consumed.is_under_way(message.offset):
-            consumed.retry(message, now)
 
     def doubt(self, partitions: list[ConsumedPartition], owner: object, txid: str, rows: list[OffsetRow]) -> None:
         """Deliver nothing more of these partitions, and ask for the outcome in a thread until it is known."""
@@ -243,7 +235,11 @@ class PendingAcks:
             try:
                 if consumed.deferred_in_hand(message.offset) is not None:
                     from_ = _From(beside=self._still_deferred(consumed, message.offset))
-                store.save_in(connection, self.group, position, from_.above, most=from_.most, beside=from_.beside)
+                off_loop(
+                    lambda: store.save_in(
+                        connection, self.group, position, from_.above, most=from_.most, beside=from_.beside
+                    )
+                )
             except BaseException as error:
                 if isinstance(error, TransactionStateError):
                     self._try_look_up(consumed)  # it may be committed already
@@ -253,7 +249,8 @@ class PendingAcks:
             with self._assignment.changed:
                 consumed.in_doubt.discard(message.offset)  # the row's lock is granted after every earlier transaction
         except BaseException as error:
-            store.doom(connection, error)
+            doomed = error
+            off_loop(lambda: store.doom(connection, doomed))
             raise
 
     def _is_acknowledged_in(self, message: Message, connection: Any, store: OffsetStoreWithTransactions) -> bool:

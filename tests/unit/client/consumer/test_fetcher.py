@@ -12,7 +12,13 @@ import pytest
 from tests.interrupts import Strike
 from tests.logged import said
 from txmq.client.consumer import fetcher
-from txmq.client.consumer.fetcher import FETCH_AGAIN_S, FETCH_DAMAGED_S, REPORTED_AGAIN_S, ConsumerFetcher
+from txmq.client.consumer.fetcher import (
+    FETCH_AGAIN_S,
+    FETCH_DAMAGED_S,
+    REPORTED_AGAIN_S,
+    ConsumerFetcher,
+    _Fetch,
+)
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.log import records
 from txmq.log.batch import stamp, stored_crc
@@ -129,3 +135,26 @@ def test_damaged_batch_delays_nothing_before_it_and_is_reported_sparingly() -> N
     answered(-1)  # sound again
     assert (consumed.next_fetch, len(consumed.take(9, 0.0)), [*logs[3:]]) == (3, 3, [])
     assert not consumed.fetch_error
+
+
+def test_answer_is_taken_behind_the_read_and_starves_nobody() -> None:
+    """An event loop reads for all, and nothing that waits may stand in there."""
+    clock, consumed = SimClock(), ConsumedPartition(SLOT, 1, 0, 0)
+    asked: list[str] = []
+
+    def fail(topic: str) -> None:
+        asked.append(topic)
+        raise MemoryError
+
+    client = SimpleNamespace(clock=clock, topics=SimpleNamespace(known=fail))
+    given: Any = (client, SimpleNamespace(live=None), Condition(), {SLOT: consumed}, 1 << 20, get_logger())
+    fetching = ConsumerFetcher(*given)
+    consumed.fetch = 1
+    _Fetch(fetching, consumed, 1).answered(200, answer(damaged=3))
+    assert asked == []
+    assert fetching._waiter.nudged
+    with pytest.raises(MemoryError):
+        fetching._take_arrived()
+    assert asked == [SLOT[0]]
+    assert not fetching._waiter.nudged
+    assert (consumed.fetch, consumed.fetch_at) == (0, clock.monotonic() + FETCH_AGAIN_S)

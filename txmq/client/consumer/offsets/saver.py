@@ -8,8 +8,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
 
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.offsets.store import (
@@ -25,7 +26,9 @@ from txmq.client.consumer.retry.deferred import deferred_text, parsed
 from txmq.model import TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Logger
-from txmq.runtime.threads import Lock
+from txmq.runtime.threads import new_lock
+
+T = TypeVar("T")
 
 
 class Contents(Protocol):
@@ -47,10 +50,10 @@ class OffsetSaver:
 
     def __init__(
         self, assignment: Assignment, store: OffsetStore, contents: Contents, group: str, log: Logger, home: int = 0,
-        saving: Lock | None = None,
+        saving: AbstractContextManager[object] | None = None,
     ) -> None:  # fmt: skip
         self._assignment, self._store, self._contents, self._group, self._log = assignment, store, contents, group, log
-        self.home, self._saving = home, saving or Lock()
+        self.home, self._saving = home, saving or new_lock()
 
     @property
     def is_shared(self) -> bool:
@@ -71,7 +74,7 @@ class OffsetSaver:
             self._store.handed_over(slot, generation, in_broker)
             return self._store.load(self._group, slot, generation)
         with self._saving:
-            return asked(lambda: self._store.load(self._group, slot, generation))
+            return self._ask(lambda: self._store.load(self._group, slot, generation))
 
     def save(self, *, everything: bool = False) -> Collection[TopicPartition]:
         """Save what the group does not know. Durability: saved when this returns; in the broker: forced.
@@ -86,7 +89,7 @@ class OffsetSaver:
             positions = self.to_save(everything=everything)
             if not positions:
                 return ()
-            refused = asked(lambda: self._store.save(self._group, positions))
+            refused = self._ask(lambda: self._store.save(self._group, positions))
             self.were_saved(position for position in positions if position.slot not in refused)
         current = set(self._assignment.held(self.home))
         for position in positions:
@@ -105,7 +108,10 @@ class OffsetSaver:
         Durability: saved when this returns.
         """
         with self._saving:
-            return not asked(lambda: self._store.save(self._group, [start]))
+            return not self._ask(lambda: self._store.save(self._group, [start]))
+
+    def _ask(self, ask: Callable[[], T]) -> T:
+        return ask() if isinstance(self._store, BrokerOffsetStore) else asked(ask)
 
     def to_save(self, *, everything: bool) -> list[OffsetPosition]:
         """Positions that the group does not know; with ``everything`` also partitions at 0 that were never saved."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from txmq.errors import StorageError, TxmqError
 from txmq.model import TopicPartition
+from txmq.runtime.threads import off_loop
 
 T = TypeVar("T")
 next_order = count(1).__next__  # ``OffsetPosition.order``, of one process
@@ -140,9 +141,9 @@ class OffsetStoreWithTransactions(Protocol):
 
 
 def asked(ask: Callable[[], T]) -> T:
-    """Call a store; an error that is not txmq's becomes a StorageError, so that no thread ends of it."""
+    """Call a store, off the loop; an error that is not txmq's becomes a StorageError, so that no thread ends of it."""
     try:
-        return ask()
+        return off_loop(ask)
     except TxmqError:
         raise
     except Exception as error:

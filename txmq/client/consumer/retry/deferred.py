@@ -31,7 +31,7 @@ from txmq.client.transport.ports import Messaging
 from txmq.errors import ClosedError, OffsetOutOfRangeError, StorageError, TxmqError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger
-from txmq.runtime.threads import Condition, start_daemon
+from txmq.runtime.threads import Condition, off_loop, start_daemon
 
 DEFERRED_S_MAX = 600.0
 FAILURES_MAX = 99_999  # that are written: the text is bounded
@@ -68,7 +68,7 @@ def open_store(client: Messaging, group: str, member: str, where: str | None) ->
     """
     if where is None:
         return None
-    return RetryTopic(client, group, member) if where == IN_TOPIC else RetryStore(where)
+    return RetryTopic(client, group, member) if where == IN_TOPIC else off_loop(lambda: RetryStore(where))
 
 
 def deferred_text(consumed: ConsumedPartition) -> str | None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from txmq.errors import StorageError
 from txmq.model import Message
-from txmq.runtime.threads import Lock
+from txmq.runtime.threads import Lock, blocking
 
 SIZE_BYTES_MAX = 64 << 20
 VERSION = 1
@@ -80,6 +80,7 @@ class RetryStore:
         if version not in (0, VERSION):
             raise StorageError(f"{self.path}: version {version} of a retry store, this txmq reads {VERSION}")
 
+    @blocking
     def put(self, rows: Sequence[Stored]) -> list[int | None] | None:
         """Keep messages, all or none; again, their newest numbers of attempts. None where the store is full.
 
@@ -96,10 +97,12 @@ class RetryStore:
                 return None
         return [None] * len(rows)
 
+    @blocking
     def update(self, row: Stored) -> None:
         """Replace number of attempts and reason, as ``put``; a store that is full keeps the former ones."""
         self.put([row])
 
+    @blocking
     def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
         """Forget a message; whether it was there."""
         with self._lock, self._storage_errors():
@@ -109,6 +112,7 @@ class RetryStore:
             )
             return cursor.rowcount > 0
 
+    @blocking
     def read(self, group: str | None = None) -> list[Stored]:
         """The rows of one group or of all, in order of topic, partition, offset."""
         where, arguments = ("", ()) if group is None else ("WHERE group_name = ?", (group,))
@@ -119,6 +123,7 @@ class RetryStore:
             ).fetchall()
         return [_stored(row) for row in rows]
 
+    @blocking
     def partition(self, group: str, topic: str, partition: int) -> dict[int, Stored]:
         """The rows of one partition, by offset."""
         with self._lock, self._storage_errors():
@@ -128,6 +133,7 @@ class RetryStore:
             ).fetchall()
         return {row[3]: _stored(row) for row in rows}
 
+    @blocking
     def close(self) -> None:
         """Close the file."""
         with self._lock:
