@@ -13,6 +13,7 @@ from bench.rows import (
     groups,
     last_resource,
     ordered,
+    outbox_away,
     peers,
     process,
     put,
@@ -22,7 +23,7 @@ from bench.rows import (
 )
 
 ROWS: tuple[Row, ...] = (
-    *put.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *last_resource.ROWS, *xa.ROWS,
-    *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS, *binlog_replica.ROWS,
+    *put.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *last_resource.ROWS,
+    *outbox_away.ROWS, *xa.ROWS, *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS, *binlog_replica.ROWS,
     *spark.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip

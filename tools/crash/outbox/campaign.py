@@ -37,12 +37,12 @@ from tools.crash.outbox.cells import (
 )
 from tools.crash.outbox.directory import LEDGER_DB, PARCELS, THREADS, OutboxCampaignDirectory
 from tools.crash.outbox.promises import broken
-from tools.crash.outbox.relay import Relay
 from tools.crash.plan import WORKERS, Death
 from tools.crash.processes import CampaignError, Child, pause
 from txmq.testing.checkers.history import Coverage, check
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
+from txmq.testing.processes.relay import Relay
 
 ASLEEP_S = 2.5  # longer than a turn to drain
 WAITING = 12  # rows that an outage makes wait, at least

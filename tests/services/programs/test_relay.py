@@ -1,0 +1,31 @@
+"""``txmq.testing.processes.relay``: whoever goes through it reaches the broker no more when it is cut."""
+
+from __future__ import annotations
+
+import pytest
+
+import txmq
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.relay import Relay
+
+
+def test_cut_relay_parts_its_clients_from_the_broker(broker: BrokerProcess) -> None:
+    with (
+        Relay(broker.port) as relay, txmq.connect(relay.address, timeout=1.0) as far,
+        txmq.connect(broker.address) as near,
+    ):  # fmt: skip
+        far.topics.create("t")
+        relay.cut()
+        with pytest.raises(txmq.errors.ConnectionLostError):
+            far.topics.list()
+        assert _names(near) == ["t"]
+        relay.mend()
+        eventually(lambda: _names(far) == ["t"], "it reaches the broker again")
+
+
+def _names(client: txmq.Client) -> list[str]:
+    try:
+        return [topic.name for topic in client.topics.list()]
+    except txmq.errors.ConnectionLostError:
+        return []
