@@ -28,7 +28,6 @@ OUTSIDE: Final = 1400
 RMERR: Final = 1401  # MySQL 8 also: XA RECOVER without XA_RECOVER_ADMIN
 DUPID: Final = 1440
 ROLLED_BACK: Final = frozenset({1402, 1613, 1614})  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK
-NO_SUCH_SAVEPOINT: Final = 1305
 ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
 UNKNOWN_THREAD: Final = 1094
 # Error numbers of MySQL and MariaDB; the libraries' own are 2000 to 2999 and 5000 to 5999. A number that is not

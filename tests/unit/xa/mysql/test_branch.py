@@ -13,7 +13,7 @@ from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.two_phase.branch import PrepareUnknownError
 
-RELEASE, MARKER, END, PREPARE = range(4)
+MARKER, END, PREPARE = range(3)
 TXID = "00000000000000c1-b1-1-1"
 
 
@@ -69,14 +69,15 @@ def branch_on(connection: Connection, *, is_packed: bool) -> MySQLBranch:
     ("fails_at", "code", "packed", "one_by_one"),
     [
         # the server's own refusal of what stands in front of XA PREPARE: it did nothing behind it
-        (RELEASE, 1305, HeuristicError, HeuristicError),
-        (RELEASE, 1399, HeuristicError, HeuristicError),
+        (END, 1397, HeuristicError, HeuristicError),
+        (END, 1399, HeuristicError, HeuristicError),
+        (MARKER, 1399, RolledBackError, RolledBackError),
         (MARKER, 1062, RolledBackError, RolledBackError),
         (MARKER, 1317, RolledBackError, RolledBackError),
         (END, 1614, RolledBackError, RolledBackError),
         (END, 4025, RolledBackError, RolledBackError),
         # no answer, or that of a session that has ended: whether the rest of the packet was carried out is not known
-        (RELEASE, 2006, PrepareUnknownError, RolledBackError),
+        (MARKER, 2006, PrepareUnknownError, RolledBackError),
         (MARKER, 2013, PrepareUnknownError, RolledBackError),
         (MARKER, 1927, PrepareUnknownError, RolledBackError),
         (END, 4031, PrepareUnknownError, RolledBackError),
@@ -107,6 +108,6 @@ def test_only_the_servers_own_refusal_says_that_nothing_is_prepared(
 def test_what_is_answered_to_the_end_is_prepared(is_packed: bool) -> None:
     connection = Connection()
     branch = branch_on(connection, is_packed=is_packed)
-    connection.left = 4
+    connection.left = 3
     branch.prepare()
     assert (connection.left, connection.unread) == (0, 0)
