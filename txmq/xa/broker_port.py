@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from txmq.protocol.json_text import json_object
 from txmq.runtime.ports import Buffer
+from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xid import TxId
 
 POLL_S = 0.5
@@ -127,6 +128,25 @@ class RoutedClient(Client, Protocol):
     @property
     def routes(self) -> Homes:
         """Its homes."""
+
+
+class TopicSizes(Protocol):
+    """A client's topics, as a database keeps them."""
+
+    def sizes(self) -> Mapping[str, TopicSize]:
+        """All topics."""
+
+
+class InstallingClient(SessionOwner, Protocol):
+    """A client, as a database is installed for its broker."""
+
+    @property
+    def routes(self) -> Homes:
+        """Its homes."""
+
+    @property
+    def topics(self) -> TopicSizes:
+        """Its topics."""
 
 
 def home_of(homes: Homes, txid: str) -> Client:

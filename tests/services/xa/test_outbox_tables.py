@@ -19,9 +19,10 @@ from txmq.xa.database import outbox_tables
 from txmq.xa.database.dialects import MYSQL, SQLITE
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.outbox_tables import ANY_KEY, OutboxKey, OutboxTables
+from txmq.xa.database.outbox_topics import TopicSize
 
 K, L, WHOLE = OutboxKey("orders-0", "1a"), OutboxKey("orders-0", "2b"), OutboxKey("orders-0", ANY_KEY)
-ELSEWHERE = OutboxKey("orders-1", "1a")
+MOVED, ELSEWHERE, OTHERS = OutboxKey("orders-1", "1a"), OutboxKey("orders-1", "3c"), OutboxKey("orders.x-0", "1a")
 SERIES = "5" * 32
 RC, RR = "READ COMMITTED", "REPEATABLE READ"
 _numbers = itertools.count(1)
@@ -115,7 +116,18 @@ def _end(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("waits", "ours", "gets_in"),
-    [(K, K, False), (K, L, True), (K, ELSEWHERE, True), (WHOLE, K, False), (K, WHOLE, False), (WHOLE, ELSEWHERE, True)],
+    [
+        (K, K, False),
+        (K, L, True),
+        (K, ELSEWHERE, True),
+        (K, OTHERS, True),
+        (OTHERS, K, True),
+        (K, MOVED, False),
+        (MOVED, K, False),
+        (WHOLE, K, False),
+        (K, WHOLE, False),
+        (WHOLE, MOVED, True),
+    ],
 )
 def test_marker_gets_in_if_nobody_of_its_keys_waits(
     world: World, waits: OutboxKey, ours: OutboxKey, gets_in: bool
@@ -123,6 +135,17 @@ def test_marker_gets_in_if_nobody_of_its_keys_waits(
     world.outboxed("t1", waits)
     connection = world.begin()
     assert world.mark(connection, "t2", ours) is gets_in
+    assert waits.collides(ours) is not gets_in
+    connection.rollback()
+
+
+def test_topics_never_become_older(world: World) -> None:
+    topics = world.outbox.topics
+    connection = world.begin()
+    for told in (TopicSize(3, 4), TopicSize(3, 2), TopicSize(2, 9), TopicSize(3, 8), TopicSize(4, 1), TopicSize(3, 16)):
+        topics.tell(connection, [("orders", told), ("audit", TopicSize(1, 1))])
+    assert topics.newest(connection) == {"orders": TopicSize(4, 1), "audit": TopicSize(1, 1)}
+    assert topics.newest(connection, ["orders", "unknown"]) == {"orders": TopicSize(4, 1)}
     connection.rollback()
 
 
@@ -222,7 +245,7 @@ def test_drainers_wait_for_each_other_and_give_no_number_twice(world: World) -> 
 
 
 def test_row_leaves_with_its_keys_and_by_its_number(world: World) -> None:
-    world.outboxed("t1", K, ELSEWHERE)
+    world.outboxed("t1", K, MOVED)
     connection = world.connect()
     world.outbox.number(connection)
     (row,) = world.outbox.numbered(connection, 0, 10)
@@ -230,7 +253,7 @@ def test_row_leaves_with_its_keys_and_by_its_number(world: World) -> None:
     world.outbox.delete(connection, [row])
     assert world.outbox.numbered(connection, 0, 10) == []
     second = world.begin()
-    assert world.mark(second, "t2", K, ELSEWHERE)
+    assert world.mark(second, "t2", K, MOVED)
     second.rollback()
 
 

@@ -12,7 +12,6 @@ from txmq.errors import LocalProtocolError, TooLargeError
 from txmq.log.records import TAG_HEADER, TXID_HEADER, Headers
 
 BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may add
-REQUEST_SIZE_BYTES_MAX = 16 << 20  # until the broker has announced its own
 
 Content = tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None]  # key, value, headers, tag
 

@@ -18,7 +18,7 @@ from txmq.client.producer import bulk
 from txmq.client.producer.batches import ProducerLimits, Record
 from txmq.client.producer.bulk import Pair, SendResults, Slice
 from txmq.client.producer.completion import Completion
-from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
+from txmq.client.producer.headers import Content, checked_headers
 from txmq.client.producer.home_senders import HomeSenders, SendingClient
 from txmq.client.producer.sender import Sender
 from txmq.client.transaction.block import BlockClient, Transaction
@@ -26,14 +26,10 @@ from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
 from txmq.client.transaction.refusals import raise_rolled_back
+from txmq.client.transport.ports import ProducerTopics
 from txmq.client.transport.reconnecting import ReconnectingConnection
-from txmq.errors import (
-    BrokerAwayError,
-    ClosedError,
-    ConfigError,
-    TransactionStateError,
-    TxmqError,
-)
+from txmq.client.transport.session import REQUEST_SIZE_BYTES_MAX
+from txmq.errors import BrokerAwayError, ClosedError, ConfigError, TransactionStateError, TxmqError
 from txmq.log.compression import CODECS
 from txmq.model import Message, ParkedMessage, SendResult
 from txmq.runtime.threads import Future
@@ -48,6 +44,10 @@ class ProducerClient(SendingClient, BlockClient, Protocol):
     @property
     def control(self) -> ReconnectingConnection:
         """The connection for everything but reads."""
+
+    @property
+    def topics(self) -> ProducerTopics:
+        """The topics."""
 
 
 @dataclass(frozen=True, slots=True)

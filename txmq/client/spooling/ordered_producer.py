@@ -30,7 +30,7 @@ from txmq.client.arguments import (
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer.batches import MeantTopic, ProducerLimits, Record
 from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN
-from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
+from txmq.client.producer.headers import Content, checked_headers
 from txmq.client.spooling.log_lookup import Reader
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
@@ -38,6 +38,7 @@ from txmq.client.spooling.spool_homes import HomesClient, SpoolHome, SpoolHomes
 from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.current import refuse_enclosed
 from txmq.client.transport.ports import Log
+from txmq.client.transport.session import REQUEST_SIZE_BYTES_MAX
 from txmq.errors import (
     ClosedError,
     ConfigError,

@@ -23,6 +23,7 @@ from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import XAResource
+from txmq.xid import NO_HOME, home_word
 
 _THREAD_NAME = "txmq-resolver"
 CLOSE_WAIT_S = 1.0  # a connection that is closed with answers unread may take requests with it
@@ -85,6 +86,8 @@ class BackgroundResolver:
         Args:
             in_broker: asks the broker. Its errors are raised if no database says that it is committed.
         """
+        if home_word(txid) == f"{NO_HOME:016x}":
+            return Outcome.COMMITTED if self._resolver.is_outboxed(txid) else Outcome.UNKNOWN
         try:
             outcome = in_broker(txid)
         except LocalProtocolError:  # not an id

@@ -99,6 +99,10 @@ class BrokerTransaction:
         if not is_away:
             self._find_lost()
 
+    def attach_alone(self, session: ClientSession) -> None:
+        """Have a session that no broker knows: whatever this transaction has goes to no broker."""
+        self._session, self._is_attached = session, True
+
     def begin(self) -> None:
         """Take an id; nothing if that was done. Raises as ``attach``."""
         if not self.txid:

@@ -23,9 +23,10 @@ from typing import Any
 from txmq.errors import RemoteProtocolError
 from txmq.model import Outcome
 from txmq.runtime.threads import Lock
-from txmq.xid import TxId
+from txmq.xid import NO_HOME, TxId
 
 PROTOCOL = 1
+REQUEST_SIZE_BYTES_MAX = 16 << 20  # until the broker has announced its own
 _KNOWN_OUTCOMES_MAX = 4096  # outcomes of lost transactions that are kept
 
 
@@ -64,6 +65,20 @@ class ClientSession:
         self._kept: set[int] = set()  # those whose outcome a resolver may still ask for
         self.lost: deque[int] = deque()
         self._outcomes: dict[int, Outcome] = {}
+
+    @classmethod
+    def unknown(cls, cluster: str, number: int) -> ClientSession:
+        """A session that no broker has given, for ids of transactions that no broker is asked about.
+
+        Args:
+            cluster: 16 hex digits.
+            number: a random one.
+        """
+        fields = {
+            "cluster": cluster, "home": f"{NO_HOME:016x}", "session": f"{number:x}", "epoch": 0, "secret": "",
+            "in_flight_max": 1, "request_size_bytes_max": REQUEST_SIZE_BYTES_MAX,
+        }  # fmt: skip
+        return cls(fields)
 
     def next_txid(self) -> tuple[int, str]:
         """A new transaction id as counter and text, without making a ``TxId``."""

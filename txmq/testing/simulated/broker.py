@@ -38,6 +38,7 @@ from txmq.runtime.ports import Buffer
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.faults import LOST_AFTER_S, FakeReply, Fault, Holding, lost
 from txmq.testing.simulated.routes import SimulatedRoutes
+from txmq.testing.simulated.topics import SimulatedTopics
 from txmq.xid import TxId
 
 _DECIDED = ("decided", "committed")
@@ -83,21 +84,20 @@ class SimulatedBroker:
         self, topics: Sequence[str] = ("orders", "audit"), request_size_bytes_max: int = 1 << 20, *,
         home: int = 0xA1, clock: SimClock | None = None, slots: tuple[int, int] = (0, 1),
     ) -> None:  # fmt: skip
-        self.clock = clock or SimClock()
-        self.control: SimulatedBroker = self
+        self.clock, self.control = clock or SimClock(), self
         self.routes: SimulatedRoutes[SimulatedBroker] = SimulatedRoutes(self)
         self.resolver: BackgroundResolver | None = None
         self.branch_commits = BranchCommits(self.clock)
         self._home, self._slots, self._request_size_bytes_max = home, slots, request_size_bytes_max
         self.session = self._new_session(7)
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
-        self.requests: list[str] = []
-        self.reports: list[tuple[str, dict[str, Any]]] = []
+        self.requests, self.reports = list[str](), list[tuple[str, dict[str, Any]]]()
         self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
         self.owner_connected, self.is_away, self.timeout = True, False, 5.0
         self.holds = Holding(self.clock)
         self.witness: Callable[[SimulatedBroker, str], None] | None = None
         self.topic_ids = {topic: number for number, topic in enumerate(topics, 1)}
+        self.topics = SimulatedTopics(lambda: self.topic_ids)
         self._held: dict[str, _Held] = {}
         self._assigned: dict[tuple[str, int], int] = defaultdict(int)
 

@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from txmq.runtime.threads import watch_forks
 from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, run
 from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
 from txmq.xa.database.outbox_tables import OutboxTables
+from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.sqlite_file import main_file
 
 CHECK_EVERY_S = 60.0
@@ -128,6 +129,10 @@ class Installation:
         name: of the resource.
         table: name of the marker table, and of ``<table>_identity``.
         dialect: ``sqlite``, ``mysql`` or ``postgresql``; None to tell by the driver.
+
+    Attributes:
+        uuid: of the database; None before the first connection.
+        cluster: that it belongs to, 16 hex digits; empty before the first connection, and if it belongs to none yet.
     """
 
     def __init__(self, name: str, table: str, dialect: str | None, demands: Demands, clock: Clock) -> None:
@@ -135,7 +140,7 @@ class Installation:
             raise ConfigError(f"resource name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
         if isinstance(demands.ignore_tables, str):
             raise ConfigError(f"resource {name!r}: ignore_tables= takes a list of names, not one text")
-        self.name, self.uuid = name, None  # type: str, str | None
+        self.name, self.uuid, self.cluster = name, None, ""  # type: str, str | None, str
         self.table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
         self._has_privileges = self._is_server_checked = self._has_outbox = False
         self._own: WeakSet[DatabaseSession] = WeakSet()
@@ -148,8 +153,15 @@ class Installation:
             raise ConfigError(f"resource {self.name!r} has no identity yet")
         return self.uuid
 
-    def install(self, connection: Connection, cluster: str | None, random: Random, *, adopt: bool = False) -> None:
-        """Create missing tables, identity and known server. Idempotent; see ``LastResource.install``."""
+    def install(
+        self, connection: Connection, cluster: str | None, random: Random, topics: Mapping[str, TopicSize], *,
+        adopt: bool = False,
+    ) -> None:  # fmt: skip
+        """Create missing tables, identity and known server. Idempotent; see ``LastResource.install``.
+
+        Args:
+            topics: for the outbox to know.
+        """
         table = self._table_on(connection)
         if adopt:
             self._check_identity(connection, table, cluster)  # a database that is not installed is a mistake
@@ -161,7 +173,9 @@ class Installation:
         self._check_identity(connection, table, cluster)
         if self._demands.outbox:
             with self._named(connection, table, ": its outbox cannot be created"):
-                OutboxTables.beside(table).create(connection, f"{random.bits(128):032x}")
+                outbox = OutboxTables.beside(table)
+                outbox.create(connection, f"{random.bits(128):032x}")
+                outbox.tell_topics(connection, topics)
         known, found = table.known_server(connection), table.found_server(connection)
         if known is None or (adopt and known != found):
             table.put_server(connection, found)
@@ -337,7 +351,7 @@ class Installation:
                 f"resource {self.name!r} belongs to cluster {identity.cluster}, not {cluster}: connect to the "
                 "broker it was installed with; lost for ever: docs/operations.md, The broker's disk is lost"
             )
-        self.uuid = identity.uuid
+        self.uuid, self.cluster = identity.uuid, identity.cluster
 
     def _bind(self, connection: Connection, table: MarkerTable, cluster: str) -> None:
         with self._named(connection, table, " cannot be bound to its cluster"):

@@ -15,6 +15,7 @@ Tables::
     <table>_outbox        seq (primary key, given by the database in the order of the INSERTs), number (0: none), id
                           (the txid), state ('waiting' | 'parked' | 'recalled'), written_ms, size_bytes, reason, batches
     <table>_outbox_keys   slot ('topic-partition'), hash ('*': an unkeyed message, or more keys than are listed), id
+    <table>_outbox_topics see ``outbox_topics``
     <table>_outbox_series id (always 1), series, number (the highest that was given), holder, until_ms
 
 A parked row was refused by the broker for good. Rows behind it that share a key with it get no number; those that had
@@ -33,13 +34,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from txmq.xa.database.dbapi import Connection, run, text
 from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.marker_table import OUTBOXED, MarkerTable, own_transaction
+from txmq.xa.database.outbox_schema import statements
+from txmq.xa.database.outbox_topics import OutboxTopics, TopicSize
 from txmq.xa.database.sqlite_turns import WriterTurn
 
 ANY_KEY = "*"
@@ -60,8 +63,15 @@ class OutboxKey:
     hash: str
 
     def collides(self, other: OutboxKey) -> bool:
-        """Whether messages of the two keep their order."""
-        return self.slot == other.slot and (self.hash == other.hash or ANY_KEY in (self.hash, other.hash))
+        """Whether messages of the two keep their order: also where the topic has grown, and the key has moved."""
+        if ANY_KEY in (self.hash, other.hash):
+            return self.slot == other.slot
+        return self.hash == other.hash and self.topic == other.topic
+
+    @property
+    def topic(self) -> str:
+        """The topic of the slot."""
+        return self.slot.rpartition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,7 @@ class OutboxTables:
 
     Attributes:
         row_bytes_max: of a row's messages; None if the server does not limit them.
+        topics: what the database knows of them.
     """
 
     row_bytes_max: int | None = None
@@ -103,6 +114,7 @@ class OutboxTables:
         self.marker, self.name = table, f"{table}_outbox"
         self.keys, self.series_table = f"{table}_outbox_keys", f"{table}_outbox_series"
         self.dialect, self.place, self._mark = dialect, place, placeholder
+        self.topics = OutboxTopics(table, dialect, placeholder)
 
     @classmethod
     def beside(cls, marker: MarkerTable) -> OutboxTables:
@@ -113,22 +125,10 @@ class OutboxTables:
 
     def create(self, connection: Connection, series: str) -> None:
         """Create missing tables and the row of the series. Databases commit the former by themselves."""
-        d, kind = self.dialect, _KINDS[self.dialect.name]
-        row = f"seq {kind.serial}, number {d.number} NOT NULL, id {d.text} NOT NULL UNIQUE, state {d.text} NOT NULL, "
-        row += f"written_ms {d.number} NOT NULL, size_bytes {d.number} NOT NULL, reason {d.text} NOT NULL, "
-        row += f"batches {kind.bytes} NOT NULL"
-        key = f"slot {kind.slot} NOT NULL, hash {d.text} NOT NULL, id {d.text} NOT NULL, PRIMARY KEY (slot, hash, id)"
-        numbering = f"id {d.number} NOT NULL PRIMARY KEY, series {d.text} NOT NULL, number {d.number} NOT NULL, "
-        numbering += f"holder {d.text} NOT NULL, until_ms {d.number} NOT NULL"
-        with own_transaction(connection, d, self.place):
-            run(connection, f"CREATE TABLE IF NOT EXISTS {self.name} ({row}{kind.numbers}){kind.options}")
-            run(connection, f"CREATE TABLE IF NOT EXISTS {self.keys} ({key}{kind.ids}){d.table_options}")
-            run(connection, f"CREATE TABLE IF NOT EXISTS {self.series_table} ({numbering}){d.table_options}")
-            if not kind.ids:
-                short = self.marker.replace(".", "_")
-                for table, column in ((self.keys, "id"), (self.name, "number")):
-                    run(connection, f"CREATE INDEX IF NOT EXISTS {short}_outbox_{column}s ON {table} ({column})")
-        with own_transaction(connection, d, self.place):
+        with own_transaction(connection, self.dialect, self.place):
+            for statement in statements(self.marker, self.dialect):
+                run(connection, statement)
+        with own_transaction(connection, self.dialect, self.place):
             if not self._run(connection, f"SELECT 1 FROM {self.series_table} WHERE id = 1"):  # noqa: S608
                 self._run(
                     connection,
@@ -139,9 +139,15 @@ class OutboxTables:
     def is_there(self, connection: Connection) -> bool:
         """Whether the tables can be read; the driver's error if they cannot. Own transaction."""
         with own_transaction(connection, self.dialect, self.place):
-            for table in (self.name, self.keys):
+            for table in (self.name, self.keys, self.topics.name):
                 self._run(connection, f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
             return bool(self._run(connection, f"SELECT 1 FROM {self.series_table} WHERE id = 1"))  # noqa: S608
+
+    def tell_topics(self, connection: Connection, topics: Mapping[str, TopicSize]) -> None:
+        """Write down what is newer than what stands there. Own transaction; none if nothing is."""
+        with own_transaction(connection, self.dialect, self.place):
+            known = self.topics.newest(connection)
+            self.topics.tell(connection, [(name, size) for name, size in topics.items() if known.get(name) != size])
 
     # --- writers -----------------------------------------------------------------------------------------------------
 
@@ -163,17 +169,22 @@ class OutboxTables:
     def nobody_waits(self, keys: Collection[OutboxKey]) -> tuple[str, list[str]]:
         """A condition that no message of these keys waits, as SQL with its parameters; for the marker's INSERT.
 
-        ``ANY_KEY`` collides with all keys of its partition, whichever side has it.
+        See ``OutboxKey.collides``. A key is looked for in every slot of its topic.
         """
         conditions, parameters = list[str](), list[str]()
-        whole = {key.slot for key in keys if key.hash == ANY_KEY}
-        for slot in sorted(whole):
+        whole = sorted({key.slot for key in keys if key.hash == ANY_KEY})
+        for slot in whole:
             conditions.append("(slot = ?)")
             parameters.append(slot)
-        for slot in sorted({key.slot for key in keys} - whole):
-            hashes = [ANY_KEY, *sorted(key.hash for key in keys if key.slot == slot)]
-            conditions.append(f"(slot = ? AND hash IN ({', '.join('?' * len(hashes))}))")
-            parameters += [slot, *hashes]
+        keyed = [key for key in keys if key.hash != ANY_KEY]
+        for topic in sorted({key.topic for key in keyed}):
+            hashes = sorted({key.hash for key in keyed if key.topic == topic})
+            conditions.append(f"(hash IN ({', '.join('?' * len(hashes))}) AND slot >= ? AND slot < ?)")
+            parameters += [*hashes, f"{topic}-", f"{topic}."]  # the dot comes next behind the hyphen
+        slots = sorted({key.slot for key in keyed})
+        if slots:
+            conditions.append(f"(hash = '{ANY_KEY}' AND slot IN ({', '.join('?' * len(slots))}))")
+            parameters += slots
         if not conditions:
             return "1 = 1", []
         return f"NOT EXISTS (SELECT 1 FROM {self.keys} WHERE {' OR '.join(conditions)})", parameters  # noqa: S608
@@ -426,24 +437,3 @@ class OutboxTables:
     ) -> tuple[list[tuple[Any, ...]], int]:
         written = operation if self._mark == "?" else operation.replace("?", self._mark)
         return run(connection, written, parameters)
-
-
-class _Kind(NamedTuple):
-    """Differences of the databases that only these tables meet; ``ids`` and ``numbers`` are indexes within a table."""
-
-    serial: str
-    bytes: str
-    slot: str
-    options: str
-    ids: str = ""
-    numbers: str = ""
-
-
-_KINDS = {
-    "sqlite": _Kind("INTEGER PRIMARY KEY", "BLOB", "TEXT", ""),
-    "mysql": _Kind(
-        "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY", "LONGBLOB", "VARCHAR(220) CHARACTER SET ascii COLLATE ascii_bin",
-        " ENGINE=InnoDB", ", KEY (id)", ", KEY (number)",
-    ),
-    "postgresql": _Kind("BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "BYTEA", "VARCHAR(220)", ""),
-}  # fmt: skip

@@ -9,14 +9,16 @@ Invariant: a forked child never uses, and never closes, its parent's connections
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from txmq.errors import BrokerAwayError
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
-from txmq.xa.broker_port import SessionOwner, cluster_of
+from txmq.xa.broker_port import InstallingClient, cluster_of
 from txmq.xa.database.connection_pool import ConnectionPool, close_connection
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
+from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.thread_connection import opened
 
 S = TypeVar("S", bound=DatabaseSession)
@@ -35,6 +37,7 @@ class DatabaseResource(ABC, Generic[S]):
         self.name, self._connect = name, connect
         self.clock: Clock = clock or OSClock()
         self.installation = Installation(name, table, dialect, demands, self.clock)
+        self._has_outbox = demands.outbox
         self._random: Random = random or OSRandom()
         self._lent = Lent()
         self._pool: ConnectionPool[S] = ConnectionPool()
@@ -47,8 +50,11 @@ class DatabaseResource(ABC, Generic[S]):
         """Identity of the database, 32 hex digits; None before the first connection."""
         return self.installation.uuid
 
-    def install(self, client: SessionOwner | None = None, *, adopt: bool = False) -> None:
+    def install(self, client: InstallingClient | None = None, *, adopt: bool = False) -> None:
         """Create the marker and identity tables if they are missing. Idempotent.
+
+        With an outbox the database learns its cluster and all topics, for processes that start while the broker is
+        away. If the broker is away now, what it has learned before is enough.
 
         Args:
             client: binds the database to this client's cluster now; without it the first transaction does.
@@ -58,16 +64,30 @@ class DatabaseResource(ABC, Generic[S]):
         Raises:
             ConfigError: another resource or another cluster has been installed there, the user may not, or an SQLite
                 database is in memory.
+            BrokerAwayError: the broker is away, and the database has no outbox, or belongs to no cluster yet.
 
         Durability: the tables are committed when this returns.
         """
+        away: BrokerAwayError | None = None
+        cluster: str | None = None
+        topics: Mapping[str, TopicSize] = {}
         connection = opened(self._connect)
         try:
             self._check_driver(connection)
-            cluster = None if client is None else cluster_of(client)
-            self.installation.install(connection, cluster, self._random, adopt=adopt)
+            if client is not None:
+                try:
+                    cluster, topics = cluster_of(client), self._topics_of(client)
+                except BrokerAwayError as error:
+                    away = error
+            self.installation.install(connection, cluster, self._random, topics, adopt=adopt)
         finally:
             close_connection(connection)
+        if away is not None and not (self._has_outbox and self.installation.cluster):
+            raise away
+
+    def _topics_of(self, client: InstallingClient) -> Mapping[str, TopicSize]:
+        # Where topics have homes, a process has to know these, too.
+        return client.topics.sizes() if self._has_outbox and client.routes.is_lone else {}
 
     def close(self) -> None:
         """Close the idle connections of this process."""

@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import Condition
 from txmq.xa.database.mysql_server import commit_and_begin, discard_results, send
 from txmq.xa.database.outbox_tables import OutboxKey
+from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
 from txmq.xa.database.thread_connection import return_lent
 from txmq.xa.last_resource.resolving import ResolvingConnection
@@ -219,6 +220,28 @@ class Branch:
         if error is not None:
             raise error if released else self._not_released(error) from error
         return released[1] == 1
+
+    def known_topics(self) -> dict[str, TopicSize]:
+        """What the outbox's database knows of topics, as others have committed it."""
+        outbox = self._session.outbox
+        assert outbox is not None
+        return outbox.topics.newest(self._session.connection)
+
+    def agree_on_topics(self, txid: str, topics: Mapping[str, TopicSize]) -> dict[str, TopicSize]:
+        """Let the outbox's database know what is newer than what it knows, when this transaction commits.
+
+        Returns:
+            What it knows better.
+
+        Raises: as ``insert_marker``.
+        """
+        connection, outbox = self._session.connection, self._session.outbox
+        assert outbox is not None
+        with self._marking(txid):
+            known = outbox.topics.newest(connection, topics)
+            # One that is told locks a row until the commit: only what is news.
+            outbox.topics.tell(connection, [it for it in topics.items() if it[0] not in known or known[it[0]] < it[1]])
+            return {name: one for name, one in known.items() if one > topics[name]}
 
     def fill_outbox(self, txid: str, timeout_s: float, batches: bytes, keys: Collection[OutboxKey]) -> None:
         """Put the block's messages beside its rows, and see to an outboxed marker, in the open transaction.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from txmq.errors import ConfigError
 from txmq.runtime.ports import Clock
 from txmq.xa.database.outbox_tables import OutboxSize
+from txmq.xa.database.outbox_topics import TopicSize
 
 SLOW_IN_TURN = 3  # prepares
 TRIPPED_S_MIN = 1.0
@@ -54,6 +55,7 @@ class OutboxState:
         is_tripped: blocks do not try the broker.
         size: how much waits, when it was counted last.
         problem: why nothing is drained, or None.
+        told: topics as the database has them, as far as this process has told it.
 
     Thread safety: any thread; counts may be off by what is under way.
     """
@@ -63,6 +65,7 @@ class OutboxState:
         self.is_tripped = False
         self.size = _NOTHING
         self.problem: str | None = None
+        self.told: dict[str, TopicSize] = {}
         self._slow_in_turn, self._tripped_at = 0, float("-inf")
         self._is_used = True  # perhaps by a process before this one: looked at once
 

@@ -98,6 +98,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
         """
         if connection is not None:
             return self._enlist_lent(cluster, connection)
+        if self.installation.cluster not in ("", cluster):  # it was opened before the broker was known
+            close_connection(self._open(cluster).connection)  # ConfigError
         while (session := self._pool.take()) is not None:
             try:
                 return Branch(self, session, is_own=True)
@@ -111,6 +113,23 @@ class LastResource(DatabaseResource[DatabaseSession]):
         except BaseException:
             close_connection(session.connection)
             raise
+
+    def cluster(self, connection: Any = None) -> str:
+        """The cluster that the database belongs to, by what it says itself; empty if to none yet. The broker is away.
+
+        Args:
+            connection: the caller's own; None for one of the resource's.
+
+        Raises:
+            ConfigError: as ``enlist``.
+            Exception: the driver's own, if it cannot connect.
+        """
+        if not self.installation.cluster:
+            if connection is not None:
+                self._verified(connection, None)
+            else:
+                self.give_back(self._open(None))
+        return self.installation.cluster
 
     def open_for_operator(self) -> ResolvingConnection:
         """A verified connection, whatever the cluster is: the broker may be away.

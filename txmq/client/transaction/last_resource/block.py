@@ -17,6 +17,7 @@ from txmq.client.transaction.last_resource.outboxing import Outboxing
 from txmq.client.transaction.last_resource.run import THE_BROKER, LastResourceRun
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.preparing import attach_for_caller
+from txmq.client.transport.ports import BlockTopics
 from txmq.errors import (
     HeuristicCommitError,
     HeuristicMixedError,
@@ -52,9 +53,9 @@ class LastResourceBlock:
 
     def __init__(
         self, broker: RoutedTransaction, resource: LastResource | UsedConnection, messages: MessageBuffer,
-        resolver: BlockResolver, on_told: Callable[[Outcome], None],
+        resolver: BlockResolver, on_told: Callable[[Outcome], None], topics: BlockTopics,
     ) -> None:  # fmt: skip
-        self._on_told = on_told
+        self._on_told, self._topics = on_told, topics
         self._broker, self._messages, self._resolver = broker, messages, resolver
         self._lent: Any = None
         if isinstance(resource, UsedConnection):
@@ -85,23 +86,34 @@ class LastResourceBlock:
         """See ``BlockEnding``."""
         broker = self._broker
         outboxing = self._outboxing = self._outboxing_of(self._resource)
-        is_away = outboxing is not None and outboxing.is_away
-        attach_for_caller(broker, is_away=is_away)
+        if outboxing is None:
+            attach_for_caller(broker)
+        else:
+            outboxing.attach(self._lent)
         try:
-            if not is_away:
+            if outboxing is None or not outboxing.is_away:
                 self._make_room()
             self._branch = self._resource.enlist(broker.cluster, self._lent)
-            self._resolver.add(self._resource)
+            self._begun(outboxing)
         except BaseException:
             broker.finished()
             raise
         self.run = LastResourceRun(broker, self._branch, self._messages, self._told, outboxing)
 
+    def _begun(self, outboxing: Outboxing | None) -> None:
+        try:
+            self._resolver.add(self._resource)
+            if outboxing is not None:
+                outboxing.begun(self._branch)
+        except BaseException:
+            self._branch.roll_back()
+            raise
+
     def _outboxing_of(self, resource: LastResource) -> Outboxing | None:
         if resource.outbox is None:
             self._broker.reach()
             return None
-        outboxing = Outboxing(self._broker, self._messages, resource.outbox, resource.uuid or "")
+        outboxing = Outboxing(self._broker, self._messages, resource, resource.outbox, self._topics)
         outboxing.begin()
         return outboxing
 
@@ -278,6 +290,9 @@ class LastResourceBlock:
     def _leave(self, outcome: str | None) -> None:
         """Let the resolver report this outcome, or (None) the one that the database proves."""
         broker, left = self._broker, self._resource.unresolved
+        if self._outboxing is not None and self._outboxing.is_unknown:
+            broker.finished()  # no broker has it, and the database knows the outcome
+            return
         left.append(Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished_here))
         for home in self.run.homes:
             if home.has_ended:

@@ -196,6 +196,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
 
     def _insert_marker(self) -> LastResourceEvent:
         try:
+            if self._outboxing is not None:
+                self._outboxing.tell_topics(self._branch)
             is_in = self._branch.insert_marker(self._broker.txid, self._broker.timeout_s, self._keys)
         except (RolledBackError, HeuristicError) as error:
             self.error = error
@@ -257,6 +259,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             if not self._keys:
                 self._parts = broker.take_parts(self._messages)
                 self._keys = keys_of(self._parts)
+            outboxing.agree_on_topics(self._branch)
             body = outboxing.encoded(self._parts)
             self._branch.fill_outbox(broker.txid, broker.timeout_s, body, self._keys)
         except TransactionError as error:
@@ -290,6 +293,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             )
         crash_point("client.tx.db_committed")
         self._branch.finish()
+        if self._outboxing is not None:
+            self._outboxing.committed()
         return LastResourceEvent.DATABASE_COMMITTED
 
     def _look_up(self) -> LastResourceEvent:

@@ -15,6 +15,7 @@ from txmq.client.transaction.messages import EncodedPart
 from txmq.errors import RolledBackError
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_tables import ANY_KEY, OutboxKey
+from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.last_resource.outbox import TRIPPED_S_MIN, OutboxOptions, OutboxState
 
 
@@ -65,6 +66,46 @@ def test_block_without_messages_leaves_no_row(world: LastResourceFixture) -> Non
     assert (world.rows(), tx.pending) == ([b"1"], ())
     assert resource.outbox is not None
     assert resource.outbox.size.rows == 0
+
+
+def known_topics(world: LastResourceFixture) -> list[tuple[str, int, int]]:
+    with world.outside() as connection:
+        return connection.execute("SELECT * FROM txmq_marker_outbox_topics ORDER BY name").fetchall()
+
+
+def test_blocks_tell_the_database_of_topics(world: LastResourceFixture) -> None:
+    resource = with_outbox(world)
+    assert known_topics(world) == [("audit", 2, 1), ("orders", 1, 1)]
+    world.home.topics.partitions = 8
+    put(world, resource, b"1")
+    assert known_topics(world) == [("audit", 2, 1), ("orders", 1, 8)]
+    assert resource.outbox is not None
+    assert resource.outbox.told == {"orders": TopicSize(1, 8)}
+
+
+def test_block_whose_topic_has_grown_is_run_again(world: LastResourceFixture) -> None:
+    """Another process has told the database; this block's message names a partition of before."""
+    resource = with_outbox(world)
+    with world.outside() as connection:
+        connection.execute("UPDATE txmq_marker_outbox_topics SET partitions = 8")
+    with pytest.raises(RolledBackError, match="orders has other partitions by now") as refused:
+        put(world, resource, b"1")
+    assert refused.value.retriable
+    assert world.home.topics.assumed["orders"] == TopicSize(1, 8)
+    world.home.topics.partitions = 8
+    put(world, resource, b"2")
+    assert world.rows() == [b"2"]
+
+
+def test_block_in_which_a_topic_changes_is_run_again(world: LastResourceFixture) -> None:
+    resource = with_outbox(world)
+    tx = world.block(resource=resource)
+    tx.__enter__()
+    tx.send("orders", b"1")
+    world.home.topics.changes += 1
+    with pytest.raises(RolledBackError, match="has other partitions by now"):
+        tx.__exit__(None, None, None)
+    assert world.markers() == {}
 
 
 def test_block_that_would_overtake_another_database_waits(world: LastResourceFixture, tmp_path: Path) -> None:
