@@ -14,11 +14,14 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+
+import MySQLdb
 
 import txmq
 from tools.crash.campaign import POINT_S, Campaign, await_death, is_stopped
@@ -271,26 +274,30 @@ class OutboxCampaign(Campaign):
 
     def _close_until(self, is_enough: Callable[[], bool]) -> None:
         """Let rows be parked, until it is enough."""
-        while True:
+        while not is_enough():
             self._set_open(is_open=False)
             self._broker.kill()
             self._await_rows(is_enough)
             self.bring_up_brokers()
             eventually(lambda: is_enough() or operators.parked(self.world), "rows are parked", POINT_S, CampaignError)
-            if is_enough():
-                return
-            pause(_PARKED_S)
-            self._open()
+            if not is_enough():
+                pause(_PARKED_S)
+                self._open(is_enough)
 
-    def _open(self) -> None:
+    def _open(self, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Open the topic, and release what was parked; who stops meanwhile may keep others from their rows."""
         self._set_open(is_open=True)
 
         def is_released() -> bool:
-            operators.release(self.world)
-            return not operators.parked(self.world)
+            if is_enough():
+                return True
+            with suppress(sqlite3.OperationalError, MySQLdb.OperationalError):  # locked by who has stopped
+                operators.release(self.world)
+                return not operators.parked(self.world)
+            return False
 
         eventually(is_released, "parked rows are released", POINT_S, CampaignError)
-        self._await_drained()
+        self._await_drained(is_enough)
 
     def _set_open(self, *, is_open: bool) -> None:
         with txmq.connect(self.address) as client:
