@@ -1,16 +1,43 @@
-"""The campaign of the outbox: what ``make crash`` plays, and its two rules beside the checker's."""
+"""The short campaign of the outbox: a few cells; ``make crash`` plays every one."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 
-from tools.crash.outbox.cells import CELLS, cells
+from tests.crash.test_campaign import SETTLE_S_MAX
+from tools.crash.__main__ import complaints_of
+from tools.crash.outbox.campaign import OutboxCampaign
+from tools.crash.outbox.cells import CELLS, Cell, cells
 from tools.crash.outbox.promises import broken
 from txmq.runtime.crashpoints import POINTS
 from txmq.testing.checkers.events import Fault, History, Operation
+
+SEED = 1
+SHORT: tuple[Cell, ...] = (
+    ("client.outbox.filled", ("client", "broker")),
+    ("client.outbox.answered", ("client", "database")),
+    ("paused", ("broker",)),
+    ("restored", ("broker",)),
+)
+
+
+@pytest.mark.timeout(600)
+def test_broker_that_is_away_or_restored_loses_no_order(tmp_path: Path) -> None:
+    lines: list[str] = []
+    campaign = OutboxCampaign(tmp_path, SEED, say=lines.append, chosen=SHORT)
+    campaign.settle_s_max = SETTLE_S_MAX
+    report = campaign.run(len(SHORT), check_every=1000)
+    assert complaints_of(report) == "", "\n".join(lines)
+    assert campaign.cells.keys() == set(SHORT)
+    assert campaign.waited_max > 0
+
+
+def test_short_cells_of_the_outbox_are_cells() -> None:
+    assert set(SHORT) <= set(CELLS)
 
 
 def test_a_round_of_the_outbox_plays_every_cell_once() -> None:
