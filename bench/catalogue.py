@@ -14,6 +14,7 @@ from bench.rows import (
     last_resource,
     ordered,
     outbox_away,
+    outbox_drain,
     peers,
     process,
     put,
@@ -24,6 +25,6 @@ from bench.rows import (
 
 ROWS: tuple[Row, ...] = (
     *put.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *last_resource.ROWS,
-    *outbox_away.ROWS, *xa.ROWS, *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS, *binlog_replica.ROWS,
-    *spark.ROWS, *peers.ROWS, *brokers.ROWS,
+    *outbox_away.ROWS, *outbox_drain.ROWS, *xa.ROWS, *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS,
+    *binlog_replica.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from txmq.protocol.commands import TransactionRequest
 from txmq.protocol.json_text import json_object
 from txmq.runtime.ports import Buffer
 from txmq.xa.database.outbox_topics import TopicSize
@@ -54,6 +55,9 @@ class Control(Protocol):
         extensions: Mapping[str, str | int | bytes | None] | None = None, body: Sequence[Buffer] | None = None,
     ) -> Answer:  # fmt: skip
         """Send a request."""
+
+    def submit_transactions(self, requests: Sequence[TransactionRequest], timeout: float) -> Sequence[Answer]:
+        """Send many requests of transactions together, unchecked (``commands.transaction_line``)."""
 
 
 class Session(Protocol):

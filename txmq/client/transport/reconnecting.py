@@ -40,7 +40,7 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.model import Outcome
-from txmq.protocol.commands import Stated, Word
+from txmq.protocol.commands import Stated, TransactionRequest, Word
 from txmq.protocol.json_text import Fields
 from txmq.runtime import net
 from txmq.runtime.ports import Buffer, Clock
@@ -124,6 +124,17 @@ class ReconnectingConnection:
             except ConnectionLostError:
                 if connection.failure is None:  # pragma: no cover - a connection raises its own failure only
                     raise
+
+    def submit_transactions(self, requests: Sequence[TransactionRequest], timeout: float) -> list[Reply]:
+        """``submit`` for many requests of transactions, which go out together in few writes; unchecked, too.
+
+        If it raises, some of them may have been sent.
+        """
+        deadline = self._clock.monotonic() + timeout
+        connection, last = self.connect(deadline), len(requests) - 1
+        return [
+            connection.transaction(deadline, *request, more_follows=at < last) for at, request in enumerate(requests)
+        ]
 
     def write_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Reply:
         """``submit_transaction`` behind a decision: the kernel has the request when this returns.

@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.branch_commits import BranchCommits
-from txmq.client.transaction.messages import Streamed
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
     BadRequestError,
@@ -32,32 +30,19 @@ from txmq.errors import (
 from txmq.log.records import Record, decode
 from txmq.model import Message, Outcome
 from txmq.protocol.branches import split_branches
+from txmq.protocol.commands import TransactionRequest
 from txmq.protocol.halves import DueHalf, encode_half
 from txmq.protocol.parts import encode_result_line, parse_parts
 from txmq.runtime.ports import Buffer
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.faults import LOST_AFTER_S, FakeReply, Fault, Holding, lost
+from txmq.testing.simulated.held_transaction import HeldTransaction
 from txmq.testing.simulated.routes import SimulatedRoutes
 from txmq.testing.simulated.topics import SimulatedTopics
 from txmq.xid import TxId
 
 _DECIDED = ("decided", "committed")
 Extensions = Mapping[str, Any]
-
-
-@dataclass
-class _Held:
-    """The broker's record of one transaction."""
-
-    state: str = "open"
-    parts: list[tuple[str, int, bytearray]] = field(default_factory=list)
-    streamed: Streamed = field(default_factory=Streamed)
-    meta: dict[str, Any] = field(default_factory=dict)
-    lines: bytes = b""
-    branches: list[dict[str, Any]] = field(default_factory=list)
-    heuristics: list[tuple[str, str]] = field(default_factory=list)
-    checks: int = 0
-    homes: dict[str, bool] = field(default_factory=dict)  # branches at other homes, and which have reported
 
 
 class SimulatedBroker:
@@ -98,7 +83,7 @@ class SimulatedBroker:
         self.witness: Callable[[SimulatedBroker, str], None] | None = None
         self.topic_ids = {topic: number for number, topic in enumerate(topics, 1)}
         self.topics = SimulatedTopics(lambda: self.topic_ids)
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, HeldTransaction] = {}
         self._assigned: dict[tuple[str, int], int] = defaultdict(int)
 
     def __repr__(self) -> str:
@@ -202,6 +187,11 @@ class SimulatedBroker:
         left_s = max(deadline - self.clock.monotonic(), 0.0)
         return self.submit(verb, *arguments, extensions=dict(fields), body=body, timeout=left_s)
 
+    def submit_transactions(self, requests: Sequence[TransactionRequest], timeout: float) -> list[FakeReply]:
+        """As ``Connection.submit_transactions``."""
+        deadline = self.clock.monotonic() + timeout
+        return [self.submit_transaction(*request, deadline) for request in requests]
+
     def write_transaction(self, head: str, fields: Mapping[str, str | int], body: Sequence[Buffer] | None) -> FakeReply:
         """As ``Connection.write_transaction``."""
         return self.submit_transaction(head, fields, body, self.clock.monotonic()).sent()
@@ -221,7 +211,7 @@ class SimulatedBroker:
     # --- the verbs ---------------------------------------------------------------------------------------------------
 
     def _put(self, topic: str, partition: int, fields: Extensions, body: bytes) -> bytes:
-        held = self._held.setdefault(fields["tx"], _Held())
+        held = self._held.setdefault(fields["tx"], HeldTransaction())
         self._require(held, "open")
         self._add(held, topic, partition, bytearray(body), fields.get("id", 0))
         held.streamed.add(body)
@@ -231,7 +221,7 @@ class SimulatedBroker:
         return b"%d 0 %d" % (2 * (len(self.log[topic, partition]),))
 
     def _prepare(self, txid: str, kind: str, fields: Extensions, body: bytes) -> bytes:
-        held = self._held.get(txid) or _Held()
+        held = self._held.get(txid) or HeldTransaction()
         if held.state == "prepared":
             return b""
         self._require(held, "open")
@@ -265,7 +255,7 @@ class SimulatedBroker:
         return b"".join(due)
 
     def _commit(self, txid: str, fields: Extensions, body: bytes) -> bytes:
-        held = self._held.get(txid) or _Held()
+        held = self._held.get(txid) or HeldTransaction()
         if held.state in _DECIDED:
             return held.lines
         if held.state == "prepared" and body:
@@ -281,7 +271,7 @@ class SimulatedBroker:
         return held.lines
 
     def _rollback(self, txid: str, fields: Extensions, _body: bytes) -> bytes:
-        held = self._held.setdefault(txid, _Held())
+        held = self._held.setdefault(txid, HeldTransaction())
         if held.state in _DECIDED:
             raise TransactionConflictError("committed")
         if "hazard" in fields and not held.heuristics:
@@ -290,7 +280,7 @@ class SimulatedBroker:
         return b""
 
     def _decide(self, txid: str, fields: Extensions, body: bytes) -> bytes:
-        held = self._held.get(txid) or _Held()
+        held = self._held.get(txid) or HeldTransaction()
         if held.state in _DECIDED:
             return held.lines
         self._require(held, "open")
@@ -328,7 +318,7 @@ class SimulatedBroker:
     def _outcome(self, txid: str, fields: Extensions, _body: bytes) -> bytes:
         held = self._held.get(txid)
         if "fence" in fields and (held is None or held.state == "open"):
-            held = self._held[txid] = _Held("rolled-back")
+            held = self._held[txid] = HeldTransaction("rolled-back")
         if held is not None and held.state in _DECIDED:
             if "branch" in fields:
                 return b"rolled-back\n" if held.homes.get(fields["branch"], True) else b"committed\n"
@@ -399,7 +389,7 @@ class SimulatedBroker:
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _concerns(self, held: _Held, uuid: str | None, xid: str | None) -> bool:
+    def _concerns(self, held: HeldTransaction, uuid: str | None, xid: str | None) -> bool:
         if uuid is None:
             return xid is None or held.meta.get("xid") == xid
         incomplete = {branch["uuid"] for branch in held.branches if not branch["complete"]}
@@ -408,7 +398,7 @@ class SimulatedBroker:
     def _is_own(self, txid: str) -> bool:
         return TxId.parse(txid).home == self._home
 
-    def _list_homes(self, held: _Held, fields: Extensions) -> None:
+    def _list_homes(self, held: HeldTransaction, fields: Extensions) -> None:
         if "homes" not in fields:
             return
         listed = fields["homes"].split(",")
@@ -416,18 +406,18 @@ class SimulatedBroker:
             raise BadRequestError("a branch of its own home")
         held.homes, held.meta["homes"] = dict.fromkeys(listed, False), listed
 
-    def _require(self, held: _Held, state: str) -> None:
+    def _require(self, held: HeldTransaction, state: str) -> None:
         if held.state != state:
             raise TransactionConflictError(f"it is {held.state}")
 
-    def _add_all(self, held: _Held, fields: Extensions, body: bytes) -> None:
+    def _add_all(self, held: HeldTransaction, fields: Extensions, body: bytes) -> None:
         expected = tuple(fields.get(name, 0) for name in ("parts", "bytes", "crc"))
         if expected != (held.streamed.parts, held.streamed.size_bytes, held.streamed.checksum):
             raise TransactionConflictError("streamed otherwise")
         for part in parse_parts(body[fields.get("offsets", 0) :]):
             self._add(held, part.topic, part.partition, part.batch, part.topic_id)
 
-    def _add(self, held: _Held, topic: str, partition: int, batch: bytearray, topic_id: int) -> None:
+    def _add(self, held: HeldTransaction, topic: str, partition: int, batch: bytearray, topic_id: int) -> None:
         if topic not in self.topic_ids:
             raise UnknownTopicError(topic)
         if topic_id not in (0, self.topic_ids[topic]):

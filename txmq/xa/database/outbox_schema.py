@@ -23,7 +23,7 @@ _KINDS = {
     "sqlite": _Kind("INTEGER PRIMARY KEY", "BLOB", "TEXT", ""),
     "mysql": _Kind(
         "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY", "LONGBLOB", "VARCHAR(220) CHARACTER SET ascii COLLATE ascii_bin",
-        " ENGINE=InnoDB", ", KEY (id), KEY (hash, slot)", ", KEY (number)",
+        " ENGINE=InnoDB", ", KEY (id), KEY (hash, slot)", ", KEY (number), KEY (state)",
     ),
     "postgresql": _Kind(
         "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "BYTEA", 'VARCHAR(220) COLLATE "C"', "",
@@ -47,6 +47,11 @@ def statements(marker: str, dialect: Dialect) -> Iterator[str]:
     yield f"CREATE TABLE IF NOT EXISTS {name}_topics ({topic}){d.table_options}"
     if not kind.keys:
         short = marker.replace(".", "_")
-        for table, columns in ((f"{name}_keys", "id"), (f"{name}_keys", "hash, slot"), (name, "number")):
+        for table, columns in (
+            (f"{name}_keys", "id"),
+            (f"{name}_keys", "hash, slot"),
+            (name, "number"),
+            (name, "state"),
+        ):
             index = f"{short}_outbox_{columns.partition(',')[0]}s"
             yield f"CREATE INDEX IF NOT EXISTS {index} ON {table} ({columns})"

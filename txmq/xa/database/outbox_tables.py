@@ -272,7 +272,7 @@ class OutboxTables:
         rows = self._run(
             connection,
             f"SELECT k.slot, k.hash, o.seq FROM {self.name} o JOIN {self.keys} k ON k.id = o.id "  # noqa: S608
-            f"WHERE o.state <> '{WAITING}'",
+            f"WHERE o.state IN ('{PARKED}', '{RECALLED}')",
         )
         return [(OutboxKey(text(slot), text(key)), int(seq)) for slot, key, seq in rows]
 

@@ -4,7 +4,7 @@ Theory of operation. Rows are numbered, sent as numbered commits (docs/protocol.
 deleted when the broker has placed them. The broker takes a number only behind the one before, and remembers which row
 took it; so whatever is sent twice, by this drainer behind a lost answer or by another process, is taken once. An answer
 that takes long (the messages wait there for an earlier transaction of their keys) keeps nothing else waiting: it is
-looked at again in the next round.
+looked at in each round.
 
 A row that the broker refuses for good is parked, and its number is used up by a void: a commit without messages. Rows
 behind it of its keys are recalled; the others go on.
@@ -21,7 +21,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from txmq.errors import (
@@ -30,26 +32,28 @@ from txmq.errors import (
     ForbiddenError,
     InvalidBatchError,
     OutOfTurnError,
-    RequestTimeoutError,
     StaleTopicError,
     TooLargeError,
     TopicClosedError,
     TxmqError,
     UnknownTopicError,
 )
+from txmq.model import is_valid_name
+from txmq.protocol.commands import TransactionRequest
 from txmq.protocol.json_text import json_object
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer, Client, NumberingSession
 from txmq.xa.database.marker_table import own_transaction
-from txmq.xa.database.outbox_tables import WAITING, OutboxRow, OutboxSize, OutboxTables
+from txmq.xa.database.outbox_tables import NUMBERED_MAX, WAITING, OutboxRow, OutboxSize, OutboxTables
 from txmq.xa.last_resource.outbox import OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
-IN_FLIGHT_MAX = 32  # requests
-PAGE_SIZE = 16  # rows that are read at once
-DELETE_SIZE = 64  # rows in one commit
+IN_FLIGHT_MAX = NUMBERED_MAX  # requests
+IN_FLIGHT_BYTES_MAX = 16 << 20  # but for a row that is larger
+PAGE_SIZE_MIN, PAGE_SIZE_MAX = 8, 128  # rows that are numbered and sent at once: few behind one that was refused
+DELETE_SIZE = 128  # rows in one commit
 ANSWER_S = 30.0  # a row may wait in the broker for an earlier transaction's end
 ROUND_S = 0.5  # then the resolver has its turn
 WAIT_S = 0.1  # for the first answer of those in flight
@@ -75,14 +79,20 @@ class Taken(NamedTuple):
     rows: dict[int, str]
 
 
-class _Flight(NamedTuple):
-    """A row on its way."""
+@dataclass(slots=True)
+class _Flight:
+    """A row on its way.
+
+    Attributes:
+        is_late: it was waited for; others are waited for instead.
+    """
 
     row: OutboxRow
     is_void: bool
     session: NumberingSession
     counter: int
     answer: Answer
+    is_late: bool = False
 
     def finish(self) -> None:
         """Let the broker drop the outcome: the number says what was taken."""
@@ -94,7 +104,8 @@ class Drainer:
 
     def __init__(self, client: Client, state: OutboxState, uuid: str, name: str, clock: Clock) -> None:
         self._client, self._state, self._uuid, self._clock = client, state, uuid, clock
-        self._flying: deque[_Flight] = deque()
+        self._flying: list[_Flight] = []
+        self._page_size = PAGE_SIZE_MAX
         self._drained: list[OutboxRow] = []  # placed, and not deleted yet
         self._series, self._taken = "", Taken(0, {})
         self._sent_through = 0
@@ -202,36 +213,52 @@ class Drainer:
 
     def _send(self, connection: Any, outbox: OutboxTables) -> bool:
         """Send a page of rows, if there is room; whether any was sent."""
-        if len(self._flying) + PAGE_SIZE > IN_FLIGHT_MAX:
+        size, flying = self._page_size, self._flying
+        in_flight_bytes = sum(len(flight.row.batches) for flight in flying)
+        if len(flying) + size > IN_FLIGHT_MAX or in_flight_bytes > IN_FLIGHT_BYTES_MAX:
             return False
-        rows = outbox.numbered(connection, self._sent_through, PAGE_SIZE)
-        if len(rows) < PAGE_SIZE and outbox.number(connection):
-            rows = outbox.numbered(connection, self._sent_through, PAGE_SIZE)
+        rows = outbox.numbered(connection, self._sent_through, size)
+        if len(rows) < size and outbox.number(connection):
+            rows = outbox.numbered(connection, self._sent_through, size)
         crash_point("client.outbox.numbered")
-        for row in rows:
-            self._flying.append(self._submit(row))
-            self._sent_through = row.number
+        if rows:
+            self._submit(rows)
+            self._sent_through = rows[-1].number
+            self._page_size = min(2 * size, PAGE_SIZE_MAX)
         return bool(rows)
 
-    def _submit(self, row: OutboxRow) -> _Flight:
+    def _submit(self, rows: Sequence[OutboxRow]) -> None:
+        voids = [self._is_void(row) for row in rows]
+        session = cast("NumberingSession", self._client.session)
+        ids = [session.next_txid() for _ in rows]
+        floor = session.finished_through
+        requests = [
+            TransactionRequest(
+                f"commit {txid}",
+                {
+                    "drained": self._series, "number": row.number, "row": VOID if is_void else row.id,
+                    "uuid": self._uuid, "floor": floor,
+                },
+                [] if is_void else [row.batches],
+            )
+            for row, is_void, (_, txid) in zip(rows, voids, ids, strict=True)
+        ]  # fmt: skip
+        try:
+            answers = self._client.control.submit_transactions(requests, ANSWER_S)
+        except BaseException:
+            for counter, _ in ids:
+                session.finished(counter)
+            raise
+        for row, is_void, (counter, _), answer in zip(rows, voids, ids, answers, strict=True):
+            self._flying.append(_Flight(row, is_void, session, counter, answer))
+        crash_point("client.outbox.sent")
+
+    def _is_void(self, row: OutboxRow) -> bool:
         known = self._taken.rows.get(row.number)
         is_void = known == VOID if known is not None else row.state != WAITING
         self._require(not is_void or row.state != WAITING, f"row {row.number} waits here, and is void at the broker")
-        session = cast("NumberingSession", self._client.session)
-        counter, txid = session.next_txid()
-        fields: dict[str, str | int | bytes | None] = {
-            "drained": self._series, "number": row.number, "row": VOID if is_void else row.id, "uuid": self._uuid,
-        }  # fmt: skip
-        if session.finished_through:
-            fields["floor"] = session.finished_through
-        body = [] if is_void else [row.batches]
-        try:
-            answer = self._client.control.submit("commit", txid, extensions=fields, body=body, timeout=ANSWER_S)
-        except BaseException:
-            session.finished(counter)
-            raise
-        crash_point("client.outbox.sent")
-        return _Flight(row, is_void, session, counter, answer)
+        self._require(is_valid_name(row.id), f"row {row.number} has an id that is none: {row.id[:80]!r}")
+        return is_void
 
     # --- taking the answers ------------------------------------------------------------------------------------------
 
@@ -241,18 +268,9 @@ class Drainer:
         Raises:
             TxmqError: away, or out of turn: what was in flight is sent again behind a comparison.
         """
-        if not self._flying:
-            return False
-        try:
-            self._flying[0].answer.result(WAIT_S)
-        except RequestTimeoutError:
-            pass
-        except TxmqError:
-            pass  # taken below
-        answered, flying = list[_Flight](), deque[_Flight]()
-        for flight in self._flying:
-            (answered if self._is_answered(flight) else flying).append(flight)
-        self._flying = flying
+        self._await_one()
+        answered = [flight for flight in self._flying if flight.answer.done]
+        self._flying = [flight for flight in self._flying if not flight.answer.done]
         refused = None
         for flight in answered:
             flight.finish()
@@ -266,16 +284,22 @@ class Drainer:
             self._refused(connection, outbox, *refused)
         return bool(answered)
 
+    def _await_one(self) -> None:
+        """Wait for an answer, of those that are not known to take long if there are any."""
+        flight = min(self._flying, key=lambda flight: flight.is_late, default=None)
+        if flight is not None:
+            flight.answer.look()
+            if not any(flight.answer.done for flight in self._flying):
+                with suppress(TxmqError):  # taken by ``_settle``
+                    flight.answer.result(WAIT_S)
+                flight.is_late = True
+
     def _delete(self, connection: Any, outbox: OutboxTables) -> None:
         if self._drained:
             crash_point("client.outbox.answered")
             outbox.delete(connection, self._drained)
             self._drained.clear()
             crash_point("client.outbox.deleted")
-
-    def _is_answered(self, flight: _Flight) -> bool:
-        flight.answer.look()
-        return flight.answer.done
 
     def _result(self, flight: _Flight) -> tuple[_Flight, TxmqError] | None:
         try:
@@ -288,6 +312,7 @@ class Drainer:
         """Park a row that is refused for good; whatever was behind it was refused, too."""
         self._delete(connection, outbox)
         self._land()
+        self._page_size = PAGE_SIZE_MIN
         if flight.is_void or not isinstance(error, _FOR_GOOD) or not isinstance(error, BrokerError):
             if not isinstance(error, OutOfTurnError):
                 raise error

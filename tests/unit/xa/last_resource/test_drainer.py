@@ -1,0 +1,211 @@
+"""One drainer at a broker that takes numbers, answers late or refuses; the tables are SQLite's."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+from txmq.errors import ConnectionLostError, OutOfTurnError, RequestTimeoutError, TxmqError, UnknownTopicError
+from txmq.protocol.commands import TransactionRequest
+from txmq.testing.simulated.clock import SimClock
+from txmq.xa.database.dialects import SQLITE
+from txmq.xa.database.marker_table import MarkerTable
+from txmq.xa.database.outbox_tables import NUMBERED_MAX, OutboxKey, OutboxTables
+from txmq.xa.last_resource import drainer
+from txmq.xa.last_resource.drainer import (
+    IN_FLIGHT_BYTES_MAX,
+    PAGE_SIZE_MAX,
+    PAGE_SIZE_MIN,
+    WAIT_S,
+    Drainer,
+    DrainError,
+)
+from txmq.xa.last_resource.outbox import OutboxOptions, OutboxState
+from txmq.xa.last_resource.resolving import ResolvingConnection
+
+SERIES, UUID = "5" * 32, "e" * 32
+ANSWERS_AFTER_S = 0.001
+
+
+class FakeAnswer:
+    """To one row, a moment later or ``late``."""
+
+    def __init__(self, clock: SimClock, error: TxmqError | None, *, late: bool) -> None:
+        self._clock, self._error, self.late = clock, error, late
+        self._at = clock.monotonic() + ANSWERS_AFTER_S
+
+    @property
+    def done(self) -> bool:
+        return not self.late and self._clock.monotonic() >= self._at
+
+    def look(self) -> None:
+        """It comes by itself."""
+
+    def result(self, timeout: float | None = None) -> bytes:
+        if not self.done:
+            self._clock.advance(ANSWERS_AFTER_S if timeout is None or not self.late else timeout)
+        if not self.done:
+            raise RequestTimeoutError("later")
+        if self._error is not None:
+            raise self._error
+        return b""
+
+
+class FakeBroker:
+    """A broker, its session and the connection to it; rows wait there (``late``), or are refused for good."""
+
+    def __init__(self) -> None:
+        self.clock = SimClock()
+        self.pages: list[list[str]] = []
+        self.sent_bytes: list[int] = []
+        self.sent_at: list[float] = []
+        self.taken: list[str] = []
+        self.late: set[str] = set()
+        self.gone: set[str] = set()
+        self.is_lost = False
+        self.answers: dict[str, FakeAnswer] = {}
+        self.finished_through, self._numbers = 0, count(1)
+        self.open = Counter[int]()
+
+    @property
+    def control(self) -> FakeBroker:
+        return self
+
+    @property
+    def session(self) -> Any:
+        return self
+
+    def next_txid(self) -> tuple[int, str]:
+        counter = next(self._numbers)
+        self.open[counter] += 1
+        return counter, f"tx-{counter}"
+
+    def finished(self, counter: int) -> None:
+        self.open[counter] -= 1
+
+    def call(self, verb: str, *arguments: str | int, **_: Any) -> bytes:
+        assert (verb, *arguments) == ("drained", SERIES)
+        last = len(self.taken)
+        rows = {number: row for number, row in enumerate(self.taken, 1) if number > last - NUMBERED_MAX}
+        return json.dumps({"last": last, "rows": rows}).encode()
+
+    def submit(self, verb: str, *arguments: str | int, **_: Any) -> Any:
+        raise AssertionError((verb, arguments))
+
+    def submit_transactions(self, requests: Sequence[TransactionRequest], timeout: float) -> list[FakeAnswer]:
+        self.pages.append([str(fields["row"]) for _, fields, _ in requests])
+        self.sent_at.append(self.clock.monotonic())
+        self.sent_bytes.append(sum(len(buffer) for _, _, body in requests for buffer in body or ()))
+        if self.is_lost:
+            raise ConnectionLostError("planned")
+        self.answers |= {
+            row: FakeAnswer(self.clock, self._taken(row, int(fields["number"])), late=row in self.late)
+            for row, (_, fields, _) in zip(self.pages[-1], requests, strict=True)
+        }
+        return [self.answers[row] for row in self.pages[-1]]
+
+    def _taken(self, row: str, number: int) -> TxmqError | None:
+        if number != len(self.taken) + 1:
+            return None if self.taken[number - 1 : number] == [row] else OutOfTurnError(f"{number}")
+        if row in self.gone:
+            return UnknownTopicError("gone")
+        self.taken.append(row)
+        return None
+
+
+class World:
+    """An outbox and its drainer."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection, self.broker = connection, FakeBroker()
+        table = MarkerTable("txmq_marker", SQLITE, "?")
+        table.require_known = lambda *_: None  # type: ignore[method-assign]  # a server's, not this file's
+        self.outbox = OutboxTables.beside(table)
+        self.outbox.create(connection, SERIES)
+        self.database = ResolvingConnection(connection, table, UUID, self.outbox)
+        self.state = OutboxState(OutboxOptions(), self.broker.clock, "me")
+        self.drainer = Drainer(self.broker, self.state, UUID, "shop", self.broker.clock)
+
+    def waiting(self, *rows: str, size: int = 1) -> None:
+        """Rows that are committed, each of its own key."""
+        for row in rows:
+            self.connection.execute("BEGIN")
+            self.outbox.add(self.connection, row, b"x" * size, [OutboxKey("orders-0", row)])
+            self.connection.commit()
+
+    def left(self) -> list[str]:
+        return [row_id for row_id, *_ in self.outbox.listed(self.connection, 10_000)]
+
+
+@pytest.fixture
+def world() -> World:
+    return World(sqlite3.connect(":memory:", isolation_level=None))
+
+
+def test_rows_go_out_in_pages_and_in_order(world: World) -> None:
+    rows = [f"row-{number}" for number in range(3 * NUMBERED_MAX)]
+    world.waiting(*rows)
+    assert not world.drainer.round(world.database)
+    assert (world.broker.taken, world.left()) == (rows, [])
+    assert {len(page) for page in world.broker.pages} == {PAGE_SIZE_MAX}
+    assert not +world.broker.open  # the broker may forget all of them
+
+
+def test_row_that_waits_at_broker_delays_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drainer, "PAGE_SIZE_MAX", PAGE_SIZE_MIN)
+    world = World(sqlite3.connect(":memory:", isolation_level=None))
+    rows = [f"row-{number}" for number in range(NUMBERED_MAX)]
+    world.waiting(*rows)
+    world.broker.late = {"row-0"}
+    assert world.drainer.round(world.database)
+    assert (world.broker.taken, world.left()) == (rows, ["row-0"])
+    assert len(world.broker.sent_at) == NUMBERED_MAX // PAGE_SIZE_MIN
+    assert world.broker.sent_at[-1] < 2 * WAIT_S
+    world.broker.answers["row-0"].late = False
+    assert not world.drainer.round(world.database)
+    assert world.left() == []
+
+
+def test_large_rows_do_not_pile_up_in_flight(world: World) -> None:
+    size = IN_FLIGHT_BYTES_MAX // 3
+    rows = [f"row-{number}" for number in range(12)]
+    world.waiting(*rows, size=size)
+    world.broker.late = set(rows)
+    assert world.drainer.round(world.database)
+    assert IN_FLIGHT_BYTES_MAX < sum(world.broker.sent_bytes) <= IN_FLIGHT_BYTES_MAX + size
+
+
+def test_few_rows_are_sent_behind_refused_one(world: World) -> None:
+    rows = [f"row-{number}" for number in range(2 * PAGE_SIZE_MAX)]
+    world.waiting(*rows)
+    world.broker.gone = {"row-1", "row-3"}
+    while world.drainer.round(world.database):
+        pass
+    assert sorted(set(rows) - set(world.broker.taken)) == world.left() == ["row-1", "row-3"]
+    assert [row for row in world.broker.taken if row != "void"] == [row for row in rows if row not in world.left()]
+    assert [len(page) for page in world.broker.pages[:3]] == [PAGE_SIZE_MAX, PAGE_SIZE_MIN, PAGE_SIZE_MIN]
+    assert not +world.broker.open
+
+
+def test_row_without_proper_id_is_not_sent(world: World) -> None:
+    world.waiting("row-0", "row 1\r\n")
+    with pytest.raises(DrainError, match="row 2 has an id that is none"):
+        world.drainer.round(world.database)
+    assert not world.broker.pages
+
+
+def test_ids_of_rows_that_were_not_sent_are_finished(world: World) -> None:
+    world.waiting("row-0", "row-1")
+    world.broker.is_lost = True
+    with pytest.raises(ConnectionLostError):
+        world.drainer.round(world.database)
+    assert not +world.broker.open
+    world.broker.is_lost = False
+    assert not world.drainer.round(world.database)
+    assert (world.broker.taken, world.left()) == (["row-0", "row-1"], [])
