@@ -148,18 +148,30 @@ def _timed_mariadb(server: MariaDB, committed: Committed) -> Any:
             super().commit()
             committed.append(time.perf_counter())
 
+        _results = 0  # to be read up to COMMIT's
+
         def query(self, query: str | bytes) -> None:
             super().query(query)
-            if query[:9] in ("XA COMMIT", b"XA COMMIT") or query[:6] in ("COMMIT", b"COMMIT"):
+            if query[:9] in ("XA COMMIT", b"XA COMMIT"):
                 committed.append(time.perf_counter())
 
-        def send_query(self, query: str | bytes) -> None:
+        def send_query(self, query: str) -> None:
             super().send_query(query)
-            self._commits = query[:6] in ("COMMIT", b"COMMIT")
+            before, commit, _ = query.partition("COMMIT")
+            self._results = before.count(";") + 1 if commit else 0
 
         def read_query_result(self) -> None:
             super().read_query_result()
-            if self._commits:
+            self._read_one()
+
+        def next_result(self) -> int:
+            result = int(super().next_result())
+            self._read_one()
+            return result
+
+        def _read_one(self) -> None:
+            self._results -= 1
+            if self._results == 0:
                 committed.append(time.perf_counter())
 
     return Timed(**server.connect_arguments())

@@ -18,7 +18,7 @@ from txmq.xa.last_resource.proof import Step, prove
 from .mysql_orders import new_txid
 
 CLUSTER = "00000000000000c1"
-TABLES = ("txmq_marker", "txmq_marker_identity", "txmq_marker_server")
+TABLES = ("txmq_marker_identity", "txmq_marker", "txmq_marker_server")
 
 
 class Copies:
@@ -57,7 +57,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
 def copies(mariadb: MariaDB, other: MariaDB) -> Iterator[Copies]:
     yield Copies(mariadb, other)
     for server in (mariadb, other):
-        server.execute(f"DROP TABLE {', '.join(TABLES)}")
+        server.execute(f"DROP TABLE {', '.join(sorted(TABLES))}")
 
 
 def test_missing_row_in_a_copy_proves_nothing_until_adopted(copies: Copies) -> None:
@@ -70,7 +70,8 @@ def test_missing_row_in_a_copy_proves_nothing_until_adopted(copies: Copies) -> N
 
 
 def test_a_committed_marker_in_a_copy_proves_a_commit(copies: Copies) -> None:
-    copies.other.execute("INSERT INTO txmq_marker VALUES ('c', 'committed', 0, 0, 0), ('r', 'rolled-back', 0, 0, 0)")
+    rows = "('c', 'committed', 0, 0, 0, NULL), ('r', 'rolled-back', 0, 0, 0, NULL)"
+    copies.other.execute(f"INSERT INTO txmq_marker VALUES {rows}")
     assert copies.proved(copies.other, "c")[0] is Step.REPORT_COMMIT
     assert copies.proved(copies.other, "r")[0] is Step.UNDECIDED
 

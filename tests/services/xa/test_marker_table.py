@@ -54,7 +54,7 @@ class Database:
     def open_marker(self, txid: str) -> Any:
         """A writer's connection, its marker not committed yet."""
         connection = self.connect()
-        connection.cursor().execute("INSERT INTO txmq_marker VALUES (%s, 'committed', 0, 0, 0)", (txid,))
+        connection.cursor().execute("INSERT INTO txmq_marker VALUES (%s, 'committed', 0, 0, 0, NULL)", (txid,))
         return connection
 
 
@@ -74,7 +74,7 @@ def test_finished_markers_leave_past_writer_whose_marker_is_not_committed(
 ) -> None:
     """Many of few: a full scan, which waited for every open transaction (and MariaDB scans at READ COMMITTED too)."""
     txids = [f"t{number:05}" for number in range(count)]
-    database.execute("INSERT INTO txmq_marker VALUES (%s, 'committed', 0, 0, 0)", *((txid,) for txid in txids))
+    database.execute("INSERT INTO txmq_marker VALUES (%s, 'committed', 0, 0, 0, NULL)", *((txid,) for txid in txids))
     writers = [database.open_marker(txid) for txid in ("a", "t00002x", "z")]
     resolving = database.resolving(kind)
     resolving.delete_committed(txids[::2])
@@ -88,7 +88,7 @@ def test_writers_come_in_between_while_housekeeping_holds_its_locks(database: Da
     """At REPEATABLE READ, which is the server's default, each gap between two markers was locked as well."""
     assert database.execute("SELECT @@global.tx_isolation") == [("REPEATABLE-READ",)]
     txids = [f"t{number:05}" for number in range(200)]
-    database.execute("INSERT INTO txmq_marker VALUES (%s, 'committed', 0, 0, 0)", *((txid,) for txid in txids))
+    database.execute("INSERT INTO txmq_marker VALUES (%s, 'committed', 0, 0, 0, NULL)", *((txid,) for txid in txids))
     resolving, commit = database.resolving("last-resource"), []
     real = resolving.connection.commit
 
@@ -108,8 +108,8 @@ def test_writers_come_in_between_while_housekeeping_holds_its_locks(database: Da
 
 def test_expired_rolled_back_markers_leave_without_waiting_for_open_transactions(database: Database) -> None:
     old = [(f"old{number}", "rolled-back") for number in range(300)]
-    database.execute("INSERT INTO txmq_marker VALUES (%s, %s, 0, 0, 0)", *old, ("c", "committed"))
-    database.execute(f"INSERT INTO txmq_marker VALUES ('young', 'rolled-back', 0, {MYSQL.now_ms}, 0)")
+    database.execute("INSERT INTO txmq_marker VALUES (%s, %s, 0, 0, 0, NULL)", *old, ("c", "committed"))
+    database.execute(f"INSERT INTO txmq_marker VALUES ('young', 'rolled-back', 0, {MYSQL.now_ms}, 0, NULL)")
     writer = database.open_marker("open")
     resolving = database.resolving("last-resource")
     assert resolving.table.delete_expired_rolled_back(resolving.connection) == len(old)
@@ -132,7 +132,7 @@ def test_statement_binary_log_forbids_read_committed_and_all_is_settled(tmp_path
         database = Database(server)
         for kind in ("last-resource", "xa"):
             resolving = database.resolving(kind)
-            database.execute("INSERT INTO txmq_marker VALUES ('c', 'committed', 0, 0, 0)")
+            database.execute("INSERT INTO txmq_marker VALUES ('c', 'committed', 0, 0, 0, NULL)")
             resolving.delete_committed(["c"])
             assert database.execute("SELECT txid FROM txmq_marker WHERE txid = 'c'") == []
 
@@ -141,7 +141,8 @@ def test_a_table_of_a_named_schema_is_cleaned_as_well(database: Database) -> Non
     other = Database(database.server)
     resource = LastResource("shop", connect=other.connect, table=f"{database.name}.own_marker")
     resource.install()
-    database.execute("INSERT INTO own_marker VALUES ('c', 'committed', 0, 0, 0), ('r', 'rolled-back', 0, 0, 0)")
+    rows = "('c', 'committed', 0, 0, 0, NULL), ('r', 'rolled-back', 0, 0, 0, NULL)"
+    database.execute(f"INSERT INTO own_marker VALUES {rows}")
     with closing(resource.open_for_resolver(CLUSTER)) as resolving:
         resolving.delete_committed(["c"])
         resolving.delete_expired()

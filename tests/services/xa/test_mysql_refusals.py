@@ -162,7 +162,7 @@ def test_the_first_branch_binds_the_cluster(orders: MySQLOrders) -> None:
 
 
 def test_a_database_that_is_not_installed_is_refused(orders: MySQLOrders) -> None:
-    orders.execute("DROP TABLE txmq_marker_identity")
+    orders.execute("DROP TABLE txmq_marker, txmq_marker_identity")
     with pytest.raises(ConfigError, match=r"call install\(\)"):
         orders.enlist()
 

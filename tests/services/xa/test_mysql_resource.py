@@ -277,7 +277,7 @@ def test_a_marker_that_is_refused_leaves_nothing_prepared(orders: MySQLOrders, i
     branch = orders.enlist(connection=orders.connect(multi_statements=is_packed))
     orders.insert(branch, 1)
     txid = branch.xid.gtrid.decode()
-    orders.execute(f"INSERT INTO txmq_marker VALUES ('{txid}', 'rolled-back', 0, 0, 0)")
+    orders.execute(f"INSERT INTO txmq_marker VALUES ('{txid}', 'rolled-back', 0, 0, 0, NULL)")
     with pytest.raises(RolledBackError, match="Duplicate"):
         end(branch)
     assert orders.listed() == []

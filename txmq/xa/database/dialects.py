@@ -60,6 +60,8 @@ class Dialect:
         why_not_current: why statements of this connection do not see what others have committed before them, or None.
         statement_bytes_max: the largest statement that the server takes, or None.
         delete: how a statement that deletes rows by their key begins.
+        identity_key, marker_key: what lets the server itself keep markers of another identity out, behind the columns
+            of the two tables; empty if a condition of the INSERT costs as little.
         engines: statement that lists tables (``schema.table``, engine) that cannot roll back in the connection's
             database, or if it has none in the schema that is its parameter; empty if all tables can.
         engines_two_phase: the same for tables that cannot roll back or cannot prepare.
@@ -86,6 +88,8 @@ class Dialect:
     why_not_current: Callable[[Connection], str | None] = lambda _connection: None
     statement_bytes_max: Callable[[Connection], int | None] = lambda _connection: None
     delete: str = "DELETE FROM {table}"
+    identity_key: str = ""
+    marker_key: str = ""
     engines: str = ""
     engines_two_phase: str = ""
     has_privileges: bool = True
@@ -285,6 +289,10 @@ MYSQL = Dialect(
     statement_bytes_max=_mysql_statement_bytes_max,
     # For many keys among few rows a full scan is cheaper: it waits for every open transaction, at any isolation.
     delete="DELETE {table} FROM {table} FORCE INDEX (PRIMARY)",
+    identity_key=", UNIQUE KEY (uuid)",
+    # NULL, as an INSERT that reads the identity leaves it, refers to nothing.
+    marker_key=", uuid VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, "
+    "FOREIGN KEY (uuid) REFERENCES {table}_identity (uuid)",
     engines=_MYSQL_ENGINES + ")",
     engines_two_phase=_MYSQL_ENGINES + " OR e.xa <> 'YES')",
     is_lost=_mysql_is_lost,

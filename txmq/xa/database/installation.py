@@ -31,6 +31,7 @@ from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
 from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, run
+from txmq.xa.database.marker_schema import create_tables, look_for_key
 from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.outbox_topics import TopicSize
@@ -167,7 +168,7 @@ class Installation:
             self._check_identity(connection, table, cluster)  # a database that is not installed is a mistake
         if not table.is_there(connection):
             with self._named(connection, table, ": its tables cannot be created"):
-                table.create(connection)
+                create_tables(connection, table)
         if table.identity(connection) is None:
             self._put_identity(connection, table, DatabaseIdentity(self.name, f"{random.bits(128):032x}", ""))
         self._check_identity(connection, table, cluster)
@@ -284,6 +285,7 @@ class Installation:
         if session.table.dialect.is_local_clock or now - session.checked < CHECK_EVERY_S:
             return
         self._check_tables(session)
+        look_for_key(session.connection, session.table)
         session.clock_ahead_ms = session.table.now_ms(session.connection) - self._clock.now_ms()
         session.checked = now
 

@@ -12,7 +12,7 @@ Of an outboxed transaction the owner's row says so: the rows are committed, the 
 Tables::
 
     <table>          txid (primary key), outcome ('committed' | 'rolled-back' | 'outboxed'), deadline_ms, written_ms,
-                     seen
+                     seen; in MySQL and MariaDB also uuid, a foreign key of the identity's, or NULL
     <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
     <table>_server   id (always 1), fingerprint of the known server (``fingerprint``)
 
@@ -22,7 +22,7 @@ Invariants:
     * an outcome that is committed never changes; only the marker sweep deletes a row (``marker_sweep.py``), and an
       outboxed one its own (``outbox_tables``);
     * the owner's row gets in only if the identity is the expected one, and before the deadline on the database's
-      clock; both are conditions of the INSERT itself;
+      clock; both are conditions of the INSERT itself, or the foreign key is (``insert_committed_or_fail``);
     * rows are deleted by their keys, at most EXPIRED_SIZE at once: writers of other rows do not wait for it;
     * methods with "own transaction" in their docstring commit before they return, or raise and leave nothing.
 """
@@ -87,6 +87,7 @@ class MarkerTable:
     Attributes:
         mark: how the driver writes a parameter.
         place: in the queue of the writers to an SQLite file; None for any other database.
+        has_key: the server keeps markers of another identity out (``marker_schema``).
     """
 
     def __init__(self, table: str, dialect: Dialect, placeholder: str) -> None:
@@ -96,6 +97,7 @@ class MarkerTable:
         self._known_server = f"SELECT fingerprint FROM {table}_server WHERE id = 1"  # noqa: S608
         self._delete = dialect.delete.format(table=table)
         self.place: WriterTurn | None = None
+        self.has_key = False
         self._insert_committed = self._written(
             f"INSERT INTO {table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
             f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, 0 FROM {table}_identity "
@@ -109,19 +111,6 @@ class MarkerTable:
         driver = driver_of(connection)
         dialect = dialect_for(driver, dialect_name)
         return cls(table, dialect, placeholder_of(driver, dialect))
-
-    def create(self, connection: Connection) -> None:
-        """Create missing tables. Databases commit that by themselves, or here."""
-        d, table = self.dialect, self.name
-        marker = f"txid {d.text} NOT NULL PRIMARY KEY, outcome {d.text} NOT NULL, deadline_ms {d.number} NOT NULL, "
-        marker += f"written_ms {d.number} NOT NULL, seen {d.number} NOT NULL"
-        identity = f"id {d.number} NOT NULL PRIMARY KEY, name {d.text} NOT NULL, uuid {d.text} NOT NULL, "
-        identity += f"cluster {d.text} NOT NULL"
-        server = f"id {d.number} NOT NULL PRIMARY KEY, fingerprint {d.text} NOT NULL"
-        with own_transaction(connection, d):
-            run(connection, f"CREATE TABLE IF NOT EXISTS {table} ({marker}){d.table_options}")
-            run(connection, f"CREATE TABLE IF NOT EXISTS {table}_identity ({identity}){d.table_options}")
-            run(connection, f"CREATE TABLE IF NOT EXISTS {table}_server ({server}){d.table_options}")
 
     def is_there(self, connection: Connection) -> bool:
         """Whether all tables can be read. False if one is missing, or if the user may not read it."""
@@ -281,6 +270,23 @@ class MarkerTable:
         literals = iter(condition[1])
         return f"{statement} AND " + "".join(
             f"'{next(literals)}'" if piece == "?" else piece for piece in re.split(r"(\?)", condition[0])
+        )
+
+    def insert_committed_or_fail(self, txid: str, uuid: str, deadline_ms: int) -> str:
+        """The owner's row as SQL that fails unless it gets in: what stands behind it in one packet is not done then.
+
+        Only with ``has_key``. Behind an error of ``KEPT_OUT``, ``insert_committed`` tells why, or gets it in.
+        One query less than a condition that reads the identity, which is the half of this statement's cost.
+
+        Raises:
+            ValueError: txid or uuid are not what they are called.
+        """
+        if not (_LITERAL.match(txid) and _LITERAL.match(uuid)):
+            raise ValueError(f"not to be written into SQL: {txid[:80]!r}, {uuid[:80]!r}")
+        return (
+            f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen, uuid) VALUES ('{txid}', "  # noqa: S608
+            f"IF(@@foreign_key_checks AND @@timestamp * 1000 < {deadline_ms}, '{COMMITTED}', NULL), "
+            f"{deadline_ms}, @@timestamp * 1000, 0, '{uuid}')"
         )
 
     def why_refused(self, connection: Connection, uuid: str, deadline_ms: int) -> str:

@@ -28,6 +28,7 @@ OUTSIDE: Final = 1400
 RMERR: Final = 1401  # MySQL 8 also: XA RECOVER without XA_RECOVER_ADMIN
 DUPID: Final = 1440
 ROLLED_BACK: Final = frozenset({1402, 1613, 1614})  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK
+KEPT_OUT: Final = frozenset({1048, 1452})  # of ``insert_committed_or_fail``: a NULL, no row that is referred to
 ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
 UNKNOWN_THREAD: Final = 1094
 # Error numbers of MySQL and MariaDB; the libraries' own are 2000 to 2999 and 5000 to 5999. A number that is not
@@ -119,17 +120,38 @@ def _send_there(
         return [], error
 
 
-def commit_and_begin(connection: Any, savepoint: str) -> None:
-    """Commit, and begin the next transaction in the same packet. Returns with COMMIT's own answer.
+def commit(connection: Any, statements: Sequence[str], *, ahead: int = 0) -> tuple[int, Exception | None]:
+    """Run COMMIT with what stands before and behind it, in one packet. Returns with COMMIT's own answer.
 
-    The other answers are to be read by the block that needs them: the decision is reported to the broker first.
+    The answers of what is behind it are to be read by who needs them: the decision is reported to the broker first.
+
+    Args:
+        ahead: how many statements stand before it.
+
+    Returns:
+        How many of those and COMMIT were done, and what the next one raised.
     """
     if isinstance(connection, ThreadConnection):
-        connection.call(commit_and_begin, savepoint)
-        return
-    connection.send_query(f"COMMIT AND CHAIN; SAVEPOINT {savepoint}")
-    crash_point("client.tx.db_commit_sent")
-    connection.read_query_result()
+        return _commit_there(connection, statements, ahead)
+    done = 0
+    try:
+        connection.send_query("; ".join(statements))
+        crash_point("client.tx.db_commit_sent")
+        connection.read_query_result()
+        done = 1
+        while done <= ahead:
+            connection.next_result()
+            done += 1
+    except Exception as error:  # noqa: BLE001  the driver's; the caller judges it by its number
+        return done, error
+    return done, None
+
+
+def _commit_there(connection: ThreadConnection, statements: Sequence[str], ahead: int) -> tuple[int, Exception | None]:
+    try:
+        return connection.call(commit, statements, ahead=ahead)
+    except Exception as error:  # noqa: BLE001  the call was given up, or an earlier one: no answer of the server
+        return 0, error
 
 
 def execute(connection: Any, statement: str) -> None:

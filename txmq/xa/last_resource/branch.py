@@ -1,10 +1,12 @@
 """One transaction's side in the database of a last resource: from BEGIN to its end.
 
-Through mysqlclient, statements that stand together go out in one packet (``mysql_server``), three round trips instead
-of six: the savepoint's release with the marker row; COMMIT AND CHAIN, which begins the next transaction, with that
-one's savepoint, so that a block that follows at once on the same connection of ours begins without asking (later, the
-server may have ended it: BEGIN is what notices). That block reads the savepoint's result. An empty transaction holds
-no locks and no snapshot.
+Through mysqlclient, statements that stand together go out in one packet (``mysql_server``), two round trips with that
+of the body instead of six: the savepoint's release, the marker row, and COMMIT AND CHAIN, which begins the next
+transaction, with that one's savepoint, so that a block that follows at once on the same connection of ours begins
+without asking (later, the server may have ended it: BEGIN is what notices). That block reads the savepoint's result. An
+empty transaction holds no locks and no snapshot. The server does nothing behind a statement that fails, so COMMIT needs
+a marker that fails if it does not get in (``MarkerTable.insert_committed_or_fail``). Where there is none, and if the
+marker is to look at the outbox, release and marker are a packet of their own, sent while the broker prepares.
 
 Invariants:
     * rows and marker are in one transaction, opened here, ended here;
@@ -26,7 +28,7 @@ from txmq.xa.database.dbapi import is_integrity_error, run
 from txmq.xa.database.guarded_connection import Guard, guarded
 from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import Condition
-from txmq.xa.database.mysql_server import commit_and_begin, discard_results, send
+from txmq.xa.database.mysql_server import KEPT_OUT, code_of, commit, discard_results, is_answer_of_server, send
 from txmq.xa.database.outbox_tables import OutboxKey
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
@@ -73,6 +75,7 @@ class Branch:
         self._guard = Guard((lambda: connection.in_transaction) if knows_state else None)
         self._has_savepoint = True  # txmq has not released it
         self._has_marker = False
+        self._marker: tuple[str, int] | None = None  # that goes with COMMIT: of this txid, with this deadline
         self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
         self._has_let_go = False  # of the connection, which may be another block's by now
         is_begun, checked = self._is_begun(session), session.checked
@@ -160,6 +163,17 @@ class Branch:
     def note(self, error: BaseException) -> None:
         """Note an exception of the body: its causes may be errors that the guard did not see."""
         self._guard.note(error)
+
+    def leave_marker_to_commit(self, txid: str, timeout_s: float, keys: Collection[OutboxKey] = ()) -> bool:
+        """Whether ``commit`` puts the marker in, in front of COMMIT; otherwise ``insert_marker`` does.
+
+        Args: as of ``insert_marker``.
+        """
+        session = self._session
+        if not (session.takes_packets and session.table.has_key) or (session.outbox is not None and keys):
+            return False
+        self._marker = txid, self._deadline_ms(timeout_s)
+        return True
 
     def insert_marker(self, txid: str, timeout_s: float, keys: Collection[OutboxKey] = ()) -> bool:
         """Put the committed marker into the open transaction, unless an earlier message of these keys waits there.
@@ -251,7 +265,7 @@ class Branch:
 
         Raises: as ``insert_marker``.
         """
-        session = self._session
+        session, self._marker = self._session, None
         outbox, table = session.outbox, session.table
         assert outbox is not None
         if outbox.row_bytes_max is not None and len(batches) > outbox.row_bytes_max:
@@ -281,14 +295,44 @@ class Branch:
         """Commit rows and marker.
 
         Raises:
+            TransactionError: of a marker that was left to it, as ``insert_marker``: the transaction is still open.
             Exception: see ``is_still_open``: only then is it surely not committed.
         """
-        session = self._session
-        if not (session.takes_packets and self._is_own):
+        session, marker = self._session, self._marker
+        if not (session.takes_packets and (self._is_own or marker is not None)):
             session.connection.commit()
             return
-        commit_and_begin(session.connection, _SAVEPOINT)
-        session.begun_at = self.resource.clock.monotonic()
+        # The answer of the savepoint behind COMMIT is read by the block that needs it: the decision is reported first.
+        chain = ("COMMIT AND CHAIN", f"SAVEPOINT {_SAVEPOINT}") if self._is_own else ("COMMIT",)
+        if marker is not None:
+            self._commit_behind_marker(*marker, chain)
+        else:
+            _, error = commit(session.connection, chain)
+            if error is not None:
+                raise error
+        if self._is_own:
+            session.begun_at = self.resource.clock.monotonic()
+
+    def _commit_behind_marker(self, txid: str, deadline_ms: int, chain: tuple[str, ...]) -> None:
+        session, uuid = self._session, self.resource.uuid or ""
+        marker = session.table.insert_committed_or_fail(txid, uuid, deadline_ms)
+        done, error = commit(session.connection, (f"RELEASE SAVEPOINT {_SAVEPOINT}", marker, *chain), ahead=2)
+        self._has_savepoint = done == 0
+        if error is None:
+            return
+        is_answer = is_answer_of_server(error) and not session.table.dialect.is_lost(session.connection, error)
+        if done == 2 or not is_answer:
+            raise error
+        self._marker = None
+        if done == 0:
+            raise self._not_released(error) from error
+        with self._marking(txid):
+            if code_of(error) not in KEPT_OUT:
+                raise error
+            self._has_marker = session.table.insert_committed(session.connection, txid, uuid, deadline_ms)
+            if not self._has_marker:
+                self._require_condition(txid, deadline_ms, None)
+        self.commit()
 
     @property
     def is_still_open(self) -> bool:

@@ -6,12 +6,13 @@ prepared or rolled back when every home has, and is told when every home is. ``L
 answers the effects that the shell (or the simulator) carries out in order; the result of each is the next event.
 
 ```
- ACTIVE --BODY_DONE--> PREPARING --+--MARKER_INSERTED--> MARKED ---PREPARED---------+
-   |  ^                            +--PREPARED--> PREPARED --MARKER_INSERTED--+     |
+ ACTIVE --BODY_DONE--> PREPARING --+--MARKER_INSERTED,-> MARKED ---PREPARED---------+
+   |  ^                            |  MARKER_LEFT                                   |
+   |  |                            +--PREPARED--> PREPARED --MARKER_INSERTED--+     |
    |  STREAMING (parts were sent)                                             v     v
    |                                                                       COMMITTING
    | BODY_FAILED, RELEASE_FAILED, anything refused before COMMIT         |      |       |
-   v                                        DATABASE_REFUSED   COMMITTED |      | UNKNOWN
+   v                        MARKER_REFUSED, DATABASE_REFUSED   COMMITTED |      | UNKNOWN
  UNDOING (database) --> WITHDRAWING (broker) <-----------------+         |      v
                           |                                              |  LOOKING_UP --> LOOKUP_FAILED: UNKNOWN
                           v          CONFIRMING <- PROVED_ROLLED_BACK ---|------+
@@ -39,7 +40,8 @@ and the end is HAZARD.
 
 Laws:
     * ``COMMIT_DATABASE`` comes only after PREPARED and MARKER_INSERTED, both of them, whichever is first, or after
-      OUTBOX_FILLED: marker, rows and messages are in one transaction;
+      OUTBOX_FILLED: marker, rows and messages are in one transaction. A marker that was left to it (MARKER_LEFT) is
+      part of it, and one that is refused there (MARKER_REFUSED) has kept the COMMIT out;
     * what may be prepared of an outboxed block is rolled back only behind the database's decision: a block that fails
       undoes both, one that commits voids it (``VOID_PREPARE``). A process that dies in between leaves the outboxed
       marker, by which any resolver voids it;
@@ -73,7 +75,7 @@ class LastResourceState(enum.Enum):
     ACTIVE = "active"  # the body runs
     STREAMING = "streaming"  # the body runs, and parts of its messages are in the broker
     PREPARING = "preparing"  # prepare is under way, the marker row is being inserted
-    MARKED = "marked"  # the marker row is in, uncommitted; prepare is not answered
+    MARKED = "marked"  # the marker row is in, uncommitted, or left to COMMIT; prepare is not answered
     PREPARED = "prepared"  # the broker has prepared; the marker row is not in
     COMMITTING = "committing"  # COMMIT is under way: may be decided
     LOOKING_UP = "looking-up"  # COMMIT was not answered: the marker table is asked
@@ -119,6 +121,7 @@ class LastResourceEvent(enum.Enum):
     PREPARE_UNKNOWN = "prepare unknown"  # no answer: prepared, or to be prepared yet, or lost
     PREPARE_AWAY = "prepare away"  # away, full or too slow, and there is an outbox: prepared, or not, or to be yet
     MARKER_INSERTED = "marker inserted"
+    MARKER_LEFT = "marker left to commit"  # it goes in front of COMMIT, which is not done unless the marker gets in
     MARKER_BEHIND = "marker behind"  # an earlier message of the same keys waits in the outbox: so does this block
     OUTBOX_FILLED = "outbox filled"  # messages and the outboxed marker are in, uncommitted
     OUTBOX_REFUSED = "outbox refused"  # it is full, or any error
@@ -186,6 +189,7 @@ TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
     (_S.STREAMING, _E.BODY_FAILED): _UNDO_BOTH,
     (_S.STREAMING, _E.INTERRUPTED): _UNDO_BOTH,
     (_S.PREPARING, _E.MARKER_INSERTED): (_S.MARKED, (_F.AWAIT_PREPARED,)),
+    (_S.PREPARING, _E.MARKER_LEFT): (_S.MARKED, (_F.AWAIT_PREPARED,)),
     (_S.PREPARING, _E.MARKER_REFUSED): _UNDO_BOTH,
     (_S.PREPARING, _E.MARKER_BEHIND): _FILL,
     (_S.PREPARING, _E.PREPARED): (_S.PREPARED, ()),
@@ -216,6 +220,7 @@ TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
     (_S.VOIDING, _E.PREPARE_VOIDED): (_S.COMMITTED_OUTBOX, ()),
     (_S.VOIDING, _E.INTERRUPTED): (_S.COMMITTED_OUTBOX, ()),
     (_S.COMMITTING, _E.DATABASE_COMMITTED): _REPORT_COMMIT,
+    (_S.COMMITTING, _E.MARKER_REFUSED): _UNDO_BOTH,
     (_S.COMMITTING, _E.DATABASE_REFUSED): _UNDO_BOTH,
     (_S.COMMITTING, _E.DATABASE_UNKNOWN): _LOOK_UP,
     (_S.COMMITTING, _E.INTERRUPTED): _LOOK_UP,

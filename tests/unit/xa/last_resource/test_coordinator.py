@@ -30,8 +30,8 @@ EXPECTED: dict[State, set[Event]] = {
     },
     State.STREAMING: {Event.PARTS_STREAMED, Event.BODY_DONE, Event.BODY_FAILED, Event.INTERRUPTED},
     State.PREPARING: {
-        Event.MARKER_INSERTED, Event.MARKER_BEHIND, Event.MARKER_REFUSED, Event.PREPARED, Event.PREPARE_REFUSED,
-        Event.PREPARE_UNKNOWN, Event.PREPARE_AWAY, Event.INTERRUPTED,
+        Event.MARKER_INSERTED, Event.MARKER_LEFT, Event.MARKER_BEHIND, Event.MARKER_REFUSED, Event.PREPARED,
+        Event.PREPARE_REFUSED, Event.PREPARE_UNKNOWN, Event.PREPARE_AWAY, Event.INTERRUPTED,
     },
     State.MARKED: {
         Event.PREPARED, Event.PREPARE_REFUSED, Event.PREPARE_UNKNOWN, Event.PREPARE_AWAY, Event.INTERRUPTED,
@@ -46,7 +46,8 @@ EXPECTED: dict[State, set[Event]] = {
     },
     State.VOIDING: {Event.PREPARE_VOIDED, Event.INTERRUPTED},
     State.COMMITTING: {
-        Event.DATABASE_COMMITTED, Event.DATABASE_REFUSED, Event.DATABASE_UNKNOWN, Event.INTERRUPTED,
+        Event.DATABASE_COMMITTED, Event.MARKER_REFUSED, Event.DATABASE_REFUSED, Event.DATABASE_UNKNOWN,
+        Event.INTERRUPTED,
     },
     State.LOOKING_UP: {Event.PROVED_COMMITTED, Event.PROVED_ROLLED_BACK, Event.LOOKUP_FAILED, Event.INTERRUPTED},
     State.CONFIRMING: {
@@ -112,7 +113,8 @@ def test_database_is_committed_once_and_only_behind_prepared_and_marker() -> Non
             if Effect.COMMIT_DATABASE in coming:
                 commits += 1
                 before = set(way[: way.index(event) + 1])
-                assert {Event.PREPARED, Event.MARKER_INSERTED} <= before or Event.OUTBOX_FILLED in before
+                has_marker = before & {Event.MARKER_INSERTED, Event.MARKER_LEFT}
+                assert (Event.PREPARED in before and has_marker) or Event.OUTBOX_FILLED in before
             effects.extend(coming)
         assert effects.count(Effect.COMMIT_DATABASE) <= 1
     assert commits
@@ -131,7 +133,7 @@ def test_rolled_back_is_told_only_while_no_commit_is_possible() -> None:
             proof = {Event.PROVED_ROLLED_BACK, Event.BROKER_ROLLED_BACK}
             if Event.OUTBOX_FILLED in way:  # its marker stays: the database's word is enough
                 proof = {Event.PROVED_ROLLED_BACK}
-            assert Event.DATABASE_REFUSED in way or proof <= set(way)
+            assert {Event.DATABASE_REFUSED, Event.MARKER_REFUSED} & set(way) or proof <= set(way)
     assert checked
 
 

@@ -25,6 +25,7 @@ from txmq.xa import LastResource
 from txmq.xa.database.dbapi import driver_of
 from txmq.xa.database.dialects import DIALECTS, MYSQL, POSTGRESQL, SQLITE, dialect_for, placeholder_of
 from txmq.xa.database.guarded_connection import GuardedConnection
+from txmq.xa.database.marker_schema import create_tables
 from txmq.xa.database.marker_table import MarkerTable
 
 from ..support import NAME, LastResourceFixture
@@ -404,7 +405,7 @@ def test_statements_leave_no_placeholder_of_another_style(name: str, monkeypatch
         rollback = close = commit
 
     table = MarkerTable("txmq_marker", DIALECTS[name], "%s")
-    table.create(Recorder())
+    create_tables(Recorder(), table)
     table.insert_committed(Recorder(), "t", "u", 1)
     table.put_server(Recorder(), "f")
     monkeypatch.setattr(table, "require_known", lambda _connection: None)  # which reads the server's answers

@@ -195,10 +195,13 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return reply
 
     def _insert_marker(self) -> LastResourceEvent:
+        branch, broker = self._branch, self._broker
+        if branch.leave_marker_to_commit(broker.txid, broker.timeout_s, self._keys):
+            return LastResourceEvent.MARKER_LEFT
         try:
             if self._outboxing is not None:
-                self._outboxing.tell_topics(self._branch)
-            is_in = self._branch.insert_marker(self._broker.txid, self._broker.timeout_s, self._keys)
+                self._outboxing.tell_topics(branch)
+            is_in = branch.insert_marker(broker.txid, broker.timeout_s, self._keys)
         except (RolledBackError, HeuristicError) as error:
             self.error = error
             return LastResourceEvent.MARKER_REFUSED
@@ -284,6 +287,9 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     def _commit_database(self) -> LastResourceEvent:
         try:
             self._branch.commit()
+        except TransactionError as error:
+            self.error = error
+            return LastResourceEvent.MARKER_REFUSED
         except Exception as error:  # noqa: BLE001  a driver may raise anything; the database is asked what it did
             is_retriable = self._branch.is_retriable(error)
             self.error = RolledBackError(f"COMMIT failed: {error}", self._broker.txid, retriable=is_retriable)

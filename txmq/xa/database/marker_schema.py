@@ -1,0 +1,57 @@
+"""The tables of ``MarkerTable``: how they are made, and what the server itself makes sure of.
+
+In MySQL and MariaDB a marker refers to the database's identity by a foreign key, so that one of another identity does
+not get in (``insert_committed_or_fail``). It needs no query: InnoDB looks the key up in the index. Tables that an older
+txmq has made, or a user who may not refer to a table, have none; then the INSERT reads the identity, as elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+from txmq.runtime.logging import get_logger
+from txmq.xa.database.dbapi import Connection, is_error, run, text
+from txmq.xa.database.marker_table import MarkerTable, own_transaction
+
+_KEY = re.compile(r"FOREIGN KEY \(`uuid`\) REFERENCES [^ ]*_identity` \(`uuid`\)")
+
+
+def create_tables(connection: Connection, table: MarkerTable) -> None:
+    """Create missing tables. Databases commit that by themselves, or here."""
+    d, name = table.dialect, table.name
+    identity = f"id {d.number} NOT NULL PRIMARY KEY, name {d.text} NOT NULL, uuid {d.text} NOT NULL, "
+    identity += f"cluster {d.text} NOT NULL{d.identity_key}"
+    server = f"id {d.number} NOT NULL PRIMARY KEY, fingerprint {d.text} NOT NULL"
+    with own_transaction(connection, d):
+        run(connection, f"CREATE TABLE IF NOT EXISTS {name}_identity ({identity}){d.table_options}")
+        run(connection, f"CREATE TABLE IF NOT EXISTS {name}_server ({server}){d.table_options}")
+        _create_markers(connection, table)
+
+
+def _create_markers(connection: Connection, table: MarkerTable) -> None:
+    d, create = table.dialect, f"CREATE TABLE IF NOT EXISTS {table.name}"
+    columns = f"txid {d.text} NOT NULL PRIMARY KEY, outcome {d.text} NOT NULL, deadline_ms {d.number} NOT NULL, "
+    columns += f"written_ms {d.number} NOT NULL, seen {d.number} NOT NULL"
+    if d.marker_key:
+        try:
+            run(connection, f"{create} ({columns}{d.marker_key.format(table=table.name)}){d.table_options}")
+        except Exception as error:
+            if not is_error(error):
+                raise
+            get_logger(table=table.name).warning("markers without their foreign key are slower", error=str(error))
+        else:
+            return
+    run(connection, f"{create} ({columns}){d.table_options}")
+
+
+def look_for_key(connection: Connection, table: MarkerTable) -> None:
+    """See whether the markers have their foreign key. Outside any transaction."""
+    if not table.dialect.marker_key:
+        return
+    try:
+        ((_, definition),) = run(connection, f"SHOW CREATE TABLE {table.name}")[0]
+        table.has_key = _KEY.search(text(definition)) is not None
+    finally:
+        with suppress(Exception):  # if this fails, the connection is lost: the next statement says so
+            connection.rollback()
