@@ -152,16 +152,8 @@ def _timed_mariadb(server: MariaDB, committed: Committed) -> Any:
 
         def query(self, query: str | bytes) -> None:
             super().query(query)
-            if query[:9] in ("XA COMMIT", b"XA COMMIT"):
-                committed.append(time.perf_counter())
-
-        def send_query(self, query: str) -> None:
-            super().send_query(query)
-            before, commit, _ = query.partition("COMMIT")
+            before, commit, _ = query.partition("COMMIT") if isinstance(query, str) else ("", "", "")
             self._results = before.count(";") + 1 if commit else 0
-
-        def read_query_result(self) -> None:
-            super().read_query_result()
             self._read_one()
 
         def next_result(self) -> int:

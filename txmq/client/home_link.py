@@ -179,4 +179,5 @@ class HomeLink:
     def forked(self) -> None:
         """In a forked child: replace the locks, which threads of the parent may hold."""
         self._lock = Lock()
+        self.branch_commits.forked()
         self._presence.forked()

@@ -174,6 +174,11 @@ def crash_point(name: str) -> None:
         _reached(name)
 
 
+def is_armed() -> bool:
+    """Whether any point may act: a caller may do in one step what a point would stand in the middle of."""
+    return _armed
+
+
 def set_hook(hook: Callable[[str], None] | None) -> None:
     """Call ``hook(name)`` at every point (simulation), or stop doing so. The hook may raise ``SimulatedCrash``."""
     global _armed, _hook

@@ -60,7 +60,7 @@ def test_miss_of_the_bare_machine_is_called_its_limit(value: float, bare_ms: flo
 
 
 def test_the_worst_bound_of_a_row_is_its_verdict() -> None:
-    made = result("last-resource")
+    made = result("last-resource-mariadb")
     made.samples.clear()
     lone = {"share, 1 thr": 20.0, "outbox, 1 thr": 5000.0, "steps, 1 thr": 1500.0}
     made.add(lone | {"share, 8 thr": 100.0, "outbox, 8 thr": 5000.0, "steps, 8 thr": 5000.0}, {SYNCED_ECHO: 0.2})

@@ -40,7 +40,7 @@ from txmq.model import TopicPartition
 from txmq.protocol.parts import PartResult, parse_result_lines
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Lock, Turn, watch_forks
+from txmq.runtime.threads import Lock, Turn
 from txmq.xa.broker_port import Answer
 
 TELL_TIMEOUT_S = 30.0  # of a request; it may wait for an earlier part of the same key
@@ -135,7 +135,6 @@ class BranchCommits:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._open: deque[_Entry] = deque()
-        watch_forks(self)
 
     def __bool__(self) -> bool:
         return bool(self._open)

@@ -20,6 +20,10 @@ NOT_KNOWN = (*LOST, RequestTimeoutError, TransactionTimeoutError)  # as ``Prepar
 OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
 
 
+def _not_again() -> Answer:
+    raise AssertionError("it is prepared")
+
+
 class Preparing:
     """See the module's docstring. One thread.
 
@@ -84,6 +88,7 @@ class Preparing:
                     raise
                 last, pause_s = error, RETRY_S
             else:
+                self._submit = _not_again  # which knows the block: without it no cycle is left to be collected
                 return
             self._reply = None  # the same id: it is prepared once
             self._broker.pause(pause_s)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from txmq.errors import ConfigError
 from txmq.runtime.build import how_to_install
-from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.crashpoints import crash_point, is_armed
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import driver_of, innermost, run, text
 from txmq.xa.database.dialects import mysql_variables
@@ -135,9 +135,13 @@ def commit(connection: Any, statements: Sequence[str], *, ahead: int = 0) -> tup
         return _commit_there(connection, statements, ahead)
     done = 0
     try:
-        connection.send_query("; ".join(statements))
-        crash_point("client.tx.db_commit_sent")
-        connection.read_query_result()
+        packet = "; ".join(statements)
+        if is_armed():
+            connection.send_query(packet)
+            crash_point("client.tx.db_commit_sent")
+            connection.read_query_result()
+        else:  # the same, but gives the interpreter's lock away once
+            connection.query(packet)
         done = 1
         while done <= ahead:
             connection.next_result()
@@ -168,8 +172,14 @@ def discard_results(connection: Any) -> None:
     if isinstance(connection, ThreadConnection):
         connection.call(discard_results)
         return
-    while connection.next_result() == 0:
-        connection.discard_result()
+    # Asked without giving the interpreter's lock away, where the driver can be (mysqlclient 2.3).
+    if getattr(connection, "more_results", _perhaps)():
+        while connection.next_result() == 0:
+            connection.discard_result()
+
+
+def _perhaps() -> bool:
+    return True
 
 
 def xa(verb: str, xid: Xid) -> str:

@@ -41,6 +41,10 @@ from txmq.xa.last_resource.resource import UsedConnection
 DRAINED_PAUSE_S = 0.02
 
 
+def _nothing(_outcome: Outcome) -> None:
+    """Do nothing."""
+
+
 class LastResourceBlock:
     """See the module's docstring.
 
@@ -254,7 +258,9 @@ class LastResourceBlock:
         is_contrary = bool(errors) or (commit is not None and commit.error is not None)
         if not is_contrary:
             self._resource.finished.append(self._broker.txid)
-        self._on_told(Outcome.UNKNOWN if is_contrary else Outcome.COMMITTED)
+        on_told, self._on_told = self._on_told, _nothing
+        on_told(Outcome.UNKNOWN if is_contrary else Outcome.COMMITTED)
+        self.run.let_go()
 
     def _leave_commit(self) -> None:
         """Another broker has the address for now: the resolver asks again and again."""

@@ -51,6 +51,10 @@ _NO_ROOM = (OverloadedError, DiskFullError)
 THE_BROKER = "broker"  # as ``pending`` names the home of the id
 
 
+def _nothing(_home: HomeBranch | None = None) -> None:
+    """Do nothing."""
+
+
 class DecisiveCommit:
     """The commit at the home of the id: its database has decided.
 
@@ -80,6 +84,10 @@ class DecisiveCommit:
         self.lines, self.error = lines, error
         self._on_told()
         crash_point("client.tx.committed")
+
+    def let_go(self) -> None:
+        """All homes have answered: nobody is to be told any more, and no cycle is left to be collected."""
+        self._on_told = _nothing
 
 
 class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResourceEffect]):
@@ -388,6 +396,12 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             self.lines = self._broker.gather(commit.lines, deadline)
         errors = (commit.error, *(other.error for other in self.homes))
         return next((error for error in errors if error is not None and not isinstance(error, FencedError)), None)
+
+    def let_go(self) -> None:
+        """As of ``DecisiveCommit``."""
+        self._on_told = _nothing
+        if self.commit is not None:
+            self.commit.let_go()
 
     def _roll_back_database(self) -> LastResourceEvent:
         if self._branch.roll_back():

@@ -1,0 +1,41 @@
+"""The ending of a block with a last resource: what is left of it when it is over."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.xa.support import LastResourceFixture, quiet_resolver
+from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.last_resource.run import DecisiveCommit, LastResourceRun
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
+    quiet_resolver(monkeypatch)
+    made = LastResourceFixture(tmp_path)
+    yield made
+    made.close()
+
+
+def order(world: LastResourceFixture) -> None:
+    with world.block() as tx:
+        tx.connection(world.resource).execute("INSERT INTO orders (value) VALUES (?)", (b"x",))
+        tx.send("orders", b"x")
+
+
+def test_committed_block_leaves_nothing_to_garbage_collector(world: LastResourceFixture) -> None:
+    order(world)
+    gc.collect()
+    gc.disable()
+    try:
+        order(world)
+        order(world)  # takes the answer to the commit of the one before, if that was not there
+        world.home.branch_commits.look()
+        left = [one for one in gc.get_objects() if isinstance(one, Transaction | LastResourceRun | DecisiveCommit)]
+        assert left == []
+    finally:
+        gc.enable()
