@@ -30,6 +30,7 @@ PARAMETERS_MAX = 8  # aim at 5; a constructor's keyword-only options count too
 MANY_PARAMETERS = {
     ("txmq/model.py", "__init__"), ("txmq/redo/entries.py", "run_header"),
     ("txmq/client/client.py", "producer"), ("txmq/client/client.py", "consumer"),
+    ("txmq/aio/client.py", "producer"),
     ("txmq/xa/last_resource/resource.py", "__init__"),
 }  # fmt: skip
 

@@ -14,7 +14,19 @@ from __future__ import annotations
 from txmq.aio.admin import Groups, Topics, Transactions
 from txmq.aio.client import Client, connect
 from txmq.aio.consumer import Consumer, Message
+from txmq.aio.half import HalfMessage
 from txmq.aio.producer import Producer
 from txmq.aio.transaction import Transaction
 
-__all__ = ["Client", "Consumer", "Groups", "Message", "Producer", "Topics", "Transaction", "Transactions", "connect"]
+__all__ = [
+    "Client",
+    "Consumer",
+    "Groups",
+    "HalfMessage",
+    "Message",
+    "Producer",
+    "Topics",
+    "Transaction",
+    "Transactions",
+    "connect",
+]

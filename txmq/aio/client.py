@@ -12,6 +12,7 @@ from weakref import WeakSet
 from txmq.addresses import ZOOKEEPER_SCHEME
 from txmq.aio.admin import Groups, Topics, Transactions
 from txmq.aio.consumer import Consumer
+from txmq.aio.half import Checker, checker_for_strands
 from txmq.aio.links import LoopClient
 from txmq.aio.producer import Producer
 from txmq.aio.twin import Facade, twin
@@ -85,14 +86,20 @@ class Client(Facade[LoopClient]):
     def producer(
         self, *, partition_selector: PartitionSelector | None = None, linger_ms: float = 0,
         batch_size_bytes: int = 256 << 10, buffer_size_bytes: int = 64 << 20, max_in_flight: int = 8,
-        compression: str | None = None, timeout: float = 5.0,
+        compression: str | None = None, timeout: float = 5.0, group: str | None = None, checker: Checker | None = None,
     ) -> Producer:  # fmt: skip
-        """Make a producer; a client may have many. As ``txmq.Client.producer``."""
-        made = self.inner.producer(
-            partition_selector=partition_selector, linger_ms=linger_ms, batch_size_bytes=batch_size_bytes,
-            buffer_size_bytes=buffer_size_bytes, max_in_flight=max_in_flight, compression=compression, timeout=timeout,
+        """Make a producer; a client may have many. As ``txmq.Client.producer``.
+
+        Args:
+            checker: a coroutine function; a task of this client awaits it.
+        """
+        check = checker_for_strands(checker)
+        make = partial(
+            self.inner.producer, partition_selector=partition_selector, linger_ms=linger_ms,
+            batch_size_bytes=batch_size_bytes, buffer_size_bytes=buffer_size_bytes, max_in_flight=max_in_flight,
+            compression=compression, timeout=timeout, group=group, checker=check,
         )  # fmt: skip
-        return Producer(made, self.host)
+        return Producer(self.host.call(make), self.host)
 
     async def consumer(
         self, group: str, topics: Sequence[str], *, start: str | int | None = None, max_retries: int = 5,
@@ -118,6 +125,7 @@ class Client(Facade[LoopClient]):
     outcome = twin(SyncClient.outcome)
     ping = twin(SyncClient.ping)
     stats = twin(SyncClient.stats)
+    settle = twin(SyncClient.settle)
 
     async def browse(self, topic: str) -> AsyncIterator[Message]:
         """Iterate over every message that is there now, partition by partition, each in order."""

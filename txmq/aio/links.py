@@ -16,11 +16,12 @@ from txmq.client.home_link import HomeLink
 from txmq.client.producer.batches import Batch
 from txmq.client.producer.completion import completion_of
 from txmq.client.producer.home_sender import HomeSender
+from txmq.client.transaction.checker import CheckBacks
 from txmq.client.transport.connection import Connection
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.model import SendResult
 from txmq.runtime import loop_stream, strands
-from txmq.runtime.threads import Future
+from txmq.runtime.threads import Future, start_daemon
 
 
 class LoopFuture(asyncio.Future[SendResult]):
@@ -97,3 +98,7 @@ class LoopClient(Client):
     """``txmq.Client`` for strands."""
 
     link_type = LoopLink
+
+    def begin_check_backs(self, checks: CheckBacks) -> None:
+        """In a task: homes may have to be asked, and ``client.producer`` does not wait."""
+        start_daemon("txmq-checks", checks.start)

@@ -8,11 +8,13 @@ from functools import partial
 from types import TracebackType
 from typing import Self, cast
 
+from txmq.aio.half import HalfMessage
 from txmq.aio.transaction import Transaction, enclosing_block
 from txmq.aio.twin import Facade, twin
 from txmq.client.producer import producer
 from txmq.client.producer.bulk import Pair
-from txmq.errors import TxmqError
+from txmq.client.transaction import half_message
+from txmq.errors import TransactionStateError, TxmqError
 from txmq.model import SendResult
 from txmq.xa.resources import Resource
 
@@ -86,6 +88,21 @@ class Producer(Facade[producer.Producer]):
                 driver serves. Give the resource a ``connect=`` that returns a connection as ever.
         """
         return Transaction(self.inner.transaction(*resources, timeout=timeout), self.host, self.inner)
+
+    async def half(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float = 30.0,
+    ) -> HalfMessage:  # fmt: skip
+        """Send a half message, to be used as a block (``async with await ...``); as ``txmq.Producer.half``.
+
+        A task that is cancelled here has sent none: it is rolled back.
+        """
+        if enclosing_block(self.inner.client) is not None:
+            raise TransactionStateError("a half message is a transaction of its own: send it outside of this block")
+        send = partial(
+            self.inner.half, topic, value, key, headers=headers, tag=tag, partition=partition, timeout=timeout
+        )
+        return HalfMessage(await self.host.opened(send, half_message.HalfMessage.rollback), self.host)
 
     flush = twin(producer.Producer.flush)
     close = twin(producer.Producer.close)

@@ -32,7 +32,7 @@ from txmq.client.transaction import block
 from txmq.client.transaction.current import enclosing
 from txmq.client.transport.ports import MessageRouter
 from txmq.errors import TransactionStateError
-from txmq.model import Outcome, SendResult
+from txmq.model import Message, Outcome, SendResult
 from txmq.runtime.strands import Host
 from txmq.xa import LastResource
 from txmq.xa.two_phase.branch import XAResource
@@ -71,6 +71,11 @@ class Transaction(Facade[block.Transaction]):
             return self.inner.add(topic, where, *record)
 
         return await self._alone(add)
+
+    async def ack(self, message: Message) -> None:
+        """Acknowledge a consumer's message, if and only if this transaction commits; as ``txmq.Transaction.ack``."""
+        self.inner.require_use()
+        await self._alone(partial(self.inner.ack, message))
 
     async def _alone(self, work: Callable[[], T]) -> T:
         async with self._turn:

@@ -202,8 +202,12 @@ class Client:
             if known is None:
                 known = self._checks[group] = CheckBacks(self, group, checker)
         known.checker = checker
-        known.start()
+        self.begin_check_backs(known)
         return known
+
+    def begin_check_backs(self, checks: CheckBacks) -> None:
+        """Start the threads of a producer group; a client on an event loop does that in a task."""
+        checks.start()
 
     def ordered_producer(
         self, partition_selector: PartitionSelector, spool: str, *, options: OrderedOptions = ORDERED_DEFAULTS

@@ -277,13 +277,13 @@ class Host:
                 handed = fiber.switch(found)
         return cast("T", self._ended(fiber, handed))
 
-    def call(self, work: Callable[[], None]) -> None:
-        """From a callback of the loop: run code that never parks, so that what it starts is started here."""
+    def call(self, work: Callable[[], T]) -> T:
+        """Outside of coroutines: run code that never parks, so that what it starts is started here; its result."""
         fiber = self._fiber()
         handed = fiber.switch(work)
         if type(handed) is not _End:
             raise RuntimeError(f"{work!r} waits, in a callback of the event loop")
-        self._ended(fiber, handed)
+        return cast("T", self._ended(fiber, handed))
 
     def _fiber(self) -> Any:
         """A greenlet that waits for work: to begin one costs twenty times what it costs to go on with it."""

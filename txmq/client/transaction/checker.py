@@ -249,7 +249,7 @@ class _HomeChecks:
         message.offset = -1
         try:
             resolution = self._group.answer(CheckRequest(due.txid, message, due.attempt, due.age_ms))
-        except BaseException as error:  # noqa: BLE001  SystemExit: this thread serves the other half messages, too
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  the thread serves others, too
             self._log.error("the checker failed", txid=due.txid, error=in_words(error), exc_info=error)
             return
         if resolution is Resolution.UNKNOWN:

@@ -258,13 +258,13 @@ class HalfMessage:
         elif error is None:
             if self._decided is None:
                 self.commit()
-        elif isinstance(error, Exception) and self._decided is None:
-            self._ask(error)
+        elif isinstance(error, Exception):
+            self.ask_checker(error)
         return False
 
-    def _ask(self, error: Exception) -> None:
-        """Ask the checker whether the work of a block that failed was done."""
-        if self._record is None:
+    def ask_checker(self, error: BaseException) -> None:
+        """Ask the checker whether the work of a block that failed was done, and decide so."""
+        if self._record is None or self._decided is not None:
             return
         resolution = self._group.ask(self.txid, *self._record)
         if resolution is Resolution.UNKNOWN:
