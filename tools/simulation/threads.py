@@ -447,6 +447,7 @@ def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
     doors = {
         threads.Lock: SimLock, threads.Signal: SimSignal, threads.Condition: SimCondition,
         threads.RLock: SimRLock, threads.new_lock: SimLock, threads.new_condition: _new_condition,
+        threads.new_future: SimFuture,
         threads.Turn: SimTurn, threads.Future: SimFuture, threads.start_daemon: _start_daemon,
         threads.start_threads: _start_threads, owner.current_owner: _current_owner,
     } | replaced  # fmt: skip

@@ -15,6 +15,7 @@ from txmq.aio.admin import Groups, Topics, Transactions
 from txmq.aio.client import Client, connect
 from txmq.aio.consumer import Consumer, Message
 from txmq.aio.half import HalfMessage
+from txmq.aio.ordered import OrderedMessageProducer
 from txmq.aio.producer import Producer
 from txmq.aio.transaction import Transaction
 
@@ -24,6 +25,7 @@ __all__ = [
     "Groups",
     "HalfMessage",
     "Message",
+    "OrderedMessageProducer",
     "Producer",
     "Topics",
     "Transaction",

@@ -14,6 +14,7 @@ from txmq.aio.admin import Groups, Topics, Transactions
 from txmq.aio.consumer import Consumer
 from txmq.aio.half import Checker, checker_for_strands
 from txmq.aio.links import LoopClient
+from txmq.aio.ordered import OrderedMessageProducer
 from txmq.aio.producer import Producer
 from txmq.aio.twin import Facade, twin
 from txmq.client.bootstrap import Bootstrap, bootstrap_of
@@ -23,6 +24,8 @@ from txmq.client.consumer.consumer import DEFAULTS, ConsumerOptions
 from txmq.client.consumer.consumer import Consumer as SyncConsumer
 from txmq.client.consumer.offsets.store import OffsetStore
 from txmq.client.partitioner import PartitionSelector
+from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedOptions
+from txmq.client.spooling.ordered_producer import OrderedMessageProducer as SyncOrderedProducer
 from txmq.client.transport.destination import Address
 from txmq.model import Message
 from txmq.runtime import strands
@@ -117,6 +120,16 @@ class Client(Facade[LoopClient]):
         made = Consumer(await self.host.opened(join, SyncConsumer.close), self.host)
         self._consumers.add(made)
         return made
+
+    async def ordered_producer(
+        self, partition_selector: PartitionSelector, spool: str, *, options: OrderedOptions = ORDERED_DEFAULTS
+    ) -> OrderedMessageProducer:
+        """Make a producer that keeps order through outages; as ``txmq.Client.ordered_producer``.
+
+        The spool is read and written in threads of this client.
+        """
+        make = partial(self.inner.ordered_producer, partition_selector, spool, options=options)
+        return OrderedMessageProducer(await self.host.opened(make, SyncOrderedProducer.close), self.host)
 
     fetch = twin(SyncClient.fetch)
     fetch_raw = twin(SyncClient.fetch_raw)

@@ -9,7 +9,6 @@ each partition. An answer ends the futures of its batch at once: a loop runs nob
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
 from txmq.client.client import Client
 from txmq.client.home_link import HomeLink
@@ -22,29 +21,6 @@ from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.model import SendResult
 from txmq.runtime import loop_stream, strands
 from txmq.runtime.threads import Future, start_daemon
-
-
-class LoopFuture(asyncio.Future[SendResult]):
-    """The result of a message that was sent, as tasks await it and as a sender sets it."""
-
-    def set_running_or_notify_cancel(self) -> bool:
-        """As of ``concurrent.futures.Future``: whether anybody still waits."""
-        return not self.done()
-
-    def exception(self) -> BaseException | None:
-        """The exception it ended with; a strand waits for the end."""
-        self._wait()
-        return super().exception()
-
-    def result(self) -> SendResult:
-        """The result; a strand waits for it."""
-        self._wait()
-        return super().result()
-
-    def _wait(self) -> None:
-        strand = strands.current()
-        if strand is not None and not self.done():
-            strand.wait_for(asyncio.wait((self,)))
 
 
 class LoopConnection(ReconnectingConnection):
@@ -63,7 +39,7 @@ class LoopSender(HomeSender):
     """The sender to one home, driven by its background strand."""
 
     def _new_future(self) -> Future[SendResult]:
-        return cast("Future[SendResult]", LoopFuture())
+        return strands.required().new_future()
 
     def _pump_new(self, now: float) -> None:
         """Nothing: messages of one turn of the loop leave together."""

@@ -146,6 +146,10 @@ class Strand:
         """Call ``stop`` in the loop on SIGTERM while the block runs."""
         return loop_signals.until_terminated(self.host.loop, lambda: self.host.call(stop))
 
+    def new_future(self) -> threads.Future[Any]:
+        """See ``threads.Strand``."""
+        return cast("threads.Future[Any]", LoopFuture(loop=self.host.loop))
+
     def new_lock(self) -> AbstractContextManager[object]:
         """A lock of the loop's strands."""
         return _LoopLock()
@@ -153,6 +157,29 @@ class Strand:
     def new_condition(self) -> threading.Condition:
         """A condition of the loop's strands."""
         return _LoopCondition()
+
+
+class LoopFuture(asyncio.Future[Any]):
+    """A result to come, as tasks await it and as strands set it."""
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """As of ``concurrent.futures.Future``: whether anybody still waits."""
+        return not self.done()
+
+    def exception(self) -> BaseException | None:
+        """The exception it ended with; a strand waits for the end."""
+        self._wait()
+        return super().exception()
+
+    def result(self) -> Any:
+        """The result; a strand waits for it."""
+        self._wait()
+        return super().result()
+
+    def _wait(self) -> None:
+        strand = current()
+        if strand is not None and not self.done():
+            strand.wait_for(asyncio.wait((self,)))
 
 
 class _LoopLock:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from txmq.runtime.ports import Clock
 
 __all__ = [
     "Condition", "Forked", "Future", "Lock", "RLock", "Signal", "Strand", "ThreadLocal", "Turn", "blocking",
-    "new_condition", "new_lock", "off_loop", "processor_count", "start_daemon", "start_threads", "thread_number",
-    "to_end", "until_terminated", "watch_exit", "watch_forks", "watch_strands",
+    "new_condition", "new_future", "new_lock", "off_loop", "processor_count", "start_daemon", "start_threads",
+    "thread_number", "to_end", "until_terminated", "watch_exit", "watch_forks", "watch_strands",
 ]  # fmt: skip
 
 Condition = threading.Condition
@@ -80,6 +80,9 @@ class Strand(Protocol):
     def to_end(self, work: Callable[[], T]) -> T:
         """Call ``work``, which goes to its end whatever becomes of this strand."""
 
+    def new_future(self) -> Future[Any]:
+        """A future of the loop that strands set, and wait for, as threads do."""
+
     def new_lock(self) -> AbstractContextManager[object]:
         """A lock of strands, whose holder may park."""
 
@@ -120,6 +123,12 @@ def blocking(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, 
         return off_loop(partial(method, self, *args, **named))
 
     return called
+
+
+def new_future() -> Future[Any]:
+    """A result to come: as threads wait for it, or awaited where a strand makes it."""
+    strand = current_strand()
+    return Future() if strand is None else strand.new_future()
 
 
 def new_lock() -> AbstractContextManager[object]:

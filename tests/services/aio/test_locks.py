@@ -68,15 +68,20 @@ def test_no_strand_waits_while_it_holds_a_lock(tmp_path_factory: pytest.TempPath
             consumer = await client.consumer("g", ["t"], max_retries=0, retry_store=str(directory / "retries"))
             for message in await consumer.poll(10, timeout=60.0):
                 await message.reject()
+            spool, options = str(directory / "spool"), txmq.OrderedOptions(timeout=0.2)
+            ordered = await client.ordered_producer(txmq.KeyHashSelector(), spool, options=options)
+            await ordered.send("t", b"x")
             await asyncio.to_thread(broker.kill)
+            assert (await ordered.send("t", b"x")).status is txmq.SendStatus.SPOOLED
             sends = [asyncio.create_task(producer.send("t", b"x", timeout=60.0)) for _ in range(20)]
             with pytest.raises(txmq.BrokerAwayError):
                 await producer.send("t", b"x", timeout=0.1)
             await asyncio.to_thread(broker.start)
             await asyncio.gather(*sends)
-            assert len([one async for one in client.browse("t")]) == 9041
+            await ordered.flush(60.0)
+            assert len([one async for one in client.browse("t")]) == 9043
             found = 0
-            while found < 9041:
+            while found < 9043:
                 for message in await consumer.poll(500, timeout=60.0):
                     found += 1
                     await message.ack(sync=found % 1000 == 0)

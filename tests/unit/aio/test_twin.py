@@ -14,7 +14,8 @@ from txmq import client as sync
 # What txmq.aio does not have. Nothing else is missing, and what is listed here is. ``xa_resource`` stays away: it is
 # driven by a transaction manager, which calls it as X/Open says, synchronously and by thread.
 ABSENT = {
-    "Client": {"ordered_producer", "xa_resource"},
+    "Client": {"xa_resource"},
+    "OrderedMessageProducer": set[str](),
     "Consumer": set[str](),
     "HalfMessage": set[str](),
     "Producer": {"parked", "spooled"},
@@ -39,6 +40,7 @@ INTERNAL = {
     },
     "Consumer": {"deliver_for", "is_called_by_listener", "take"},
     "HalfMessage": {"ask_checker", "home", "prepare", "reach", "report"},
+    "OrderedMessageProducer": {"forked", "meant", "send_to", "send_to_async"},
     "Producer": {"route", "send_outside", "send_pairs_outside"},
     "Topics": {"assume", "forget", "held", "known", "owned", "refresh", "seen", "sizes", "wants_to_assume"},
     "Groups": {"change_deferred"},

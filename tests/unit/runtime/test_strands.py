@@ -6,16 +6,19 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from typing import cast
 
 import pytest
 
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.strands import Host, LoopClock, current, required
 from txmq.runtime.threads import (
+    Future,
     Signal,
     Turn,
     blocking,
     new_condition,
+    new_future,
     new_lock,
     off_loop,
     start_daemon,
@@ -252,6 +255,23 @@ def test_lock_of_strands_is_held_over_a_park() -> None:
         assert most == 1
 
     _on_loop(scenario)
+
+
+def test_future_is_awaited_by_tasks_and_waited_for_by_strands() -> None:
+    async def scenario(host: Host) -> None:
+        future = await host.run(new_future)
+        waiting = asyncio.create_task(host.run(future.result))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert future.set_running_or_notify_cancel()
+        future.set_result("there")
+        assert await waiting == "there"
+        assert await asyncio.wait_for(cast("asyncio.Future[str]", future), LONG_S) == "there"
+        assert await host.run(future.exception) is None
+        assert not future.set_running_or_notify_cancel()
+
+    _on_loop(scenario)
+    assert isinstance(new_future(), Future)
 
 
 def test_condition_of_strands_wakes_all_that_wait() -> None:

@@ -49,7 +49,7 @@ from txmq.errors import (
 from txmq.log.compression import CODECS
 from txmq.model import Message, ParkedMessage, SendResult, SendStatus, TopicPartition, is_valid_name
 from txmq.runtime.logging import Sparingly, get_logger
-from txmq.runtime.threads import Future, Lock, Signal, start_daemon, watch_forks
+from txmq.runtime.threads import Future, Lock, Signal, off_loop, start_daemon, watch_forks
 
 TOPIC_AGE_S_MAX = 30.0  # the number of a topic's partitions is asked for again after that
 _IDLE_S = 5.0  # the drain thread looks this often without a signal
@@ -117,7 +117,7 @@ class OrderedMessageProducer:
         require_path("spool", spool)
         self._client, self._selector, self._options = client, selector, options
         self._key_hash = selector if type(selector) is KeyHashSelector else None
-        self._spool = self._opened(spool, options.spool_size_bytes_max)
+        self._spool = off_loop(lambda: self._opened(spool, options.spool_size_bytes_max))
         declared = {name: MeantTopic(0, count) for name, count in options.partitions.items()}
         self._topics = {name: (meant, float("-inf")) for name, meant in (declared | self._spool.topics()).items()}
         self._queues: dict[TopicPartition, PartitionQueue] = {}

@@ -77,7 +77,7 @@ from txmq.model import SendResult, SendStatus, TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Future, Lock
+from txmq.runtime.threads import Future, new_future, new_lock
 
 DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX = 256, 4 << 20  # numbered by one synced transaction, and removed by another
 VISIBILITY_WAIT_S = 35.0  # longer than the broker's visibility_hold_ms_max: what is stored is visible by then
@@ -98,8 +98,8 @@ class PartitionQueue:
         self._spool, self._homes, self.home = spool, homes, homes.known(partition)
         self._reader, self._clock = reader, clock
         self._attempts_max, self._visibility_wait_s = attempts_max, visibility_wait_s
-        self._lock = Lock()
-        self._draining = Lock()  # the drain threads of two homes meet if the partition is made anew at another home
+        self._lock = new_lock()
+        self._draining = new_lock()  # the drain threads of two homes meet if the partition is made anew at another home
         self._is_misrouted = False
         self._is_direct = False  # the sender has the next sequence; otherwise it is here
         self._identity: SpoolIdentity | None = None  # the session that ``_sequence`` counts in
@@ -134,7 +134,7 @@ class PartitionQueue:
 
     def send_async(self, record: Record, deadline: float, meant: MeantTopic = ANY_TOPIC) -> Future[SendResult]:
         """As ``send``, without waiting for the broker; a spooled message is synced when this returns."""
-        future: Future[SendResult] = Future()
+        future = new_future()
         begun = self._begin(record, deadline, future, meant)
         if isinstance(begun, Ticket):
             try:

@@ -28,7 +28,7 @@ from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello, 
 from txmq.errors import ConnectionLostError, FencedError, RemoteProtocolError
 from txmq.log import records
 from txmq.model import TopicPartition
-from txmq.runtime.threads import Lock
+from txmq.runtime.threads import new_lock
 
 
 class Sessions:
@@ -51,7 +51,7 @@ class Sessions:
         self._session: ClientSession | None = None
         self._former, self._is_of_home = former, is_of_home
         self._held: dict[SpoolIdentity, Held] = {}
-        self._lock = Lock()  # held during the other connection's greetings
+        self._lock = new_lock()  # held during the other connection's greetings
         self._bound: tuple[Connection, SpoolIdentity] | None = None
 
     @property

@@ -7,7 +7,8 @@ one was certainly never stored. A sequence is assigned before the batch is sent.
 
 Appending is in two steps, so that many threads share one synced transaction. ``enqueue`` reserves the place in the
 order, without I/O. ``wait_synced`` waits for the row: the thread that finds the file free writes for all that wait. So
-a thread waits for the transaction under way and for its own, however many threads there are.
+a thread waits for the transaction under way and for its own, however many threads there are. What touches the file is
+``blocking``: strands have a thread do it.
 
 Invariants:
     * Rows of a partition come out in the order in which they went in; parked ones stand aside.
@@ -62,7 +63,7 @@ from txmq.errors import SpoolFullError, StorageError
 from txmq.model import TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_disk import OSDisk, OSLock
-from txmq.runtime.threads import Lock
+from txmq.runtime.threads import Lock, blocking
 
 SIZE_BYTES_MAX = 1 << 30
 FILE_NAME, LOCK_NAME = "spool.sqlite", "lock"
@@ -138,6 +139,7 @@ class Spool:
             self._queue.append(ticket)
         return ticket
 
+    @blocking
     def wait_synced(self, ticket: Ticket) -> int:
         """Wait until a batch is written; returns its number. The thread that finds the file free writes for all.
 
@@ -156,6 +158,7 @@ class Spool:
         crash_point("client.ordered.spooled")
         return ticket.number
 
+    @blocking
     def sync_all(self) -> None:
         """Write what was enqueued and no thread waits for, as after an interrupt."""
         while self._queue:
@@ -218,6 +221,7 @@ class Spool:
                     del self._queued[ticket.partition]
                 ticket.is_done = True
 
+    @blocking
     def assign(self, sequences: Sequence[tuple[Entry, AssignedSequence]]) -> None:
         """Note the sequences with which batches are about to be sent."""
         with self._writing():
@@ -227,17 +231,20 @@ class Spool:
                 [(*sequence_row(assigned), entry.number) for entry, assigned in sequences],
             )
 
+    @blocking
     def unassign(self, numbers: Iterable[int]) -> None:
         """Drop the sequences of these rows: they are certainly not stored under them and never will be."""
         with self._writing():
             self._database.executemany(UNASSIGN, [(number,) for number in numbers])
 
+    @blocking
     def done(self, entries: Sequence[Entry]) -> None:
         """Delete batches that the broker has stored."""
         with self._writing() as changes:
             self._database.executemany("DELETE FROM batches WHERE number = ?", [(entry.number,) for entry in entries])
             changes.extend(((entry.topic, entry.partition), -entry.messages, -len(entry.content)) for entry in entries)
 
+    @blocking
     def failed(self, entry: Entry, reason: str) -> None:
         """Count one more refusal of a batch."""
         with self._writing():
@@ -245,6 +252,7 @@ class Spool:
                 "UPDATE batches SET attempts = attempts + 1, reason = ? WHERE number = ?", (reason, entry.number)
             )
 
+    @blocking
     def park(self, entry: Entry, reason: str, *, renumber: bool) -> None:
         """Park a batch; with ``renumber``, batches behind it in its session lose their sequences."""
         with self._writing() as changes:
@@ -256,6 +264,7 @@ class Spool:
                 )
             self._database.execute("UPDATE batches SET parked = 1, reason = ? WHERE number = ?", (reason, entry.number))
 
+    @blocking
     def park_topic(self, entry: Entry, reason: str) -> None:
         """Park the batches of its partition that are meant for the same topic, which is gone."""
         with self._writing() as changes:
@@ -265,6 +274,7 @@ class Spool:
             self._database.execute(PARK_TOPIC, (reason, *rows))
             changes.append((partition, -count, 0))
 
+    @blocking
     def unpark(self) -> int:
         """Try parked messages again, at any topic of their topic's name; returns how many.
 
@@ -276,18 +286,21 @@ class Spool:
             changes.extend((partition, count, 0) for partition, count in counts)
         return sum(count for _, count in counts)
 
+    @blocking
     def remember_topic(self, name: str, topic: MeantTopic) -> None:
         """Note a topic's id and how many partitions it has, for times when the broker is away."""
         with self._writing():
             values = (name, topic.partitions, topic.topic_id)
             self._database.execute(REMEMBER_TOPIC, values)
 
+    @blocking
     def remember_session(self, identity: SpoolIdentity, secret: str) -> None:
         """Note a session and its secret, before the first batch is sent in it."""
         with self._writing():
             values = (*identity_row(identity), secret, identity.epoch)
             self._database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?, 0)", values)
 
+    @blocking
     def take_session(self, identity: SpoolIdentity) -> Held:
         """Take over a session of a former process: the higher epoch is on disk before the broker gets it."""
         with self._writing():
@@ -295,6 +308,7 @@ class Spool:
             row = self._database.execute(HELD, identity_row(identity)).fetchone()
         return Held("", 0) if row is None else Held(*row)
 
+    @blocking
     def forget_session(self, identity: SpoolIdentity) -> None:
         """Nothing of a session can be on its way any more. Its secret stays while a row has a sequence of it."""
         with self._writing():
@@ -373,6 +387,7 @@ class Spool:
         """The size of all batches, parked ones included."""
         return self._size_bytes
 
+    @blocking
     def head(self, partition: TopicPartition, limit: int, size_bytes_max: int = 1 << 30) -> list[Entry]:
         """The first batches of a partition that wait: up to ``size_bytes_max`` together, and at least one."""
         front = "WHERE topic = ? AND partition = ? AND NOT parked ORDER BY number LIMIT ?"
@@ -380,14 +395,17 @@ class Spool:
         count = sum(1 for total in accumulate(size for (size,) in sizes) if total <= size_bytes_max)
         return self._read(front, (*partition, max(count, min(1, limit))))
 
+    @blocking
     def parked(self, limit: int = 1000) -> list[Entry]:
         """Batches that are parked."""
         return self._read("WHERE parked ORDER BY number LIMIT ?", (limit,))
 
+    @blocking
     def entries(self, limit: int = 1000) -> list[Entry]:
         """All batches, in order of arrival."""
         return self._read("ORDER BY number LIMIT ?", (limit,))
 
+    @blocking
     def summary(self) -> list[tuple[str, int, int, int, int, int]]:
         """For each partition: topic, partition, messages waiting, parked, bytes, time of the oldest in ms."""
         return self._rows(
@@ -395,11 +413,13 @@ class Spool:
             " min(created_ms) FROM batches GROUP BY topic, partition ORDER BY topic, partition", (),
         )  # fmt: skip
 
+    @blocking
     def topics(self) -> dict[str, MeantTopic]:
         """Topics by name."""
         rows = self._rows("SELECT name, topic_id, partitions FROM topics", ())
         return {name: MeantTopic(topic_id, partitions) for name, topic_id, partitions in rows}
 
+    @blocking
     def sessions(self) -> list[SpoolIdentity]:
         """Sessions whose batches may still be on their way."""
         rows = self._rows("SELECT cluster, home, session, epoch FROM sessions WHERE NOT is_over", ())
@@ -429,6 +449,7 @@ class Spool:
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
+    @blocking
     def close(self) -> None:
         """Close the file; what is in it stays."""
         with suppress(StorageError):  # the threads that wait get it
