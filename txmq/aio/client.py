@@ -155,7 +155,8 @@ class Client(Facade[LoopClient]):
         await asyncio.shield(self.host.loop.create_task(self._close(), name="txmq-close"))
 
     async def _close(self) -> None:
-        await asyncio.gather(*(consumer.close() for consumer in self._consumers))
+        # One that cannot be closed in order leaves nothing open.
+        await asyncio.gather(*(consumer.close() for consumer in self._consumers), return_exceptions=True)
         await self.host.await_ends(self.inner.timeout)
         await self.host.run(self.inner.close)
         await self.host.close()

@@ -122,7 +122,7 @@ def test_another_member_answers_for_an_owner_that_has_gone(shared_broker: Broker
     _run(shared_broker, "gone", scenario)
 
 
-def test_checker_at_work_does_not_hold_up_the_end(shared_broker: BrokerProcess) -> None:
+def test_checker_at_work_does_not_hold_up_the_end(broker: BrokerProcess) -> None:
     asked = asyncio.Event()
 
     async def check(_: txmq.CheckRequest) -> Resolution:
@@ -131,9 +131,9 @@ def test_checker_at_work_does_not_hold_up_the_end(shared_broker: BrokerProcess) 
         return Resolution.COMMIT
 
     async def main() -> None:
-        client = await txmq.aio.connect(shared_broker.address)
+        client = await txmq.aio.connect(broker.address)
         await client.topics.create("at-work")
-        owner = await txmq.aio.connect(shared_broker.address)
+        owner = await txmq.aio.connect(broker.address)
         await owner.producer(group="at-work", checker=_never).half("at-work", b"left", timeout=1.0)
         await owner.close()
         client.producer(group="at-work", checker=check)
@@ -167,7 +167,7 @@ def test_every_await_of_a_half_message_may_be_cancelled(shared_broker: BrokerPro
                 await client.host.await_ends(WAIT_S)
             assert number > 3
             assert set(await _visible(client, "cancels")) == done
-            assert await client.transactions.list() == []
+            assert not [one for one in await client.transactions.list() if one["owner_connected"]]
 
     _run(shared_broker, "cancels", scenario)
 
