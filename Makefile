@@ -129,6 +129,7 @@ endif
 crash: .venv/.dev
 	$(BIN)/python -m tools.crash --cycles $(CYCLES)
 	$(BIN)/python -m tools.crash --xa --cycles $(XA_CYCLES)
+	$(BIN)/python -m tools.crash --aio --cycles $(XA_CYCLES)
 	$(BIN)/python -m tools.crash --homes --cycles $(HOMES_CYCLES)
 	$(BIN)/python -m tools.crash --groups --seconds $(GROUP_SECONDS)
 	$(BIN)/python -m tools.crash --ordered --cycles $(ORDERED_CYCLES)

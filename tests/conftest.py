@@ -40,7 +40,7 @@ def without_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
 FORKED = (
     "txmq.broker.shell.process", "tools.crash.worker", "tools.crash.reader", "tools.crash.xa.worker",
     "tools.crash.xa.reader", "tools.crash.groups.member", "tools.crash.groups.producer", "tools.crash.ordered.worker",
-    "tools.crash.homes.worker", "tools.crash.homes.reader",
+    "tools.crash.homes.worker", "tools.crash.homes.reader", "tools.crash.aio.worker", "tools.crash.aio.reader",
 )  # fmt: skip
 REHEARSED = (["txmq.cli.main", "broker", "--show-settings"],)
 

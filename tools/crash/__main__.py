@@ -7,11 +7,12 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import txmq
+from tools.crash.aio.campaign import AioCampaign
 from tools.crash.arguments import parser
 from tools.crash.binlog.campaign import BinlogCampaign
 from tools.crash.binlog.plan import MODES, ROUND
@@ -28,6 +29,8 @@ from tools.crash.processes import CampaignError
 from tools.crash.spark.campaign import SparkCampaign
 from tools.crash.xa.campaign import CELLS, XACampaign
 from txmq.testing.checkers.history import describe
+
+_OF_ONE_SHAPE: Final[Mapping[str, type[Campaign]]] = {"xa": XACampaign, "aio": AioCampaign, "homes": HomesCampaign}
 
 
 def main() -> int:
@@ -46,12 +49,12 @@ def main() -> int:
         return _ordered(seed, arguments.cycles, arguments.check_every)
     if arguments.outbox:
         return _outbox(seed, arguments)
-    kind = " --xa" if arguments.xa else " --homes" if arguments.homes else ""
+    kind = next((f" --{name}" for name in _OF_ONE_SHAPE if getattr(arguments, name)), "")
     again = f"python -m tools.crash{kind} --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
     directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
     print(f"seed {seed}, in {directory}", flush=True)
     try:
-        made = XACampaign if arguments.xa else HomesCampaign if arguments.homes else Campaign
+        made = _OF_ONE_SHAPE.get(kind.removeprefix(" --"), Campaign)
         campaign = made(directory, seed, arguments.sync, _say)
         campaign.settle_s_max = arguments.settle_s
         report = campaign.run(arguments.cycles, arguments.check_every)

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -144,6 +145,12 @@ class HistoryFile:
     def __init__(self, directory: Path, process: str) -> None:
         self.process = process
         self._file = os.open(directory / f"{process}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def beside(self, process: str) -> HistoryFile:
+        """The lines of a task of this process, in the same file."""
+        found = copy(self)
+        found.process = process
+        return found
 
     def write(self, f: str, ty: str, id: str, v: Sequence[Any], **more: Any) -> None:
         """One line, stamped with the clock that all processes of this machine share."""

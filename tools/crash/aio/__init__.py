@@ -1,0 +1,1 @@
+"""The campaign of ``txmq.aio``."""
