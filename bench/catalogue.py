@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.model import Row
 from bench.rows import (
+    aio,
     backlog,
     binlog,
     binlog_replica,
@@ -24,7 +25,7 @@ from bench.rows import (
 )
 
 ROWS: tuple[Row, ...] = (
-    *put.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *last_resource.ROWS,
+    *put.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *aio.ROWS, *last_resource.ROWS,
     *outbox_away.ROWS, *outbox_drain.ROWS, *xa.ROWS, *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS,
     *binlog_replica.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip

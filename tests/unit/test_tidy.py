@@ -89,7 +89,7 @@ HOMES = {
     "rich": ["txmq/cli/"],
     "structlog": ["txmq/runtime/logging.py"],
     "typer": ["txmq/cli/"],
-    "uvloop": ["txmq/broker/shell/process.py"],
+    "uvloop": ["txmq/broker/shell/process.py", "txmq/testing/bench/aio_loads.py"],
 }
 
 

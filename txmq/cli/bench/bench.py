@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HELP = """Measure a broker: rates and latencies, beside the bare limits of this machine in the same run.
 
-Takes about 20 seconds. What it writes (up to 1 GB, in DIR or in topics of its own) is removed again.
+Takes about 30 seconds. What it writes (up to 1 GB, in DIR or in topics of its own) is removed again.
 Ctrl-C ends it early and shows what was measured until then.
 
 [bold]Rows[/bold]
@@ -32,6 +32,9 @@ Ctrl-C ends it early and shows what was measured until then.
   delivery        from producer.send to a waiting reader
   tx-local        transactions of one message, one thread
   tx-threads      the same, many threads of one process
+  send-threads    one send at a time by each of many threads
+  aio-send        the same by tasks of one loop (txmq.aio)
+  aio-tx          transactions of one message by tasks of one loop
 
 [bold]Bare limits: the same machine, no broker[/bold]
 
@@ -75,7 +78,9 @@ def bench(
     ] = None,
     size: Annotated[int, typer.Option(metavar="BYTES", help="Size of a message's value.", min=1, max=1 << 20)] = 100,
     outstanding: Annotated[int, typer.Option(help="Puts without an answer, pipelined.", min=1, max=65_536)] = 2048,
-    threads: Annotated[int, typer.Option(help="Threads of tx-threads.", min=1, max=1024)] = 64,
+    threads: Annotated[
+        int, typer.Option(help="Threads of tx-threads and send-threads, tasks of aio-send and aio-tx.", min=1, max=1024)
+    ] = 64,
     directory: Annotated[
         Path, typer.Option(metavar="DIR", help="Where its own broker and the sync loop write: the disk to be measured.")
     ] = Path(),

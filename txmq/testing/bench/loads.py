@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 
 import txmq
 from txmq.errors import TxmqError
+from txmq.testing.bench.aio_loads import AIO_LOADS
 from txmq.testing.bench.limits import LOOPBACK_BYTES, SYNC, SYNCED_ECHO
 from txmq.testing.bench.model import LATENCY_UNITS, Load, Run, Target, client_with_topic, latencies
 from txmq.testing.bench.raw import RawConnection, batch_of, put_requests
@@ -193,6 +195,19 @@ def tx_local(target: Target) -> Iterator[Run]:
 
 
 @contextmanager
+def send_threads(target: Target) -> Iterator[Run]:
+    """Each of many threads of this process publishes one message at a time."""
+    with client_with_topic(target) as client, client.producer(timeout=60) as producer:
+
+        def run(count: int) -> dict[str, float]:
+            send = partial(producer.send, target.topic, target.value, key=b"key")
+            rate, taken = in_threads(lambda: send, target.threads, count)
+            return {"rate": rate} | latencies(taken)
+
+        yield run
+
+
+@contextmanager
 def tx_threads(target: Target) -> Iterator[Run]:
     """Transactions of one message, many threads of this process."""
     with client_with_topic(target) as client, client.producer(timeout=60) as producer:
@@ -222,4 +237,7 @@ LOADS: tuple[Load, ...] = (
          {"rate": "tx/s"} | LATENCY_UNITS, (SYNCED_ECHO,), 50),
     Load("tx-threads", "local transactions of one message, many threads", tx_threads,
          {"rate": "tx/s"} | LATENCY_UNITS, (SYNC,), 640),
+    Load("send-threads", "one send at a time by each of many threads", send_threads,
+         {"rate": "msg/s"} | LATENCY_UNITS, (SYNC,), 640),
+    *AIO_LOADS,
 )  # fmt: skip

@@ -1,0 +1,101 @@
+"""``txmq.aio``: 64 tasks of one loop, each with one call at a time, beside 64 threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from bench.model import Bound, Measure, Row, Surroundings
+from bench.rows.databases import ORDER, VALUE, Open, mariadb, sqlite
+from bench.rows.last_resource import PARTITIONS, TOPIC, row_and_message
+from txmq.testing.bench import aio_loads, loads
+from txmq.testing.bench.limits import SYNC
+from txmq.testing.bench.model import LATENCY_UNITS, Figures, Target, client_with_topic, latencies
+from txmq.testing.bench.timing import in_tasks, in_threads
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.xa import LastResource
+
+CALLERS = 64
+_BESIDE = {"tasks": "/s"} | LATENCY_UNITS | {"threads": "/s"}
+
+
+@contextmanager
+def _send(surroundings: Surroundings, *, sync: str) -> Iterator[Measure]:
+    """Publishing by tasks, then by threads of the same process."""
+    count = surroundings.count(80_000)
+    with (
+        BrokerProcess(surroundings.directory / "data", settings={"sync": sync}) as broker,
+        aio_loads.aio_send(Target(broker.address, threads=CALLERS)) as tasks,
+        loads.send_threads(Target(broker.address, "threads", threads=CALLERS)) as threads,
+    ):
+        tasks(count // 10)
+        yield lambda: _beside(tasks(count), threads(count // 4))
+
+
+@contextmanager
+def _transactions(surroundings: Surroundings) -> Iterator[Measure]:
+    count = surroundings.count(40_000)
+    with (
+        BrokerProcess(surroundings.directory / "data") as broker,
+        aio_loads.aio_tx(Target(broker.address, threads=CALLERS)) as tasks,
+        loads.tx_threads(Target(broker.address, "threads", threads=CALLERS)) as threads,
+    ):
+        tasks(count // 10)
+        yield lambda: _beside(tasks(count), threads(count // 2))
+
+
+def _beside(tasks: Figures, threads: Figures) -> Figures:
+    return {"tasks": tasks["rate"], **{name: tasks[name] for name in LATENCY_UNITS}, "threads": threads["rate"]}
+
+
+@contextmanager
+def _rows_and_messages(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
+    """A row and a message in one transaction, the database as last resource."""
+    count = surroundings.count(4000)
+    with (
+        opened(surroundings.directory) as database,
+        BrokerProcess(surroundings.directory / "data") as broker,
+        client_with_topic(Target(broker.address, TOPIC, partitions=PARTITIONS)) as client,
+        client.producer() as producer,
+        aio_loads.aio_side(broker.address) as side,
+    ):
+        resource, insert = LastResource("orders", connect=database.connect), database.sql(ORDER)
+        resource.install(client)
+
+        async def order() -> None:
+            async with side.producer.transaction(resource) as tx:
+                await tx.connection(resource).execute(insert, (VALUE,))
+                await side.producer.send(TOPIC, VALUE, key=b"key")
+
+        def measure() -> dict[str, float]:
+            rate, taken = side.runner.run(in_tasks(order, CALLERS, count))
+            threads, _ = in_threads(lambda: row_and_message(producer, resource, insert), CALLERS, count)
+            return {"tasks": rate} | latencies(taken) | {"threads": threads}
+
+        measure()
+        yield measure
+        resource.close()
+
+
+def _row(name: str, title: str, opened: Open) -> Row:
+    work = partial(_rows_and_messages, opened=opened)
+    return Row(name, f"row in {title} and message, {CALLERS} tasks, threads", work, _BESIDE, (), (SYNC,))
+
+
+ROWS = (
+    Row(
+        "aio-send", f"one send at a time, {CALLERS} tasks, threads", partial(_send, sync="always"), _BESIDE,
+        (Bound("tasks", 25_000, "msg/s"), Bound("threads", 12_000, "msg/s")), (SYNC,),
+    ),
+    Row(
+        "aio-send-interval", f"the same, sync = interval, {CALLERS} tasks, threads", partial(_send, sync="interval"),
+        _BESIDE, (Bound("tasks", 50_000, "msg/s"),),
+    ),
+    Row(
+        "aio-tx", f"transactions of one message, {CALLERS} tasks, threads", _transactions, _BESIDE,
+        (Bound("tasks", 20_000, "tx/s"),), (SYNC,),
+    ),
+    _row("aio-last-resource", "SQLite", sqlite),
+    _row("aio-last-resource-mariadb", "MariaDB", mariadb),
+)  # fmt: skip
