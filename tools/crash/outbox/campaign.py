@@ -51,7 +51,7 @@ ASLEEP_S = 2.5  # longer than a turn to drain
 WAITING = 12  # rows that an outage makes wait, at least
 FLAPS = 4
 SLOW_S, QUICK_S = 0.15, 0.03
-_PARKED_S = 1.5
+_PARKED_S, _LOOK_S = 1.5, 0.2
 
 
 class OutboxCampaign(Campaign):
@@ -288,16 +288,15 @@ class OutboxCampaign(Campaign):
         """Open the topic, and release what was parked; who stops meanwhile may keep others from their rows."""
         self._set_open(is_open=True)
 
-        def is_released() -> bool:
-            if is_enough():
-                return True
+        waited = self.world.prepared()  # what is refused yet was sent before, and is among it
+
+        def is_drained() -> bool:
             with suppress(sqlite3.OperationalError, MySQLdb.OperationalError):  # locked by who has stopped
                 operators.release(self.world)
-                return not operators.parked(self.world)
-            return False
+            pause(_LOOK_S)
+            return is_enough() or not waited & self.world.prepared()
 
-        eventually(is_released, "parked rows are released", POINT_S, CampaignError)
-        self._await_drained(is_enough)
+        eventually(is_drained, "what was parked is released and drained", POINT_S, CampaignError)
 
     def _set_open(self, *, is_open: bool) -> None:
         with txmq.connect(self.address) as client:
