@@ -1,4 +1,8 @@
-"""Addresses as text: HOST:PORT, a client's txmq://HOST[:PORT][,HOST[:PORT]...], an ensemble's zk://... ."""
+"""Addresses as text: HOST:PORT, a client's txmq://HOST[:PORT][,HOST[:PORT]...], an ensemble's zk://... .
+
+``txmqs://`` and ``zks://`` say that the other side is spoken to by TLS and by nothing else. Files stand behind a
+question mark: ``txmqs://broker1:8123?ca=/etc/txmq/ca.pem``.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,17 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
 
 from txmq.errors import ConfigError
 
 DEFAULT_PORT = 8123
-ZOOKEEPER_SCHEME: Final = "zk://"
 _ZOOKEEPER_PORT = 2181
-_SCHEME = "txmq://"
+_SCHEME: Final = "txmq://"
+_TLS_SCHEME: Final = "txmqs://"
+_ZOOKEEPER_SCHEME: Final = "zk://"
+_ZOOKEEPER_TLS_SCHEME: Final = "zks://"
+_FILES: Final = ("ca", "cert", "key")
 _SECRET = re.compile("://.*@", re.DOTALL)
 _CHROOT = re.compile(r"(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
@@ -60,24 +68,80 @@ def is_wildcard(host: str) -> bool:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What one side of TLS shows and trusts: paths of PEM files, each may be empty."""
+
+    ca: str = ""  # certificates of those whose signature counts; the system's, if it is empty
+    cert: str = ""  # its own certificate, with those between it and the CA
+    key: str = ""  # the certificate's private key, not encrypted
+
+    def __post_init__(self) -> None:
+        if bool(self.cert) is not bool(self.key):
+            raise ConfigError("cert and key go together: a certificate proves nothing without its private key")
+
+
+def is_ensemble(text: str) -> bool:
+    """Whether a client's address names the ZooKeeper ensemble of a cluster."""
+    return text.startswith((_ZOOKEEPER_SCHEME, _ZOOKEEPER_TLS_SCHEME))
+
+
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    """Hosts and ports of ``txmq://host[:port][,host[:port]...]``.
+    """Hosts and ports of ``txmq://host[:port][,host[:port]...]``, and of ``txmqs://`` likewise.
 
     Raises:
         ConfigError: says what is expected.
     """
-    expected = f"bootstrap = {text!r}: expected txmq://HOST[:PORT], several separated by commas, or zk://..."
+    expected = (
+        f"bootstrap = {text!r}: expected txmq://HOST[:PORT], several separated by commas, txmqs://... with TLS, "
+        "or zk://..."
+    )
     if not isinstance(text, str):
         raise ConfigError(expected)
-    if not text.startswith(_SCHEME):
+    scheme = _TLS_SCHEME if text.startswith(_TLS_SCHEME) else _SCHEME
+    if not text.startswith(scheme):
         raise ConfigError(expected)
+    hosts, question, _ = text.removeprefix(scheme).partition("?")
+    if question and scheme is _SCHEME:
+        raise ConfigError(f"bootstrap = {text!r}: what stands behind ? is for TLS; begin the address with txmqs://")
     addresses = []
-    for part in text.removeprefix(_SCHEME).rstrip("/").split(","):
+    for part in hosts.rstrip("/").split(","):
         try:
             addresses.append(split_address(_with_port(part, DEFAULT_PORT)))
         except ConfigError:
             raise ConfigError(expected) from None
+        if "@" in part and scheme is _TLS_SCHEME:
+            raise ConfigError(f"{expected}; users are not built yet, a client shows a certificate: ?cert=...&key=...")
     return addresses
+
+
+def parse_tls(text: str) -> TlsFiles | None:
+    """The files of ``txmqs://HOST...[?ca=FILE][&cert=FILE&key=FILE]``; None of an address without TLS.
+
+    Raises:
+        ConfigError: says what is expected.
+    """
+    if not text.startswith(_TLS_SCHEME):
+        return None
+    return _files(_parameters(text, text.partition("?")[2], _FILES))
+
+
+def _parameters(text: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
+    """What stands behind the question mark of an address."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError:
+        pairs = [("", "")]
+    found = dict(pairs)
+    if len(found) < len(pairs) or not all(name in known and value for name, value in pairs):
+        raise ConfigError(
+            f"{without_secret(text)!r}: expected {', '.join(known)} behind ?, each once: ?ca=FILE&cert=FILE"
+        )
+    return found
+
+
+def _files(parameters: dict[str, str]) -> TlsFiles:
+    return TlsFiles(**{name: parameters[name] for name in _FILES if name in parameters})
 
 
 class Credentials(NamedTuple):
@@ -94,23 +158,28 @@ class Ensemble:
     hosts: str  # HOST:PORT, with commas between several
     chroot: str = ""  # "" or "/prod"
     credentials: Credentials | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None  # how ZooKeeper is spoken to
+    broker_tls: TlsFiles | None = None  # how a client speaks to the brokers that it finds there
 
 
 def parse_ensemble(text: str, setting: str = "registry") -> Ensemble:
-    """The parts of ``zk://[NAME:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH]``.
+    """The parts of ``zk[s]://[NAME:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH][?ca=FILE&cert=FILE&key=FILE]``.
+
+    With ``zks://`` the ensemble and the brokers are spoken to by TLS, with ``zk://...?tls=brokers`` only the brokers.
 
     Raises:
         ConfigError: names the setting, and says what is expected. The password is not in it.
     """
     wrong = ConfigError(
         f"{setting} = {without_secret(str(text))!r}: expected zk://[NAME:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH] "
-        "such as zk://zoo1,zoo2,zoo3/prod"
+        "such as zk://zoo1,zoo2,zoo3/prod; with TLS zks://... and ?ca=FILE behind it"
     )
-    if not isinstance(text, str) or not text.startswith(ZOOKEEPER_SCHEME):
+    if not isinstance(text, str) or not is_ensemble(text):
         raise wrong
-    before, at, rest = text.removeprefix(ZOOKEEPER_SCHEME).rpartition("@")
+    before, at, rest = text.partition("://")[2].rpartition("@")
     name, colon, password = before.partition(":")
-    hosts, slash, path = rest.partition("/")
+    place, _, query = rest.partition("?")
+    hosts, slash, path = place.partition("/")
     chroot = (slash + path).rstrip("/")
     if (at and not (name and colon and password)) or _CHROOT.fullmatch(chroot) is None:
         raise wrong
@@ -118,7 +187,21 @@ def parse_ensemble(text: str, setting: str = "registry") -> Ensemble:
         servers = [join_address(*split_address(_with_port(host, _ZOOKEEPER_PORT))) for host in hosts.split(",")]
     except ConfigError:
         raise wrong from None
-    return Ensemble(",".join(servers), chroot, Credentials(name, password) if at else None)
+    tls, broker_tls = _ensemble_tls(text, query)
+    return Ensemble(",".join(servers), chroot, Credentials(name, password) if at else None, tls, broker_tls)
+
+
+def _ensemble_tls(text: str, query: str) -> tuple[TlsFiles | None, TlsFiles | None]:
+    parameters = _parameters(text, query, ("tls", *_FILES))
+    if text.startswith(_ZOOKEEPER_TLS_SCHEME):
+        if "tls" in parameters:
+            raise ConfigError(f"{without_secret(text)!r}: tls=brokers is for zk://; zks:// encrypts both")
+        return _files(parameters), _files(parameters)
+    if parameters.get("tls", "brokers") != "brokers" or (parameters and "tls" not in parameters):
+        raise ConfigError(
+            f"{without_secret(text)!r}: files are for TLS; write zks://..., or zk://...?tls=brokers&ca=FILE"
+        )
+    return None, _files(parameters) if parameters else None
 
 
 def without_secret(text: str) -> str:

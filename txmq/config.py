@@ -38,9 +38,6 @@ class BrokerSettings:
         section="Broker",
         form="HOST:PORT",
     )
-    insecure: bool = flag(
-        False, "Allow an address other than loopback: there is no authentication or encryption.", section="Broker"
-    )
     broker_name: str = word("", "Name shown in stats and logs; empty: the node id.", section="Broker")
     advertised_address: str = word(
         "", "HOST:PORT at which clients and other brokers reach this one; empty: the address of listen.",
@@ -57,6 +54,38 @@ class BrokerSettings:
     log_level: str = word(
         "info", "Least severe log line that is written.", section="Broker",
         choices=("debug", "info", "warning", "error"),
+    )  # fmt: skip
+
+    tls_certificate: str = word(
+        "", "PEM file of this broker's certificate, with those between it and its CA. With it, listen takes TLS only.",
+        section="Security", form="a file, or empty",
+    )  # fmt: skip
+    tls_key: str = word(
+        "", "PEM file of the certificate's private key, not encrypted.", section="Security", form="a file, or empty"
+    )
+    tls_ca: str = word(
+        "", "PEM file of the CAs that sign the certificates of clients, and of the other brokers of a cluster. Empty: "
+        "the system's, for brokers.", section="Security", form="a file, or empty",
+    )  # fmt: skip
+    tls_client_certificates: str = word(
+        "none", "Whether clients have to show a certificate signed by tls_ca.", section="Security",
+        choices=("none", "optional", "required"),
+    )  # fmt: skip
+    tls_between_brokers: bool = flag(
+        True, "With tls_certificate, speak TLS to the other brokers of a cluster, and show the certificate. Turn it "
+        "off while some of them have none yet.", section="Security",
+    )  # fmt: skip
+    listen_plaintext: str = word(
+        "", "With tls_certificate, HOST:PORT where connections without TLS are taken; the address of listen: one port "
+        "for both. Empty: nowhere.", section="Security", form="HOST:PORT, or empty",
+    )  # fmt: skip
+    insecure_plaintext: bool = flag(
+        False, "Let other machines connect without TLS: whoever sees the network reads and changes what is sent.",
+        section="Security",
+    )  # fmt: skip
+    insecure_anonymous: bool = flag(
+        False, "Let other machines connect without a client certificate: whoever reaches the port may do everything.",
+        section="Security",
     )  # fmt: skip
 
     sync: str = word(
@@ -221,6 +250,11 @@ class BrokerSettings:
         return {**dataclasses.asdict(self), "registry": without_secret(self.registry)}
 
     @property
+    def plaintext_at(self) -> tuple[str, int] | None:
+        """With TLS, where connections without it are taken."""
+        return split_address(self.listen_plaintext, "listen_plaintext") if self.listen_plaintext else None
+
+    @property
     def listen_host(self) -> str:
         """The host part of ``listen``, without brackets."""
         return split_address(self.listen)[0]
@@ -273,21 +307,67 @@ def _check_together(settings: BrokerSettings) -> None:
 
 def _check_addresses(settings: BrokerSettings) -> None:
     host, _ = split_address(settings.listen)
-    if not (settings.insecure or is_loopback(host)):
-        raise ConfigError(
-            f"listen = {settings.listen!r}: other machines could reach this broker, which has no authentication; "
-            "listen on 127.0.0.1, or say --insecure (insecure = true) if the network is yours"
-        )
+    _check_tls(settings)
+    _check_doors(settings)
     advertised = settings.advertised_address
     if advertised and split_address(advertised, "advertised_address")[1] == 0:
         raise ConfigError(f"advertised_address = {advertised!r}: no client can reach port 0")
     if not settings.registry:
         return
-    parse_ensemble(settings.registry)
+    if parse_ensemble(settings.registry).broker_tls and settings.registry.startswith("zk://"):
+        raise ConfigError("registry: tls=brokers is for clients; this broker's own TLS is tls_certificate and tls_key")
     if not advertised and is_wildcard(host):
         raise ConfigError(
             f"listen = {settings.listen!r}: that names no address of this machine; say with advertised_address where "
             "clients and other brokers reach this one"
+        )
+
+
+def _check_tls(settings: BrokerSettings) -> None:
+    if bool(settings.tls_certificate) is not bool(settings.tls_key):
+        raise ConfigError("tls_certificate and tls_key go together: give both, or none")
+    if settings.tls_client_certificates != "none" and not (settings.tls_certificate and settings.tls_ca):
+        raise ConfigError(
+            f"tls_client_certificates = {settings.tls_client_certificates!r}: needs tls_certificate and tls_key, and "
+            "tls_ca, which says whose signature counts"
+        )
+    if settings.listen_plaintext:
+        split_address(settings.listen_plaintext, "listen_plaintext")
+        if not settings.tls_certificate:
+            raise ConfigError(
+                "listen_plaintext is for brokers with TLS: without tls_certificate, listen takes plaintext itself"
+            )
+
+
+def _check_doors(settings: BrokerSettings) -> None:
+    """Other machines reach this broker by TLS and with certificates, or by what was allowed by name."""
+    is_public = not is_loopback(settings.listen_host)
+    is_open = settings.tls_client_certificates != "required"
+    if not settings.tls_certificate:
+        _check_door("listen", settings.listen, settings)
+    elif is_public and is_open and not settings.insecure_anonymous:
+        raise ConfigError(
+            f"listen = {settings.listen!r}: other machines could reach this broker, and it would not ask who they are; "
+            "set tls_client_certificates to required, or say --insecure-anonymous if the network is yours"
+        )
+    if settings.listen_plaintext:
+        _check_door("listen_plaintext", settings.listen_plaintext, settings)
+
+
+def _check_door(name: str, address: str, settings: BrokerSettings) -> None:
+    """A door for plaintext, which is anonymous, too."""
+    missing = [
+        flag
+        for flag, is_given in (
+            ("--insecure-plaintext", settings.insecure_plaintext), ("--insecure-anonymous", settings.insecure_anonymous)
+        )
+        if not is_given
+    ]  # fmt: skip
+    if missing and not is_loopback(split_address(address, name)[0]):
+        raise ConfigError(
+            f"{name} = {address!r}: other machines could reach this broker, without encryption and without proof of "
+            "who they are. Listen on 127.0.0.1; or set tls_certificate, tls_key, tls_ca and tls_client_certificates = "
+            f'"required" (docs/how-to/secure.md); or say {" ".join(missing)} if the network is yours'
         )
 
 

@@ -12,6 +12,8 @@ from txmq.config_sources import load_settings, parse_assignments
 from txmq.errors import ConfigError
 from txmq.model import TopicConfig
 
+INSECURE = {"insecure_plaintext": True, "insecure_anonymous": True}
+
 
 def test_without_any_source_the_defaults_hold() -> None:
     assert load_settings(None, {}, {}) == BrokerSettings()
@@ -77,7 +79,7 @@ def test_number_out_of_range_is_refused_naming_key_and_range(setting: object, si
         ("connections_max = ", "not valid TOML"),
         ("[limits]\nconnections_max = 1", "unknown setting 'limits'"),
         ('connections_max = "none"', "connections_max = 'none'"),
-        ("insecure = 1", "insecure = '1': expected true or false"),
+        ("insecure_plaintext = 1", "insecure_plaintext = '1': expected true or false"),
         ("inline_sync_ms = nan", "inline_sync_ms = 'nan'"),
         ('data = ""', "data = ''"),
         ('data = "a\\u0000b"', "expected a directory"),
@@ -143,9 +145,45 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.1", "[::]", "example.org", "localhost.example.org"])
 def test_an_address_that_others_reach_needs_insecure(host: str) -> None:
-    with pytest.raises(ConfigError, match="--insecure"):
+    with pytest.raises(ConfigError, match="say --insecure-plaintext --insecure-anonymous if"):
         load_settings(None, {}, {"listen": f"{host}:8123"})
-    assert load_settings(None, {}, {"listen": f"{host}:8123", "insecure": True}).insecure
+    for one in INSECURE:
+        missing = next(name for name in INSECURE if name != one).replace("_", "-")
+        with pytest.raises(ConfigError, match=f"say --{missing} if"):
+            load_settings(None, {}, {"listen": f"{host}:8123", one: True})
+    assert load_settings(None, {}, {"listen": f"{host}:8123", **INSECURE}).insecure_plaintext
+
+
+TLS = {"tls_certificate": "broker.pem", "tls_key": "broker.key"}
+CERTIFICATES = {**TLS, "tls_ca": "ca.pem", "tls_client_certificates": "required"}
+
+
+def test_other_machines_need_certificates_or_a_name_for_less() -> None:
+    flags = {"listen": "0.0.0.0:8123"}
+    with pytest.raises(ConfigError, match=r"would not ask who they are.*--insecure-anonymous"):
+        load_settings(None, {}, {**flags, **CERTIFICATES, "tls_client_certificates": "optional"})
+    assert load_settings(None, {}, {**flags, **CERTIFICATES})
+    assert load_settings(None, {}, {**flags, **TLS, "insecure_anonymous": True})
+    with pytest.raises(ConfigError, match=r"listen_plaintext = '0\.0\.0\.0:8124'.*--insecure-plaintext --insecure-ano"):
+        load_settings(None, {}, {**flags, **CERTIFICATES, "listen_plaintext": "0.0.0.0:8124"})
+    assert load_settings(None, {}, {**flags, **CERTIFICATES, "listen_plaintext": "127.0.0.1:8124"}).plaintext_at
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"tls_certificate": "a"}, "go together"),
+        ({"tls_key": "a"}, "go together"),
+        ({**TLS, "tls_client_certificates": "required"}, "needs tls_certificate and tls_key, and tls_ca"),
+        ({"tls_client_certificates": "optional", "tls_ca": "a"}, "needs tls_certificate"),
+        ({"listen_plaintext": "127.0.0.1:1"}, "without tls_certificate, listen takes plaintext itself"),
+        ({**TLS, "listen_plaintext": "here"}, "listen_plaintext = 'here': expected HOST:PORT"),
+        ({"registry": "zk://a?tls=brokers"}, "tls=brokers is for clients"),
+    ],
+)
+def test_settings_of_tls_that_do_not_go_together(flags: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_settings(None, {}, flags)
 
 
 def test_settings_are_shown_without_the_registrys_password() -> None:
@@ -167,11 +205,11 @@ def test_settings_are_shown_without_the_registrys_password() -> None:
 )
 def test_broker_of_a_cluster_says_where_others_reach_it(flags: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        load_settings(None, {}, {"registry": "zk://a", "insecure": True, **flags})
+        load_settings(None, {}, {"registry": "zk://a", **INSECURE, **flags})
 
 
 def test_broker_that_listens_everywhere_advertises_one_address() -> None:
-    flags = {"registry": "zk://a", "insecure": True, "listen": "0.0.0.0:1", "advertised_address": "host:1"}
+    flags = {"registry": "zk://a", **INSECURE, "listen": "0.0.0.0:1", "advertised_address": "host:1"}
     assert load_settings(None, {}, flags).advertised_address == "host:1"
 
 
@@ -215,9 +253,9 @@ def test_a_new_topic_has_the_defaults_of_the_model() -> None:
         ("connections_max = [1]", "expected 1 to 1_000_000"),
         ("connections_max.x = 1", "expected 1 to 1_000_000"),
         ('connections_max = "5"', "expected 1 to 1_000_000, without quotes"),
-        ('insecure = "true"', "expected true or false, without quotes"),
-        ('insecure = "yes"', "expected true or false$"),
-        ("insecure = 1", "expected true or false$"),
+        ('insecure_plaintext = "true"', "expected true or false, without quotes"),
+        ('insecure_plaintext = "yes"', "expected true or false$"),
+        ("insecure_plaintext = 1", "expected true or false$"),
         ("inline_sync_ms = nan", "expected 0.0 to 100.0"),
         ("inline_sync_ms = inf", "expected 0.0 to 100.0"),
         ("sync = 1", "expected always, interval or never"),

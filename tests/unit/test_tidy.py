@@ -52,6 +52,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
         "the broker as a process",
     ),
     "txmq/broker/shell/membership.py": (frozenset({"threading"}), "the thread that speaks with the registry"),
+    "txmq/broker/shell/tls_door.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/broker/shell/home_links.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/broker/shell/reads.py": (frozenset({"concurrent"}), "reader threads"),
     "txmq/broker/shell/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),

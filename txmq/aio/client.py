@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
-from txmq.addresses import ZOOKEEPER_SCHEME
+from txmq.addresses import TlsFiles, is_ensemble
 from txmq.aio.admin import Groups, Topics, Transactions
 from txmq.aio.consumer import Consumer
 from txmq.aio.half import Checker, checker_for_strands
@@ -32,13 +32,17 @@ from txmq.runtime import strands
 from txmq.runtime.os_clock import OSClock
 
 
-async def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False) -> Client:
+async def connect(
+    bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False,
+    ca: str = "", cert: str = "", key: str = "",
+) -> Client:  # fmt: skip
     """As ``txmq.connect``, on the event loop that runs; ``async with await txmq.aio.connect(...) as client``.
 
     The client belongs to that loop. ``await client.close()`` before the loop ends.
     """
     host = strands.Host()
-    inner = LoopClient(_bootstrap_of(bootstrap), timeout=timeout, name=name, clock=strands.LoopClock(OSClock()))
+    found = _bootstrap_of(bootstrap, TlsFiles(ca, cert, key))
+    inner = LoopClient(found, timeout=timeout, name=name, clock=strands.LoopClock(OSClock()))
     client = Client(inner, host)
     if not lazy:
         try:
@@ -49,16 +53,16 @@ async def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python",
     return client
 
 
-def _bootstrap_of(text: str) -> Bootstrap:
-    bootstrap = bootstrap_of(text)
-    if not text.startswith(ZOOKEEPER_SCHEME):
+def _bootstrap_of(text: str, files: TlsFiles) -> Bootstrap:
+    bootstrap = bootstrap_of(text, files)
+    if not is_ensemble(text):
         return bootstrap
 
     def look_up(timeout: float) -> Sequence[Address]:
         """ZooKeeper's client has threads of its own, and blocks its caller."""
-        return strands.required().wait_for(asyncio.to_thread(bootstrap, timeout))
+        return strands.required().wait_for(asyncio.to_thread(bootstrap.find, timeout))
 
-    return look_up
+    return Bootstrap(look_up, bootstrap.tls)
 
 
 class Client(Facade[LoopClient]):

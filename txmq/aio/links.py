@@ -28,7 +28,7 @@ class LoopConnection(ReconnectingConnection):
 
     def dial(self, host: str, port: int, timeout: float) -> Connection:
         """See ``ReconnectingConnection``."""
-        stream = loop_stream.connect(host, port, timeout)
+        stream = loop_stream.connect(host, port, timeout, self._destination.tls)
         connection = Connection(stream, self._clock, f"{host}:{port}")
         connection.appoint(stream, stream.gather)
         stream.serve(connection.read_arrived, connection.write)

@@ -1,8 +1,9 @@
-"""``txmq broker``: run a broker in the foreground until SIGTERM or Ctrl-C."""
+"""``txmq broker``: run a broker in the foreground until SIGTERM or Ctrl-C; ``init`` makes what it needs first."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,22 @@ from txmq.config import BrokerSettings
 from txmq.config_sources import load_settings, parse_assignments
 from txmq.errors import ConfigError, CorruptRecordError, StorageError
 
+app = typer.Typer(
+    invoke_without_command=True, subcommand_metavar="[COMMAND]", help="Run a broker, or make what it needs first."
+)
 
+
+InsecurePlaintext = Annotated[
+    bool, typer.Option("--insecure-plaintext", help="Let other machines connect without TLS.")
+]
+InsecureAnonymous = Annotated[
+    bool, typer.Option("--insecure-anonymous", help="Let other machines connect without a client certificate.")
+]
+
+
+@app.callback()
 def broker(
+    context: typer.Context,
     data: Annotated[
         str | None, typer.Option("--data", metavar="DIR", help="Data directory; created if absent. [var/txmq]")
     ] = None,
@@ -25,9 +40,8 @@ def broker(
     ready_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Appears, holding the real address, once the broker serves.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow an address other than loopback: there is no authentication.")
-    ] = False,
+    insecure_plaintext: InsecurePlaintext = False,
+    insecure_anonymous: InsecureAnonymous = False,
     registry: Annotated[
         str | None, typer.Option(metavar="zk://HOST,.../PATH", help="ZooKeeper ensemble of several brokers. [none]")
     ] = None,
@@ -53,18 +67,34 @@ def broker(
       txmq broker --listen 127.0.0.1:0 --ready-file ready.txt
       txmq broker --config broker.toml --set sync_interval_ms=20
       txmq broker --config broker.toml --show-settings
+      txmq broker init --tls-dev                     certificates for a first try
     """
-    flags = parse_assignments(assignments or [])
-    named = {"data": data, "listen": listen, "registry": registry, "sync": sync, "insecure": insecure or None}
-    for name, value in named.items():
-        if value is not None and name in flags:
-            raise ConfigError(f"{name} is given twice, by --{name} and by --set; give it once")
-        if value is not None:
-            flags[name] = value
-    settings = load_settings(_read(config), os.environ, flags)
+    if context.invoked_subcommand is not None:
+        if any(value for value in context.params.values()):
+            raise ConfigError(f"options stand behind the command: txmq broker {context.invoked_subcommand} --help")
+        return
+    named = {
+        "data": data, "listen": listen, "registry": registry, "sync": sync,
+        "insecure_plaintext": insecure_plaintext or None, "insecure_anonymous": insecure_anonymous or None,
+    }  # fmt: skip
+    settings = load_settings(_read(config), os.environ, _flags(named, assignments or []))
     if show_settings:
         _show(settings, as_json=as_json)
-        return
+    else:
+        _run(settings, ready_file)
+
+
+def _flags(named: Mapping[str, object], assignments: Sequence[str]) -> dict[str, object]:
+    flags: dict[str, object] = dict(parse_assignments(assignments))
+    for name, value in named.items():
+        if value is not None and name in flags:
+            raise ConfigError(f"{name} is given twice, by --{name.replace('_', '-')} and by --set; give it once")
+        if value is not None:
+            flags[name] = value
+    return flags
+
+
+def _run(settings: BrokerSettings, ready_file: Path | None) -> None:
     from txmq.broker.shell import process
     from txmq.runtime import logging
 
@@ -74,6 +104,40 @@ def broker(
     except CorruptRecordError as error:
         what_next = 'nothing was changed; docs/operations.md, "When something is wrong", says what can be done'
         raise StorageError(f"{error}; {what_next}") from error
+
+
+@app.command("init")
+def init(
+    data: Annotated[str, typer.Option("--data", metavar="DIR", help="Data directory; made if absent.")] = "var/txmq",
+    tls_dev: Annotated[
+        bool, typer.Option("--tls-dev", help="Make a CA of your own, and certificates for a broker and a client.")
+    ] = False,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host", metavar="NAME", help="Name or address of the broker, beside localhost; may be repeated."
+        ),
+    ] = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to serve on.")] = "127.0.0.1:8123",
+    as_json: output.Json = False,
+) -> None:
+    """Make a data directory and the settings of a broker in it, and print what to paste into a client.
+
+    With --tls-dev the broker takes TLS only, from clients with a certificate of the CA that is made. That is for a
+    first try: whoever reads the CA's key, in the data directory, can be anybody. Nothing that exists is overwritten.
+
+    [bold]Examples[/bold]
+
+      txmq broker init --tls-dev
+      txmq broker init --tls-dev --listen 0.0.0.0:8123 --host broker1.example.org
+    """
+    from txmq.cli import broker_init
+
+    made = broker_init.make(Path(data), listen, hosts or [], has_tls=tls_dev)
+    if as_json:
+        output.print_json(made._asdict())
+    else:
+        broker_init.tell(made)
 
 
 def _read(config: Path | None) -> str | None:

@@ -65,7 +65,7 @@ app = typer.Typer(
     Clients find the broker by --bootstrap, else TXMQ_BOOTSTRAP, else txmq://127.0.0.1:8123.""",
     epilog=f"docs/ and examples/, wherever a text names them, are below {pages()}",
 )
-app.command("broker")(broker.broker)
+app.add_typer(broker.app, name="broker")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)

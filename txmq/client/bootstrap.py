@@ -3,29 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from txmq.addresses import ZOOKEEPER_SCHEME, Ensemble, parse_bootstrap, parse_ensemble, split_address
+from txmq.addresses import (
+    Ensemble,
+    TlsFiles,
+    is_ensemble,
+    parse_bootstrap,
+    parse_ensemble,
+    parse_tls,
+    split_address,
+)
 from txmq.client.transport.destination import Address
-from txmq.errors import BrokerAwayError, RegistryAwayError
+from txmq.errors import BrokerAwayError, ConfigError, RegistryAwayError
 from txmq.registry.port import Home
 from txmq.registry.zookeeper.session import Session
 
+if TYPE_CHECKING:
+    from txmq.runtime.tls import ClientTls
+
 SESSION_TIMEOUT_MS = 10_000
 
-Bootstrap = Callable[[float], Sequence[Address]]  # the addresses, looked up within so many seconds
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """How a client comes to its brokers."""
+
+    find: Callable[[float], Sequence[Address]]  # the addresses, looked up within so many seconds
+    tls: ClientTls | None = None  # how every broker is spoken to; None: in plaintext
 
 
-def bootstrap_of(text: str) -> Bootstrap:
+def bootstrap_of(text: str, files: TlsFiles | None = None) -> Bootstrap:
     """What an address means.
 
+    Args:
+        files: of TLS, for an address that names none itself.
+
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is none, or its files cannot be read.
     """
-    if isinstance(text, str) and text.startswith(ZOOKEEPER_SCHEME):
+    if isinstance(text, str) and is_ensemble(text):
         ensemble = parse_ensemble(text, "bootstrap")
-        return lambda timeout: leaders(ensemble, timeout)
+        return Bootstrap(lambda timeout: leaders(ensemble, timeout), _tls(ensemble.broker_tls, files))
     addresses = parse_bootstrap(text)
-    return lambda _timeout: addresses
+    return Bootstrap(lambda _timeout: addresses, _tls(parse_tls(text), files))
+
+
+def _tls(stated: TlsFiles | None, files: TlsFiles | None) -> ClientTls | None:
+    given = None if files == TlsFiles() else files
+    if stated is None:
+        if given is not None:
+            raise ConfigError("ca, cert and key are for TLS, which the address does not ask for: write txmqs://...")
+        return None
+    if given is not None and stated != TlsFiles():
+        raise ConfigError("ca, cert and key are given twice, in the address and as arguments: give them once")
+    from txmq.runtime.tls import ClientTls  # a client without TLS does without the library
+
+    return ClientTls(given or stated)
 
 
 def leaders(ensemble: Ensemble, timeout: float) -> list[Address]:
@@ -66,5 +101,5 @@ def open_session(ensemble: Ensemble, timeout: float) -> Session:
 
     return KazooSession(
         ensemble.hosts, session_timeout_ms=SESSION_TIMEOUT_MS, call_timeout_ms=max(int(timeout * 1000), 1),
-        credentials=ensemble.credentials,
+        credentials=ensemble.credentials, tls=ensemble.tls,
     )  # fmt: skip

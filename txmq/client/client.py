@@ -13,7 +13,7 @@ from itertools import chain
 from types import TracebackType
 from typing import ClassVar, Self
 
-from txmq.addresses import ZOOKEEPER_SCHEME
+from txmq.addresses import TlsFiles, is_ensemble
 from txmq.client.admin.groups import Groups
 from txmq.client.admin.transactions import Transactions
 from txmq.client.arguments import (
@@ -56,24 +56,33 @@ NAME_LENGTH_MAX = 100
 DRAIN_S = 1.0  # for answers to commits, before the connections end
 
 
-def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False) -> Client:
+def connect(
+    bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False,
+    ca: str = "", cert: str = "", key: str = "",
+) -> Client:  # fmt: skip
     """Connect to a broker.
 
     Args:
         bootstrap: ``txmq://host[:port][,host[:port]...]``: addresses that are tried in turn. One broker of a cluster is
             enough: the client learns the others from it. Or ``zk://host[:port][,host[:port]...][/path]``, the registry
-            of a cluster: the brokers' addresses are read there.
+            of a cluster: the brokers' addresses are read there. With ``txmqs://`` every broker is spoken to by TLS,
+            with ``zks://`` the registry as well (``zk://...?tls=brokers``: the brokers alone), and never otherwise: a
+            broker has to prove that it is the host of its address.
         timeout: seconds for connecting, and for each request without a timeout of its own.
         name: this client's name in the broker's lists and logs.
         lazy: connect at the first request, so that a process can start while its broker is away, as one with an
             ordered producer should. A wrong address is then found later.
+        ca: PEM file of the certificates that sign brokers' certificates; the system's if it is not given. This and the
+            next two may also stand in the address: ``txmqs://broker1?ca=ca.pem``. Changed files count for the next
+            connection.
+        cert, key: PEM files of this client's certificate and of its private key, for a broker that asks for one.
 
     Raises:
-        ConfigError: not such an address.
+        ConfigError: not such an address, or a file cannot be read.
         BrokerAwayError: no broker answers there, or ZooKeeper does not.
         RegistryError: there is no cluster in that place of ZooKeeper.
     """
-    client = Client(bootstrap_of(bootstrap), timeout=timeout, name=name)
+    client = Client(bootstrap_of(bootstrap, TlsFiles(ca, cert, key)), timeout=timeout, name=name)
     watch_exit(client)
     if not lazy:
         try:
@@ -89,9 +98,7 @@ def require_broker(client: Client, bootstrap: str) -> None:
     try:
         client.control.connect(client.clock.monotonic() + client.timeout)
     except ConnectionLostError as error:
-        hint = (
-            "" if bootstrap.startswith(ZOOKEEPER_SCHEME) else "; is a broker running there? start one with: txmq broker"
-        )
+        hint = "" if is_ensemble(bootstrap) else "; is a broker running there? start one with: txmq broker"
         raise BrokerAwayError(f"{error}{hint}") from None
 
 
@@ -127,7 +134,7 @@ class Client:
             )
         self.name, self.timeout = name, timeout
         self.clock: Clock = clock or OSClock()
-        bootstrap = addresses if callable(addresses) else lambda _timeout: addresses
+        bootstrap = addresses if isinstance(addresses, Bootstrap) else Bootstrap(lambda _timeout: addresses)
         self.routes = Routes(bootstrap, name, self.clock, timeout, self._forget_topic, self.link_type)
         self.topics = Topics(self.routes, self.clock, timeout)
         self.transactions = Transactions(self.routes, timeout)

@@ -12,7 +12,7 @@ follows that home's leader: ``hello`` asks for the home, so that a broker that h
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender_pool import SenderPool
@@ -28,12 +28,19 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, watch_forks
 from txmq.xid import TxId
 
+if TYPE_CHECKING:
+    from txmq.runtime.tls import ClientTls
+
 LOOK_S = 1.0  # a home that does not answer for so long is away
 FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if one of its blocks goes on
 
 
 class Directory(Protocol):
     """``Routes``, as its links use it."""
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """How every home is spoken to; None: in plaintext."""
 
     def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
         """Where the link's home may be led."""
@@ -89,6 +96,11 @@ class HomeLink:
         return f"home {self.home:016x}" if self.address is None else f"home {self.home:016x} at {self.address}"
 
     # --- the destination of its connections --------------------------------------------------------------------------
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """See ``Destination``."""
+        return self._directory.tls
 
     @property
     def home_wish(self) -> str | None:

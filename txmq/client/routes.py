@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from txmq.client.bootstrap import Bootstrap
 from txmq.client.home_link import LOOK_S, HomeLink
@@ -40,6 +40,9 @@ from txmq.protocol.json_text import Fields, json_object
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, Turn, watch_forks
 
+if TYPE_CHECKING:
+    from txmq.runtime.tls import ClientTls
+
 ROUTE_REFRESH_INTERVAL_S: Final = 30.0
 CORRECTIONS_MAX: Final = 3  # 409s that one request follows
 _RETRY_S: Final = 0.05  # after every home was asked in vain
@@ -51,7 +54,7 @@ class Routes:
     """The links of a client; see the module's docstring.
 
     Args:
-        bootstrap: the addresses of the first broker.
+        bootstrap: the addresses of the first broker, and how brokers are spoken to.
         on_unknown_topic: called with a topic's name if what is known of it may be wrong.
         link_type: what its links are.
 
@@ -59,6 +62,7 @@ class Routes:
         sole: the only link, for as long as no broker has said that it has a registry; None from then on.
         is_lone: whether there is a sole link.
         likely_home: see ``Routing``.
+        tls: how every home is spoken to; None: in plaintext.
 
     Thread safety: any thread.
     """
@@ -67,7 +71,13 @@ class Routes:
         self, bootstrap: Bootstrap, name: str, clock: Clock, timeout: float, on_unknown_topic: Callable[[str], None],
         link_type: type[HomeLink] = HomeLink,
     ) -> None:  # fmt: skip
-        self._bootstrap, self._name, self._clock, self._timeout = bootstrap, name, clock, timeout
+        self._find, self.tls, self._name, self._clock, self._timeout = (
+            bootstrap.find,
+            bootstrap.tls,
+            name,
+            clock,
+            timeout,
+        )
         self._on_unknown_topic, self._link_type = on_unknown_topic, link_type
         self._map = RouteMap()
         self._cluster: str | None = None  # as the first broker with a registry has said
@@ -329,7 +339,7 @@ class Routes:
             found = list(dict.fromkeys(address for address in known if address is not None))
             if found:
                 return found
-        return self._bootstrap(max(deadline - self._clock.monotonic(), 0.001))
+        return self._find(max(deadline - self._clock.monotonic(), 0.001))
 
     def _refresh_homes(self, deadline: float) -> bool:
         """Ask for the homes and their leaders, or wait for the thread that does; whether a broker answered."""
@@ -366,11 +376,13 @@ class Routes:
         return self._ask_at([leader for leader in self._map.leaders.values() if leader is not None], deadline)
 
     def _ask_bootstrap(self, deadline: float) -> bytes:
-        return self._ask_at(self._bootstrap(LOOK_S), deadline)
+        return self._ask_at(self._find(LOOK_S), deadline)
 
     def _ask_at(self, addresses: Sequence[Address], deadline: float) -> bytes:
         """On a connection of its own: a link that connects may be the one that asks."""
-        scout = self._link_type.connection_type(_Scout(addresses, self._cluster), self._name, self._clock, LOOK_S)
+        scout = self._link_type.connection_type(
+            _Scout(addresses, self._cluster, self.tls), self._name, self._clock, LOOK_S
+        )
         try:
             return scout.call("cluster", "homes", timeout=max(deadline - self._clock.monotonic(), 0.001))
         finally:
@@ -399,8 +411,8 @@ class Routes:
 class _Scout(AnyBroker):
     """Any broker of a cluster."""
 
-    def __init__(self, addresses: Sequence[Address], cluster: str | None) -> None:
-        super().__init__(addresses)
+    def __init__(self, addresses: Sequence[Address], cluster: str | None, tls: ClientTls | None) -> None:
+        super().__init__(addresses, tls)
         self._cluster = cluster
 
     def greeted(self, introduction: Fields, address: Address) -> None:

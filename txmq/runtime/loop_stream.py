@@ -1,7 +1,7 @@
 """The door to the network for strands: a TCP stream that the event loop reads (port ``Stream``).
 
-``TcpStream`` does the system calls, which never block here. The loop says when there is something to read (``serve``),
-and when there is room to write.
+``TcpStream`` or ``TlsStream`` does the system calls, which never block here. The loop says when there is something to
+read (``serve``), and when there is room to write.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from txmq.runtime import net, owner, strands
-from txmq.runtime.ports import Buffer
+from txmq.runtime.ports import Buffer, Stream
+
+if TYPE_CHECKING:
+    from txmq.runtime.tls import ClientTls
 
 
 class LoopStream:
     """One connected TCP stream; see the module's docstring. Used by one loop's thread."""
 
-    def __init__(self, host: strands.Host, connected: socket.socket) -> None:
-        self._host, self._number = host, connected.fileno()
+    def __init__(self, host: strands.Host, number: int, tcp: Stream) -> None:
+        self._host, self._number = host, number
         self._process = owner.current_process()
-        self._tcp = net.adopt(connected)
+        self._tcp = tcp
         self._write: Callable[[], None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # for room
         self._is_full = self._gathers = False
@@ -98,16 +102,22 @@ class LoopStream:
         self._host.stream_closed(self)
 
 
-def connect(host: str, port: int, timeout: float) -> LoopStream:
-    """As ``net.connect``, in a strand."""
+def connect(host: str, port: int, timeout: float, tls: ClientTls | None = None) -> LoopStream:
+    """As ``net.connect`` or ``ClientTls.connect``, in a strand."""
     strand = strands.required()
-    connected = strand.wait_for(_connect(strand.host.loop, host, port, timeout))
-    return LoopStream(strand.host, connected)
-
-
-async def _connect(loop: asyncio.AbstractEventLoop, host: str, port: int, timeout: float) -> socket.socket:
-    failure: OSError = TimeoutError(f"timed out after {timeout:g} s")
+    loop = strand.host.loop
     until = loop.time() + timeout
+    connected = strand.wait_for(_connect(loop, host, port, until, timeout))
+    number = connected.fileno()
+    if tls is None:
+        return LoopStream(strand.host, number, net.adopt(connected))
+    return LoopStream(strand.host, number, strand.wait_for(tls.adopt_on(loop, connected, host, until)))
+
+
+async def _connect(
+    loop: asyncio.AbstractEventLoop, host: str, port: int, until: float, timeout: float
+) -> socket.socket:
+    failure: OSError = TimeoutError(f"timed out after {timeout:g} s")
     try:
         async with asyncio.timeout_at(until):
             for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):

@@ -91,7 +91,8 @@ def test_the_ready_file_of_an_ipv6_address_is_an_address(tmp_path: Path) -> None
 
 def test_an_address_of_another_machine_is_told_as_such(tmp_path: Path) -> None:
     """192.0.2.0/24 is for documentation (RFC 5737): nobody has it."""
-    process = BrokerProcess(tmp_path / "broker", listen="192.0.2.1:8123", settings={"insecure": True})
+    allowed = {"insecure_plaintext": True, "insecure_anonymous": True}
+    process = BrokerProcess(tmp_path / "broker", listen="192.0.2.1:8123", settings=allowed)
     with pytest.raises(BrokerFailedError, match="this machine has no such address"):
         process.start()
 

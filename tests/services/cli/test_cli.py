@@ -245,7 +245,7 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     assert isinstance(of_topic, dict)
     assert (of_topic["accept_read"], of_topic["offsets"]) == (True, held)
     assert isinstance(config, dict)
-    assert (config["insecure"], config["default_retention_ms"], config["in_flight_max"]) == (False, None, 8)
+    assert (config["insecure_plaintext"], config["default_retention_ms"], config["in_flight_max"]) == (False, None, 8)
     assert (config["inline_sync_ms"], config["sync"]) == (1.0, "always")
     assert isinstance(lines, list)
     assert len(lines) == 8

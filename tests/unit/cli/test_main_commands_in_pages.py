@@ -28,7 +28,7 @@ def _named(text: str) -> Iterator[str]:
     yield from _IN_TICKS.findall(text)
     for block in _IN_SHELL.findall(text) + _IN_DOCSTRING.findall(text.partition("from __future__")[0]):
         for line in block.splitlines():
-            for command in re.split(r"[|;&]\s", line.split(" # ")[0]):
+            for command in re.split(r"[|;&](?:\s|$)", line.split(" # ")[0]):
                 if command.strip().startswith("txmq "):
                     yield command.strip()
 
@@ -74,7 +74,7 @@ def test_help_of_every_command_has_example_that_can_be_run(path: tuple[str, ...]
     lines = command.help.replace("\\\n", "").splitlines()  # the shell's: the command goes on
     examples = [line.strip() for line in lines if re.match(r" *(\S.*\| )?txmq ", line)]
     assert any(line.startswith(" ".join(path)) or f"| {' '.join(path)}" in line for line in examples)
-    runs = [run for line in examples for run in re.split(r"[|;&]\s", line) if run.strip().startswith("txmq ")]
+    runs = [run for line in examples for run in re.split(r"[|;&](?:\s|$)", line) if run.strip().startswith("txmq ")]
     assert [(run, fault) for run in runs for w in _expanded(shlex.split(run)) if (fault := _fault(w))] == []
 
 

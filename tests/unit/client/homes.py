@@ -173,6 +173,8 @@ class HomeRoutes:
 class Ports:
     """Home n answers at port n."""
 
+    tls = None
+
     def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
         return [("host", link.home)]
 

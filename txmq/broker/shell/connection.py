@@ -1,6 +1,7 @@
 """One accepted connection: bytes to requests, answers to bytes, and its deadlines.
 
 All connections of a loop share one receive buffer; a connection keeps only its unfinished request (``RequestReader``).
+The transport of an encrypted one is its ``tls_door``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 log = get_logger()
 RECEIVE_SIZE_BYTES = 64 << 10
+FULL_READ_BYTES = RECEIVE_SIZE_BYTES // 2  # of so many there are probably more; encrypted, they filled the buffer
 _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 WRITE_HIGH_BYTES = 1 << 20
 RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: the least rate of a long body, over handshake_timeout_ms
@@ -91,6 +93,10 @@ class Connection(asyncio.BufferedProtocol):
             transport.write(answers.result(503, b"-", text.encode()))
             transport.close()
 
+    def now_on(self, transport: asyncio.Transport) -> None:
+        """Go on with another transport, before anything came or went."""
+        self._transport = transport
+
     def get_buffer(self, sizehint: int) -> memoryview:
         """The loop's one receive buffer."""
         return _buffer
@@ -100,12 +106,12 @@ class Connection(asyncio.BufferedProtocol):
         requests = self._reader.feed(_buffer[:nbytes])
         if requests:
             if isinstance(requests[-1], Violation) and requests[-1].closes:
-                self._tell("connection closed: outside the protocol", requests[-1].text)
+                self.tell("connection closed: outside the protocol", requests[-1].text)
             if self._queued:
                 self._queued += requests
             elif not self._take_in(requests):
                 return
-            elif nbytes == RECEIVE_SIZE_BYTES:
+            elif nbytes >= FULL_READ_BYTES:
                 self._taken += len(requests)
                 if self._taken >= REQUESTS_A_TURN:
                     self._taken = 0
@@ -308,10 +314,11 @@ class Connection(asyncio.BufferedProtocol):
         elif self.client.held or self._queued or self._stalled_ms:  # not read meanwhile
             self._deadline_ms = max(self._deadline_ms, self._latest_ms())
         elif now_ms > self._deadline_ms:
-            self._tell("connection closed: request not complete in time", "handshake_timeout_ms")
+            self.tell("connection closed: request not complete in time", "handshake_timeout_ms")
             self._transport.abort()
 
-    def _tell(self, event: str, reason: str) -> None:
+    def tell(self, event: str, reason: str) -> None:
+        """Have the log say why it is closed."""
         client = self.client
         log.debug(event, reason=reason, connection=client.number, address=client.address, client=client.name)
 

@@ -20,6 +20,7 @@ from txmq.errors import ConfigError, TxmqError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
+from txmq.runtime.tls import ClientTls
 
 log = get_logger()
 CONNECT_TIMEOUT_S: Final = 1.5
@@ -30,10 +31,11 @@ class HomeLinks:
 
     Args:
         moved: called when answers may have changed the state.
+        tls: how the other homes are spoken to; None: in plaintext.
     """
 
-    def __init__(self, core: Core, clock: Clock, moved: Callable[[], None]) -> None:
-        self.core, self.clock, self.moved = core, clock, moved
+    def __init__(self, core: Core, clock: Clock, moved: Callable[[], None], tls: ClientTls | None = None) -> None:
+        self.core, self.clock, self.moved, self.tls = core, clock, moved, tls
         self._links: dict[int, _HomeLink] = {}
         self._said: dict[int, str] = {}  # of homes that branches wait for, the last failure that the log has
         self._is_closed = False
@@ -108,8 +110,10 @@ class _HomeLink(asyncio.Protocol):
             if address is None:
                 raise OSError("no leader of it is known to live")
             host, port = split_address(address, "the leader's address")
-            loop = asyncio.get_running_loop()
-            await asyncio.wait_for(loop.create_connection(lambda: self, host, port), CONNECT_TIMEOUT_S)
+            loop, tls = asyncio.get_running_loop(), self._links.tls
+            # asyncio's own TLS will do here: few bytes, one connection a home.
+            connecting = loop.create_connection(lambda: self, host, port, ssl=None if tls is None else tls.context)
+            await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
         except (OSError, ConfigError, TimeoutError) as error:
             self._links.lost(self, str(error) or type(error).__name__)
 

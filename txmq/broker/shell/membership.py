@@ -97,7 +97,7 @@ class Membership:
 
             session = KazooSession(
                 self._ensemble.hosts, session_timeout_ms=self._settings.registry_session_timeout_ms,
-                call_timeout_ms=CALL_TIMEOUT_MS, credentials=self._ensemble.credentials,
+                call_timeout_ms=CALL_TIMEOUT_MS, credentials=self._ensemble.credentials, tls=self._ensemble.tls,
             )  # fmt: skip
             self._connected = Connected(ZooKeeperRegistry(session, self._ensemble.chroot), session)
         return self._connected

@@ -11,12 +11,13 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from txmq.addresses import is_loopback, join_address, split_address
+from txmq.addresses import TlsFiles, join_address, split_address
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.store import Recovered, open_store
 from txmq.broker.core import Core
 from txmq.broker.shell.membership import Membership
 from txmq.broker.shell.server import Server
+from txmq.broker.shell.tls_door import BrokerTls
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError
 from txmq.runtime import descriptors
@@ -26,6 +27,7 @@ from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import Clock
 from txmq.runtime.steady_clock import SteadyClock
+from txmq.runtime.tls import ClientTls, ServerTls
 
 log = get_logger()
 
@@ -41,15 +43,10 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
 
     Raises:
         RegistryError: the registry refuses this broker; the text says what to do.
-        ConfigError: the address is not loopback and ``insecure`` is not set, or the system allows too few open files.
+        ConfigError: a file of TLS cannot be read, or the system allows too few open files.
         TxmqError: the data directory cannot be opened.
     """
-    host, _port = split_address(settings.listen)
-    if not is_loopback(host) and not settings.insecure:
-        raise ConfigError(
-            f"listen = {settings.listen!r} is not a loopback address, and there is no TLS or login yet: "
-            "listen on 127.0.0.1, or pass --insecure if the network is trusted"
-        )
+    tls = _tls(settings)
     settings, backlog = _within_descriptors(settings)
     collect_young_only()
     clock, random, disk = SteadyClock(OSClock()), OSRandom(), _data_directory(settings.data)
@@ -65,7 +62,17 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
         "recovered", data=settings.data, records=recovered.records, journal_bytes=recovered.journal_bytes,
         epoch=recovered.state.epoch, seconds=round(clock.monotonic() - started, 3), notes=recovered.notes,
     )  # fmt: skip
-    return _run_loop(_serve(recovered, settings, clock, backlog, ready_file, membership))
+    return _run_loop(_serve(recovered, settings, clock, backlog, ready_file, membership, tls))
+
+
+def _tls(settings: BrokerSettings) -> BrokerTls | None:
+    """What was configured, read before the journal is: a wrong file is told at once."""
+    if not settings.tls_certificate:
+        return None
+    files = TlsFiles(settings.tls_ca, settings.tls_certificate, settings.tls_key)
+    to_clients = ServerTls(files, settings.tls_client_certificates)
+    speaks_it = settings.registry and settings.tls_between_brokers
+    return BrokerTls(to_clients, ClientTls(files) if speaks_it else None)
 
 
 def _data_directory(path: str) -> OSDisk:
@@ -112,16 +119,18 @@ def _why_not_listening(address: str, error: OSError) -> str:
 
 async def _serve(
     recovered: Recovered, settings: BrokerSettings, clock: Clock, backlog: int, ready_file: Path | None,
-    membership: Membership | None,
+    membership: Membership | None, tls: BrokerTls | None,
 ) -> int:  # fmt: skip
     view = None if membership is None else ClusterView(membership.address)
     core = Core(recovered.identity, settings, recovered.state, clock.now_ms(), OSRandom(), cluster=view)
-    server = Server(core, recovered.store, settings, clock)
+    server = Server(core, recovered.store, settings, clock, tls)
     address = await _listen(server, settings, backlog)
     stopping, refusals = asyncio.Event(), list[Exception]()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    if tls is not None:
+        loop.add_signal_handler(signal.SIGHUP, _reload, tls.to_clients)
     core.context.address = advertised = settings.advertised_address or address
 
     def serves() -> None:
@@ -153,12 +162,23 @@ async def _serve(
     return 0 if failure is None else 1
 
 
+def _reload(tls: ServerTls) -> None:
+    """Certificates may have been replaced."""
+    try:
+        tls.reload()
+    except ConfigError as error:
+        log.error("certificates were not reloaded; new connections get what was read before", error=str(error))
+    else:
+        log.info("certificates reloaded, for new connections")
+
+
 async def _listen(server: Server, settings: BrokerSettings, backlog: int) -> str:
     host, port = split_address(settings.listen)
     try:
-        return join_address(*await server.start(host, port, backlog))
+        return join_address(*await server.start(host, port, backlog, plaintext_at=settings.plaintext_at))
     except OSError as error:
-        raise ConfigError(_why_not_listening(settings.listen, error)) from error
+        asked = " and ".join(filter(None, (settings.listen, settings.listen_plaintext)))
+        raise ConfigError(_why_not_listening(asked, error)) from error
 
 
 async def _stopped(server: Server, stopping: asyncio.Event) -> BaseException | None:

@@ -39,6 +39,7 @@ from txmq.broker.shell.home_links import HomeLinks
 from txmq.broker.shell.loop_stalls import NOTICED_S, LoopStalls
 from txmq.broker.shell.reads import Reads
 from txmq.broker.shell.registry_worker import RegistryWorker
+from txmq.broker.shell.tls_door import BrokerTls, TlsDoor
 from txmq.broker.state.silence_clock import TICK_MS
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
@@ -56,8 +57,11 @@ READS_A_TURN = 500  # one message may wake 10,000 polls of each of many connecti
 class Server:
     """One broker that serves. Create, ``start``, await ``stopped``; ``stop`` ends it cleanly."""
 
-    def __init__(self, core: Core, store: Store, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(
+        self, core: Core, store: Store, settings: BrokerSettings, clock: Clock, tls: BrokerTls | None = None
+    ) -> None:
         self.core, self.store, self.settings, self.clock = core, store, settings, clock
+        self._tls = tls
         self.context = core.context
         self.pipeline = CommitPipeline(core, store, settings, clock)
         self.budget = ByteBudget(settings.memory_request_bytes_max)
@@ -71,9 +75,11 @@ class Server:
             if thread is not StepThread.LOOP
         }
         self._reads = Reads(core, store.files, self._from_thread, self._flush)
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self.registry: RegistryWorker | None = None  # of a broker that has one
-        self._homes = HomeLinks(core, clock, self._schedule) if core.context.cluster is not None else None
+        self._homes: HomeLinks | None = None
+        if core.context.cluster is not None:
+            self._homes = HomeLinks(core, clock, self._schedule, None if tls is None else tls.to_brokers)
         self.paused = False
         self._scheduled = self._failed = False
         self._processor_waits: ProcessorWaits
@@ -88,20 +94,45 @@ class Server:
 
     # --- start and end -------------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int, backlog: int = 1024) -> tuple[str, int]:
-        """Listen. Returns the real address."""
+    async def start(
+        self, host: str, port: int, backlog: int = 1024, *, plaintext_at: tuple[str, int] | None = None
+    ) -> tuple[str, int]:
+        """Listen. Returns the real address.
+
+        Args:
+            plaintext_at: with TLS, where connections without it are taken; the same address takes both.
+        """
         self._loop = asyncio.get_running_loop()
         self.stopped = self._loop.create_future()
         self._loop.set_exception_handler(self._unexpected)
-        self._listener = await self._loop.create_server(lambda: Connection(self), host, port, backlog=backlog)
+        takes_both = plaintext_at == (host, port)
+        await self._listen(lambda: self._met(takes_plaintext=takes_both), host, port, backlog)
+        if plaintext_at is not None and not takes_both:
+            await self._listen(lambda: Connection(self), *plaintext_at, backlog)
         now = self.clock.monotonic()
         self._retention_at = now + self.settings.retention_check_interval_ms / 1000
         self._processor_waits = ProcessorWaits()
         self._stalls = LoopStalls(self._processor_waits.total_s)
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
         self._watch_disk()
-        address = self._listener.sockets[0].getsockname()
+        address = self._listeners[0].sockets[0].getsockname()
         return str(address[0]), int(address[1])
+
+    async def _listen(self, accept: Callable[[], asyncio.BufferedProtocol], host: str, port: int, backlog: int) -> None:
+        try:
+            self._listeners.append(await self._loop.create_server(accept, host, port, backlog=backlog))
+        except OSError:
+            self._close_listeners()
+            raise
+
+    def _met(self, *, takes_plaintext: bool) -> asyncio.BufferedProtocol:
+        if self._tls is None:
+            return Connection(self)
+        return TlsDoor(self, self._tls.to_clients.session(), takes_plaintext=takes_plaintext)
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
 
     def _unexpected(self, _loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
         """A defect in a callback: state and journal may differ, so the broker stops; the restart reads the journal."""
@@ -118,8 +149,7 @@ class Server:
     async def stop(self) -> None:
         """Stop cleanly: no new connections, everything accepted is committed and answered, a checkpoint is written."""
         self.context.stopping = self.pipeline.is_stopping = True
-        if self._listener is not None:
-            self._listener.close()
+        self._close_listeners()
         self.core.tick(self.clock.now_ms())
         await self._drain()
         for connection in list(self.connections):
@@ -158,8 +188,7 @@ class Server:
             return
         self._failed = self.pipeline.has_failed = True
         log.error("failed; the broker stops, the restart reads what the disk holds", error=repr(error), exc_info=error)
-        if self._listener is not None:
-            self._listener.close()
+        self._close_listeners()
         for connection in list(self.connections):
             connection.abandon()
         self._close(error)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from txmq.protocol.json_text import Fields
+
+if TYPE_CHECKING:
+    from txmq.runtime.tls import ClientTls  # a client without TLS does without the library
 
 Address = tuple[str, int]
 
 
 class Destination(Protocol):
     """The other end of a connection, through all its lives."""
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """How it is spoken to; None: in plaintext."""
 
     @property
     def home_wish(self) -> str | None:
@@ -36,8 +43,8 @@ class AnyBroker:
 
     home_wish = None
 
-    def __init__(self, addresses: Sequence[Address]) -> None:
-        self._addresses = list(addresses)
+    def __init__(self, addresses: Sequence[Address], tls: ClientTls | None = None) -> None:
+        self._addresses, self.tls = list(addresses), tls
 
     def addresses(self, deadline: float) -> Sequence[Address]:
         """See ``Destination``."""

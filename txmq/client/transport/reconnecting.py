@@ -359,7 +359,9 @@ class ReconnectingConnection:
 
     def dial(self, host: str, port: int, timeout: float) -> Connection:
         """One attempt; nobody is greeted yet. Raises OSError."""
-        return Connection(net.connect(host, port, timeout), self._clock, f"{host}:{port}")
+        tls = self._destination.tls
+        stream = net.connect(host, port, timeout) if tls is None else tls.connect(host, port, timeout)
+        return Connection(stream, self._clock, f"{host}:{port}")
 
     # --- hello -------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from kazoo.client import KazooClient, KazooState, KeeperState
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_digest_acl
 
-from txmq.addresses import Credentials
+from txmq.addresses import Credentials, TlsFiles
 from txmq.errors import RegistryAwayError
 from txmq.registry.zookeeper.session import (
     AccessDeniedError,
@@ -52,6 +52,7 @@ from txmq.registry.zookeeper.session import (
     ZooKeeperError,
     refuse_too_large,
 )
+from txmq.runtime.tls import ClientTls
 
 _CONNECTED: Final = (KeeperState.CONNECTED, KeeperState.CONNECTED_RO)
 _STATES: Final = {
@@ -86,14 +87,17 @@ class KazooSession:
         session_timeout_ms: the time for which a session outlives its connection; the ensemble may grant another one.
         call_timeout_ms: the longest time a call takes.
         credentials: None leaves nodes open to every client of the ensemble.
+        tls: files of TLS; None speaks plaintext. kazoo trusts the system's CAs, too.
 
     Raises:
+        ConfigError: a file of TLS cannot be read.
         RegistryAwayError: no server of the ensemble took the connection within the call timeout.
     """
 
     def __init__(
-        self, hosts: str, *, session_timeout_ms: int, call_timeout_ms: int, credentials: Credentials | None = None
-    ) -> None:
+        self, hosts: str, *, session_timeout_ms: int, call_timeout_ms: int, credentials: Credentials | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:  # fmt: skip
         self._timeout = call_timeout_ms / 1000
         self._has_credentials = credentials is not None
         log = logging.getLogger("txmq.kazoo")
@@ -104,6 +108,10 @@ class KazooSession:
                 "auth_data": [("digest", ":".join(credentials))],
                 "default_acl": [make_digest_acl(*credentials, all=True)],
             }
+        if tls is not None:
+            ClientTls(tls)  # kazoo would say nothing of a file that cannot be read, and try for ever
+            access |= {"use_ssl": True, "verify_certs": True, "check_hostname": True}
+            access |= {"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None}
         retry = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
         self._client = KazooClient(
             ",".join([hosts] * _TRIES_IN_A_SESSION),
@@ -117,8 +125,10 @@ class KazooSession:
         try:
             self._client.start(timeout=self._timeout)
         except KazooTimeoutError:
+            hint = "" if tls is None else "; zks:// takes its secureClientPort, and a certificate that is valid for it"
             raise RegistryAwayError(
                 f"no ZooKeeper server answers at {hosts} within {self._timeout:.3g} s: start it, or correct the address"
+                f"{hint}"
             ) from None
 
     def _hear(self, state: str) -> None:

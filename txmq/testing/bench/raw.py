@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 from typing import Self
 
-from txmq.addresses import parse_bootstrap
+from txmq.addresses import TlsFiles, parse_bootstrap, parse_tls
 from txmq.errors import TxmqError
 from txmq.log.records import encode_values
+from txmq.runtime.tls import ClientTls
 
 RECEIVE_SIZE_BYTES = 1 << 18
 _GOOD = b"result 200 "
@@ -58,15 +59,17 @@ def chunked(requests: Iterable[bytes], per_chunk: int) -> list[tuple[bytes, int]
 class RawConnection:
     """One blocking connection to a broker."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, tls: TlsFiles | None = None) -> None:
         self._socket = socket.create_connection((host, port), timeout=60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self._socket = ClientTls(tls).context.wrap_socket(self._socket, server_hostname=host)
         self._tail = b""
 
     @classmethod
     def to(cls, address: str) -> Self:
-        """Connect to ``txmq://HOST[:PORT]``; the first one if there are several."""
-        return cls(*parse_bootstrap(address)[0])
+        """Connect to ``txmq://HOST[:PORT]`` or ``txmqs://...``; the first one if there are several."""
+        return cls(*parse_bootstrap(address)[0], parse_tls(address))
 
     def __enter__(self) -> Self:
         return self

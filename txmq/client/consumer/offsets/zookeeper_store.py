@@ -199,7 +199,7 @@ class ZooKeeperOffsetStore:
 
         return KazooSession(
             self._ensemble.hosts, session_timeout_ms=_SESSION_TIMEOUT_MS, call_timeout_ms=_CALL_TIMEOUT_MS,
-            credentials=self._ensemble.credentials,
+            credentials=self._ensemble.credentials, tls=self._ensemble.tls,
         )  # fmt: skip
 
 
