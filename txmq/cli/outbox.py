@@ -27,6 +27,13 @@ app = typer.Typer(
 Resource = Annotated[str, typer.Argument(metavar="RESOURCE", help="Its name in the file.", show_default=False)]
 Row = Annotated[str, typer.Argument(metavar="TXID", help="The transaction, as list shows it.", show_default=False)]
 
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", metavar="txmq://HOST:PORT", help="Goes before the file's."
+    ),
+]
+
 
 @app.command("list")
 def list_(
@@ -54,12 +61,7 @@ def list_(
 @app.command()
 def drain(
     config: Config,
-    bootstrap: Annotated[
-        str | None,
-        typer.Option(
-            "--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", metavar="txmq://HOST:PORT", help="Goes before the file's."
-        ),
-    ] = None,
+    bootstrap: Bootstrap = None,
     as_json: output.Json = False,
 ) -> None:
     """Send what waits, and end when nothing is left that can be sent. A service's own drainers may be running.
@@ -120,12 +122,13 @@ def release(config: Config, resource: Resource, txid: Row, as_json: output.Json 
 def renumber(
     config: Config,
     resource: Resource,
+    bootstrap: Bootstrap = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: output.Json = False,
 ) -> None:
     """Send what waits under new numbers, when broker and database do not agree about the old ones.
 
-    After a restore of one of them from a backup, when it is clear which rows the broker lacks. If they agree,
+    After a restore of one of them from a backup, when it is clear which rows the broker lacks. Refused if they agree:
     what a client is sending at that moment would be sent twice.
 
     [bold]Examples[/bold]
@@ -134,13 +137,34 @@ def renumber(
     """
     from txmq.runtime.os_clock import OSRandom
 
+    found = _named(config, resource)
+    problem = _disagreement(found, bootstrap or read_config(config)[0] or output.DEFAULT_BOOTSTRAP)
     if not yes:
         question = "Everything that waits is sent, also what the broker may have taken before it was restored. Go on?"
-        typer.confirm(question, abort=True, err=True)
+        typer.confirm(f"{problem}. {question}", abort=True, err=True)
     series = f"{OSRandom().bits(128):032x}"
-    with closing(_named(config, resource).open_for_operator()) as database:
+    with closing(found.open_for_operator()) as database:
         _tables(database).begin_series(database.connection, series)
-    output.report({"series": series}, f"new series: {series}", as_json=as_json)
+    output.report({"series": series, "problem": problem}, f"new series: {series} ({problem})", as_json=as_json)
+
+
+def _disagreement(resource: LastResource, bootstrap: str) -> str:
+    """What broker and database do not agree about; fails if they agree."""
+    from txmq.runtime.os_clock import OSClock
+    from txmq.xa.last_resource.drainer import Drainer, DrainError
+
+    state = resource.outbox
+    assert state is not None  # ``_with_outbox``
+    with connected(bootstrap) as client, closing(resource.open_for_operator()) as database:
+        drainer = Drainer(client.routes.links()[0], state, database.uuid, resource.name, OSClock())
+        try:
+            agreed = drainer.compare(database)
+        except DrainError as error:
+            return str(error)
+    output.fail(
+        f"broker and database agree: the broker took the rows up to {agreed.taken}, "
+        f"the database gave the numbers up to {agreed.given}; nothing is numbered anew: txmq outbox drain"
+    )
 
 
 def _left(resource: LastResource) -> int:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import txmq
 from tests.crash_points import at_moment, crash_at
 from tests.services.xa.mysql_orders import NAME, MySQLOrders
 from txmq import Outcome, RolledBackError
+from txmq.cli.main import app
 from txmq.errors import RequestTimeoutError
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.eventually import eventually
@@ -338,6 +340,26 @@ def test_restored_database_stops_the_drainer(sqlite_shop: Shop) -> None:
     _drain_one(sqlite_shop)
     sqlite_shop.run("UPDATE txmq_marker_outbox_series SET number = 0")
     assert "was the database restored?" in _refused(sqlite_shop)
+
+
+def test_series_is_numbered_anew_only_where_both_disagree(sqlite_shop: Shop, tmp_path: Path) -> None:
+    shop, config = sqlite_shop, tmp_path / "resolver.toml"
+    config.write_text(
+        f'bootstrap = "{shop.broker.address}"\n[[resource]]\nname = "shop"\nkind = "last-resource"\n'
+        f'driver = "sqlite3"\noutbox = true\nconnect = {{ database = "{tmp_path / "shop.db"}" }}\n'
+    )
+    renumber = ["outbox", "renumber", "--config", str(config), "--yes", "shop"]
+    _drain_one(shop)
+    eventually(lambda: not shop.waiting(), "the row has left")
+    refused = CliRunner().invoke(app, renumber)
+    assert refused.exit_code != 0
+    assert "the broker took the rows up to 1, the database gave the numbers up to 1" in refused.stderr
+    shop.run("UPDATE txmq_marker_outbox_series SET number = 0")
+    _refused(shop)
+    done = CliRunner().invoke(app, renumber)
+    assert done.exit_code == 0
+    assert "took 1 rows, and 0 have a number" in " ".join(done.output.split())
+    shop.check()
 
 
 def _drain_one(shop: Shop) -> None:

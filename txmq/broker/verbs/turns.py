@@ -105,7 +105,8 @@ def commit_in_order(
             meta["branches"] = []
         context.answer_when_durable(client, opaque, _awaits_place(context, transaction.name, meta))
         return
-    transaction.waiting.append((client, opaque, floor, is_delayable))
+    still_there = [request for request in transaction.waiting if not request[0].gone]  # others repeat, again and again
+    transaction.waiting = [*still_there, (client, opaque, floor, is_delayable)]
     _commit_in_turn(context, transaction)
 
 

@@ -72,6 +72,13 @@ class DrainError(TxmqError):
     """Broker and database do not agree about what was drained: one of them was restored. Nothing is sent."""
 
 
+class Agreed(NamedTuple):
+    """Numbers that fit together: the last one that the broker took, and the last one that the database gave."""
+
+    taken: int
+    given: int
+
+
 class Taken(NamedTuple):
     """What a broker knows of a series: the last number, and which row took each of the last ones."""
 
@@ -133,6 +140,15 @@ class Drainer:
             self._land()
             raise
 
+    def compare(self, database: ResolvingConnection) -> Agreed:
+        """Compare the table with what the broker knows of the series.
+
+        Raises:
+            DrainError: they do not fit together; the text has the numbers.
+        """
+        assert database.outbox is not None
+        return self._compare(database, database.outbox)
+
     def _drain(self, database: ResolvingConnection, outbox: OutboxTables) -> bool:
         connection, state = database.connection, self._state
         self._count(connection, outbox)
@@ -176,8 +192,7 @@ class Drainer:
 
     # --- agreeing with the broker ------------------------------------------------------------------------------------
 
-    def _compare(self, database: ResolvingConnection, outbox: OutboxTables) -> None:
-        """Raise DrainError unless broker and table fit together."""
+    def _compare(self, database: ResolvingConnection, outbox: OutboxTables) -> Agreed:
         connection = database.connection
         with own_transaction(connection, outbox.dialect, outbox.place):
             database.table.require_known(connection)
@@ -197,6 +212,7 @@ class Drainer:
                 self._require(known in (row_id, VOID), f"row {number} is {row_id} here, and {known} at the broker")
         self._taken, self._sent_through, self._is_compared = taken, 0, True
         self._state.problem = None
+        return Agreed(at, given)
 
     def _ask(self) -> Taken:
         answer = self._client.control.call("drained", self._series, timeout=REQUEST_TIMEOUT_S)

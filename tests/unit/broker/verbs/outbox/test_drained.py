@@ -143,6 +143,24 @@ def test_a_row_waits_behind_an_earlier_prepared_one(keys: object, prepared_keys:
     assert values(client.node) == values(restarted(client.node)) == [b"first", b"second"]
 
 
+def test_requests_of_connections_that_are_gone_do_not_pile_up() -> None:
+    broker = node()
+    prepare(broker.session(), broker.txid(1, 50), ("a", 0, batch(b"first")), keys=KEY)
+    for session in range(2, 6):
+        drainer = broker.session("new")
+        send(drainer, 1, b"second", session=session)
+        broker.pump()
+        drainer.disconnect()
+        broker.pump()
+    last = broker.session("new")
+    waiting = send(last, 1, b"second", session=6)
+    broker.pump()
+    (row,) = [one for one in broker.core.context.state.transactions.values() if one.meta.get("row") == "row-1"]
+    assert len(row.waiting) == 1
+    assert last.ask("rollback", broker.txid(1, 50)).code == 200
+    assert last.received[waiting].text == "a 0 0 1\n"
+
+
 def test_waiting_row_goes_on_when_the_prepared_one_rolls_back() -> None:
     client = node().session()
     prepare(client, client.node.txid(1, 50), ("a", 0, batch(b"first")), keys=KEY)
