@@ -119,13 +119,9 @@ class Client:
     link_type: ClassVar[type[HomeLink]] = HomeLink
 
     def __init__(
-        self,
-        addresses: Bootstrap | Sequence[Address],
-        *,
-        timeout: float = 5.0,
-        name: str = "python",
+        self, addresses: Bootstrap | Sequence[Address], *, timeout: float = 5.0, name: str = "python",
         clock: Clock | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         require_number("timeout", timeout, 0.001, WAIT_S_MAX)
         require_kind("name", name, str, "a text")
         if not (name.isascii() and name.isprintable() and " " not in name and 0 < len(name) <= NAME_LENGTH_MAX):
