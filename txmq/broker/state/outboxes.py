@@ -35,13 +35,17 @@ class OutboxSeries:
     Attributes:
         last: the highest number that is taken.
         newest: the rows of the last ROWS_KEPT numbers, in order.
+        uuid: of the resource, for operators; empty until it is said to this process.
+        taken_ms: when this process took its newest number; None if it took none.
     """
 
-    __slots__ = ("last", "newest")
+    __slots__ = ("last", "newest", "taken_ms", "uuid")
 
     def __init__(self, last: int = 0, newest: Iterable[DrainedRow] = ()) -> None:
         self.last = last
         self.newest = deque(newest, ROWS_KEPT)
+        self.uuid = ""
+        self.taken_ms: int | None = None
 
     def take(self, number: int, row: DrainedRow) -> None:
         """A row has the next number."""

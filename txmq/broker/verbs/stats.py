@@ -12,6 +12,7 @@ from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.branches.listing import figures as branch_figures
 from txmq.broker.verbs.hello import VERSION
+from txmq.broker.verbs.outbox.drained import series_rows
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
 from txmq.protocol.requests import Request
@@ -22,6 +23,7 @@ stats topics        one line a topic
 stats offsets       start and end of every partition
 stats transactions  open, prepared and kept outcomes; age of the oldest in-doubt one
 stats resources     one line a database: who reaches it, branches that are prepared there
+stats outboxes      one line an outbox of a database: how far it is drained, and when that was
 stats registry      the session with the registry, and what it told
 stats config        the settings in force
 stats json          all of it as JSON
@@ -173,6 +175,13 @@ def _resources(context: Context) -> str:
     return "".join(lines)
 
 
+def _outboxes(context: Context) -> str:
+    return "".join(
+        f"{row.pop('series')} {' '.join(f'{name} {_word(value)}' for name, value in row.items())}\n"
+        for row in series_rows(context)
+    )
+
+
 def _config(context: Context) -> str:
     return _lines(context.settings.shown())
 
@@ -187,6 +196,7 @@ def _json(context: Context) -> str:
         "broker": broker_figures(context),
         "transactions": transaction_figures(context),
         "resources": context.resources.rows(context.now_ms),
+        "outboxes": series_rows(context),
         "topics": topics,
         "offsets": offsets,
         "config": context.settings.shown(),
@@ -202,6 +212,7 @@ _TEXTS: dict[str, Callable[[Context], str]] = {
     "offsets": _offsets,
     "transactions": lambda context: _lines(transaction_figures(context)),
     "resources": _resources,
+    "outboxes": _outboxes,
     "registry": lambda context: _lines(registry_figures(context)),
     "config": _config,
     "json": _json,

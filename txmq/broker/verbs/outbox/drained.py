@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
@@ -90,6 +91,20 @@ def drained(context: Context, client: ClientConnection, request: Request) -> Non
     context.answer_from_state(client, opaque, json.dumps({"last": series.last, "rows": rows}).encode())
 
 
+def series_rows(context: Context) -> list[dict[str, str | int | None]]:
+    """Each series for operators; ``waiting`` rows have a number and no place yet."""
+    waiting = Counter(t.meta.get("drained") for t in context.state.transactions.values() if t.meta)
+    names = {row["uuid"]: row["resource"] for row in context.resources.rows(context.now_ms)}
+    return [
+        {
+            "series": name, "resource": names.get(series.uuid), "uuid": series.uuid or None, "drained": series.last,
+            "waiting": waiting[name],
+            "last_ms_ago": None if series.taken_ms is None else max(0, context.now_ms - series.taken_ms),
+        }
+        for name, series in context.state.outboxes.series.items()
+    ]  # fmt: skip
+
+
 def _stated(given: dict[bytes, bytes]) -> _Stated:
     if not given.keys() >= WORDS or given.keys() - _WITH_THEM:
         raise BadRequestError("commit of an outbox's row has drained=, number=, row=, uuid=, perhaps floor=, no more")
@@ -123,6 +138,8 @@ def _take(context: Context, stated: _Stated, taken: DrainedRow) -> None:
     fields = {"series": stated.series, "number": stated.number, **taken._asdict()}
     context.group.add_entry(entries.json_entry(entries.DRAINED, fields))
     context.state.outboxes.take(stated.series, stated.number, taken)
+    series = context.state.outboxes.series[stated.series]
+    series.uuid, series.taken_ms = stated.uuid, context.now_ms
     context.counters.drained += 1
     crash_point("broker.outbox.taken")
 

@@ -276,6 +276,18 @@ def test_stats_tell_series_and_rows() -> None:
     assert {"outbox_series 1", "drained 1"} <= set(lines)
 
 
+def test_stats_tell_how_far_each_outbox_is() -> None:
+    client = node().session()
+    drain(client, 1, b"one")
+    prepare(client, client.node.txid(1, 50), ("a", 0, batch(b"first")), keys=KEY)
+    send(client, 2, b"two")
+    assert f"{SERIES} resource none uuid {UUID} drained 2 waiting 1 last_ms_ago" in client.ask("stats", "outboxes").text
+    (row,) = json.loads(client.ask("stats", "json").text)["outboxes"]
+    assert (row["series"], row["drained"], row["waiting"], row["last_ms_ago"] >= 0) == (SERIES, 2, 1, True)
+    (row,) = json.loads(again(client.node, checkpoint=True).ask("stats", "json").text)["outboxes"]
+    assert (row["drained"], row["uuid"], row["last_ms_ago"]) == (2, None, None)
+
+
 def test_plain_messages_of_the_partition_pass_a_row_that_waits() -> None:
     client = node().session()
     prepare(client, client.node.txid(1, 50), ("a", 0, batch(b"first")), keys=KEY)

@@ -118,8 +118,9 @@ def test_block_that_would_overtake_another_database_waits(world: LastResourceFix
     assert world.rows() == []
 
 
-def test_full_outbox_refuses(world: LastResourceFixture) -> None:
-    resource = LastResource("orders-db", connect=world.connect, outbox=OutboxOptions(rows_max=1))
+@pytest.mark.parametrize("options", [OutboxOptions(rows_max=1), OutboxOptions(size_bytes_max=200)])
+def test_full_outbox_refuses(world: LastResourceFixture, options: OutboxOptions) -> None:
+    resource = LastResource("orders-db", connect=world.connect, outbox=options)
     resource.install(world.home)
     assert resource.outbox is not None
     resource.outbox.trip()
