@@ -17,6 +17,7 @@ from txmq.config_sources import OTHER_PREFIXES
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.processes.postgresql import PostgreSQL
 
 # Interpreters look for cycles behind every 700 objects made and kept: an eighth of the unit tests' processor time.
 gc.set_threshold(100_000, 20, 100)
@@ -70,6 +71,13 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
 def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
     """A real MariaDB with an empty database, one for each file of tests."""
     with MariaDB(tmp_path_factory.mktemp("mariadb")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
+    """A real PostgreSQL with an empty database, one for each file of tests."""
+    with PostgreSQL(tmp_path_factory.mktemp("postgresql")) as server:
         yield server
 
 

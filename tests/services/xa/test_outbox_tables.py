@@ -1,4 +1,4 @@
-"""The interleavings of an outbox's tables, on SQLite and on a real MariaDB."""
+"""The interleavings of an outbox's tables, on SQLite, and on a real MariaDB and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import MySQLdb
+import psycopg
 import pytest
 
 from txmq.errors import ConfigError, RolledBackError
 from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa import LastResource
 from txmq.xa.database import outbox_tables
-from txmq.xa.database.dialects import MYSQL, SQLITE
+from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.outbox_tables import ANY_KEY, OutboxKey, OutboxTables
 from txmq.xa.database.outbox_topics import TopicSize
@@ -24,6 +26,7 @@ from txmq.xa.database.outbox_topics import TopicSize
 K, L, WHOLE = OutboxKey("orders-0", "1a"), OutboxKey("orders-0", "2b"), OutboxKey("orders-0", ANY_KEY)
 MOVED, ELSEWHERE, OTHERS = OutboxKey("orders-1", "1a"), OutboxKey("orders-1", "3c"), OutboxKey("orders.x-0", "1a")
 SERIES = "5" * 32
+LOCKED = (MySQLdb.OperationalError, psycopg.errors.LockNotAvailable)
 RC, RR = "READ COMMITTED", "REPEATABLE READ"
 _numbers = itertools.count(1)
 
@@ -31,13 +34,13 @@ _numbers = itertools.count(1)
 class World:
     """A database with a resource's tables, a row of the application's, and connections."""
 
-    def __init__(self, connect: Callable[[], Any], isolation: str) -> None:
-        self._connect, self.isolation = connect, isolation
+    def __init__(self, connect: Callable[[], Any], isolation: str, dialect: Dialect) -> None:
+        self._connect, self.isolation, self.dialect = connect, isolation, dialect
         self.opened: list[Any] = []
         resource = LastResource("shop", connect=self.connect)
         resource.install()
         connection = self.connect()
-        mark, self.dialect = ("%s", MYSQL) if isolation else ("?", SQLITE)
+        mark = self.dialect.placeholder
         self.outbox = OutboxTables("txmq_marker", self.dialect, mark)
         self.outbox.create(connection, SERIES)
         self.outbox.create(connection, "f" * 32)  # idempotent
@@ -52,22 +55,24 @@ class World:
 
     def connect(self) -> Any:
         connection = self._connect()
+        level = "SESSION CHARACTERISTICS AS TRANSACTION" if self.dialect is POSTGRESQL else "SESSION TRANSACTION"
         if self.isolation:
-            connection.cursor().execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {self.isolation}")
-            connection.cursor().execute("SET SESSION innodb_lock_wait_timeout = 1")
+            connection.cursor().execute(f"SET {level} ISOLATION LEVEL {self.isolation}")
+            connection.cursor().execute(self.dialect.short_waits)
             connection.commit()
         self.opened.append(connection)
         return connection
 
     def begin(self) -> Any:
         connection = self.connect()
-        connection.cursor().execute("BEGIN" if self.isolation else "BEGIN IMMEDIATE")
+        if self.dialect.begin:
+            connection.cursor().execute(self.dialect.begin)
         return connection
 
     def mark(self, connection: Any, txid: str, *keys: OutboxKey) -> bool:
         """The marker's INSERT with the check; whether it got in."""
         condition, parameters = self.outbox.nobody_waits(keys)
-        mark = "%s" if self.isolation else "?"
+        mark = self.dialect.placeholder
         cursor = connection.cursor()
         cursor.execute(
             "INSERT INTO txmq_marker (txid, outcome, deadline_ms, written_ms, seen) "
@@ -84,10 +89,12 @@ class World:
         connection.commit()
 
 
-@pytest.fixture(params=["sqlite", RC])
+@pytest.fixture(params=["sqlite", RC, "postgresql"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "sqlite":
-        made = World(lambda: sqlite3.connect(tmp_path / "shop.db", timeout=1.0), "")
+        made = World(lambda: sqlite3.connect(tmp_path / "shop.db", timeout=1.0), "", SQLITE)
+    elif request.param == "postgresql":
+        made = _on_postgresql(request.getfixturevalue("postgresql"), RC)
     else:
         made = _on_mariadb(request.getfixturevalue("mariadb"), request.param)
     yield made
@@ -105,12 +112,19 @@ def snapshots(mariadb: MariaDB) -> Iterator[World]:
 def _on_mariadb(server: MariaDB, isolation: str) -> World:
     name = f"outbox{next(_numbers)}"
     server.execute(f"CREATE DATABASE {name}")
-    return World(lambda: server.connect(db=name), isolation)
+    return World(lambda: server.connect(db=name), isolation, MYSQL)
+
+
+def _on_postgresql(server: PostgreSQL, isolation: str) -> World:
+    name = f"outbox{next(_numbers)}"
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return World(lambda: psycopg.connect(server.conninfo(name)), isolation, POSTGRESQL)
 
 
 def _end(world: World) -> None:
     for connection in world.opened:
-        with suppress(MySQLdb.Error, sqlite3.Error):
+        with suppress(MySQLdb.Error, sqlite3.Error, psycopg.Error):
             connection.close()
 
 
@@ -192,7 +206,7 @@ def test_marker_waits_for_them_at_repeatable_read(snapshots: World) -> None:
     """So such a connection is refused (``Installation.require_current``)."""
     first = snapshots.begin()
     snapshots.outbox.add(first, "t1", b"1", [K])
-    with pytest.raises(MySQLdb.OperationalError, match="Lock wait"):
+    with pytest.raises(LOCKED, match=r"Lock wait|lock timeout"):
         snapshots.mark(snapshots.begin(), "t2", K)
 
 
@@ -238,7 +252,7 @@ def test_drainers_wait_for_each_other_and_give_no_number_twice(world: World) -> 
     world.outboxed("t1", K)
     first = world.begin()
     first.cursor().execute("SELECT number FROM txmq_marker_outbox_series WHERE id = 1 FOR UPDATE")
-    with pytest.raises(MySQLdb.OperationalError, match="Lock wait"):
+    with pytest.raises(LOCKED, match=r"Lock wait|lock timeout"):
         world.outbox.number(world.connect())
     first.rollback()
     assert world.outbox.number(world.connect()) == 1

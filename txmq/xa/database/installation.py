@@ -31,6 +31,7 @@ from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
 from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, run
+from txmq.xa.database.dialects import POSTGRESQL
 from txmq.xa.database.marker_schema import create_tables, look_for_key
 from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
 from txmq.xa.database.outbox_tables import OutboxTables
@@ -244,12 +245,13 @@ class Installation:
         Raises:
             ConfigError: its transactions look at a snapshot.
         """
-        why = session.table.dialect.why_not_current(session.connection)
+        dialect = session.table.dialect
+        why = dialect.why_not_current(session.connection)
         if why is not None:
+            level = "SESSION CHARACTERISTICS AS TRANSACTION" if dialect is POSTGRESQL else "SESSION TRANSACTION"
             raise ConfigError(
                 f"resource {self.name!r} has an outbox, and this connection would not see what waits in it: {why}; "
-                "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED (of MariaDB with binlog_format other than "
-                "STATEMENT)"
+                f"SET {level} ISOLATION LEVEL READ COMMITTED (of MariaDB with binlog_format other than STATEMENT)"
             )
 
     def _table_on(self, connection: Connection) -> MarkerTable:

@@ -1,0 +1,167 @@
+"""A last resource on a real PostgreSQL, with and without its outbox; the server is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+import txmq
+from tests.crash_points import at_moment
+from txmq import Outcome, RolledBackError
+from txmq.errors import ConfigError
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.postgresql import PostgreSQL
+from txmq.xa import LastResource
+
+PATIENT_S = 600.0
+
+
+class Shop:
+    """A database of orders."""
+
+    def __init__(self, broker: BrokerProcess, server: PostgreSQL) -> None:
+        self.broker, self.server = broker, server
+        self.run("DROP SCHEMA public CASCADE")
+        self.run("CREATE SCHEMA public")
+        self.run("CREATE TABLE sold (pieces INTEGER)")
+        self.run("INSERT INTO sold VALUES (0)")
+        self.client = txmq.connect(broker.address, timeout=5.0)
+        self.client.topics.create("orders")
+        self.resource = LastResource("shop", connect=self.connect, outbox=True)
+        self.resource.install(self.client)
+        self.order()
+
+    def connect(self) -> psycopg.Connection:
+        return psycopg.connect(self.server.conninfo())
+
+    def run(self, statement: str) -> None:
+        with psycopg.connect(self.server.conninfo(), autocommit=True) as connection:
+            connection.execute(statement)
+
+    def count(self, of: str) -> int:
+        with self.connect() as connection:
+            ((found,),) = connection.execute(f"SELECT {of}").fetchall()
+        return int(found)
+
+    def order(self, lent: psycopg.Connection | None = None) -> txmq.Transaction:
+        """A row and a message, with the row's number."""
+        resource = self.resource if lent is None else self.resource.using(lent)
+        with self.client.producer().transaction(resource, timeout=PATIENT_S) as tx:
+            connection = tx.connection(self.resource)
+            connection.execute("UPDATE sold SET pieces = pieces + 1")
+            ((pieces,),) = connection.execute("SELECT pieces FROM sold").fetchall()
+            tx.send("orders", str(pieces).encode(), key=b"k")
+        assert tx.outcome is Outcome.COMMITTED
+        return tx
+
+    def values(self) -> list[int]:
+        return [int(message.value or b"") for message in self.client.browse("orders")]
+
+    def check(self) -> None:
+        """Rows are messages, each once, in their order; nothing waits."""
+        sold = self.count("pieces FROM sold")
+        eventually(lambda: self.values() == list(range(1, sold + 1)), "every message is visible, once")
+        eventually(lambda: not self.count("COUNT(*) FROM txmq_marker_outbox"), "the outbox is empty")
+        eventually(lambda: not list(self.client.transactions.list(state="in-doubt")), "nothing is in doubt")
+
+
+@pytest.fixture
+def shop(broker: BrokerProcess, postgresql: PostgreSQL) -> Iterator[Shop]:
+    made = Shop(broker, postgresql)
+    yield made
+    made.client.close()
+    made.resource.close()
+
+
+def crash(server: PostgreSQL) -> None:
+    """All of it ends at once, and it is started again."""
+    server.restart()
+
+
+def test_orders_are_taken_and_drained(shop: Shop) -> None:
+    assert shop.order().results[0].offset == 1
+    shop.broker.kill()
+    taken = [shop.order() for _ in range(3)]
+    assert [tx.pending for tx in taken] == [("broker",)] * 3
+    shop.broker.start()
+    taken[-1].wait_visible(PATIENT_S)
+    assert shop.client.outcome(taken[-1].txid) is Outcome.COMMITTED
+    shop.check()
+
+
+@pytest.mark.parametrize(("moment", "sold"), [("prepared", 1), ("db_committed", 2)])
+def test_killed_server_leaves_rows_and_messages_or_neither(shop: Shop, moment: str, sold: int) -> None:
+    with at_moment(f"client.tx.{moment}", lambda: crash(shop.server)):
+        if sold == 2:
+            shop.order()
+        else:
+            with pytest.raises(RolledBackError):
+                shop.order()
+    assert shop.count("pieces FROM sold") == sold
+    shop.check()
+    shop.order()
+
+
+@pytest.mark.parametrize(("moment", "sold"), [("filled", 1), ("committed", 2)])
+def test_killed_server_keeps_outbox_and_rows_together(shop: Shop, moment: str, sold: int) -> None:
+    shop.broker.kill()
+    with at_moment(f"client.outbox.{moment}", lambda: crash(shop.server)):
+        if sold == 2:
+            shop.order()
+        else:
+            with pytest.raises(RolledBackError):
+                shop.order()
+    assert shop.count("COUNT(*) FROM txmq_marker_outbox") == sold - 1
+    shop.order()
+    shop.broker.start()
+    shop.check()
+
+
+def test_own_connections_are_set_to_read_committed(shop: Shop) -> None:
+    """Whatever the database's default is; a caller's own at a snapshot is refused by name."""
+    shop.run("ALTER ROLE postgres SET default_transaction_isolation = 'repeatable read'")
+    try:
+        resource = LastResource("shop", connect=shop.connect, outbox=True)
+        with shop.client.producer().transaction(resource) as tx:
+            ((level,),) = tx.connection(resource).execute("SHOW transaction_isolation").fetchall()
+        assert level == "read committed"
+        resource.close()
+        with shop.connect() as snapshots, pytest.raises(ConfigError, match="REPEATABLE READ"):
+            shop.order(snapshots)
+    finally:
+        shop.run("ALTER ROLE postgres RESET default_transaction_isolation")
+    with shop.connect() as current:
+        shop.order(current)
+    shop.check()
+
+
+def test_standby_is_refused(shop: Shop) -> None:
+    """It may lack what others have committed."""
+    shop.server.kill()
+    shop.server.start(is_standby=True)
+    try:
+        resource = LastResource("shop", connect=shop.connect, outbox=True)
+        with pytest.raises(ConfigError, match=r"read-only|recovery"):
+            shop.client.producer().transaction(resource).begin()
+    finally:
+        shop.server.restart()
+    shop.order()
+    shop.check()
+
+
+def test_failed_statement_dooms_the_block(shop: Shop) -> None:
+    tx = shop.client.producer().transaction(shop.resource).__enter__()
+    with pytest.raises(psycopg.Error):
+        tx.connection(shop.resource).execute("SELECT 1/0")
+    with pytest.raises(RolledBackError, match="division by zero"):
+        tx.__exit__(None, None, None)
+    with shop.client.producer().transaction(shop.resource) as tx:
+        connection = tx.connection(shop.resource)
+        with pytest.raises(psycopg.Error), tx.savepoint(shop.resource):
+            connection.execute("SELECT 1/0")
+        connection.execute("UPDATE sold SET pieces = pieces + 1")
+        tx.send("orders", b"2")
+    shop.check()
