@@ -20,7 +20,8 @@ from txmq.xa import LastResource
 from txmq.xa.database import outbox_tables
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 from txmq.xa.database.marker_table import MarkerTable
-from txmq.xa.database.outbox_tables import ANY_KEY, OutboxKey, OutboxTables
+from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
+from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.outbox_topics import TopicSize
 
 K, L, WHOLE = OutboxKey("orders-0", "1a"), OutboxKey("orders-0", "2b"), OutboxKey("orders-0", ANY_KEY)

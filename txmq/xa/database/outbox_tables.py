@@ -41,11 +41,11 @@ from typing import Any, NamedTuple
 from txmq.xa.database.dbapi import Connection, run, text
 from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.marker_table import OUTBOXED, MarkerTable, own_transaction
+from txmq.xa.database.outbox_keys import ANY_KEY, HeldKeys, OutboxKey
 from txmq.xa.database.outbox_schema import statements
 from txmq.xa.database.outbox_topics import OutboxTopics, TopicSize
 from txmq.xa.database.sqlite_turns import WriterTurn
 
-ANY_KEY = "*"
 WAITING, PARKED, RECALLED = "waiting", "parked", "recalled"
 NUMBERED_MAX = 256  # from the lowest number to the highest: of so many a broker knows which row took them
 OUTBOXED_KEPT_MS = 24 * 3600 * 1000  # markers, as long as rolled-back ones
@@ -53,25 +53,6 @@ REASON_LENGTH_MAX = 180
 PAGE_BYTES_MAX = 4 << 20  # that are read at once, but for a row that is larger
 _PAGE = 500
 _RECALL_ENDS = f"state = CASE WHEN state = '{RECALLED}' THEN '{WAITING}' ELSE state END"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class OutboxKey:
-    """A key that waits: ``topic-partition`` and the key's hash, or ANY_KEY."""
-
-    slot: str
-    hash: str
-
-    def collides(self, other: OutboxKey) -> bool:
-        """Whether messages of the two keep their order: also where the topic has grown, and the key has moved."""
-        if ANY_KEY in (self.hash, other.hash):
-            return self.slot == other.slot
-        return self.hash == other.hash and self.topic == other.topic
-
-    @property
-    def topic(self) -> str:
-        """The topic of the slot."""
-        return self.slot.rpartition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,39 +227,52 @@ class OutboxTables:
 
     def _unhindered(self, connection: Connection, limit: int) -> list[int]:
         """Rows to be numbered, oldest first."""
-        hindered = self._hindering(connection)
+        held = self._held(connection)
         found, after = list[int](), 0
         while len(found) < limit:
             page = self._run(
                 connection,
-                f"SELECT seq, id FROM {self.name} WHERE number = 0 AND state = '{WAITING}' AND seq > ? "  # noqa: S608
+                f"SELECT seq FROM {self.name} WHERE number = 0 AND state = '{WAITING}' AND seq > ? "  # noqa: S608
                 f"ORDER BY seq LIMIT {_PAGE}",
                 (after,),
             )
-            for seq, row_id in page:
-                keys = self._keys_of(connection, text(row_id)) if hindered else []
-                at = int(seq)
-                if any(key.collides(other) for other, since in hindered if since < at for key in keys):
-                    hindered += [(key, at) for key in keys]
+            places = [int(seq) for (seq,) in page]
+            keys = self._keys_by(connection, "seq", places) if held else {}
+            for place in places:
+                if held.hold(keys.get(place, ()), place):
+                    held.add(keys[place], place)
                 elif len(found) < limit:
-                    found.append(at)
-                after = at
+                    found.append(place)
+                after = place
             if len(page) < _PAGE:
                 break
         return found
 
-    def _hindering(self, connection: Connection) -> list[tuple[OutboxKey, int]]:
-        """The keys of rows that stay for now, and since when."""
+    def _held(self, connection: Connection) -> HeldKeys:
+        """The keys of rows that stay for now."""
+        held = HeldKeys()
         rows = self._run(
             connection,
             f"SELECT k.slot, k.hash, o.seq FROM {self.name} o JOIN {self.keys} k ON k.id = o.id "  # noqa: S608
             f"WHERE o.state IN ('{PARKED}', '{RECALLED}')",
         )
-        return [(OutboxKey(text(slot), text(key)), int(seq)) for slot, key, seq in rows]
+        for slot, key, seq in rows:
+            held.add([OutboxKey(text(slot), text(key))], int(seq))
+        return held
 
-    def _keys_of(self, connection: Connection, row_id: str) -> list[OutboxKey]:
-        rows = self._run(connection, f"SELECT slot, hash FROM {self.keys} WHERE id = ?", (row_id,))  # noqa: S608
-        return [OutboxKey(text(slot), text(key)) for slot, key in rows]
+    def _keys_by(self, connection: Connection, column: str, places: Sequence[int]) -> dict[int, list[OutboxKey]]:
+        """The keys of rows by ``seq`` or ``number``, for places in order; others in between do not matter."""
+        found: dict[int, list[OutboxKey]] = {place: [] for place in places}
+        if places:
+            rows = self._run(
+                connection,
+                f"SELECT o.{column}, k.slot, k.hash FROM {self.name} o JOIN {self.keys} k ON k.id = o.id "  # noqa: S608
+                f"WHERE o.{column} >= ? AND o.{column} <= ?",
+                (places[0], places[-1]),
+            )
+            for place, slot, key in rows:
+                found.get(int(place), []).append(OutboxKey(text(slot), text(key)))
+        return found
 
     def numbers(self, connection: Connection) -> dict[int, str]:
         """The id of the row with each number that was given and not used up. Own transaction."""
@@ -333,17 +327,23 @@ class OutboxTables:
                 f"UPDATE {self.name} SET state = '{PARKED}', reason = ? WHERE id = ? AND number = ?",  # noqa: S608
                 (reason, row.id, row.number),
             )
-            held = self._keys_of(connection, row.id) if row.number else []
-            later = self._run(
-                connection,
-                f"SELECT id FROM {self.name} WHERE number > ? AND state = '{WAITING}' ORDER BY number",  # noqa: S608
-                (row.number,),
-            )
-            for (row_id,) in later:
-                keys = self._keys_of(connection, text(row_id))
-                if any(key.collides(other) for key in keys for other in held):
-                    held += keys
-                    self._run(connection, f"UPDATE {self.name} SET state = '{RECALLED}' WHERE id = ?", (text(row_id),))  # noqa: S608
+            if row.number:
+                self._recall_behind(connection, row.number)
+
+    def _recall_behind(self, connection: Connection, number: int) -> None:
+        """Rows behind a numbered one of its keys, and those behind them: their numbers are to be used up, too."""
+        later = self._run(
+            connection,
+            f"SELECT number FROM {self.name} WHERE number > ? AND state = '{WAITING}' ORDER BY number",  # noqa: S608
+            (number,),
+        )
+        places, held = [number, *(int(at) for (at,) in later)], HeldKeys()
+        keys = self._keys_by(connection, "number", places)
+        held.add(keys[number], number)
+        for at in places[1:]:
+            if held.hold(keys[at], at):
+                held.add(keys[at], at)
+                self._run(connection, f"UPDATE {self.name} SET state = '{RECALLED}' WHERE number = ?", (at,))  # noqa: S608
 
     def park_waiting(self, connection: Connection, row_id: str, reason: str) -> bool:
         """As ``park``, for an operator; False if no such row waits."""

@@ -16,7 +16,8 @@ from txmq.protocol.commands import TransactionRequest
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dialects import SQLITE
 from txmq.xa.database.marker_table import MarkerTable
-from txmq.xa.database.outbox_tables import NUMBERED_MAX, OutboxKey, OutboxTables
+from txmq.xa.database.outbox_keys import OutboxKey
+from txmq.xa.database.outbox_tables import NUMBERED_MAX, OutboxTables
 from txmq.xa.last_resource import drainer
 from txmq.xa.last_resource.drainer import (
     IN_FLIGHT_BYTES_MAX,

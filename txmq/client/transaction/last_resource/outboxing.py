@@ -24,7 +24,7 @@ from txmq.client.transport.session import ClientSession
 from txmq.errors import ConfigError, RolledBackError, TransactionAwayError
 from txmq.runtime.os_clock import OSRandom
 from txmq.xa import LastResource
-from txmq.xa.database.outbox_tables import ANY_KEY, OutboxKey
+from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.outbox import OutboxState

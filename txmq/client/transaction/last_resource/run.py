@@ -34,7 +34,7 @@ from txmq.protocol.parts import PartResult
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
-from txmq.xa.database.outbox_tables import OutboxKey
+from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import (
     LastResourceCoordinator,

@@ -14,7 +14,7 @@ from txmq.client.transaction.last_resource.outboxing import keys_of
 from txmq.client.transaction.messages import EncodedPart
 from txmq.errors import RolledBackError
 from txmq.xa import LastResource
-from txmq.xa.database.outbox_tables import ANY_KEY, OutboxKey
+from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.last_resource.outbox import TRIPPED_S_MIN, OutboxOptions, OutboxState
 
