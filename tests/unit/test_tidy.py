@@ -60,6 +60,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
         frozenset({"sqlite3", "pathlib"}),
         "the retry store is an SQLite file: ARCHITECTURE.md, Decisions",
     ),
+    "txmq/client/spooling/spool_reader.py": (frozenset({"sqlite3", "pathlib"}), "the same file as spool.py's"),
     "txmq/client/spooling/spool.py": (
         frozenset({"sqlite3", "pathlib"}),
         "the spool is an SQLite file: ARCHITECTURE.md, Decisions",
