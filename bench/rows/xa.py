@@ -86,7 +86,7 @@ ROWS = (
         units_beside("bare XA"),
         (
             Bound("share, 1 thr", 55, "%", best=share_of_steps("bare XA", 1)),
-            Bound("share, 8 thr", 60, "%", best=share_of_steps("bare XA", 8)),
+            Bound("share, 8 thr", 45, "%", best=share_of_steps("bare XA", 8)),
         ),
         (SYNCED_ECHO,),
     ),
