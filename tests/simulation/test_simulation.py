@@ -7,8 +7,9 @@ from functools import cache
 import pytest
 
 from tools.simulation.__main__ import campaign, digest_elsewhere, report
-from tools.simulation.run import Result
+from tools.simulation.run import Result, simulate
 from tools.simulation.world import SITUATIONS
+from txmq.client.consumer.offsets.store import next_order
 
 SEEDS, SEEDS_AT_ONCE = 500, 50
 FIRSTS = range(1, SEEDS + 1, SEEDS_AT_ONCE)
@@ -36,3 +37,11 @@ def test_same_seed_same_history_whatever_the_hash_seed(seed: int) -> None:
     first = digest_elsewhere(seed, "1")
     assert len(first) == 64
     assert first == digest_elsewhere(seed, "2")
+
+
+def test_history_does_not_depend_on_those_before() -> None:
+    """A seed that fails in a campaign fails alone, too: no counter of the process is left where it was."""
+    alone = simulate(33).digest
+    for _ in range(100_000):  # its length is that of a request
+        next_order()
+    assert simulate(33).digest == alone

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from tools.images.check import comparable
 from tools.images.node import Node
+from txmq.client.consumer.offsets.store import order_anew
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S
 from txmq.client.transaction import block
 from txmq.log import records
@@ -136,6 +137,7 @@ def simulate(seed: int, *, sync: str = "", endless: bool = False) -> Result:
 
 def played(seed: int, world: Simulation, play: Callable[[Simulation], None]) -> Result:
     """What becomes of a world."""
+    order_anew()
     try:
         play(world)
         error = None

@@ -270,7 +270,9 @@ class SimulatedSession:
         if self._is_over or self._is_cut_off:
             raise SimulatedError(LOST, "lost connection")
         database = self._database
-        fault = database.fault(self, name)
+        fault = database.fault(self, name)  # which may take time
+        if self._is_over:
+            raise SimulatedError(LOST, "lost connection")
         if fault is Fault.CRASH_BEFORE:
             database.crash()
         elif fault is Fault.REQUEST_LOST:

@@ -23,7 +23,18 @@ from txmq.model import TopicPartition
 from txmq.runtime.threads import off_loop
 
 T = TypeVar("T")
-next_order = count(1).__next__  # ``OffsetPosition.order``, of one process
+_orders = count(1)
+
+
+def next_order() -> int:
+    """The next ``OffsetPosition.order`` of this process."""
+    return next(_orders)
+
+
+def order_anew() -> None:
+    """Begin with 1 again: a simulated history must not depend on those that its process has played before."""
+    global _orders
+    _orders = count(1)
 
 
 class StoredOffset(NamedTuple):
