@@ -6,7 +6,8 @@ until the server accepts a connection on its port of 127.0.0.1, which stays the 
 and the data is not below ``directory``, which that user might not enter, but in a directory of its own that leaves with
 the object's block.
 
-``kill`` ends the server's children, too: they would outlive it for a moment, and keep a new one from starting.
+``kill`` ends the server's children, too: they would outlive it for a moment, and the memory that they
+share with it would keep a new one from starting.
 
 Source: PostgreSQL 15, "initdb", "postgres", 19.1 "The PostgreSQL User Account".
 """
@@ -25,8 +26,9 @@ from types import TracebackType
 from typing import Self
 
 from txmq.errors import TxmqError
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import free_port
-from txmq.testing.processes.child import ChildProcess
+from txmq.testing.processes.child import STOP_TIMEOUT_S, ChildProcess
 
 START_TIMEOUT_S = 60.0
 _USER = "postgres"
@@ -106,12 +108,14 @@ class PostgreSQL(ChildProcess):
 
     def kill(self) -> None:
         """SIGKILL to the server and all its sessions, as a crash would; no error if nothing runs."""
+        self.pause()  # it starts no more of them
         pid = self.pid
         children = [] if pid is None else Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
         super().kill()
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(int(child), signal.SIGKILL)
+        eventually(lambda: not any(map(_lives, children)), "its sessions have gone", STOP_TIMEOUT_S)
 
     def _made(self) -> Path:
         home = self._home = Path(tempfile.mkdtemp(prefix="txmq-"))
@@ -124,8 +128,15 @@ class PostgreSQL(ChildProcess):
         return home
 
     def _serves(self) -> bool:
-        asked = [_find("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        asked = [_find("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", _USER]
         return subprocess.run(asked, check=False).returncode == 0  # noqa: S603 - arguments of our own
+
+
+def _lives(pid: str) -> bool:
+    """Whether a process is there, and more than its exit status."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 def _run(*command: str) -> None:
