@@ -238,7 +238,7 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     held = [{"topic": "orders", "partition": number, "start": 0, "end": 0, "bytes": 0} for number in (0, 1)]
     assert as_json(broker, "stats", "offsets") == held
     assert json.loads(ok(broker, "stats", "json")).keys() == {
-        "broker", "transactions", "resources", "topics", "offsets", "config"
+        "broker", "transactions", "resources", "topics", "offsets", "outboxes", "config"
     }  # fmt: skip
     assert as_json(broker, "stats", "resources") == []
     of_topic, config, lines = (as_json(broker, "stats", item) for item in ("orders", "config", "help"))
@@ -248,7 +248,7 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     assert (config["insecure_plaintext"], config["default_retention_ms"], config["in_flight_max"]) == (False, None, 8)
     assert (config["inline_sync_ms"], config["sync"]) == (1.0, "always")
     assert isinstance(lines, list)
-    assert len(lines) == 8
+    assert len(lines) == 9
 
 
 def test_version_is_an_option() -> None:
