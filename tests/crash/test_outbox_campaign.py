@@ -1,4 +1,4 @@
-"""The short campaign of the outbox: a few cells; ``make crash`` plays every one."""
+"""The short campaign of the outbox: cells that wait for no drainer's turn; ``make crash`` plays every one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from txmq.testing.checkers.events import Fault, History, Operation
 SEED = 1
 SHORT: tuple[Cell, ...] = (
     ("client.outbox.filled", ("client", "broker")),
-    ("client.outbox.answered", ("client", "database")),
     ("paused", ("broker",)),
-    ("restored", ("broker",)),
 )
 
 
-@pytest.mark.timeout(600)
-def test_broker_that_is_away_or_restored_loses_no_order(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_broker_that_dies_or_stands_still_loses_no_order(tmp_path: Path) -> None:
     lines: list[str] = []
     campaign = OutboxCampaign(tmp_path, SEED, say=lines.append, chosen=SHORT)
     campaign.settle_s_max = SETTLE_S_MAX
