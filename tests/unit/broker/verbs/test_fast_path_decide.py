@@ -6,14 +6,13 @@ import random
 
 import pytest
 
+from txmq.broker.core import Core
 from txmq.broker.verbs import decide as decide_verbs
-from txmq.broker.verbs import transaction_checks
-from txmq.broker.verbs.table import VERBS
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.requests import Request
 
-from .test_fast_path_local import batch_of, copied, new_core, part, sent
-from .test_fast_path_prepared import UUIDS, any_body, finish, pair, txid
+from .test_fast_path_local import batch_of, new_core, part, sent
+from .test_fast_path_prepared import UUIDS, any_body, finish, require_same, txid
 
 
 def branch(uuid: bytes, chance: random.Random) -> bytes:
@@ -59,24 +58,12 @@ def any_request(number: int, decided: list[int], chance: random.Random) -> Reque
 @pytest.mark.parametrize("seed", range(40))
 def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(transaction_checks, "UNFINISHED_OUTCOMES_MAX", 5)
-    (core, clients), (reference, others) = pair(), pair()
-    for number in range(60):
-        decided = [name[1] for name in core.context.state.decisions.incomplete]
-        request, who = any_request(number, decided, chance), int(chance.random() < 0.1)
-        core.receive(clients[who], [copied(request)])
-        with monkeypatch.context() as without:
-            without.setitem(VERBS, b"decide", decide_verbs.decide)
-            without.setitem(VERBS, b"complete", decide_verbs.complete)
-            reference.receive(others[who], [copied(request)])
-        if number % 3 == 0:
-            assert finish(core) == finish(reference), request
-        assert [sent(client) for client in clients] == [sent(client) for client in others], request
-        assert core.context.state.snapshot() == reference.context.state.snapshot(), request
-        assert core.context.group.delayable == reference.context.group.delayable
-    assert finish(core) == finish(reference)
-    assert core.context.counters == reference.context.counters
-    assert core.context.counters.committed > 0
+
+    def request_of(number: int, core: Core) -> Request:
+        return any_request(number, [name[1] for name in core.context.state.decisions.incomplete], chance)
+
+    table_ways = {b"decide": decide_verbs.decide, b"complete": decide_verbs.complete}
+    require_same(request_of, 60, table_ways, chance, monkeypatch)
 
 
 def test_they_are_taken_by_an_ordinary_transaction(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import Core
 from txmq.broker.verbs import prepare_commit, transaction_checks
-from txmq.broker.verbs.table import VERBS
+from txmq.broker.verbs.table import VERBS, Verb
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import Request
 from txmq.xid import TxId
@@ -107,20 +108,22 @@ def pair(settings: BrokerSettings = SETTINGS) -> tuple[Core, tuple[ClientConnect
     return core, (own, other)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    chance = random.Random(seed)
+def require_same(
+    request_of: Callable[[int, Core], Request],
+    count: int,
+    table_ways: Mapping[bytes, Verb],
+    chance: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``count`` requests leave the same, with the short ways and with the ``table_ways``, by two owners in turn."""
     monkeypatch.setattr(transaction_checks, "UNFINISHED_OUTCOMES_MAX", 5)
     (core, clients), (reference, others) = pair(), pair()
-    for number in range(80):
-        prepared = [name[1] for name in core.context.state.transactions]
-        request, who = any_request(number, prepared, chance), int(chance.random() < 0.1)
-        if chance.random() < 0.2:  # parts of a topic that goes meanwhile
-            request = (*request[:3], request[3] and request[3].replace(b"open ", b"gone "), request[4])
+    for number in range(count):
+        request, who = request_of(number, core), int(chance.random() < 0.1)
         core.receive(clients[who], [copied(request)])
         with monkeypatch.context() as without:
-            without.setitem(VERBS, b"prepare", prepare_commit.prepare)
-            without.setitem(VERBS, b"commit", prepare_commit.commit)
+            for name, verb in table_ways.items():
+                without.setitem(VERBS, name, verb)
             reference.receive(others[who], [copied(request)])
         if number % 3 == 0:
             assert finish(core) == finish(reference), request
@@ -131,6 +134,20 @@ def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pyte
     assert finish(core) == finish(reference)
     assert core.context.counters == reference.context.counters
     assert core.context.counters.committed > 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+
+    def request_of(number: int, core: Core) -> Request:
+        request = any_request(number, [name[1] for name in core.context.state.transactions], chance)
+        if chance.random() < 0.2:  # parts of a topic that goes meanwhile
+            request = (*request[:3], request[3] and request[3].replace(b"open ", b"gone "), request[4])
+        return request
+
+    table_ways = {b"prepare": prepare_commit.prepare, b"commit": prepare_commit.commit}
+    require_same(request_of, 80, table_ways, chance, monkeypatch)
 
 
 def test_they_are_taken_by_an_ordinary_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
