@@ -251,6 +251,15 @@ def test_identity_that_changes_under_open_connection_lets_no_marker_in(orders: M
     assert (orders.rows(), orders.listed()) == ([], [])
 
 
+def test_body_without_foreign_key_checks_gets_its_marker_in(orders: MySQLOrders) -> None:
+    branch = orders.enlist()
+    branch.connection.cursor().execute("SET foreign_key_checks = 0")
+    orders.insert(branch, 1)
+    end(branch)
+    assert branch.commit()
+    assert (orders.rows(), list(orders.markers().values())) == ([1], ["committed"])
+
+
 def test_branch_costs_four_round_trips_and_six_with_single_statements(orders: MySQLOrders) -> None:
     seen: list[Any] = []
 
@@ -268,6 +277,7 @@ def test_branch_costs_four_round_trips_and_six_with_single_statements(orders: My
         end(branch)
         assert branch.commit()
         assert len(seen) == trips, seen
+        assert any("txmq_marker_identity" in str(query) for query in seen) is not is_packed  # else its foreign key does
         connection.close()
     assert orders.rows() == [0, 1]
 

@@ -17,8 +17,10 @@ nothing to decide.
 Invariants:
     * a statement that failed dooms the branch: the server itself would prepare half of the work (1205, 1062);
     * the server does nothing of a packet after the statement that fails. So only its own refusal says "not prepared":
-      of a statement before XA PREPARE, or by its number. Every other error is PrepareUnknownError, also a marker that
-      did not get in (too late, another database), since XA PREPARE stood after it;
+      of a statement before XA PREPARE, or by its number. Every other error is PrepareUnknownError;
+    * where the server itself keeps a marker out (``MarkerTable.insert_committed_or_fail``), nothing is prepared. The
+      marker is sent once more, with its conditions in the INSERT. If it does not get in there either (too late, another
+      database), that is a PrepareUnknownError, since XA PREPARE stood after it;
     * a rollback of a prepared branch is acknowledged before it is durable: it counts once a later commit is;
     * a connection goes back only when its branch has surely ended; in doubt it is closed, and the server lets go of the
       prepared branch, for the resolver.
@@ -26,7 +28,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
@@ -37,6 +38,7 @@ from txmq.xa.database.dbapi import run
 from txmq.xa.database.guarded_connection import Guard, guarded
 from txmq.xa.database.installation import DatabaseSession
 from txmq.xa.database.mysql_server import (
+    KEPT_OUT,
     NOTA,
     OUTSIDE,
     RMFAIL,
@@ -126,21 +128,37 @@ class MySQLBranch:
 
     def prepare(self) -> None:
         """See ``XABranch``."""
-        work = [self._xa("END")]
+        end, table, uuid = self._xa("END"), self._session.table, self.resource.uuid or ""
         if not self._wrote:
-            self._end_unwritten(work)
-            return
-        has_marker = self.resource.has_marker
-        if has_marker:
-            uuid = self.resource.uuid or ""
-            work.insert(0, self._session.table.insert_committed_statement(self._txid, uuid, self.deadline_ms))
+            self._end_unwritten(end)
+        elif not self.resource.has_marker:
+            self._send_prepare(end)
+        elif not (table.has_key and self._session.server.takes_packets) or not self._send_prepare_unless_kept_out(
+            table.insert_committed_or_fail(self._txid, uuid, self.deadline_ms), end
+        ):
+            marker = table.insert_committed_statement(self._txid, uuid, self.deadline_ms)
+            if self._send_prepare(marker, end)[0] != 1:
+                late = TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
+                text = f"{self.resource.name!r} is prepared without its marker"
+                raise PrepareUnknownError(text, self._txid) from late
+
+    def _send_prepare_unless_kept_out(self, marker: str, end: str) -> bool:
+        """Whether the server has let the marker in; otherwise nothing of what stands behind it was done."""
+        try:
+            self._send_prepare(marker, end)
+        except RolledBackError as error:
+            if self._may_be_prepared or error.__cause__ is None or code_of(error.__cause__) not in KEPT_OUT:
+                raise
+            return False
+        return True
+
+    def _send_prepare(self, *work: str) -> list[int]:
+        """XA PREPARE, and what stands in front of it; how many rows each changed."""
         counts, error = self._send(*work, self._xa("PREPARE"))
         self._may_be_prepared = len(counts) > 0
         if error is not None:
             self._refused(len(counts), len(work), error)
-        if has_marker and counts[0] != 1:
-            late = TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
-            raise PrepareUnknownError(f"{self.resource.name!r} is prepared without its marker", self._txid) from late
+        return counts
 
     def commit(self) -> bool:
         """See ``XABranch``."""
@@ -222,9 +240,9 @@ class MySQLBranch:
         error.__cause__ = cause
         return error
 
-    def _end_unwritten(self, work: Sequence[str]) -> None:
-        counts, error = self._send(*work, self._xa("ROLLBACK"))
-        if error is not None and len(counts) < len(work):
+    def _end_unwritten(self, end: str) -> None:
+        counts, error = self._send(end, self._xa("ROLLBACK"))
+        if error is not None and not counts:
             self._not_ended(error, at_end=True)
         self._has_ended = True
         if error is None:

@@ -27,9 +27,11 @@ class Connection:
     def __init__(self) -> None:
         self.left, self.error = 99, Refused()
         self.unread = 0
+        self.texts: list[str] = []
 
     def query(self, text: str) -> None:
         """The first statement of a text."""
+        self.texts.append(text)
         self.unread = text.count(";") + 1
         self._one()
 
@@ -53,11 +55,12 @@ class Connection:
             raise self.error
 
 
-def branch_on(connection: Connection, *, is_packed: bool) -> MySQLBranch:
+def branch_on(connection: Connection, *, is_packed: bool, has_key: bool = False) -> MySQLBranch:
     """A branch whose body is over."""
+    table = MarkerTable("m", MYSQL, "%s")
+    table.has_key = has_key
     session: Any = SimpleNamespace(
-        connection=connection, table=MarkerTable("m", MYSQL, "%s"),
-        server=SimpleNamespace(takes_packets=is_packed, connection_id=7),
+        connection=connection, table=table, server=SimpleNamespace(takes_packets=is_packed, connection_id=7)
     )  # fmt: skip
     resource: Any = SimpleNamespace(name="a", uuid="a" * 32, has_marker=True)
     branch = MySQLBranch(resource, session, TXID, 1, is_own=False)
@@ -90,13 +93,13 @@ def branch_on(connection: Connection, *, is_packed: bool) -> MySQLBranch:
         (PREPARE, 2013, PrepareUnknownError, PrepareUnknownError),
     ],
 )
-@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize(("is_packed", "has_key"), [(True, False), (True, True), (False, True)])
 def test_only_the_servers_own_refusal_says_that_nothing_is_prepared(
     fails_at: int, code: int | None, packed: type[TransactionError], one_by_one: type[TransactionError],
-    is_packed: bool,
+    is_packed: bool, has_key: bool,
 ) -> None:  # fmt: skip
     connection = Connection()
-    branch = branch_on(connection, is_packed=is_packed)
+    branch = branch_on(connection, is_packed=is_packed, has_key=has_key)
     connection.left, connection.error = fails_at, Refused(*([] if code is None else [code]), "why")
     with pytest.raises(TransactionError) as caught:
         branch.prepare()
@@ -104,10 +107,36 @@ def test_only_the_servers_own_refusal_says_that_nothing_is_prepared(
     assert caught.value.__cause__ is connection.error
 
 
-@pytest.mark.parametrize("is_packed", [True, False])
-def test_what_is_answered_to_the_end_is_prepared(is_packed: bool) -> None:
+@pytest.mark.parametrize(("is_packed", "has_key"), [(True, False), (True, True), (False, True)])
+def test_what_is_answered_to_the_end_is_prepared(is_packed: bool, has_key: bool) -> None:
     connection = Connection()
-    branch = branch_on(connection, is_packed=is_packed)
+    branch = branch_on(connection, is_packed=is_packed, has_key=has_key)
     connection.left = 3
     branch.prepare()
     assert (connection.left, connection.unread) == (0, 0)
+
+
+@pytest.mark.parametrize("code", [1048, 1452])
+def test_marker_kept_out_by_the_server_is_sent_with_conditions(code: int) -> None:
+    connection = Connection()
+    branch = branch_on(connection, is_packed=True, has_key=True)
+    connection.left, connection.error = MARKER, Refused(code, "kept out")
+    with pytest.raises(RolledBackError) as caught:
+        branch.prepare()
+    assert caught.value.__cause__ is connection.error
+    kept_out, conditional = connection.texts[-2:]
+    assert "VALUES" in kept_out
+    assert "SELECT" in conditional
+    assert "XA PREPARE" in kept_out
+    assert "XA PREPARE" in conditional
+
+
+@pytest.mark.parametrize("fails_at", [END, PREPARE])
+def test_only_a_marker_kept_out_is_sent_again(fails_at: int) -> None:
+    connection = Connection()
+    branch = branch_on(connection, is_packed=True, has_key=True)
+    sent = len(connection.texts)
+    connection.left, connection.error = fails_at, Refused(1452, "of a later statement")
+    with pytest.raises(TransactionError):
+        branch.prepare()
+    assert len(connection.texts) == sent + 1
