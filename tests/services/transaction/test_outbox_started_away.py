@@ -181,6 +181,23 @@ def test_database_of_no_cluster_says_what_to_call(shop: Shop, tmp_path: Path) ->
         alone.order(process)
 
 
+def test_block_whose_topic_grew_meanwhile_is_rolled_back(shop: Shop) -> None:
+    """Its message names a partition that the key has left; another thread of the process has seen so."""
+    client = shop.client
+    shop.order((client, shop.database))
+    tx = client.producer().transaction(shop.database)
+    tx.__enter__()
+    tx.send("orders", b"2", key=b"apple")
+    client.topics.alter("orders", partitions=16)
+    client.topics.describe("orders")
+    shop.broker.kill()
+    with pytest.raises(RolledBackError, match="a topic has other partitions by now"):
+        tx.__exit__(None, None, None)
+    assert shop.order((client, shop.database)).pending == ("broker",)
+    shop.broker.start()
+    eventually(lambda: shop.values("apple") == [1, 2], "the block that was run again has arrived")
+
+
 def test_key_of_a_topic_that_grew_moves_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process cannot reach the broker while another one extends the topic and goes on."""
     monkeypatch.setattr(drainer, "LEASE_MS", 2 * EVER_MS)
