@@ -304,7 +304,7 @@ class Core:
     def written(self, group: CommitGroup) -> None:
         """The record is written, not synced: release what ``sync`` lets go early."""
         if self.context.answers_before_sync:
-            self._release_puts(group)
+            self._release(group.puts)
         self._release(group.written_waiters)
 
     def synced(self) -> None:
@@ -320,7 +320,7 @@ class Core:
         for run in group.placed:
             unapplied[run.partition] = group
         if group.puts:
-            self._release_puts(group)
+            self._release(group.puts)
         if group.waiters:
             self._release(group.waiters)
         for part in group.branch_parts:
@@ -360,21 +360,17 @@ class Core:
             self.context.counters.errors += 1
             self.context.answer(client, request[4], error.with_traceback(None))
 
-    def _release_puts(self, group: CommitGroup) -> None:
+    def _release(self, waiters: list[Answer]) -> None:
+        """``Context.answer`` of each. Hot: its body, in a loop; no request is under way that counts answered bytes."""
         ready = self.context.ready
-        for client, opaque, offset in group.puts:
+        for client, opaque, reply in waiters:
             if client.gone:
                 continue
             client.unanswered.discard(opaque)
-            client.out.append((opaque, offset))
+            client.out.append((opaque, reply))
             if not client.ready:
                 client.ready = True
                 ready.append(client)
-        group.puts = []
-
-    def _release(self, waiters: list[Answer]) -> None:
-        for client, opaque, reply in waiters:
-            self.context.answer(client, opaque, reply)
         waiters.clear()
 
     # --- effects and time --------------------------------------------------------------------------------------------

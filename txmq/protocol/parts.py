@@ -111,7 +111,7 @@ def split_parts(body: Buffer) -> list[WirePart]:
         BadRequestError: as ``parse_parts``.
     """
     parts: list[WirePart] = []
-    view, position, size = memoryview(body), 0, len(body)
+    position, size = 0, len(body)
     while position < size:
         match = _PART(body, position)
         if match is None:
@@ -125,7 +125,8 @@ def split_parts(body: Buffer) -> list[WirePart]:
             raise BadRequestError(
                 f"the part at byte {position} of the body is cut short: {end - size} bytes are missing"
             )
-        parts.append((topic, partition, bytearray(view[start:end]), keys, topic_id))
+        batch = body[start:end]
+        parts.append((topic, partition, batch if isinstance(batch, bytearray) else bytearray(batch), keys, topic_id))
         position = end
     return parts
 
@@ -138,12 +139,22 @@ def parse_keys(text: bytes | None) -> frozenset[int] | None:
     """
     if text is None:
         return NO_KEYS
+    listed = list_keys(text)
+    return ANY_KEYS if listed is None else frozenset(listed)
+
+
+def list_keys(text: bytes) -> list[int] | None:
+    """The same in order; None (``ANY_KEYS``) for ``*``.
+
+    Raises:
+        BadRequestError: as ``parse_keys``.
+    """
     if text == b"*":
         return ANY_KEYS
     keys = [int(word) for word in text.split(b",")]
-    if keys[-1] >= 1 << 32 or any(later <= earlier for earlier, later in pairwise(keys)):
+    if keys[-1] >= 1 << 32 or (len(keys) > 1 and any(later <= earlier for earlier, later in pairwise(keys))):
         raise BadRequestError("keys are CRC32Cs in ascending order, each once")
-    return frozenset(keys)
+    return keys
 
 
 def encode_result_line(topic: str, partition: int, base_offset: int | None, count: int) -> bytes:

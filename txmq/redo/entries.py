@@ -110,8 +110,11 @@ _FRAME: Final = struct.Struct("<BBHI")
 _RUN: Final = struct.Struct("<IIQQQQq")
 _RUN_ENTRY: Final = struct.Struct("<BBHIIIQQQQq")  # frame and fixed part at once
 _PAYLOAD: Final = struct.Struct("<QQIIIIq")
+_PAYLOAD_ENTRY: Final = struct.Struct("<BBHIQQIIIIq")
 _PREPARED: Final = struct.Struct("<QQ")
+_PREPARED_ENTRY: Final = struct.Struct("<BBHIQQ")
 _COMMITTED: Final = struct.Struct("<QQQI")
+_COMMITTED_ENTRY: Final = struct.Struct("<BBHIQQQI")
 _PLACEMENT: Final = struct.Struct("<IIQQQII")
 _BATCH_COMMITTED: Final = struct.Struct("<I")
 _ROLLED_BACK: Final = struct.Struct("<QQQ")
@@ -300,18 +303,12 @@ def decode_run(body: Buffer) -> Run:
 
 
 def encode_payload(
-    session: int,
-    counter: int,
-    number: int,
-    topic_id: int,
-    partition: int,
-    count: int,
-    max_timestamp_ms: int,
+    session: int, counter: int, number: int, topic_id: int, partition: int, count: int, max_timestamp_ms: int,
     batch: Buffer,
-) -> bytes:
+) -> bytes:  # fmt: skip
     """A PAYLOAD entry."""
-    fields = _PAYLOAD.pack(session, counter, number, topic_id, partition, count, max_timestamp_ms)
-    return b"".join((_FRAME.pack(PAYLOAD, 0, 0, len(fields) + len(batch)), fields, batch))
+    size, fields = _PAYLOAD.size + len(batch), (topic_id, partition, count, max_timestamp_ms)
+    return b"".join((_PAYLOAD_ENTRY.pack(PAYLOAD, 0, 0, size, session, counter, number, *fields), batch))
 
 
 def decode_payload(body: Buffer) -> Payload:
@@ -324,7 +321,7 @@ def decode_payload(body: Buffer) -> Payload:
 
 def encode_prepared(session: int, counter: int, meta: bytes) -> bytes:
     """A PREPARED entry; ``meta`` is JSON."""
-    return frame(PREPARED, _PREPARED.pack(session, counter) + meta)
+    return _PREPARED_ENTRY.pack(PREPARED, 0, 0, _PREPARED.size + len(meta), session, counter) + meta
 
 
 def encode_place_awaited(session: int, counter: int, meta: bytes) -> bytes:
@@ -340,8 +337,7 @@ def decode_prepared(body: Buffer) -> Prepared:
 
 def encode_committed(session: int, counter: int, floor: int, placements: Iterable[tuple[int, ...]]) -> bytes:
     """A COMMITTED entry; placements are ``Placement``, or plain tuples of the same fields (faster to make)."""
-    packed = [_PLACEMENT.pack(*placement) for placement in placements]
-    return frame(COMMITTED, _COMMITTED.pack(session, counter, floor, len(packed)) + b"".join(packed))
+    return encode_decided(session, counter, floor, placements, b"", COMMITTED)
 
 
 def decode_committed(body: Buffer) -> Committed:
@@ -353,10 +349,14 @@ def decode_committed(body: Buffer) -> Committed:
     return Committed(session, counter, floor, tuple(map(Placement._make, _PLACEMENT.iter_unpack(packed))))
 
 
-def encode_decided(session: int, counter: int, floor: int, placements: Iterable[tuple[int, ...]], meta: bytes) -> bytes:
-    """A DECIDED entry; ``meta`` is JSON."""
+def encode_decided(
+    session: int, counter: int, floor: int, placements: Iterable[tuple[int, ...]], meta: bytes, kind: int = DECIDED
+) -> bytes:
+    """A DECIDED entry; ``meta`` is JSON. Or one of another ``kind`` that begins as it does."""
     packed = [_PLACEMENT.pack(*placement) for placement in placements]
-    return frame(DECIDED, _COMMITTED.pack(session, counter, floor, len(packed)) + b"".join(packed) + meta)
+    size = _COMMITTED.size + len(packed) * _PLACEMENT.size + len(meta)
+    head = _COMMITTED_ENTRY.pack(kind, 0, 0, size, session, counter, floor, len(packed))
+    return b"".join((head, *packed, meta))
 
 
 def decode_decided(body: Buffer) -> Decided:

@@ -19,7 +19,6 @@ from txmq.protocol.requests import Request
 from txmq.redo import entries
 
 Answer = tuple[ClientConnection, bytes, Reply]  # of which connection, to which opaque
-PutAnswer = tuple[ClientConnection, bytes, int]  # the same, with the base offset
 JOINED_SIZE_BYTES_MAX: Final = 256 << 10  # of bytes that are copied so as to be written at once
 NOT_WRITTEN: Final = Lsn(1 << 63)
 
@@ -102,7 +101,7 @@ class CommitGroup:
         self.placed: list[Run] = []
         self.open_runs: dict[Partition, Run] = {}
         self.journaled_runs: dict[Partition, Run] = {}
-        self.puts: list[PutAnswer] = []
+        self.puts: list[Answer] = []
         self.written_waiters: list[Answer] = []
         self.waiters: list[Answer] = []
         self.waiting_reads: list[tuple[ClientConnection, Request]] = []

@@ -56,9 +56,9 @@ class CommitOrder:
     def add(self, transaction: Transaction) -> None:
         """Append; call in order of preparation."""
         pairs = self._pairs[transaction] = self._pairs_of(transaction)
-        for place, key in pairs:
-            self._by_key.setdefault((place, key), {})[transaction] = None
-            self._by_place.setdefault(place, {})[transaction] = None
+        for pair in pairs:
+            _append(self._by_key, pair, transaction)
+            _append(self._by_place, pair[0], transaction)
         self.in_common += _is_common(pairs)
 
     def remove(self, transaction: Transaction) -> None:
@@ -66,18 +66,19 @@ class CommitOrder:
         pairs = self._pairs.pop(transaction, [])
         self._removed = transaction, pairs
         self.in_common -= _is_common(pairs)
-        for place, key in pairs:
-            _drop(self._by_key, (place, key), transaction)
-            _drop(self._by_place, place, transaction)
+        for pair in pairs:
+            _drop(self._by_key, pair, transaction)
+            _drop(self._by_place, pair[0], transaction)
 
     def must_wait(self, transaction: Transaction) -> bool:
         """Whether an earlier unsettled transaction collides with this one."""
-        for place, key in self._pairs[transaction]:
+        for pair in self._pairs[transaction]:
+            place, key = pair
             if key == ANY_KEY:
                 if next(iter(self._by_place[place])) is not transaction:
                     return True
                 continue
-            if next(iter(self._by_key[place, key])) is not transaction:
+            if next(iter(self._by_key[pair])) is not transaction:
                 return True
             any_key = self._by_key.get((place, ANY_KEY))
             if any_key and next(iter(any_key)).order < transaction.order:
@@ -125,20 +126,25 @@ class CommitOrder:
         """Those that may go on now that ``transaction`` was removed: waiting, and nothing before them."""
         removed, pairs = self._removed
         found: dict[Transaction, None] = {}
-        for place, key in pairs if removed is transaction else self._pairs_of(transaction):
-            if place in self._by_place:  # mostly the partition has no other
-                candidates = self._held_by_all(place) if key == ANY_KEY else self._heads(place, key)
-                found.update((t, None) for t in candidates if t.is_committing and not self.must_wait(t))
+        for pair in pairs if removed is transaction else self._pairs_of(transaction):
+            place, key = pair
+            if key == ANY_KEY:
+                candidates: Iterable[Transaction] = self._held_by_all(place)
+            else:
+                queues = self._by_key.get(pair), self._by_key.get((place, ANY_KEY))
+                candidates = [next(iter(queue)) for queue in queues if queue]
+            for candidate in candidates:  # mostly there is none
+                if candidate.is_committing and not self.must_wait(candidate):
+                    found[candidate] = None
         return list(found)
 
     def _pairs_of(self, transaction: Transaction) -> list[_Pair]:
-        uuid = _COMMON if self._is_together else transaction.meta["uuid"]
-        return [((uuid, topic_id, partition), key) for topic_id, partition, key in transaction.collisions()]
-
-    def _heads(self, place: _ResourcePartition, key: int | str) -> Iterator[Transaction]:
-        for queue in (self._by_key.get((place, key)), self._by_key.get((place, ANY_KEY))):
-            if queue:
-                yield next(iter(queue))
+        uuid, pairs = _COMMON if self._is_together else transaction.meta["uuid"], list[_Pair]()
+        for part, keys in zip(transaction.parts, transaction.meta["keys"], strict=True):
+            place = uuid, part.topic_id, part.partition
+            for key in (ANY_KEY,) if keys == ANY_KEY else keys:
+                pairs.append((place, key))
+        return pairs
 
     def _held_by_all(self, place: _ResourcePartition) -> Iterator[Transaction]:
         """Whom a transaction with ANY_KEY may have held up: those before the next such one, and that one."""
@@ -151,6 +157,14 @@ class CommitOrder:
 
 def _is_common(pairs: list[_Pair]) -> bool:
     return bool(pairs) and pairs[0][0][0] == _COMMON
+
+
+def _append(queues: dict[_Name, _Queue], name: _Name, transaction: Transaction) -> None:
+    queue = queues.get(name)
+    if queue is None:
+        queues[name] = {transaction: None}
+    else:
+        queue[transaction] = None
 
 
 def _drop(queues: dict[_Name, _Queue], name: _Name, transaction: Transaction) -> None:

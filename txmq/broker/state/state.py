@@ -70,18 +70,15 @@ class State:
         self.partitions_of: dict[int, dict[int, Partition]] = {}
         self.placed: dict[int, PlacedTopic] = {}
         self.sessions: dict[int, BrokerSession] = {}
-        self.next_session = 1
+        self.next_session = self.next_order = 1
         self.produced_in: dict[int, dict[Partition, None]] = {}  # by producer id: where its sequences are kept
         self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
         self.streams: dict[tuple[int, int], Transaction] = {}  # those of them that are open
         self.order = CommitOrder()
         # Those of them that are prepared, in order of preparation, and those that are decided and wait for their place.
         self.prepared: InDoubtIndex[Transaction] = InDoubtIndex()
-        self.next_order = 1
-        self.payload_bytes = 0
-        self.epoch = 0
-        self.decisions = XADecisions()
-        self.branch_parts = BranchParts()
+        self.payload_bytes = self.epoch = 0
+        self.decisions, self.branch_parts = XADecisions(), BranchParts()
         self.saved = SavedGroups()
         self.queries, self.outboxes = Queries(), Outboxes()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
@@ -223,18 +220,21 @@ class State:
         """A transaction is prepared, or waits for its place; call in order."""
         self.order.add(transaction)
         self.prepared.add(transaction.order, transaction, transaction.index_keys)
-        if "xid" in transaction.meta:
-            self.foreign[transaction.meta["xid"]] = transaction.name
-        self.saved.hold(transaction.name, transaction.meta.get("offsets", ()), self.partition)
+        meta = transaction.meta
+        if "xid" in meta:
+            self.foreign[meta["xid"]] = transaction.name
+        if "offsets" in meta:
+            self.saved.hold(transaction.name, meta["offsets"], self.partition)
         self.owe(transaction.session, 1)
 
     def _unlist(self, transaction: Transaction) -> None:
+        meta = transaction.meta
         self.owe(transaction.session, -1)
         self.order.remove(transaction)
         self.prepared.remove(transaction.order, transaction.index_keys)
-        self.foreign.pop(transaction.meta.get("xid", ""), None)
-        if "offsets" in transaction.meta:
-            self.saved.let_go(transaction.name, transaction.meta["offsets"])
+        self.foreign.pop(meta.get("xid", ""), None)
+        if "offsets" in meta:
+            self.saved.let_go(transaction.name, meta["offsets"])
 
     def owe(self, session: int, more: int) -> None:
         """So many more of a session's transactions are unsettled."""

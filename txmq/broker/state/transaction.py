@@ -191,6 +191,7 @@ def halves_key(session: int) -> str:
 
 FROZEN_FIELDS: Final = 8
 Frozen = tuple[int, int, int, TransactionState, dict[str, Any], int, int, int]
+_BRANCH: Final = TransactionKind.BRANCH.value  # Python 3.11 looks it up several times as long
 ANY_KEY = "*"  # a part that collides with every key of its partition
 Collision = tuple[int, int, int | str]  # topic id, partition, key's hash or ANY_KEY
 
@@ -270,14 +271,7 @@ class Transaction:
     @property
     def is_branch(self) -> bool:
         """Whether another home decides."""
-        return bool(self.meta) and self.meta["kind"] == TransactionKind.BRANCH.value
-
-    def collisions(self) -> list[Collision]:
-        """The keys of its messages."""
-        found: list[Collision] = []
-        for part, keys in zip(self.parts, self.meta["keys"], strict=True):
-            found.extend((part.topic_id, part.partition, key) for key in ([ANY_KEY] if keys == ANY_KEY else keys))
-        return found
+        return bool(self.meta) and self.meta["kind"] == _BRANCH
 
     @property
     def name(self) -> tuple[int, int]:
@@ -291,8 +285,9 @@ class Transaction:
         None of the others looks like a uuid: they have a space.
         """
         meta = self.meta
-        if meta["uuid"]:
-            return (meta["uuid"],)
+        uuid: str = meta["uuid"]
+        if uuid:
+            return (uuid,)
         kind = meta["kind"]
         if kind == TransactionKind.HALF.value:
             return group_key(kind, meta["resource"]), halves_key(self.session)

@@ -37,7 +37,7 @@ _STATED = {
     _LAST_RESOURCE.encode(): {b"resource", b"uuid", b"table", b"deadline"},
     _BRANCH_WORD: {b"of", b"deadline"},
 }
-_HOMES, _FLOOR, _BRANCHES, _UUID = {b"homes"}, {b"floor"}, {b"branches"}, {b"uuid"}
+_HOMES, _BRANCHES, _UUID = {b"homes"}, {b"branches"}, {b"uuid"}
 _NOTHING: dict[bytes, bytes] = {}
 _PREPARED = TransactionState.PREPARED
 _DECIDED_BY_ITS_DRIVER = TransactionKind.SPARK.value
@@ -76,10 +76,10 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
 def _decide_over_homes(context: Context, client: ClientConnection, session: BrokerSession, request: Request) -> bool:
     """Decide a local transaction with branches at other homes. False: nothing was done."""
     _, arguments, extensions, body, opaque = request
-    if extensions is None or body is None or extensions.keys() - _FLOOR != _HOMES:
+    if extensions is None or body is None or not _are(extensions, _HOMES):
         return False
     counter, floor_text = _counter_of(client, arguments[0]), extensions.get(b"floor", b"0")
-    if session.is_ended or len(floor_text) > _FLOOR_SIZE_MAX or not _is_new(context, session, counter, len(body)):
+    if session.is_ended or not _is_new(context, session, counter, len(body)):
         return False
     homes = stated.homes(context, extensions)
     parts, keys = check_parts(context, split_parts(body))
@@ -95,13 +95,14 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     """The verb ``prepare``: of a last resource or of a branch, whose messages came with it."""
     _, arguments, extensions, body, opaque = request
     session, kind = client.session, arguments[1]
+    words = _STATED.get(kind)
     if (
         session is None
         or session.is_ended
         or not body
         or extensions is None
-        or extensions.keys() - _FLOOR != _STATED.get(kind)
-        or len(extensions.get(b"floor", b"")) > _FLOOR_SIZE_MAX
+        or words is None
+        or not _are(extensions, words)
         or 0 < int(extensions[b"deadline"]) <= context.now_ms
     ):
         prepare_commit.prepare(context, client, request)
@@ -136,11 +137,11 @@ def decide(context: Context, client: ClientConnection, request: Request) -> None
     """The verb ``decide``: messages came with it, and nothing of the transaction came before."""
     _, arguments, extensions, body, opaque = request
     session = client.session
-    if session is None or session.is_ended or not body or not extensions or extensions.keys() - _FLOOR != _BRANCHES:
+    if session is None or session.is_ended or not body or not extensions or not _are(extensions, _BRANCHES):
         decide_verbs.decide(context, client, request)
         return
     counter, floor_text = _counter_of(client, arguments[0]), extensions.get(b"floor", b"0")
-    if len(floor_text) <= _FLOOR_SIZE_MAX and _is_new(context, session, counter, len(body)):
+    if _is_new(context, session, counter, len(body)):
         branches, start = split_branches(body, int(extensions[b"branches"]))
         parts, keys = check_parts(context, split_parts(memoryview(body)[start:]))
         if not context.state.order.in_common or not turns.must_queue(context, None, parts, keys):
@@ -166,6 +167,14 @@ def complete(context: Context, client: ClientConnection, request: Request) -> No
             decide_verbs.complete_branch(context, client, decided, extensions, opaque)
             return
     decide_verbs.complete(context, client, request)
+
+
+def _are(extensions: dict[bytes, bytes], words: set[bytes]) -> bool:
+    """Whether a request has these words, and perhaps a floor, and no others."""
+    floor = extensions.get(b"floor")
+    if floor is None:
+        return extensions.keys() == words
+    return len(floor) <= _FLOOR_SIZE_MAX and len(extensions) == len(words) + 1 and extensions.keys() >= words
 
 
 @lru_cache(maxsize=1024)

@@ -85,14 +85,10 @@ def check_parts(context: Context, stated: list[wire_parts.WirePart]) -> tuple[li
             refuse_batch(context, partition, len(batch))
         if validates:
             records.decode(batch, partition.topic, partition.number)
-        keys.append(_keys(key_words) if key_words is not None else [])
+        listed = wire_parts.list_keys(key_words) if key_words is not None else []
+        keys.append(ANY_KEY if listed is None else listed)
         parts.append((IN_JOURNAL, partition, batch, count, max_timestamp_ms, crc))
     return parts, keys
-
-
-def _keys(words: bytes) -> Keys:
-    listed = wire_parts.parse_keys(words)
-    return ANY_KEY if listed is None else sorted(listed)
 
 
 def refuse_batch(context: Context, partition: Partition, size: int) -> None:
@@ -256,10 +252,10 @@ def commit(
     state = context.state
     context.group.insert_entry(at, entries.encode_committed(session, counter, floor, placements))
     context.counters.committed += 1
-    if transaction is not None:
+    if transaction is not None and (transaction.is_branch or (session, counter) in state.decisions.incomplete):
         _committed(context, state.commit(session, counter, floor, outcome, _places(state, placements)))
         return lines
-    state.settle(session, counter, floor, outcome)  # hot: as ``state.commit`` of what came whole
+    state.settle(session, counter, floor, outcome)  # hot: as ``state.commit`` of what nobody else hears of
     if len(placements) > 1 and state.decisions.barriers:
         state.decisions.barriers.add_behind((session, counter), _places(state, placements))
     return lines

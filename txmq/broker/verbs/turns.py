@@ -105,8 +105,9 @@ def commit_in_order(
             meta["branches"] = []
         context.answer_when_durable(client, opaque, _awaits_place(context, transaction.name, meta))
         return
-    still_there = [request for request in transaction.waiting if not request[0].gone]  # others repeat, again and again
-    transaction.waiting = [*still_there, (client, opaque, floor, is_delayable)]
+    if transaction.waiting:  # one that was asked again and again: by owners that are gone, too
+        transaction.waiting = [request for request in transaction.waiting if not request[0].gone]
+    transaction.waiting.append((client, opaque, floor, is_delayable))
     _commit_in_turn(context, transaction)
 
 
@@ -128,7 +129,7 @@ def _commit_in_turn(context: Context, transaction: Transaction) -> None:
     if context.state.order.must_wait(transaction):
         context.branch_asks.hurry(context.state.order.blockers(transaction), context.now_ms)
     else:
-        _commit_all(context, [transaction])
+        _commit_all(context, _commit_one(context, transaction))
 
 
 def commit_now(context: Context, transaction: Transaction, client: ClientConnection, opaque: bytes, floor: int) -> None:
@@ -153,15 +154,21 @@ def _commit_all(context: Context, due: list[Transaction]) -> None:
     while due:
         transaction = due.pop()
         if (transaction.session, transaction.counter) in context.state.transactions:
-            _commit_prepared(context, transaction)
-            context.group_with_room()  # thousands may have waited for one
-            due.extend(context.state.order.behind(transaction))
+            due.extend(_commit_one(context, transaction))
+
+
+def _commit_one(context: Context, transaction: Transaction) -> list[Transaction]:
+    """Commit one whose turn it is; returns those whose turn comes by that."""
+    _commit_prepared(context, transaction)
+    context.group_with_room()  # thousands may have waited for one
+    return context.state.order.behind(transaction)
 
 
 def _commit_prepared(context: Context, transaction: Transaction) -> None:
     meta, floor = transaction.meta, 0
     for _, _, stated, _ in transaction.waiting:
-        floor = max(floor, stated)
+        if stated > floor:
+            floor = stated
     if transaction.state is TransactionState.PREPARED and "homes" in meta:
         decided = {"decided_ms": context.now_ms, "client": meta["client"], "branches": [], "homes": meta["homes"]}
         lines = decide(context, transaction.name, floor, transaction, [], decided)

@@ -24,11 +24,16 @@ def _transaction(number: int, uuid: str, parts: list[tuple[tuple[int, int], Keys
     return made
 
 
+def _claims(transaction: Transaction) -> list[tuple[int, int, int | str]]:
+    claims = zip(transaction.parts, transaction.meta["keys"], strict=True)
+    return [(part.topic_id, part.partition, key) for part, keys in claims for key in keys]
+
+
 def _collide(one: Transaction, other: Transaction) -> bool:
     return one.meta["uuid"] == other.meta["uuid"] and any(
         mine[:2] == its[:2] and (ANY_KEY in (mine[2], its[2]) or mine[2] == its[2])
-        for mine in one.collisions()
-        for its in other.collisions()
+        for mine in _claims(one)
+        for its in _claims(other)
     )
 
 
