@@ -1,9 +1,9 @@
 """The transport on an event loop: the connections and senders of ``txmq``, with the loop in place of threads.
 
 Theory of operation. Everything runs in strands (``runtime/strands.py``). The loop reads a connection, and wakes all
-whose answers came with one read. It writes at the end of its turn, in one piece, what all tasks have sent. A sender
-adds messages to its core while the turn lasts; its background strand, woken once, sends them together: one batch for
-each partition. An answer ends the futures of its batch at once: a loop runs nobody's callbacks in there.
+whose answers came with one read. It writes what all tasks have sent by a few requests, and at the end of its turn the
+rest. A sender adds messages to its core while the turn lasts; its background strand, woken once, sends them together:
+one batch for each partition. An answer ends the futures of its batch at once: a loop runs nobody's callbacks in there.
 """
 
 from __future__ import annotations

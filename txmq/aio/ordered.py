@@ -10,7 +10,6 @@ broker, in the spool or refused, never in between, and later ones stay behind it
 
 from __future__ import annotations
 
-import asyncio
 from asyncio import Future
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any, Self, TypeVar, cast
 from txmq.aio.twin import Facade, twin
 from txmq.client.spooling import ordered_producer
 from txmq.model import SendResult
-from txmq.runtime.strands import Host
+from txmq.runtime.strands import Host, Running, required
 
 T = TypeVar("T")
 
@@ -34,7 +33,7 @@ class OrderedMessageProducer(Facade[ordered_producer.OrderedMessageProducer]):
 
     def __init__(self, inner: ordered_producer.OrderedMessageProducer, host: Host) -> None:
         super().__init__(inner, host)
-        self._sending: set[asyncio.Task[Any]] = set()
+        self._sending: set[Running[Any]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -55,10 +54,10 @@ class OrderedMessageProducer(Facade[ordered_producer.OrderedMessageProducer]):
         return await self._begun(partial(self.inner.send, topic, value, key, headers=headers, tag=tag, timeout=timeout))
 
     async def _begun(self, send: Callable[[], T]) -> T:
-        sending = self.host.begin_end(self.host.run(send))
+        sending = self.host.begin_end(send)
         self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
-        return await asyncio.shield(sending)
+        sending.waiter().add_done_callback(lambda _: self._sending.discard(sending))
+        return await sending
 
     async def send_async(
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
@@ -93,9 +92,9 @@ class OrderedMessageProducer(Facade[ordered_producer.OrderedMessageProducer]):
 
         It goes to its end also if its task is cancelled.
         """
-        await asyncio.shield(self.host.begin_end(self._close()))
+        await self.host.begin_end(self._close)
 
-    async def _close(self) -> None:
-        if self._sending:
-            await asyncio.wait(tuple(self._sending))
-        await self.host.run(self.inner.close)
+    def _close(self) -> None:
+        for sending in tuple(self._sending):
+            required().wait_for(sending.waiter())
+        self.inner.close()

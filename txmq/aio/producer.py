@@ -13,6 +13,7 @@ from txmq.aio.transaction import Transaction, enclosing_block
 from txmq.aio.twin import Facade, twin
 from txmq.client.producer import producer
 from txmq.client.producer.bulk import Pair
+from txmq.client.producer.headers import Content
 from txmq.client.transaction import half_message
 from txmq.errors import TransactionStateError, TxmqError
 from txmq.model import SendResult
@@ -47,9 +48,10 @@ class Producer(Facade[producer.Producer]):
         As ``txmq.Producer.send``: arguments, result, errors, durability. A task that is cancelled here gives up the
         wait: the message may be stored or not.
         """
-        return await (
-            await self.send_async(topic, value, key, headers=headers, tag=tag, partition=partition, timeout=timeout)
-        )
+        block = enclosing_block(self.inner.client)
+        if block is not None:
+            return await block.append(self.inner, topic, value, key, headers, tag, partition)
+        return await (await self._begun(topic, (key, value, headers, tag), partition, timeout))
 
     async def send_async(
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
@@ -64,7 +66,11 @@ class Producer(Facade[producer.Producer]):
             done = self.host.loop.create_future()
             done.set_result(await block.append(self.inner, topic, value, key, headers, tag, partition))
             return done
-        message = (key, value, headers, tag)
+        return await self._begun(topic, (key, value, headers, tag), partition, timeout)
+
+    async def _begun(
+        self, topic: str, message: Content, partition: int | None, timeout: float | None
+    ) -> Future[SendResult]:
         future = await self.host.run(partial(self.inner.send_outside, topic, message, partition, timeout))
         return cast("Future[SendResult]", future)
 

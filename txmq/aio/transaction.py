@@ -4,8 +4,8 @@ Theory of operation. The block is the synchronous one (``txmq/client/transaction
 one at a time (``_turn``): it may wait while it holds its lock. What looks at the caller's stack or context runs in the
 caller's coroutine.
 
-*The end* runs in a task of the client's own, and the block waits for it shielded. A task that is cancelled at the end
-of its block leaves the transaction to that task, which goes to its end. The CancelledError has the id, by which the
+*The end* runs in a strand of the client's own (``Host.begin_end``). A task that is cancelled at the end of its block
+leaves the transaction to that strand, which goes to its end. The CancelledError has the id, by which the
 outcome can be asked for. ``client.close`` waits for such ends.
 
 *Which messages join.* ``tx.send`` names the block, in any task. ``producer.send`` joins it in the task that entered it;
@@ -24,7 +24,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
-from weakref import WeakKeyDictionary
 
 from txmq.aio.database import Connection
 from txmq.aio.twin import Facade, twin
@@ -33,6 +32,7 @@ from txmq.client.transaction.current import enclosing
 from txmq.client.transport.ports import MessageRouter
 from txmq.errors import TransactionStateError
 from txmq.model import Message, Outcome, SendResult
+from txmq.runtime.loop_locks import LoopLock
 from txmq.runtime.strands import Host
 from txmq.xa import LastResource
 from txmq.xa.two_phase.branch import XAResource
@@ -48,7 +48,7 @@ class Transaction(Facade[block.Transaction]):
         super().__init__(inner, host)
         self._router = router
         self._task: asyncio.Task[Any] | None = None
-        self._turn = asyncio.Lock()
+        self._turn = LoopLock()
 
     # --- in the block ------------------------------------------------------------------------------------------------
 
@@ -67,10 +67,11 @@ class Transaction(Facade[block.Transaction]):
         """For producers: append a message."""
 
         def add() -> SendResult:
-            where, record = router.route(topic, value, key, headers, tag, partition)
-            return self.inner.add(topic, where, *record)
+            with self._turn:
+                where, record = router.route(topic, value, key, headers, tag, partition)
+                return self.inner.add(topic, where, *record)
 
-        return await self._alone(add)
+        return await self.host.run(add)
 
     async def ack(self, message: Message) -> None:
         """Acknowledge a consumer's message, if and only if this transaction commits; as ``txmq.Transaction.ack``."""
@@ -78,8 +79,11 @@ class Transaction(Facade[block.Transaction]):
         await self._alone(partial(self.inner.ack, message))
 
     async def _alone(self, work: Callable[[], T]) -> T:
-        async with self._turn:
-            return await self.host.run(work)
+        return await self.host.run(partial(self._in_turn, work))
+
+    def _in_turn(self, work: Callable[[], T]) -> T:
+        with self._turn:
+            return work()
 
     def connection(self, resource: LastResource | XAResource) -> Connection:
         """The database connection of this transaction, whose calls are awaited; without commit, rollback and close.
@@ -161,12 +165,12 @@ class Transaction(Facade[block.Transaction]):
     ) -> Literal[False]:
         self.inner.leave_contexts()
         _blocks.pop(self.inner, None)
-        ending = self.host.begin_end(self._alone(partial(self.inner.__exit__, None, error, None)))
+        ending = self.host.begin_end(partial(self._in_turn, partial(self.inner.__exit__, None, error, None)))
         try:
-            await asyncio.shield(ending)
+            await ending
         except asyncio.CancelledError as cancelled:
-            while not ending.done() and self.inner.txid_or_none is None:  # it is about to take one
-                await asyncio.wait((ending,), timeout=_LOOK_AGAIN_S)
+            while not ending.is_done and self.inner.txid_or_none is None:  # it is about to take one
+                await asyncio.wait((ending.waiter(),), timeout=_LOOK_AGAIN_S)
             txid = self.inner.txid_or_none
             if txid is not None:
                 cancelled.txid = txid  # type: ignore[attr-defined]
@@ -175,7 +179,7 @@ class Transaction(Facade[block.Transaction]):
         return False
 
 
-_blocks: Final[WeakKeyDictionary[block.Transaction, Transaction]] = WeakKeyDictionary()  # that are open
+_blocks: Final[dict[block.Transaction, Transaction]] = {}  # that are open
 
 
 def enclosing_block(client: object) -> Transaction | None:

@@ -9,6 +9,10 @@ as SQLAlchemy runs its synchronous core on asyncio.
 A cancelled task has its CancelledError raised in the door in which its strand is parked. To the code that is what
 KeyboardInterrupt is in a thread. It may park again while it cleans up.
 
+What has to go to its end whatever becomes of its caller (``begin_end``) runs in a strand of its own, which callbacks of
+the loop drive: it begins at once, and takes no task and one turn of the loop less. Who waits for it has a future of
+its own, so that a caller that is cancelled takes nothing with it.
+
 What would be a thread of its own (``start_daemon``) is a task of the host, which ``Host.close`` waits for. What waits
 for a disk or for another library (``off_loop``) runs in one of the host's threads, which nothing else keeps busy. A
 strand that is cancelled meanwhile waits for its end: two of them never meet in one file.
@@ -24,15 +28,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from txmq.runtime import loop_signals, threads
-from txmq.runtime.threads import Signal
+from txmq.runtime.loop_locks import LoopCondition, LoopLock
 
 try:
     from greenlet import GreenletExit, getcurrent, greenlet
@@ -46,17 +49,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 IDLE_MAX = 256  # greenlets of a host that wait for work
 _CLOSE_S_MAX = 5.0  # for daemons that were told to end
-_LOOK_S = 3600.0  # a strand that waits for a lock looks again
 _BLOCKING_MAX = 16  # threads of a host for what blocks
 
 
 class Strand:
     """One stack on a host's loop; the port ``threads.Strand``."""
 
-    __slots__ = ("_parked", "host")
+    __slots__ = ("_parked", "host", "number")
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self.number = 0  # of what runs in it, if that is no task
         self._parked: Future[None] | None = None
 
     def park(self, timeout: float, is_woken: Callable[[], bool] | None = None) -> None:
@@ -95,8 +98,8 @@ class Strand:
 
     @property
     def task_number(self) -> int:
-        """The task that it runs in."""
-        return id(asyncio.current_task(self.host.loop))
+        """The task that it runs in, or what ``begin_end`` has begun."""
+        return self.number or id(asyncio.current_task(self.host.loop))
 
     def run_together(self, name: str, count: int, run: Callable[[], None]) -> None:
         """Run ``count`` strands as tasks, and wait for their end; cancel them if this one is cancelled.
@@ -152,11 +155,11 @@ class Strand:
 
     def new_lock(self) -> AbstractContextManager[object]:
         """A lock of the loop's strands."""
-        return _LoopLock()
+        return LoopLock()
 
     def new_condition(self) -> threading.Condition:
         """A condition of the loop's strands."""
-        return _LoopCondition()
+        return LoopCondition()
 
 
 class LoopFuture(asyncio.Future[Any]):
@@ -180,57 +183,6 @@ class LoopFuture(asyncio.Future[Any]):
         strand = current()
         if strand is not None and not self.done():
             strand.wait_for(asyncio.wait((self,)))
-
-
-class _LoopLock:
-    """A lock of the strands of one loop: who waits for it parks."""
-
-    def __init__(self) -> None:
-        self._is_held = False
-        self._waiting: deque[Signal] = deque()
-
-    def __enter__(self) -> None:
-        while self._is_held:
-            signal = Signal()
-            self._waiting.append(signal)
-            try:
-                signal.wait(_LOOK_S)
-            finally:
-                self._waiting.remove(signal)
-        self._is_held = True
-
-    def __exit__(self, *_: object) -> None:
-        self._is_held = False
-        for signal in self._waiting:  # all: the first one may be cancelled
-            signal.set()
-
-
-class _LoopCondition(threading.Condition):
-    """What the strands of one loop wait for. There is nothing to lock: they change only when one parks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._signals: list[Signal] = []
-
-    def __enter__(self) -> bool:
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Park until ``notify_all``, ``timeout`` seconds at most; whether it came."""
-        signal = Signal()
-        self._signals.append(signal)
-        try:
-            return signal.wait(_LOOK_S if timeout is None else timeout)
-        finally:
-            self._signals.remove(signal)
-
-    def notify_all(self) -> None:
-        """Wake all that wait."""
-        for signal in self._signals:
-            signal.set()
 
 
 def _wake(parked: Future[None]) -> None:
@@ -261,6 +213,65 @@ def _serve(work: Callable[[], object]) -> None:
         del end
 
 
+class Running(Generic[T]):
+    """Work that goes to its end in a strand of its own; see ``Host.begin_end``. Any number of tasks may await it."""
+
+    __slots__ = ("_end", "_fiber", "_host", "_waiting")
+
+    def __init__(self, host: Host, work: Callable[[], T]) -> None:
+        self._host = host
+        self._waiting: list[Future[None]] = []
+        self._end: _End | None = None
+        self._fiber = host.take_fiber()
+        self._fiber.strand.number = id(self)
+        self._take(self._fiber.switch(work))
+
+    def _take(self, handed: Any) -> None:
+        """The strand has parked, or ended."""
+        if type(handed) is _End:
+            self._end = handed
+            self._fiber.strand.number = 0
+            self._host.leave_fiber(self._fiber)
+            for waiting in self._waiting:
+                _wake(waiting)
+        else:
+            asyncio.ensure_future(handed, loop=self._host.loop).add_done_callback(self._go_on)
+
+    def _go_on(self, awaited: Future[Any]) -> None:
+        if awaited.cancelled():
+            handed = self._fiber.throw(asyncio.CancelledError())
+        elif (error := awaited.exception()) is not None:
+            handed = self._fiber.throw(error)
+        else:
+            handed = self._fiber.switch(awaited.result())
+        self._take(handed)
+        if self._end is not None:
+            self._host.ended(self)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self._end is not None
+
+    def waiter(self) -> Future[None]:
+        """A future that its end ends."""
+        waiting = self._host.loop.create_future()
+        if self._end is None:
+            self._waiting.append(waiting)
+        else:
+            waiting.set_result(None)
+        return waiting
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self._end is None:
+            yield from self.waiter()
+        end = self._end
+        assert end is not None
+        if end.error is not None:
+            raise end.error
+        return cast("T", end.result)
+
+
 class Host:
     """What the strands of one client share: the loop that runs when it is made.
 
@@ -274,7 +285,7 @@ class Host:
         self.thread = threading.get_ident()
         self._idle: list[Any] = []  # greenlets without work
         self._daemons: set[Task[None]] = set()
-        self._ends: set[Task[Any]] = set()
+        self._ends: set[Running[Any]] = set()
         self._open: dict[object, None] = {}  # streams
         self._executor: ThreadPoolExecutor | None = None
 
@@ -293,7 +304,7 @@ class Host:
         """
         if asyncio.get_running_loop() is not self.loop:
             raise RuntimeError("this client belongs to another event loop: make one in each loop")
-        fiber = self._fiber()
+        fiber = self.take_fiber()
         handed = fiber.switch(work)
         while type(handed) is not _End:
             try:
@@ -302,17 +313,17 @@ class Host:
                 handed = fiber.throw(error)
             else:
                 handed = fiber.switch(found)
-        return cast("T", self._ended(fiber, handed))
+        return cast("T", self._result(fiber, handed))
 
     def call(self, work: Callable[[], T]) -> T:
         """Outside of coroutines: run code that never parks, so that what it starts is started here; its result."""
-        fiber = self._fiber()
+        fiber = self.take_fiber()
         handed = fiber.switch(work)
         if type(handed) is not _End:
             raise RuntimeError(f"{work!r} waits, in a callback of the event loop")
-        return cast("T", self._ended(fiber, handed))
+        return cast("T", self._result(fiber, handed))
 
-    def _fiber(self) -> Any:
+    def take_fiber(self) -> Any:
         """A greenlet that waits for work: to begin one costs twenty times what it costs to go on with it."""
         if self._idle:
             fiber = self._idle.pop()
@@ -322,10 +333,14 @@ class Host:
         fiber.gr_context = getcurrent().gr_context
         return fiber
 
-    def _ended(self, fiber: Any, end: _End) -> object:
+    def leave_fiber(self, fiber: Any) -> None:
+        """It waits for work again."""
         fiber.gr_context = None
         if len(self._idle) < IDLE_MAX:
             self._idle.append(fiber)
+
+    def _result(self, fiber: Any, end: _End) -> object:
+        self.leave_fiber(fiber)
         if end.error is not None:
             raise end.error
         return end.result
@@ -336,40 +351,35 @@ class Host:
         self._daemons.add(task)
         task.add_done_callback(self._daemons.discard)
 
-    def begin_end(self, end: Coroutine[Any, Any, T]) -> Task[T]:
-        """Run what has to go to its end whatever becomes of its caller; ``await_ends`` waits for it."""
-        task = self.loop.create_task(end, name="txmq-end")
-        self._ends.add(task)
-        task.add_done_callback(self._end_of_task)
-        return task
+    def begin_end(self, work: Callable[[], T]) -> Running[T]:
+        """Begin, in a coroutine, what goes to its end whatever becomes of its caller; ``await_ends`` waits for it."""
+        running = Running(self, work)
+        if not running.is_done:
+            self._ends.add(running)
+        return running
+
+    def ended(self, running: Running[Any]) -> None:
+        """What was begun has ended."""
+        self._ends.discard(running)
 
     async def to_end(self, work: Callable[[], T]) -> T:
         """As ``run``; a caller that is cancelled leaves the work to go to its end."""
-        return await asyncio.shield(self.begin_end(self.run(work)))
+        return await self.begin_end(work)
 
     async def opened(self, make: Callable[[], T], close: Callable[[T], None]) -> T:
         """``make`` what has to be closed; what a caller is cancelled over is closed at once."""
-        making = self.begin_end(self.run(make))
+        making = self.begin_end(make)
         try:
-            return await asyncio.shield(making)
+            return await making
         except asyncio.CancelledError:
-            self.begin_end(self._given_up(making, close))
+            self.begin_end(lambda: close(required().wait_for(making)))
             raise
-
-    async def _given_up(self, making: Task[T], close: Callable[[T], None]) -> None:
-        made = await making
-        await self.run(lambda: close(made))
-
-    def _end_of_task(self, task: Task[Any]) -> None:
-        self._ends.discard(task)
-        if not task.cancelled():
-            task.exception()  # its caller may be gone
 
     async def await_ends(self, timeout: float) -> None:
         """Wait for what ``begin_end`` has begun, and for what that has begun."""
         until = self.loop.time() + timeout
         while self._ends and (rest := until - self.loop.time()) > 0:
-            await asyncio.wait(tuple(self._ends), timeout=rest)
+            await asyncio.wait([running.waiter() for running in self._ends], timeout=rest)
 
     def stream_opened(self, stream: object) -> None:
         """A stream is open: ``close`` waits for its end."""

@@ -395,6 +395,52 @@ def test_cancelled_caller_leaves_work_to_its_end() -> None:
     _on_loop(scenario)
 
 
+def test_work_that_goes_to_its_end_needs_no_task() -> None:
+    async def scenario(host: Host) -> None:
+        begun, numbers, signal = asyncio.all_tasks(), list[int](), Signal()
+
+        def work() -> int:
+            numbers.append(thread_number())
+            signal.wait(LONG_S)
+            numbers.append(thread_number())
+            raise LookupError("its own")
+
+        running = host.begin_end(work)
+        assert len(numbers) == 1
+        first, second = (asyncio.create_task(host.run(lambda: required().wait_for(running))) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        signal.set()
+        with pytest.raises(LookupError, match="its own"):
+            await second
+        assert first.cancelled()
+        assert numbers == [numbers[0]] * 2
+        assert numbers[0] != await host.run(thread_number)
+        assert asyncio.all_tasks() == begun
+        assert await host.begin_end(lambda: 5) == 5
+
+    _on_loop(scenario)
+
+
+def test_end_may_await_and_is_told_of_a_cancelled_one() -> None:
+    async def scenario(host: Host) -> None:
+        def work() -> str:
+            strand = current()
+            assert strand is not None
+            strand.wait_for(asyncio.sleep(0))
+            with pytest.raises(TimeoutError):
+                strand.wait_for(asyncio.wait_for(asyncio.Event().wait(), 0))
+            cancelled = host.loop.create_future()
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                strand.wait_for(cancelled)
+            return "ended"
+
+        assert await host.to_end(work) == "ended"
+
+    _on_loop(scenario)
+
+
 @pytest.mark.parametrize("turns", range(5))
 def test_what_a_cancelled_caller_opened_is_closed(turns: int) -> None:
     async def scenario(host: Host) -> None:

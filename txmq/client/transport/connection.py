@@ -18,7 +18,7 @@ Nothing here blocks while it holds a lock. What the socket does not take at once
 thread writes it later. A callback (``Pending``) may therefore send.
 
 *An event loop* (``txmq.aio``) reads for all: it is appointed the leader once and for good, and wakes all whose answers
-one read has brought. It also writes: requests of one turn of the loop wait for its end, and leave in one piece.
+one read has brought. It also writes: requests of one turn of the loop leave by ``HELD_BACK_MAX``, the rest at its end.
 
 Invariants:
     * Each request that ``start`` took ends exactly once: with ``answered``, or with ``lost`` and the connection's
@@ -50,7 +50,7 @@ from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX
 from txmq.runtime.ports import Buffer, Clock, Stream
 from txmq.runtime.threads import Lock
 
-HELD_BACK_MAX = 8  # requests that wait to be written together with those of threads that wake up next
+HELD_BACK_MAX = 8  # requests that wait to be written together with those of threads, or tasks, that run next
 ABANDONED_MAX = 256  # requests given up on one connection; a broker that answers none of them is gone
 _JOINED_SIZE_BYTES_MAX = 16 << 10  # copying this much costs less than one system call with many buffers
 _WRITE_WAIT_S = 0.05  # a follower with unsent bytes tries this often to write them
@@ -139,7 +139,7 @@ class Connection:
             raise type(self.failure)(*self.failure.args)
         try:
             self._out.append(buffers)
-            if self._gather is not None:
+            if self._gather is not None and len(self._out) < HELD_BACK_MAX:
                 if len(self._out) == 1:
                     self._gather()
                 return

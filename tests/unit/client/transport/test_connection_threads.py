@@ -305,6 +305,20 @@ def test_held_back_requests_are_limited() -> None:
     assert stream.writes[0].count(b"ping") == HELD_BACK_MAX
 
 
+def test_requests_of_a_loops_turn_leave_by_a_few() -> None:
+    stream, asked = Recording(), list[bool]()
+    link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    link.appoint(stream, lambda: asked.append(True))
+    for _ in range(HELD_BACK_MAX):
+        assert stream.writes == []
+        link.request(DEADLINE_S, "ping")
+    assert asked == [True]
+    link.request(DEADLINE_S, "ping")
+    assert [written.count(b"ping") for written in stream.writes] == [HELD_BACK_MAX]
+    link.write()
+    assert [written.count(b"ping") for written in stream.writes] == [HELD_BACK_MAX, 1]
+
+
 def test_requests_held_back_for_followers_that_left_are_written() -> None:
     stream = Recording()
     link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
