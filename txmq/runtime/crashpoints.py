@@ -3,8 +3,10 @@
 ``crash_point(name)`` does nothing unless the environment variable ``TXMQ_CRASH`` was set when this module was
 imported, or a hook is installed. ``TXMQ_CRASH=<point>:<nth>[:<mode>]`` acts when the point is reached the nth time
 (from 1); modes are ``kill`` (SIGKILL to itself, the default), ``exit`` (exit status 86, no clean-up), ``stop`` (SIGSTOP
-to itself) and ``sleep:<seconds>`` (a window for the test to do something). ``<point>><next>:<nth>`` acts at the first
-visit of ``next`` behind the nth of ``point``: so what has many visits is met on one path.
+to itself), ``race:<file>`` (of several processes that were given the same file, the first one stops: it creates the
+file, and the others go on) and ``sleep:<seconds>`` (a window for the test to do something). ``<point>><next>:<nth>``
+acts at the first visit of ``next`` behind the nth of ``point``: so what has many visits is met on one path. A process
+that has acted and lives is not armed any more.
 
 Invariants:
 
@@ -193,6 +195,7 @@ def _reached(name: str) -> None:
         _hook(name)
     plan = _plan
     if plan is not None and plan.point == name and next(plan.visits) == plan.nth:
+        _follow(None)
         plan.act()
 
 
@@ -202,6 +205,14 @@ def _kill() -> None:
 
 def _stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT: others die meanwhile
+
+
+def _stop_first(file: str) -> None:
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return
+    _stop()
 
 
 def _exit() -> None:
@@ -215,10 +226,12 @@ def _action(mode: str) -> Callable[[], None]:
         return _exit
     if mode == "stop":
         return _stop
-    kind, _, seconds = mode.partition(":")
-    if kind == "sleep" and seconds.replace(".", "", 1).isdecimal():
-        return lambda: time.sleep(float(seconds))
-    raise ConfigError(f"{VARIABLE}: mode {mode!r} is not one of kill, exit, stop, sleep:<seconds>")
+    kind, _, rest = mode.partition(":")
+    if kind == "race" and rest:
+        return partial(_stop_first, rest)
+    if kind == "sleep" and rest.replace(".", "", 1).isdecimal():
+        return lambda: time.sleep(float(rest))
+    raise ConfigError(f"{VARIABLE}: mode {mode!r} is not one of kill, exit, stop, race:<file>, sleep:<seconds>")
 
 
 def _parse(text: str) -> _Plan:
@@ -233,13 +246,14 @@ def _parse(text: str) -> _Plan:
         raise ConfigError(f"{VARIABLE}: {nth!r} is not the number, from 1, of a visit: use <point>:<nth>[:<mode>]")
     act = _action(mode)
     for point in reversed(others):
-        act = partial(_go_on, _Plan(point, 1, itertools.count(1), act))
+        act = partial(_follow, _Plan(point, 1, itertools.count(1), act))
     return _Plan(first, int(nth), itertools.count(1), act)
 
 
-def _go_on(plan: _Plan) -> None:
-    global _plan
+def _follow(plan: _Plan | None) -> None:
+    global _armed, _plan
     _plan = plan
+    _armed = plan is not None or _hook is not None
 
 
 def arm(text: str | None) -> None:
@@ -251,9 +265,7 @@ def arm(text: str | None) -> None:
     Raises:
         ConfigError: no such point, number or mode.
     """
-    global _armed, _plan
-    _plan = _parse(text) if text else None
-    _armed = _plan is not None or _hook is not None
+    _follow(_parse(text) if text else None)
 
 
 arm(os.environ.get(VARIABLE))

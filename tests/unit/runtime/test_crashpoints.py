@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,7 +69,7 @@ def test_unknown_point_stops_process_at_import_and_names_nearest() -> None:
     assert "the nearest is 'journal.sync.done'" in errors
 
 
-@pytest.mark.parametrize("rest", ["", ":0", ">:1", ">nowhere:1", ":x", ":1:burn", ":1:sleep:soon"])
+@pytest.mark.parametrize("rest", ["", ":0", ">:1", ">nowhere:1", ":x", ":1:burn", ":1:race:", ":1:sleep:soon"])
 def test_a_setting_that_cannot_be_read_is_an_error(rest: str) -> None:
     with pytest.raises(ConfigError, match="TXMQ_CRASH"):
         crashpoints.arm(POINT + rest)
@@ -81,6 +82,24 @@ def test_sleep_mode_opens_a_window_once(monkeypatch: pytest.MonkeyPatch) -> None
     crash_point(POINT)
     crash_point(POINT)
     assert slept == [2.5]
+
+
+def test_of_processes_that_race_to_a_point_one_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    for _ in range(3):
+        crashpoints.arm(f"{POINT}:1:race:{tmp_path / 'first'}")
+        crash_point(POINT)
+    assert sent == [(os.getpid(), signal.SIGSTOP)]
+
+
+def test_a_process_that_has_acted_is_armed_no_more(tmp_path: Path) -> None:
+    (tmp_path / "first").touch()
+    crashpoints.arm(f"{POINT}:2:race:{tmp_path / 'first'}")
+    crash_point(POINT)
+    assert crashpoints.is_armed()
+    crash_point(POINT)
+    assert not crashpoints.is_armed()
 
 
 def test_a_hook_sees_every_point_and_may_end_the_process() -> None:

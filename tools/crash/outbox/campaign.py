@@ -51,7 +51,8 @@ ASLEEP_S = 2.5  # longer than a turn to drain
 WAITING = 12  # rows that an outage makes wait, at least
 FLAPS = 4
 SLOW_S, QUICK_S = 0.15, 0.03
-_PARKED_S, _LOOK_S = 1.5, 0.2
+OUTAGES_MAX = 6  # at most: by then one of five drainers has come to its second visit, of two in each outage
+_LOOK_S = 0.2
 
 
 class OutboxCampaign(Campaign):
@@ -125,26 +126,46 @@ class OutboxCampaign(Campaign):
         self._relay.mend()
 
     def _play_client(self, death: OutboxDeath) -> None:
-        worker, crash = self.workers[death.worker], f"{death.what}:{death.nth}:stop"
-        worker.kill()
-        worker.start(crash)
-        if death.what == PARKED:
-            self._close_until(lambda: worker.is_stopped)
-        elif death.what in OUTBOX_POINTS:
-            self._drain_until(worker)
-        else:
-            eventually(lambda: worker.is_stopped, f"{worker.name} reaches {crash}", POINT_S, CampaignError)
+        victim = self._race(death) if death.what in OUTBOX_POINTS else self._stop_one(death)
         if "broker" in death.victims:
             self._broker.kill()
-        self._strike_others(death)
+        self._strike_others(death, victim)
         if "zombie" in death.victims:
             self.bring_up_brokers()
             if death.nth % 2:  # half of the zombies sleep until another one drains, and the resolver has acted
                 pause(ASLEEP_S)
-            worker.resume()
+            victim.resume()
         if death.what == PARKED:
             self.bring_up_brokers()
             self._open()
+
+    def _stop_one(self, death: OutboxDeath) -> Child:
+        worker, crash = self.workers[death.worker], f"{death.what}:{death.nth}:stop"
+        worker.kill()
+        worker.start(crash)
+        eventually(lambda: worker.is_stopped, f"{worker.name} reaches {crash}", POINT_S, CampaignError)
+        return worker
+
+    def _race(self, death: OutboxDeath) -> Child:
+        """Arm everybody who drains; whoever comes to the point first stops there."""
+        first, racers = self.world.directory / f"first-{death.what}", [*self.workers, self._resolver]
+        first.unlink(missing_ok=True)
+        for racer in racers:
+            racer.signal(signal.SIGKILL)
+        for racer in racers:
+            racer.kill()
+            racer.start(f"{death.what}:{death.nth}:race:{first}")
+        eventually(super().all_work, "every worker comes to its work", POINT_S, CampaignError)
+        if death.what == PARKED:
+            self._close_until(first.exists)
+        else:
+            self._drain_until(first.exists)
+
+        def stopped() -> list[Child]:
+            return [racer for racer in racers if racer.is_running and racer.is_stopped]
+
+        eventually(stopped, f"somebody stops at {death.what}", POINT_S, CampaignError)
+        return stopped()[0]
 
     def _play_broker(self, death: OutboxDeath) -> None:
         broker, alone = self._broker, death.victims == ("broker",)
@@ -161,18 +182,16 @@ class OutboxCampaign(Campaign):
         self._strike_others(death)
         broker.kill()
 
-    def _drain_until(self, worker: Child) -> None:
-        """Outages, until a worker has come to its point; all drain."""
-
-        def is_there() -> bool:
-            return worker.is_stopped
-
-        eventually(lambda: is_there() or self._size_of(worker.run_name), f"{worker.name} works", POINT_S, CampaignError)
-        while not is_there():
+    def _drain_until(self, is_there: Callable[[], bool]) -> None:
+        """Outages, until somebody has come to the point; all drain."""
+        for _ in range(OUTAGES_MAX):
             self._broker.kill()
             self._await_rows(is_there)
             self.bring_up_brokers()
             self._await_drained(is_there)
+            if is_there():
+                return
+        raise CampaignError(f"nobody comes to the point in {OUTAGES_MAX} outages")
 
     def _await_rows(self, is_enough: Callable[[], bool]) -> None:
         eventually(
@@ -187,13 +206,13 @@ class OutboxCampaign(Campaign):
             lambda: is_enough() or not waited & self.world.prepared(), "what waits is drained", POINT_S, CampaignError
         )
 
-    def _strike_others(self, death: OutboxDeath) -> None:
-        """Whoever suffers beside the broker; databases are back when this returns."""
+    def _strike_others(self, death: OutboxDeath, victim: Child | None = None) -> None:
+        """Whoever suffers beside the broker: a victim, or the cell's worker; databases are back when this returns."""
         if "everybody" in death.victims:
             for worker in self.workers:
                 worker.signal(signal.SIGKILL)
         if "client" in death.victims:
-            self.workers[death.worker].kill()
+            (victim or self.workers[death.worker]).kill()
         if "database" in death.victims:
             self.world.servers[0].kill()
             self.world.bring_up()
@@ -274,17 +293,13 @@ class OutboxCampaign(Campaign):
 
     def _close_until(self, is_enough: Callable[[], bool]) -> None:
         """Let rows be parked, until it is enough."""
-        while not is_enough():
-            self._set_open(is_open=False)
-            self._broker.kill()
-            self._await_rows(is_enough)
-            self.bring_up_brokers()
-            eventually(lambda: is_enough() or operators.parked(self.world), "rows are parked", POINT_S, CampaignError)
-            if not is_enough():
-                pause(_PARKED_S)
-                self._open(is_enough)
+        self._set_open(is_open=False)
+        self._broker.kill()
+        self._await_rows(is_enough)
+        self.bring_up_brokers()
+        eventually(is_enough, "rows are parked", POINT_S, CampaignError)
 
-    def _open(self, is_enough: Callable[[], bool] = lambda: False) -> None:
+    def _open(self) -> None:
         """Open the topic, and release what was parked; who stops meanwhile may keep others from their rows."""
         self._set_open(is_open=True)
 
@@ -294,7 +309,7 @@ class OutboxCampaign(Campaign):
             with suppress(sqlite3.OperationalError, MySQLdb.OperationalError):  # locked by who has stopped
                 operators.release(self.world)
             pause(_LOOK_S)
-            return is_enough() or not waited & self.world.prepared()
+            return not waited & self.world.prepared()
 
         eventually(is_drained, "what was parked is released and drained", POINT_S, CampaignError)
 

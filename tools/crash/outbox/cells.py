@@ -2,7 +2,8 @@
 
 A cell at a point: the client, or the broker, stops or dies there, and with it the victims (as ``homes/cells.py``). What
 only happens while messages wait, or when they are drained, is reached by outages: the broker is killed until rows wait,
-and started again. A cell of a kind has no point:
+and started again. Every process that drains is armed then, and the first one there is the client of the cell. A cell of
+a kind has no point:
 
     away         the broker is killed and stays away
     flapping     it is killed and started, several times
@@ -28,6 +29,7 @@ BROKER: Final = ("broker",)
 # The service's and the drainer's. The last one needs a broker that refuses for good: it is reached in a closed topic.
 OUTBOX_POINTS: Final = tuple(sorted(point for point in POINTS if point.startswith("client.outbox.")))
 PARKED: Final = "client.outbox.parked"
+DRAINER_POINTS: Final = tuple(sorted({*OUTBOX_POINTS} - {"client.outbox.filled", "client.outbox.committed"}))
 SERVICE_POINTS: Final = tuple(
     sorted(point for point in POINTS if point.startswith("client.tx.") and point != "client.tx.db_commit_sent")
 )
@@ -49,7 +51,7 @@ KINDS: Final = {
     "restored": (BROKER, ("broker", "client")),
     "closed": (("topic",), ("topic", "broker"), ("topic", "database")),
 }
-_VISITS_MAX = 6
+_VISITS_MAX, _DRAINS_MAX = 6, 2
 _AWAY_S_MAX = 2.5
 
 
@@ -59,7 +61,7 @@ class OutboxDeath(Death):
 
     Attributes:
         what: a point or a path of points, or a kind.
-        worker: who comes to the point, or suffers beside the broker.
+        worker: who comes to the point (one of ``OUTBOX_POINTS``: somebody), or suffers beside the broker.
         away_s: how long a kind lasts.
     """
 
@@ -95,7 +97,7 @@ def cells(rng: random.Random, chosen: tuple[Cell, ...] = CELLS) -> Iterator[Outb
     """Endless: every cell once in a random order, round after round."""
     while True:
         for what, victims in rng.sample(chosen, len(chosen)):
-            nth = 1 if what == PARKED else rng.randint(1, _VISITS_MAX)
+            nth = rng.randint(1, 1 if what == PARKED else _DRAINS_MAX if what in DRAINER_POINTS else _VISITS_MAX)
             worker, away_s = rng.randrange(WORKERS), rng.uniform(0.2, _AWAY_S_MAX)
             point = None if what in KINDS else what
             dead = tuple(range(WORKERS)) if "everybody" in victims else (worker,) if "client" in victims else ()
