@@ -328,6 +328,8 @@ class Core:
 
     def applied(self, group: CommitGroup) -> None:
         """The record's bytes are in the partition files: readers may see them, all of one record at once."""
+        if not (group.placed or group.deleted or group.ended_barriers):
+            return  # it moves nothing: half of all groups, where a prepare goes alone
         # Once a partition: a reader in a thread must not see the first half of a transaction that rolled the segment.
         moved = {run.partition: run.next_offset for run in group.placed}
         barriers = self.context.state.decisions.barriers

@@ -182,10 +182,11 @@ class XADecisions:
         self._end_if_over(decided)
 
     def _end_if_over(self, decided: XADecision) -> bool:
-        if decided.is_over:
+        is_over = decided.is_over
+        if is_over:
             del self.incomplete[decided.name]
             self.index.remove(decided.number, ())
-        return decided.is_over
+        return is_over
 
     def overdue(self, latest_ms: int) -> list[XADecision]:
         """Decisions from before that time whose messages are hidden. The caller makes them visible."""

@@ -160,11 +160,16 @@ Assigned = tuple[int, list[tuple[int, ...]], CommittedParts, bytes]
 """Where in the group the decision must stand, the fields of each ``entries.Placement``, the outcome, the answer."""
 
 
-def _assign(context: Context, transaction: Transaction | None, fresh: list[Part]) -> Assigned:
+def _assign(
+    context: Context, transaction: Transaction | None, fresh: list[Part], places: Places | None = None
+) -> Assigned:
     """Place the parts that are in the journal, then those that came with the decision. Hot: ``place``, in the loop.
 
     A part whose topic was deleted meanwhile is left out: its messages went with the topic. The decision stands in front
     of the runs of the fresh parts: redo places the journaled ones when it reads the decision, so that they come first.
+
+    Args:
+        places: gets where the messages begin in each partition; None if nobody asks.
     """
     group, now_ms = context.group, context.now_ms
     at = len(group.items)
@@ -175,6 +180,8 @@ def _assign(context: Context, transaction: Transaction | None, fresh: list[Part]
     for part_number, partition, batch, count, max_timestamp_ms, crc in parts:
         size, topic_id, number = len(batch), partition.topic_id, partition.number
         segment_base, position, base_offset = partition.place(count, size, max_timestamp_ms, now_ms)
+        if places is not None and partition not in places:
+            places[partition] = base_offset, segment_base, position
         stamp(batch, topic_id, number, base_offset, crc)
         if part_number == IN_JOURNAL:
             run = group.run_at(partition, segment_base, position, base_offset)
@@ -196,16 +203,6 @@ def _journaled(state: State, transaction: Transaction) -> list[Part]:
         if partition is not None:
             found.append((number, partition, part.batch, part.count, part.max_timestamp_ms, part.crc))
     return found
-
-
-def _places(state: State, placements: list[tuple[int, ...]]) -> Places:
-    """Where the messages begin in each partition."""
-    places: Places = {}
-    for topic_id, number, segment_base, position, base_offset, *_ in placements:
-        partition = state.partition(topic_id, number)
-        if partition is not None:
-            places.setdefault(partition, (base_offset, segment_base, position))
-    return places
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------
@@ -248,16 +245,16 @@ def commit(
     Returns:
         The answer: where every part went.
     """
-    at, placements, outcome, lines = _assign(context, transaction, fresh)
-    state = context.state
+    state, name = context.state, (session, counter)
+    is_awaited = transaction is not None and (transaction.is_branch or name in state.decisions.incomplete)
+    places: Places | None = {} if is_awaited or state.decisions.barriers else None
+    at, placements, outcome, lines = _assign(context, transaction, fresh, places)
     context.group.insert_entry(at, entries.encode_committed(session, counter, floor, placements))
     context.counters.committed += 1
-    if transaction is not None and (transaction.is_branch or (session, counter) in state.decisions.incomplete):
-        _committed(context, state.commit(session, counter, floor, outcome, _places(state, placements)))
-        return lines
-    state.settle(session, counter, floor, outcome)  # hot: as ``state.commit`` of what nobody else hears of
-    if len(placements) > 1 and state.decisions.barriers:
-        state.decisions.barriers.add_behind((session, counter), _places(state, placements))
+    if places is not None:
+        _committed(context, state.commit(session, counter, floor, outcome, places))
+    else:  # hot: as ``state.commit`` of what no reader and no other home waits for
+        state.settle(session, counter, floor, outcome)
     return lines
 
 
@@ -283,12 +280,13 @@ def decide(
     Args:
         text: ``meta`` as JSON, if the caller has it.
     """
-    at, placements, outcome, lines = _assign(context, transaction, fresh)
+    places: Places = {}
+    at, placements, outcome, lines = _assign(context, transaction, fresh, places)
     entry = entries.encode_decided(*name, floor, placements, entries.json_body(meta) if text is None else text)
     context.group.insert_entry(at, entry)
     if "homes" in meta:
         crash_point("broker.decision.decided")
-    context.state.decide(*name, floor, outcome, meta, _places(context.state, placements))
+    context.state.decide(*name, floor, outcome, meta, places)
     context.counters.committed += 1
     return lines
 
@@ -297,9 +295,10 @@ def commit_batch(context: Context, transactions: list[Transaction], meta: dict[s
     """Place all messages of a query's batch, journal and fold its decision. Nothing here can refuse."""
     packed, placed = [], []
     for transaction in transactions:
-        _, placements, outcome, _ = _assign(context, transaction, [])
+        places: Places = {}
+        _, placements, outcome, _ = _assign(context, transaction, [], places)
         packed.append((*transaction.name, placements))
-        placed.append((*transaction.name, outcome, _places(context.state, placements)))
+        placed.append((*transaction.name, outcome, places))
     context.group.add_entry(entries.encode_batch_committed(packed, json.dumps(meta).encode()))
     context.state.commit_batch(placed, meta)
     for transaction in transactions:
