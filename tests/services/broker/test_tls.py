@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import urlencode
 
 import pytest
 
@@ -28,20 +24,7 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess, free_port
 
-HANDSHAKE_MS = 1000
-
-
-def settings_of(files: TlsFiles, **more: object) -> dict[str, object]:
-    return {"tls_certificate": files.cert, "tls_key": files.key, "handshake_timeout_ms": HANDSHAKE_MS, **more}
-
-
-def address(broker: BrokerProcess, files: TlsFiles, host: str | None = None) -> str:
-    parameters = {name: text for name, text in (("ca", files.ca), ("cert", files.cert), ("key", files.key)) if text}
-    return f"txmqs://{host or broker.host}:{broker.port}?{urlencode(parameters)}"
-
-
-def trusting(authority: CertificateAuthority) -> TlsFiles:
-    return TlsFiles(str(authority.certificate))
+from .tls_brokers import address, raw, refusal, settings_of, shake_hands, trusting
 
 
 @pytest.fixture(scope="module")
@@ -67,24 +50,9 @@ def client(broker: BrokerProcess, authority: CertificateAuthority) -> Iterator[t
         yield connected
 
 
-def raw(broker: BrokerProcess) -> socket.socket:
-    return socket.create_connection((broker.host, broker.port), 10)
-
-
-def encrypted(broker: BrokerProcess, authority: CertificateAuthority) -> ssl.SSLSocket:
-    context = ClientTls(trusting(authority)).context
-    return context.wrap_socket(raw(broker), server_hostname="localhost")
-
-
 def hang_up(broker: BrokerProcess) -> None:
     assert broker.pid is not None
     os.kill(broker.pid, signal.SIGHUP)
-
-
-def refusal(text: str) -> str:
-    with pytest.raises(BrokerAwayError) as raised:
-        txmq.connect(text)
-    return str(raised.value)
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
@@ -146,10 +114,7 @@ def test_record_of_16_kib_comes_byte_by_byte(broker: BrokerProcess, authority: C
     session = ClientTls(trusting(authority)).session("localhost")
     with raw(broker) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while not session.shake():
-            connection.sendall(session.take())
-            session.feed(connection.recv(1 << 16))
-        connection.sendall(session.take())
+        shake_hands(connection, session)
         wire = session.encrypt(b"ping 1\r\n" * 2048)
         assert len(wire) > 1 << 14
         for at in range(len(wire)):
@@ -255,67 +220,6 @@ def test_old_versions_are_refused(broker: BrokerProcess) -> None:
         command = ["openssl", "s_client", "-connect", f"{broker.host}:{broker.port}", version, "-alpn", "txmq"]
         done = subprocess.run(command, input=b"", capture_output=True, timeout=30)
         assert b"ALPN protocol: txmq" in done.stdout
-
-
-# --- in front of the door ---------------------------------------------------------------------------------------------
-
-
-def test_those_that_stop_in_the_handshake_are_closed(
-    broker: BrokerProcess, authority: CertificateAuthority, client: txmq.Client
-) -> None:
-    """Silent, in the middle of the first message, behind it, and so slow that it would take minutes."""
-    session = ClientTls(trusting(authority)).session("localhost")
-    session.shake()
-    hello = session.take()
-    beginnings = (b"", hello[:1], hello[:100], hello)
-    with ExitStack() as stack:
-        waiting = [stack.enter_context(raw(broker)) for _ in range(400)]
-        for number, connection in enumerate(waiting):
-            connection.sendall(beginnings[number % len(beginnings)])
-        slow = stack.enter_context(raw(broker))
-        for at in range(20):
-            slow.sendall(hello[at : at + 1])
-            client.ping()
-        for connection in [*waiting, slow]:
-            connection.settimeout(30)
-            try:
-                while connection.recv(1 << 16):
-                    pass
-            except ConnectionResetError:
-                pass
-        client.ping()
-
-
-def test_garbage_disturbs_nobody_else(
-    broker: BrokerProcess, authority: CertificateAuthority, client: txmq.Client
-) -> None:
-    seed = random.randrange(1 << 32)
-    rng = random.Random(seed)
-    session = ClientTls(trusting(authority)).session("localhost")
-    session.shake()
-    hello = session.take()
-    for _ in range(300):
-        altered = bytearray(hello)
-        altered[rng.randrange(len(hello))] ^= 1 << rng.randrange(8)
-        garbage = rng.choice(
-            [bytes(altered), b"\x16\x03\x01" + rng.randbytes(300), rng.randbytes(rng.randint(1, 2000))]
-        )
-        with raw(broker) as connection:
-            connection.sendall(garbage)
-            if rng.random() < 0.5:
-                connection.shutdown(socket.SHUT_WR)
-                connection.recv(1 << 16)
-        client.ping()
-    assert broker.is_running, seed
-
-
-def test_connection_cut_within_a_record_ends_alone(broker: BrokerProcess, authority: CertificateAuthority) -> None:
-    with encrypted(broker, authority) as one, encrypted(broker, authority) as other:
-        one.sendall(b"ping 1\r\npi")
-        assert one.recv(100).startswith(b"result 200")
-        one.shutdown(socket.SHUT_RDWR)
-        other.sendall(b"ping 1\r\n")
-        assert other.recv(100).startswith(b"result 200")
 
 
 # --- the first try ----------------------------------------------------------------------------------------------------

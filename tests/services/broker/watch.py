@@ -77,11 +77,11 @@ class Watch:
 
     def rebase(self) -> None:
         """Take the memory in use now for the baseline."""
-        self.first_rss_bytes = self.rss_bytes = self._rss_bytes()
+        self.first_rss_bytes = self.rss_bytes = self.rss_bytes_now()
 
     def begin(self) -> int:
         """Before a case: what memory is compared with afterwards. Returns ``end``."""
-        self.rss_bytes = self._rss_bytes()
+        self.rss_bytes = self.rss_bytes_now()
         return self.end()
 
     def _process(self) -> Path:
@@ -91,7 +91,8 @@ class Watch:
         """Of sockets: open segment files are a cache, and bounded."""
         return sum(_target(path).startswith("socket:") for path in (self._process() / "fd").iterdir())
 
-    def _rss_bytes(self) -> int:
+    def rss_bytes_now(self) -> int:
+        """Memory of the broker's process."""
         found = re.search(r"VmRSS:\s+(\d+) kB", (self._process() / "status").read_text())
         assert found is not None
         return int(found[1]) << 10
@@ -113,9 +114,9 @@ class Watch:
             assert wire.ask(put(batch()))[0] == 200
             assert wire.ask(b"get t 0 %d 65536 2\r\n" % (end_before + written))[0] == 200
         eventually(lambda: self._descriptors() <= self.descriptors, "descriptors are given back")
-        grown = self._rss_bytes() - self.rss_bytes
+        grown = self.rss_bytes_now() - self.rss_bytes
         assert grown <= growth_bytes_max, f"memory grew by {grown} bytes"
-        grown = self._rss_bytes() - self.first_rss_bytes
+        grown = self.rss_bytes_now() - self.first_rss_bytes
         assert grown <= RSS_GROWTH_OF_ALL_BYTES_MAX, f"memory grew by {grown} bytes over all cases"
 
     def _worked_s(self) -> float:

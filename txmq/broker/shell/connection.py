@@ -128,6 +128,13 @@ class Connection(asyncio.BufferedProtocol):
             earned_ms = nbytes * 1000 / RECEIVE_RATE_BYTES_MIN
             self._deadline_ms = min(self._deadline_ms + earned_ms, self._latest_ms())
 
+    def awaits(self, is_within_record: bool) -> None:
+        """Of an encrypted one, behind each read: whether a record was begun, whose end is due as that of a request."""
+        if is_within_record:
+            self._deadline_ms = self._deadline_ms or self._latest_ms()
+        elif self._greeted and self._reader.is_idle:
+            self._deadline_ms = 0.0
+
     def _latest_ms(self) -> float:
         """The end of a time that begins now."""
         return self._host.context.liveness.now_ms + self._host.settings.handshake_timeout_ms

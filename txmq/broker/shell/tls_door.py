@@ -7,6 +7,7 @@ connection as if they had come that way. A connection that is not read keeps wha
 
 Invariants:
     * a door that requires TLS answers plaintext with one refusal, whatever its first byte;
+    * a record that is begun is complete in the time of a request (``Connection.awaits``);
     * no byte reaches the connection before the handshake is complete, which is bounded by ``HANDSHAKE_SIZE_BYTES_MAX``
       and, as the first request is, by ``handshake_timeout_ms`` (the connection watches that);
     * a connection that is held gets no bytes, and its socket is not read: 64 KiB and a record wait at most;
@@ -21,6 +22,7 @@ from typing import Any, Final, NamedTuple, cast
 from txmq.broker.shell.connection import Connection, Host
 from txmq.protocol import answers
 from txmq.runtime.tls import ClientTls, ServerTls, TlsError, TlsSession, explained
+from txmq.runtime.tls_records import RecordBounds
 
 HANDSHAKE_SIZE_BYTES_MAX: Final = 64 << 10  # certificates of a client are some KiB
 _TLS_FIRST_BYTE: Final = 0x16
@@ -44,14 +46,15 @@ class TlsDoor(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_connection", "_handshake_bytes", "_has_more", "_is_held", "_is_shaken", "_session", "_takes_plaintext",
-        "_transport",
+        "_connection", "_handshake_bytes", "_has_more", "_is_held", "_is_shaken", "_records", "_session",
+        "_takes_plaintext", "_transport",
     )  # fmt: skip
 
     def __init__(self, host: Host, session: TlsSession, *, takes_plaintext: bool) -> None:
         self._session, self._takes_plaintext = session, takes_plaintext
         self._connection = Connection(host)
         self._transport: asyncio.Transport
+        self._records = RecordBounds()
         self._handshake_bytes = 0
         self._is_shaken = False
         self._is_held = False  # the connection is not read
@@ -74,12 +77,15 @@ class TlsDoor(asyncio.BufferedProtocol):
         if not self._is_shaken and not self._handshake_bytes and arrived[0] != _TLS_FIRST_BYTE:
             self._met_plaintext(nbytes)
             return
-        if self._session.has_ended:
+        session = self._session
+        if session.has_ended:
             return
-        self._session.feed(arrived)
+        session.feed(arrived)
+        is_within_record = self._records.is_within(arrived)
         try:
             if self._is_shaken or self._shake(nbytes):
                 self._deliver()
+                self._connection.awaits(is_within_record)
         except TlsError as error:
             self._failed(error)
 
@@ -122,6 +128,7 @@ class TlsDoor(asyncio.BufferedProtocol):
         self._has_more = True
         while not self._is_held and not transport.is_closing():
             size = session.read_into(buffer)
+            self._send()  # such as that it does not shake hands again
             if size:
                 connection.buffer_updated(size)
             if session.has_ended:
