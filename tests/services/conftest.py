@@ -7,6 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+import txmq
+
+from .loop_client import Connect, connected_by_loop
+
 
 def pytest_collection_finish() -> None:
     """Let each ``gc.collect`` pass over what was imported: a millisecond instead of ninety."""
@@ -19,3 +23,20 @@ def what_is_left_open_fails_this_test() -> Iterator[None]:
     """What stands in a cycle warns when it is collected."""
     yield
     gc.collect()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for ``connect`` is held by both APIs, unless it is marked ``threads``."""
+    if "connect" in metafunc.fixturenames:
+        is_of_threads = metafunc.definition.get_closest_marker("threads") is not None
+        metafunc.parametrize("connect", ["threads"] if is_of_threads else ["threads", "loop"], indirect=True)
+
+
+@pytest.fixture
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """``txmq.connect``, or ``txmq.aio.connect`` that is called in the same way."""
+    if request.param == "threads":
+        yield txmq.connect
+    else:
+        with connected_by_loop() as of_loop:
+            yield of_loop

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.services.loop_client import Connect
 from txmq.client.consumer.consumer import Consumer
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -30,13 +31,20 @@ QUICK = txmq.ConsumerOptions(name="one", heartbeat_interval=0.1, offset_save_int
 
 
 @pytest.fixture
-def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
-    """A client of a broker with the topics, both new, and no group."""
+def elsewhere(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
+    """Another process."""
     with txmq.connect(shared_broker.address) as made:
+        yield made
+
+
+@pytest.fixture
+def client(shared_broker: BrokerProcess, connect: Connect, elsewhere: txmq.Client) -> Iterator[txmq.Client]:
+    """A client of a broker with the topics, both new, and no group."""
+    with connect(shared_broker.address) as made:
         made.topics.create(IN)
         made.topics.create(OUT)
         yield made
-        made.control.call("group", "leave", GROUP, timeout=WAIT_S, extensions={"member": QUICK.name}, body=[b""])
+        elsewhere.control.call("group", "leave", GROUP, timeout=WAIT_S, extensions={"member": QUICK.name}, body=[b""])
         eventually(lambda: made.groups.describe(GROUP)["members"] == [], "nobody is in the group")
         made.groups.delete(GROUP)
         made.topics.delete(IN)
@@ -68,10 +76,11 @@ def outputs(client: txmq.Client) -> list[bytes]:
     return [message.value or b"" for message in client.browse(OUT)]
 
 
-def fence(client: txmq.Client) -> None:
+@pytest.fixture
+def fence(elsewhere: txmq.Client) -> Callable[[], object]:
     """Another process takes the member's name, and everything with it."""
     words = {"member": QUICK.name, "topics": IN}
-    client.control.call("group", "join", GROUP, timeout=WAIT_S, extensions=words, body=[b"[]"])
+    return lambda: elsewhere.control.call("group", "join", GROUP, timeout=WAIT_S, extensions=words, body=[b"[]"])
 
 
 def test_a_commit_saves_the_offset_and_a_rollback_leaves_it(client: txmq.Client, consumer: Consumer) -> None:
@@ -97,6 +106,7 @@ def test_a_commit_saves_the_offset_and_a_rollback_leaves_it(client: txmq.Client,
     assert (saved(client), outputs(client)) == (3, [b"a"])
 
 
+@pytest.mark.threads
 def test_messages_of_partition_are_acknowledged_in_order_by_one_transaction(
     client: txmq.Client, consumer: Consumer
 ) -> None:
@@ -159,7 +169,7 @@ def test_key_order_gives_each_input_one_output_without_others_failing(client: tx
 
 
 def test_a_fenced_members_transaction_is_refused_and_nothing_is_visible(
-    client: txmq.Client, consumer: Consumer
+    client: txmq.Client, consumer: Consumer, fence: Callable[[], object]
 ) -> None:
     fill(client, 1)
     (message,) = delivered(consumer, 1)
@@ -167,18 +177,19 @@ def test_a_fenced_members_transaction_is_refused_and_nothing_is_visible(
         with pytest.raises(txmq.RolledBackError), producer.transaction() as tx:  # noqa: PT012  the end of the block
             producer.send(OUT, b"a")
             tx.ack(message)
-            fence(client)
+            fence()
         assert (saved(client), outputs(client)) == (None, [])
 
 
+@pytest.mark.threads
 def test_synchronous_ack_is_refused_after_partition_was_handed_over_again(
-    client: txmq.Client, consumer: Consumer
+    client: txmq.Client, consumer: Consumer, fence: Callable[[], object]
 ) -> None:
     fill(client, 2)
     first, second = delivered(consumer, 2)
     first.ack(sync=True)
     before = consumer._assignment.partitions[IN, 0]
-    fence(client)
+    fence()
     held = consumer._assignment.partitions
     eventually(lambda: held.get((IN, 0), before) is not before, "the partition is handed over under a new generation")
     with pytest.raises(txmq.errors.FencedError, match="not saved"):
@@ -189,17 +200,20 @@ def test_synchronous_ack_is_refused_after_partition_was_handed_over_again(
     assert saved(client) == 2
 
 
-def test_ack_that_waits_says_that_it_was_refused(client: txmq.Client, consumer: Consumer) -> None:
+def test_ack_that_waits_says_that_it_was_refused(
+    client: txmq.Client, consumer: Consumer, fence: Callable[[], object]
+) -> None:
     fill(client, 2)
     first, second = delivered(consumer, 2)
     first.ack(sync=True)
     assert saved(client) == 1
-    fence(client)
+    fence()
     with pytest.raises(txmq.errors.FencedError, match="not saved"):
         second.ack(sync=True)
     assert saved(client) == 1
 
 
+@pytest.mark.threads
 def test_waiting_ack_reports_that_a_transaction_must_save_first(client: txmq.Client, consumer: Consumer) -> None:
     fill(client, 2)
     first, second = delivered(consumer, 2)
@@ -214,6 +228,7 @@ def test_waiting_ack_reports_that_a_transaction_must_save_first(client: txmq.Cli
     assert saved(client) == 2
 
 
+@pytest.mark.threads
 def test_released_partition_is_loaded_anew_at_the_groups_offset(client: txmq.Client, consumer: Consumer) -> None:
     """What a doubt ends in, whose outcome the broker does not keep any more."""
     fill(client, 2)
@@ -231,13 +246,13 @@ def test_released_partition_is_loaded_anew_at_the_groups_offset(client: txmq.Cli
 
 
 def test_with_a_last_resource_row_message_and_offset_are_one(
-    client: txmq.Client, consumer: Consumer, tmp_path: Path
+    client: txmq.Client, consumer: Consumer, fence: Callable[[], object], tmp_path: Path
 ) -> None:
     database = tmp_path / "shop.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("CREATE TABLE invoices (value BLOB)")
     resource = LastResource("shop", connect=lambda: sqlite3.connect(database, timeout=WAIT_S))
-    resource.install(client)
+    resource.install()
     fill(client, 2)
     first, second = delivered(consumer, 2)
     with client.producer() as producer:
@@ -249,16 +264,18 @@ def test_with_a_last_resource_row_message_and_offset_are_one(
         with pytest.raises(txmq.RolledBackError), producer.transaction(resource) as tx:  # noqa: PT012  the end of the block
             tx.connection(resource).execute("INSERT INTO invoices VALUES (?)", (second.value,))
             tx.ack(second)
-            fence(client)
+            fence()
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM invoices").fetchone() == (1,)
     assert (saved(client), outputs(client)) == (1, [b"a"])
 
 
-def test_acks_commit_with_an_xa_transaction(client: txmq.Client, consumer: Consumer, mariadb: MariaDB) -> None:
-    mariadb.execute("CREATE TABLE invoices (value INT) ENGINE=InnoDB")
+def test_acks_commit_with_an_xa_transaction(
+    client: txmq.Client, consumer: Consumer, fence: Callable[[], object], mariadb: MariaDB
+) -> None:
+    mariadb.execute("CREATE OR REPLACE TABLE invoices (value INT) ENGINE=InnoDB")
     resource = MySQLResource("shop", connect=mariadb.connect)
-    resource.install(client)
+    resource.install()
     fill(client, 2)
     first, second = delivered(consumer, 2)
     with client.producer() as producer:
@@ -270,11 +287,12 @@ def test_acks_commit_with_an_xa_transaction(client: txmq.Client, consumer: Consu
         with pytest.raises(txmq.RolledBackError), producer.transaction(resource) as tx:  # noqa: PT012  the end of the block
             tx.connection(resource).cursor().execute("INSERT INTO invoices VALUES (2)")
             tx.ack(second)
-            fence(client)
+            fence()
     assert mariadb.execute("SELECT value FROM invoices") == [(1,)]
     assert (saved(client), outputs(client)) == (1, [b"a"])
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "rolled back"])
 def test_message_of_unknown_outcome_is_neither_saved_nor_delivered_meanwhile(
     shared_broker: BrokerProcess, client: txmq.Client, consumer: Consumer, *, is_committed: bool
@@ -345,6 +363,7 @@ LIVES = (
 )  # fmt: skip
 
 
+@pytest.mark.threads
 def test_each_input_has_one_output_despite_deaths_after_prepare(
     shared_broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ import pytest
 
 import txmq
 from tests.services.consumer.consuming import WAIT_S, take, values
+from tests.services.loop_client import Connect
 from txmq.client.consumer.consumer import Consumer
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -134,9 +135,9 @@ class Scene:
 
 
 @pytest.fixture
-def scene(shared_broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Scene]:
+def scene(shared_broker: BrokerProcess, connect: Connect, request: pytest.FixtureRequest) -> Iterator[Scene]:
     """A client, and names that no other test uses."""
-    with txmq.connect(shared_broker.address, timeout=30.0) as client:
+    with connect(shared_broker.address, timeout=30.0) as client:
         yield Scene(client, request.node.name.removeprefix("test_")[:150].rstrip("]").replace("[", "-"))
 
 

@@ -18,6 +18,7 @@ import pytest
 
 import txmq
 from tests.services.broker.wire import Wire
+from tests.services.loop_client import Connect
 from txmq.client.spooling.sessions import stamped
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import AssignedSequence, SpoolIdentity
@@ -34,9 +35,9 @@ ACKNOWLEDGED, SPOOLED = txmq.SendStatus.ACKNOWLEDGED, txmq.SendStatus.SPOOLED
 
 
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(broker: BrokerProcess, connect: Connect) -> Iterator[txmq.Client]:
     """A client of the broker, which has the topic ``t``."""
-    with txmq.connect(broker.address) as client:
+    with connect(broker.address) as client:
         client.topics.create("t", partitions=4)
         yield client
 
@@ -81,6 +82,7 @@ def test_unanswered_message_that_is_sent_again_is_stored_once(
     assert _values(client) == [b"0", b"1", b"2", b"3"]
 
 
+@pytest.mark.threads
 def test_message_in_doubt_is_not_stored_twice_by_next_process(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
@@ -98,6 +100,7 @@ def test_message_in_doubt_is_not_stored_twice_by_next_process(
     assert _values(client) == [b"0", b"1", b"2", b"3"]
 
 
+@pytest.mark.threads
 def test_flush_ends_what_former_process_left_despite_empty_spool(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
@@ -120,6 +123,7 @@ def test_flush_ends_what_former_process_left_despite_empty_spool(
         assert [left.session for left in spool.sessions()] == []
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("was_stored", [True, False])
 def test_log_tells_the_fate_of_a_message_whose_session_ended(
     was_stored: bool, client: txmq.Client, tmp_path: Path
@@ -148,6 +152,7 @@ def test_log_tells_the_fate_of_a_message_whose_session_ended(
     assert _values(client) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("was_stored", [True, False])
 def test_spool_without_secrets_is_stored_once_in_any_case(
     was_stored: bool, client: txmq.Client, tmp_path: Path
@@ -245,6 +250,7 @@ def test_what_is_refused_for_good_is_told_and_not_spooled(client: txmq.Client, t
         assert producer.send("t", b"1", b"k").status is ACKNOWLEDGED
 
 
+@pytest.mark.threads
 def test_connection_of_former_life_is_closed_before_anything_is_sent(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
@@ -259,6 +265,7 @@ def test_connection_of_former_life_is_closed_before_anything_is_sent(
         assert former.hear(1).is_closed
 
 
+@pytest.mark.threads
 def test_a_forked_child_is_refused_and_the_parent_goes_on(client: txmq.Client, tmp_path: Path) -> None:
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
@@ -319,6 +326,7 @@ class _Child:
         self.kill()
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("kind", ["ordered", "plain"])
 def test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path, kind: str
@@ -356,6 +364,7 @@ def test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing(
         assert numbers == sorted(numbers)
 
 
+@pytest.mark.threads
 def test_the_command_line_shows_the_spool_and_drains_it(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:

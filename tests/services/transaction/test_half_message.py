@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import txmq
+from tests.services.loop_client import Connect
 from txmq import Outcome, Resolution
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -33,8 +34,8 @@ def never(_: txmq.CheckRequest) -> Resolution:
 
 
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
-    with txmq.connect(broker.address) as opened:
+def client(broker: BrokerProcess, connect: Connect) -> Iterator[txmq.Client]:
+    with connect(broker.address) as opened:
         opened.topics.create("orders")
         yield opened
 
@@ -93,6 +94,7 @@ def test_checker_of_another_member_decides_for_owners_that_were_killed(
     assert asked[done].attempt >= 1
 
 
+@pytest.mark.threads
 def test_foreign_member_is_not_asked_and_a_restart_drops_nothing(broker: BrokerProcess, client: txmq.Client) -> None:
     txid = killed_owner(broker, "kept")
     strangers: list[str] = []
@@ -118,6 +120,7 @@ def test_foreign_member_is_not_asked_and_a_restart_drops_nothing(broker: BrokerP
     assert (visible(client), strangers) == ([b"kept"], [])
 
 
+@pytest.mark.threads
 def test_decision_that_broker_missed_is_told_when_it_is_back(broker: BrokerProcess, client: txmq.Client) -> None:
     producer = client.producer(group="shop", checker=never)
     with producer.half("orders", b"late") as half:
@@ -158,6 +161,7 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.threads
 def test_a_forked_child_sends_and_checks_on_its_own(broker: BrokerProcess, client: txmq.Client) -> None:
     producer = client.producer(group="shop", checker=lambda _: Resolution.COMMIT)
     txid = client.producer(group="parents", checker=never).half("orders", b"parent's").txid

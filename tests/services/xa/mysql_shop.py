@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import txmq
+from tests.services.loop_client import Connect
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource
@@ -17,22 +18,24 @@ from .mysql_database import MySQLDatabase
 class MySQLShop(MySQLDatabase):
     """One process of the shop."""
 
-    def __init__(self, broker: BrokerProcess, server: MariaDB, database: str = "") -> None:
+    def __init__(
+        self, broker: BrokerProcess, server: MariaDB, database: str = "", connect: Connect = txmq.connect
+    ) -> None:
         super().__init__(server, database)
         self.broker, self.topic = broker, self.database
-        self.client = txmq.connect(broker.address)
+        self.client = connect(broker.address)
         self.producer = self.client.producer()
         self.resource = LastResource("shop", connect=self.connect)
 
     @classmethod
     @contextmanager
-    def installed(cls, broker: BrokerProcess, server: MariaDB) -> Iterator[Self]:
+    def installed(cls, broker: BrokerProcess, server: MariaDB, connect: Connect = txmq.connect) -> Iterator[Self]:
         """The first process, which makes topic and tables."""
-        shop = cls(broker, server)
+        shop = cls(broker, server, connect=connect)
         try:
             shop.client.topics.create(shop.topic)
             shop.execute("CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, value VARBINARY(100)) ENGINE=InnoDB")
-            shop.resource.install(shop.client)
+            shop.resource.install()
             yield shop
         finally:
             shop.die()

@@ -13,6 +13,7 @@ import MySQLdb
 import pytest
 
 import txmq
+from tests.services.loop_client import Connect
 from txmq.errors import HeuristicHazardError, RolledBackError
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -26,8 +27,8 @@ ENDS = ["COMMIT", "CREATE TABLE u (i INT)", "TRUNCATE txmq_marker"]
 
 
 @pytest.fixture
-def shop(broker: BrokerProcess, mariadb: MariaDB) -> Iterator[MySQLShop]:
-    with MySQLShop.installed(broker, mariadb) as shop:
+def shop(broker: BrokerProcess, mariadb: MariaDB, connect: Connect) -> Iterator[MySQLShop]:
+    with MySQLShop.installed(broker, mariadb, connect) as shop:
         yield shop
 
 
@@ -74,6 +75,7 @@ def test_an_exception_behind_it_goes_on_with_a_note(shop: MySQLShop, statement: 
     assert _kept(shop) == {tx.txid: ["heuristic-hazard"]}
 
 
+@pytest.mark.threads
 def test_broker_that_was_down_meanwhile_keeps_the_hazard(shop: MySQLShop, broker: BrokerProcess) -> None:
     shop.order(b"1")
     with pytest.raises(ZeroDivisionError), shop.producer.transaction(shop.resource) as tx:
@@ -147,6 +149,7 @@ class _Plain:
         return self._connection
 
 
+@pytest.mark.threads
 def test_lock_that_was_waited_for_in_vain_leaves_savepoint(shop: MySQLShop) -> None:
     shop.order(b"1")
     holder = shop.connect()
@@ -160,6 +163,7 @@ def test_lock_that_was_waited_for_in_vain_leaves_savepoint(shop: MySQLShop) -> N
     assert (tx.outcome, _kept(shop)) == (txmq.Outcome.ROLLED_BACK, {})
 
 
+@pytest.mark.threads
 def test_behind_it_such_lock_explains_nothing_where_server_keeps_transaction(shop: MySQLShop) -> None:
     shop.order(b"1")
     holder = shop.connect()
@@ -186,6 +190,7 @@ def _end_by_hand(tx: Any, connection: Any, *verbs: str) -> None:
         connection.cursor().execute(f"XA {name} {xid} {rest}")
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("fails", [True, False])
 def test_branch_that_body_has_committed_by_hand_is_hazard(shop: MySQLShop, fails: bool) -> None:
     resource = MySQLResource("shop", connect=shop.connect)
@@ -203,6 +208,7 @@ def test_branch_that_body_has_committed_by_hand_is_hazard(shop: MySQLShop, fails
     assert shop.client.outcome(tx.txid) is txmq.Outcome.UNKNOWN
 
 
+@pytest.mark.threads
 def test_branch_that_body_has_only_ended_is_rolled_back(shop: MySQLShop) -> None:
     resource = MySQLResource("shop", connect=shop.connect)
     with pytest.raises(RolledBackError, match="1399") as caught, shop.producer.transaction(resource) as tx:
