@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import txmq
 from bench.model import Bound, Measure, Medians, Row, Surroundings
 from bench.rows.databases import ORDER, VALUE, Open, mariadb, row_and_outbox, sqlite
 from bench.rows.steps import Make, bare_steps
-from txmq.testing.bench.limits import SYNCED_ECHO
+from txmq.testing.bench.limits import SYNCED_ECHO, cpu_seconds
 from txmq.testing.bench.model import LATENCY_UNITS, latencies
 from txmq.testing.bench.timing import in_threads
 from txmq.testing.processes.broker import BrokerProcess
@@ -28,23 +28,32 @@ WARM_UP = 300  # a database that has just started is slow for its first commits
 @contextmanager
 def client_of(surroundings: Surroundings) -> Iterator[txmq.Client]:
     """A client of a broker with the topic."""
+    with broker_and_client(surroundings) as (_, client):
+        yield client
+
+
+@contextmanager
+def broker_and_client(surroundings: Surroundings) -> Iterator[tuple[BrokerProcess, txmq.Client]]:
+    """A broker with the topic, and a client of it."""
     with BrokerProcess(surroundings.directory / "data") as broker, txmq.connect(broker.address, timeout=30) as client:
         client.topics.create(TOPIC, partitions=PARTITIONS)
-        yield client
+        yield broker, client
 
 
 @contextmanager
 def _rates(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
     with (
         opened(surroundings.directory) as database, bare_steps(database, surroundings.directory) as steps,
-        client_of(surroundings) as client, client.producer() as producer,
+        broker_and_client(surroundings) as (broker, client), client.producer() as producer,
     ):  # fmt: skip
         resource = LastResource("orders", connect=database.connect)
         resource.install(client)
         work = row_and_message(producer, resource, database.sql(ORDER))
+        pids = broker.pid, database.pid(), steps.pid
 
         def measure(count: int) -> dict[str, float]:
-            return beside(work, {"outbox": lambda: row_and_outbox(database), "steps": steps.last_resource}, count)
+            others = {"outbox": lambda: row_and_outbox(database), "steps": steps.last_resource}
+            return beside(work, others, count, pids)
 
         measure(WARM_UP)
         yield lambda: measure(surroundings.count(2000))
@@ -61,21 +70,35 @@ def row_and_message(producer: txmq.Producer, resource: LastResource | MySQLResou
     return work
 
 
-def beside(work: Callable[[], object], others: dict[str, Make], count: int) -> dict[str, float]:
-    """For 1 and 8 threads: rates of ``work`` and of the others, its share of the first of them, its latencies."""
+def beside(
+    work: Callable[[], object], others: dict[str, Make], count: int, pids: Sequence[int | None]
+) -> dict[str, float]:
+    """For 1 and 8 threads: rates of ``work`` and of the others, its share of the first of them, its latencies.
+
+    And the processor time of one transaction of each, in this process and in those of ``pids``.
+    """
     figures: dict[str, float] = {}
     for threads in THREADS:
-        rates = {name: in_threads(make, threads, count)[0] for name, make in others.items()}
+        suffix, rates = f", {threads} thr", dict[str, float]()
+        for name, make in others.items():
+            before = _spent_s(pids)
+            rates[name] = figures[name + suffix] = in_threads(make, threads, count)[0]
+            figures[f"{name} CPU{suffix}"] = 1e6 * (_spent_s(pids) - before) / count
+        before = _spent_s(pids)
         rate, taken = in_threads(lambda: work, threads, count)
         spread = latencies(taken)
         figures |= {
-            f"share, {threads} thr": 100 * rate / next(iter(rates.values())),
-            f"rate, {threads} thr": rate,
-            f"p50, {threads} thr": spread["p50"],
-            f"p99, {threads} thr": spread["p99"],
+            f"share{suffix}": 100 * rate / next(iter(rates.values())),
+            f"rate{suffix}": rate,
+            f"p50{suffix}": spread["p50"],
+            f"p99{suffix}": spread["p99"],
+            f"CPU{suffix}": 1e6 * (_spent_s(pids) - before) / count,
         }
-        figures |= {f"{name}, {threads} thr": other for name, other in rates.items()}
     return figures
+
+
+def _spent_s(pids: Sequence[int | None]) -> float:
+    return time.process_time() + sum(cpu_seconds(pid) for pid in pids if pid is not None)
 
 
 def share_of_steps(name: str, threads: int) -> Callable[[Medians, Medians], float]:
@@ -89,7 +112,8 @@ def units_beside(name: str) -> dict[str, str]:
         f"{figure}, {threads} thr": unit
         for threads in THREADS
         for figure, unit in (
-            ("share", "%"), ("rate", "tx/s"), ("steps", "tx/s"), (name, "tx/s"), ("p50", "ms"), ("p99", "ms")
+            ("share", "%"), ("rate", "tx/s"), ("steps", "tx/s"), (name, "tx/s"), ("p50", "ms"), ("p99", "ms"),
+            ("CPU", "us"), ("steps CPU", "us"), (f"{name} CPU", "us"),
         )
     }  # fmt: skip
 

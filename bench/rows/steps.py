@@ -1,9 +1,10 @@
 """The steps of a transaction with a database without txmq: the bare limit of those rows.
 
 Theory of operation. ARCHITECTURE.md says which waits such a transaction has: for its statements, for a forced write
-at the broker, for the database's commit, for the broker again. Here the statements that it cannot do without (row,
-marker, commit) go to the same database, and blocks of the same size to a server that writes one block and syncs for all
-that came together, and then sends them back: no checks, no savepoint, no log, no recovery, one socket a thread.
+at the broker, for the database's commit. Here the statements that it cannot do without (row, marker, commit) go to the
+same database in as few packets, and blocks of the same size to a server that writes one block and syncs for all that
+came together, and then sends them back: no checks, no savepoint, no log, no recovery, one socket a thread. As at the
+broker, the ``commit`` of a last resource is not awaited, and waits 1 ms for company.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _SERVER = """
 import os, select, socket, sys
 from txmq.runtime.os_disk import OSFile
 journal = OSFile(os.open(sys.argv[1], os.O_RDWR), sys.argv[1])
-position, block, peers = 0, b"x" * 4096, {}
+position, block, peers, asked, is_urgent = 0, b"x" * 4096, {}, [], False
 listener = socket.create_server(("127.0.0.1", 0), backlog=64)
 print(listener.getsockname()[1], flush=True)
 waiting = select.poll()
 waiting.register(listener.fileno(), select.POLLIN)
 while True:
-    asked = []
-    for number, _ in waiting.poll():
+    came = waiting.poll(1 if asked else None)
+    for number, _ in came:
         if number == listener.fileno():
             peer, _ = listener.accept()
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -39,15 +40,17 @@ while True:
             waiting.register(peer.fileno(), select.POLLIN)
         elif data := peers[number].recv(1 << 16):
             asked.append((peers[number], data))
+            is_urgent |= b"p" in data
         else:
             waiting.unregister(number)
             peers.pop(number).close()
-    if asked:
+    if asked and (is_urgent or not came):
         journal.pwrite(block, position)
         journal.fdatasync()
         position = (position + 4096) % (16 << 20)
         for peer, data in asked:
             peer.sendall(data)
+        asked, is_urgent = [], False
 """
 _JOURNAL_SIZE_BYTES = 16 << 20
 _PREPARE, _COMMIT = b"p" * 350, b"c" * 70  # as long as the requests of a transaction of one message of 100 B
@@ -60,37 +63,56 @@ Make = Callable[[], Work]
 
 
 class Steps:
-    """Makes the bare transactions over one database and one server."""
+    """Makes the bare transactions over one database and one server.
 
-    def __init__(self, database: Database, port: int) -> None:
-        self._database, self._port = database, port
+    Attributes:
+        pid: of the server.
+    """
+
+    def __init__(self, database: Database, port: int, pid: int) -> None:
+        self._database, self._port, self.pid = database, port, pid
         self._writers = Lock()  # SQLite has one at a time
         self._sockets: list[socket.socket] = []
 
     def last_resource(self) -> Work:
-        """The row, ``prepare`` beside the marker's INSERT, the database's COMMIT, ``commit``. Of the calling thread."""
+        """The row, ``prepare``, marker and COMMIT in one packet, ``commit``. Of the calling thread."""
+        return self._in_steps() if self._database.begin else self._in_packets()
+
+    def _in_packets(self) -> Work:
+        ask, connection = self._connected(), self._database.connect()
+        cursor = connection.cursor()
+        insert, owed = self._database.sql(ORDER), 0
+
+        def work() -> None:
+            nonlocal owed
+            cursor.execute(insert, (VALUE,))
+            ask.sendall(_PREPARE)
+            _answered(ask, owed + len(_PREPARE))
+            connection.query(f"{_MARKER.replace('?', repr(_name()))}; COMMIT")
+            connection.next_result()
+            ask.sendall(_COMMIT)
+            owed = len(_COMMIT)
+
+        return work
+
+    def _in_steps(self) -> Work:
+        """One writer at a time: SQLite. The marker goes in while ``prepare`` is under way."""
         database, ask = self._database, self._connected()
         connection = database.connect()
         cursor = connection.cursor()
-        insert, mark = database.sql(ORDER), database.sql(_MARKER)
-
-        def in_database() -> None:
-            if database.begin:
-                cursor.execute(database.begin)
-            cursor.execute(insert, (VALUE,))
-            ask.sendall(_PREPARE)
-            cursor.execute(mark, (_name(),))
-            _answered(ask, _PREPARE)
-            connection.commit()
+        insert, mark, owed = database.sql(ORDER), database.sql(_MARKER), 0
 
         def work() -> None:
-            if database.begin:
-                with self._writers:
-                    in_database()
-            else:
-                in_database()
+            nonlocal owed
+            with self._writers:
+                cursor.execute(database.begin)
+                cursor.execute(insert, (VALUE,))
+                ask.sendall(_PREPARE)
+                cursor.execute(mark, (_name(),))
+                _answered(ask, owed + len(_PREPARE))
+                connection.commit()
             ask.sendall(_COMMIT)
-            _answered(ask, _COMMIT)
+            owed = len(_COMMIT)
 
         return work
 
@@ -109,7 +131,7 @@ class Steps:
             cursor.execute(f"XA END '{name}'")
             cursor.execute(f"XA PREPARE '{name}'")
             ask.sendall(_PREPARE)
-            _answered(ask, _PREPARE)
+            _answered(ask, len(_PREPARE))
             cursor.execute(f"XA COMMIT '{name}'")
 
         return work
@@ -141,7 +163,7 @@ def bare_steps(database: Database, directory: Path) -> Iterator[Steps]:
     )
     try:
         assert process.stdout is not None
-        with closing(Steps(database, int(process.stdout.readline()))) as steps:
+        with closing(Steps(database, int(process.stdout.readline()), process.pid)) as steps:
             yield steps
     finally:
         process.kill()
@@ -152,7 +174,6 @@ def _name() -> str:
     return f"steps-{next(_numbers)}"
 
 
-def _answered(ask: socket.socket, asked: bytes) -> None:
-    missing = len(asked)
+def _answered(ask: socket.socket, missing: int) -> None:
     while missing:
         missing -= len(ask.recv(missing))

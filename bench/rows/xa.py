@@ -13,7 +13,7 @@ from bench.rows.last_resource import (
     THREADS,
     WARM_UP,
     beside,
-    client_of,
+    broker_and_client,
     row_and_message,
     share_of_steps,
     units_beside,
@@ -67,14 +67,15 @@ def _bare(surroundings: Surroundings) -> Iterator[Measure]:
 def _xa(surroundings: Surroundings) -> Iterator[Measure]:
     with (
         mariadb(surroundings.directory) as database, bare_steps(database, surroundings.directory) as steps,
-        client_of(surroundings) as client, client.producer() as producer,
+        broker_and_client(surroundings) as (broker, client), client.producer() as producer,
     ):  # fmt: skip
         resource = MySQLResource("orders", connect=database.connect)
         resource.install(client)
         work = row_and_message(producer, resource, database.sql(ORDER))
+        pids = broker.pid, database.pid(), steps.pid
 
         def measure(count: int) -> dict[str, float]:
-            return beside(work, {"bare XA": partial(row_in_two_phases, database), "steps": steps.xa}, count)
+            return beside(work, {"bare XA": partial(row_in_two_phases, database), "steps": steps.xa}, count, pids)
 
         measure(WARM_UP)
         yield lambda: measure(surroundings.count(2000))

@@ -58,10 +58,12 @@ class Resolver:
 
     def add(self, resource: LastResource | XAResource) -> None:
         """Resolve for one more resource; nothing if it is known."""
-        if all(known is not resource for known in self._resources):
-            self._resources.append(resource)
-            for home in self._homes:
-                self._add_at(home, resource)
+        for known in self._resources:
+            if known is resource:
+                return
+        self._resources.append(resource)
+        for home in self._homes:
+            self._add_at(home, resource)
 
     def _add_at(self, home: Client, resource: LastResource | XAResource) -> None:
         if isinstance(resource, LastResource):

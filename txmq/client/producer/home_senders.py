@@ -208,6 +208,8 @@ class HomeSenders:
     @property
     def request_size_bytes_max(self) -> int | None:
         """The smallest limit of the homes that are known; None if none is."""
+        if not self._of_links:
+            return None
         sessions = (sender.reconnecting.session for sender in tuple(self._of_links.values()))
         return min((session.request_size_bytes_max for session in sessions if session is not None), default=None)
 

@@ -403,7 +403,7 @@ class Transaction:
         if self._state != "open" or self._broker is None:
             word = "has not begun" if self._state == "new" else "is over"
             raise TransactionStateError(f"the transaction {word}: use it inside its with block")
-        if self._is_parents:
+        if self._process != current_process():
             raise TransactionStateError("the block is that of the process which this one was forked from")
         return self._broker
 

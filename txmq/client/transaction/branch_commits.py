@@ -144,8 +144,10 @@ class BranchCommits:
         entry = _Entry(branch)
         self._open.append(entry)
         if len(self._open) <= COMMITS_IN_FLIGHT_MAX:
-            with suppress(TxmqError):
+            try:
                 entry.write()
+            except TxmqError:  # the resolver writes it
+                return False
         return entry.answer is not None
 
     def add_once(self, branch: Committed) -> None:
@@ -189,8 +191,7 @@ class BranchCommits:
         try:
             if entry.turn.take(me) and entry.is_open:
                 if entry.answer is not None and entry.answer.done:
-                    with suppress(TxmqError):
-                        self._take(entry, 0.0)
+                    self._take_or_lose(entry)
                 if entry.is_open and entry.answer is None:
                     entry.write()
         except TxmqError:
@@ -198,6 +199,12 @@ class BranchCommits:
         finally:
             entry.turn.leave(me)
         return True
+
+    def _take_or_lose(self, entry: _Entry) -> None:
+        try:
+            self._take(entry, 0.0)
+        except TxmqError:  # it is written again
+            return
 
     def look_closely(self) -> None:
         """As ``look``, of a client that does nothing else: nobody has read its connection."""

@@ -427,8 +427,10 @@ class BrokerTransaction:
 
     def encoded(self, parts: Sequence[EncodedPart]) -> list[Buffer]:
         """The body of a request: the offsets, then the parts. Raises LocalProtocolError if one cannot be carried."""
-        offsets = () if self.acks is None else (self.acks.encoded(),)
-        return [*offsets, *(buffer for part in parts for buffer in encode_part(*part))]
+        buffers: list[Buffer] = [] if self.acks is None else [self.acks.encoded()]
+        for part in parts:
+            buffers += encode_part(*part)
+        return buffers
 
     def _floor(self) -> Numbers:
         floor = self._session.finished_through if self.txid else 0

@@ -67,9 +67,10 @@ class ConnectionPool(Generic[S]):
     def take(self) -> S | None:
         """An idle connection; None if there is none."""
         for find in (self._of_this_process, self._of_this_thread):
-            if idle := find():
-                with suppress(IndexError):  # another thread was faster
-                    return idle.pop()
+            try:
+                return find().pop()
+            except IndexError:  # there is none
+                continue
         return None
 
     def give_back(self, session: S) -> None:

@@ -66,7 +66,8 @@ class Guard:
 
     def call(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call the driver, noting what it raises."""
-        self.check()
+        if self.is_over:
+            self.check()
         if self.on_use is not None:
             self.on_use()
         if self.was_rolled_back and method.__name__ in _STATEMENTS:  # outside of any transaction it would commit alone

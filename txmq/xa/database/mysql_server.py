@@ -31,6 +31,7 @@ ROLLED_BACK: Final = frozenset({1402, 1613, 1614})  # XA_RBROLLBACK, XA_RBTIMEOU
 KEPT_OUT: Final = frozenset({1048, 1452})  # of ``insert_committed_or_fail``: a NULL, no row that is referred to
 ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
 UNKNOWN_THREAD: Final = 1094
+_NOT_LISTED: Final = ACCESS_DENIED | {RMERR}
 # Error numbers of MySQL and MariaDB; the libraries' own are 2000 to 2999 and 5000 to 5999. A number that is not
 # surely a server's is none.
 _OF_SERVERS: Final = (range(1000, 2000), range(3000, 5000))
@@ -197,7 +198,7 @@ def listed_xids(connection: Any, *, is_mariadb: bool) -> list[Xid]:
         # MySQL converts to hex on request; MariaDB's column is binary, which the driver hands out as bytes.
         rows = run(connection, "XA RECOVER" if is_mariadb else "XA RECOVER CONVERT XID")[0]
     except Exception as error:
-        if code_of(error) in (RMERR, *ACCESS_DENIED):
+        if code_of(error) in _NOT_LISTED:
             raise ConfigError(
                 f"the database user may not XA RECOVER: GRANT XA_RECOVER_ADMIN to it ({error})"
             ) from error
@@ -228,7 +229,9 @@ def _takes_packets(connection: Any) -> bool:
 
 def _xid(format_id: Any, gtrid_size: Any, bqual_size: Any, text: bytes | str) -> Xid:
     raw = _unhex(text) if isinstance(text, str) else bytes(text)
-    return Xid(int(format_id), raw[: int(gtrid_size)], raw[int(gtrid_size) : int(gtrid_size) + int(bqual_size)])
+    gtrid_end = int(gtrid_size)
+    end = gtrid_end + int(bqual_size)
+    return Xid(int(format_id), raw[:gtrid_end], raw[gtrid_end:end])
 
 
 def _unhex(text: str) -> bytes:

@@ -66,10 +66,15 @@ class BranchResource(Protocol):
 
 
 class Branch:
-    """One transaction's side in its database: begun when made, ended by exactly one of ``commit`` and ``roll_back``."""
+    """One transaction's side in its database: begun when made, ended by exactly one of ``commit`` and ``roll_back``.
+
+    Attributes:
+        uuid: identity of the database.
+    """
 
     def __init__(self, resource: BranchResource, session: DatabaseSession, *, is_own: bool) -> None:
         self.resource, self._session, self._is_own = resource, session, is_own
+        self.uuid = resource.uuid or ""
         connection = session.connection
         knows_state = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
         self._guard = Guard((lambda: connection.in_transaction) if knows_state else None)
@@ -202,14 +207,14 @@ class Branch:
         return self._deadline_base_ms + int(timeout_s * 1000)
 
     def _insert_marker(self, txid: str, deadline_ms: int, condition: Condition | None) -> bool:
-        session, uuid = self._session, self.resource.uuid or ""
+        session, uuid = self._session, self.uuid
         if session.takes_packets:
             return self._insert_with_release(txid, uuid, deadline_ms, condition)
         return session.table.insert_committed(session.connection, txid, uuid, deadline_ms, condition)
 
     def _require_condition(self, txid: str, deadline_ms: int, condition: Condition | None) -> None:
         """Raise TransactionTimeoutError unless it was the condition that kept the marker out."""
-        session, uuid = self._session, self.resource.uuid or ""
+        session, uuid = self._session, self.uuid
         if condition is None or session.table.why_refused(session.connection, uuid, deadline_ms) != "condition":
             raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
 
@@ -278,7 +283,7 @@ class Branch:
                 is_in = table.make_outboxed(session.connection, txid)
             else:
                 deadline_ms = self._deadline_ms(timeout_s)
-                is_in = table.insert_outboxed(session.connection, txid, self.resource.uuid or "", deadline_ms)
+                is_in = table.insert_outboxed(session.connection, txid, self.uuid, deadline_ms)
             if not is_in:
                 raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
             if keys:
@@ -314,7 +319,7 @@ class Branch:
             session.begun_at = self.resource.clock.monotonic()
 
     def _commit_behind_marker(self, txid: str, deadline_ms: int, chain: tuple[str, ...]) -> None:
-        session, uuid = self._session, self.resource.uuid or ""
+        session, uuid = self._session, self.uuid
         marker = session.table.insert_committed_or_fail(txid, uuid, deadline_ms)
         done, error = commit(session.connection, (f"RELEASE SAVEPOINT {_SAVEPOINT}", marker, *chain), ahead=2)
         self._has_savepoint = done == 0

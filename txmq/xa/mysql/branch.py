@@ -36,14 +36,12 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import run
 from txmq.xa.database.guarded_connection import Guard, guarded
-from txmq.xa.database.installation import DatabaseSession
 from txmq.xa.database.mysql_server import (
     KEPT_OUT,
     NOTA,
     OUTSIDE,
     RMFAIL,
     ROLLED_BACK,
-    Server,
     code_of,
     discard_results,
     execute,
@@ -51,22 +49,13 @@ from txmq.xa.database.mysql_server import (
     send,
 )
 from txmq.xa.database.thread_connection import return_lent
+from txmq.xa.mysql.session import MySQLSession
 from txmq.xa.two_phase.branch import Bqual, PrepareUnknownError, XAResource, encode_bqual
 from txmq.xid import FORMAT_ID, Xid, xid_sql
 
 # Refusals that say by their number that nothing was prepared; the branch is idle, doomed or gone.
 _NOT_PREPARED = frozenset({NOTA, RMFAIL, OUTSIDE}) | ROLLED_BACK
 _WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler_update', 'Handler_delete')"
-
-
-class MySQLSession(DatabaseSession):
-    """A verified connection, and the abilities of its server."""
-
-    __slots__ = ("server",)
-
-    def __init__(self, verified: DatabaseSession, server: Server) -> None:
-        super().__init__(verified.connection, verified.table)
-        self.clock_ahead_ms, self.checked, self.server = verified.clock_ahead_ms, verified.checked, server
 
 
 class Pool(XAResource, Protocol):

@@ -35,7 +35,7 @@ from txmq.xa.database.mysql_server import (
     listed_xids,
     xa,
 )
-from txmq.xa.mysql.branch import MySQLSession
+from txmq.xa.mysql.session import MySQLSession
 from txmq.xa.two_phase.branch import Ended, ListedXid, listed_xid
 from txmq.xid import Xid
 

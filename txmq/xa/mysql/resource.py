@@ -29,8 +29,9 @@ from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import Server, listed_xids, require_driver, warn_of_binary_log, why_no_xa
 from txmq.xa.database.resource import DatabaseResource
 from txmq.xa.database.thread_connection import lent
-from txmq.xa.mysql.branch import MySQLBranch, MySQLSession
+from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.mysql.recovery import MySQLRecovery
+from txmq.xa.mysql.session import MySQLSession
 from txmq.xa.two_phase.branch import UsedXAConnection
 from txmq.xid import TxId
 

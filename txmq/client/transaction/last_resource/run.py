@@ -134,7 +134,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             self._let_pass()
 
     def _let_pass(self) -> None:
-        self._broker.let_pass(self._messages, self._branch.resource.uuid or "")
+        self._broker.let_pass(self._messages, self._branch.uuid)
 
     def _reach(self) -> None:
         if self._outboxing is None:
@@ -198,7 +198,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
     def _submit_prepare(self, home: BrokerTransaction, parts: Sequence[EncodedPart]) -> Answer:
         resource, of = self._branch.resource, "" if home is self._broker else self._broker.txid
         self.has_asked = True
-        reply = home.submit_prepare(parts, resource.name, resource.uuid or "", resource.installation.table, of)
+        reply = home.submit_prepare(parts, resource.name, self._branch.uuid, resource.installation.table, of)
         crash_point("client.tx.prepare_sent")
         return reply
 
@@ -369,7 +369,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         elsewhere = {slot for home in self.homes for slot in home.slots}
         slots = [slot for slot in self._messages.slots() if slot not in elsewhere]
         on_told = self._on_told
-        return DecisiveCommit(self._broker, slots, self._branch.resource.uuid or "", lambda: on_told(None))
+        return DecisiveCommit(self._broker, slots, self._branch.uuid, lambda: on_told(None))
 
     @property
     def unwritten(self) -> tuple[str, ...]:
@@ -412,7 +412,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             reason = f"{reason}: {self.error}" if self.error is not None else reason
             cause, self.error = self.error, HeuristicHazardError(reason, self._broker.txid)
             self.error.__cause__ = cause
-        kind, uuid = TransactionKind.LAST_RESOURCE, resource.uuid or ""
+        kind, uuid = TransactionKind.LAST_RESOURCE, self._branch.uuid
         self.hazard = Hazard(self._broker.txid, kind, resource.name, uuid, str(self.error))
         return LastResourceEvent.DATABASE_ENDED
 
