@@ -2,12 +2,12 @@
 
 Each error says what the caller may do next: ``retriable`` is true if the same call may be repeated unchanged.
 Errors that travel over the wire carry a ``wire_name`` (the first word of an error answer's body) and a ``code``
-(HTTP-like); ``broker_error`` turns such an answer back into its class.
+(HTTP-like); ``protocol.answers.broker_error`` turns such an answer back into its class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 _Error = TypeVar("_Error", bound="TxmqError")
@@ -244,6 +244,18 @@ class UnknownQueryError(BrokerError):
     code, wire_name = 404, "unknown-query"
 
 
+class UnknownUserError(BrokerError):
+    """No user of that name exists; ``txmq user list`` names those that do."""
+
+    code, wire_name = 404, "unknown-user"
+
+
+class UserExistsError(BrokerError):
+    """A user of that name exists: give that one another password with ``txmq user passwd``, or take another name."""
+
+    code, wire_name = 409, "user-exists"
+
+
 class GroupActiveError(BrokerError):
     """The group has members: stop them first."""
 
@@ -348,27 +360,6 @@ class DiskFullError(BrokerError):
 
     retriable: bool = True
     code, wire_name = 507, "disk-full"
-
-
-def _by_wire_name(kind: type[BrokerError]) -> Iterator[tuple[str, type[BrokerError]]]:
-    yield kind.wire_name, kind
-    for narrower in kind.__subclasses__():
-        yield from _by_wire_name(narrower)
-
-
-_BY_WIRE_NAME = dict(_by_wire_name(BrokerError))
-
-
-def broker_error(code: int, body: bytes) -> BrokerError:
-    """Turn an error answer into its exception.
-
-    Args:
-        code: the answer's code, 400 to 599.
-        body: ``<wire-name> <text>\\n`` in UTF-8.
-    """
-    text = body.decode("utf-8", "replace").removesuffix("\n")
-    name, _, rest = text.partition(" ")
-    return _BY_WIRE_NAME[name](rest) if name in _BY_WIRE_NAME else BrokerError(f"{code} {text}")
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ HOMES = {
     "pymysqlreplication": ["txmq/binlog/source/"],
     "pyspark": ["txmq/spark/", "txmq/testing/processes/spark.py"],
     "rich": ["txmq/cli/"],
+    "scramp": ["txmq/protocol/scram.py"],
     "structlog": ["txmq/runtime/logging.py"],
     "typer": ["txmq/cli/"],
     "uvloop": ["txmq/broker/shell/process.py", "txmq/testing/bench/aio_loads.py"],

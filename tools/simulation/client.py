@@ -11,12 +11,12 @@ from collections.abc import Generator, Mapping
 
 from txmq.client.producer.batches import Batch, ProducerLimits
 from txmq.client.producer.core import ProducerCore
-from txmq.errors import DeliveryUnknownError, broker_error
+from txmq.errors import DeliveryUnknownError
 from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.model import TopicPartition
 from txmq.protocol import commands
-from txmq.protocol.answers import AnswerReader
+from txmq.protocol.answers import AnswerReader, broker_error
 from txmq.xa.last_resource.coordinator import (
     LastResourceCoordinator,
     LastResourceEffect,

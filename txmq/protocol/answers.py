@@ -20,6 +20,7 @@ Invariants
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from txmq.errors import BrokerError, RemoteProtocolError
@@ -219,3 +220,27 @@ class AnswerReader:
             answers.append((code, opaque, bytes(self._body), is_value))
             self._head, self._body = None, bytearray()
         return len(piece)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _by_wire_name(kind: type[BrokerError]) -> Iterator[tuple[str, type[BrokerError]]]:
+    yield kind.wire_name, kind
+    for narrower in kind.__subclasses__():
+        yield from _by_wire_name(narrower)
+
+
+_BY_WIRE_NAME = dict(_by_wire_name(BrokerError))
+
+
+def broker_error(code: int, body: bytes) -> BrokerError:
+    """Turn an error answer into its exception.
+
+    Args:
+        code: the answer's code, 400 to 599.
+        body: ``<wire-name> <text>\\n`` in UTF-8.
+    """
+    text = body.decode("utf-8", "replace").removesuffix("\n")
+    name, _, rest = text.partition(" ")
+    return _BY_WIRE_NAME[name](rest) if name in _BY_WIRE_NAME else BrokerError(f"{code} {text}")

@@ -34,6 +34,7 @@ OFFSETS_SIZE_BYTES_MAX = 256 << 10  # what ``offsets=`` may say
 GROUP_SIZE_BYTES_MAX = 256 << 10  # two texts about what is deferred, 64 KiB each, with all of it escaped
 QUERY_SIZE_BYTES_MAX = 1 << 20  # some 15,000 txids
 RESOURCE_SIZE_BYTES_MAX = 16 << 10  # twenty branches
+USER_SIZE_BYTES_MAX = 4 << 10
 UNKNOWN_VERB = "unknown verb; type: help"
 
 _Matcher = Callable[[bytes], object]
@@ -183,6 +184,20 @@ _TABLE = (
         teaches="report, list: what resolvers see in databases: resource list * 0 1",
     ),
     Verb(b"cluster", ("action",), teaches="describe, homes: who leads what: cluster describe 1"),
+    Verb(
+        b"user", ("action", "user"), has_body=True, body_size_bytes_max=USER_SIZE_BYTES_MAX,
+        teaches="add, passwd, remove, list: who is known here: user list * 0 1",
+    ),
+    Verb(
+        b"acl", ("action", "user"),
+        {b"may": "text", b"topic": "text", b"group": "text", b"resource": "text", b"cluster": "flag"},
+        teaches="grant, revoke, list: acl grant shop may=read,write topic=orders* 1",
+    ),
+    Verb(
+        b"quota", ("action", "kind", "name"),
+        {b"bytes_per_s": "long", b"requests_per_s": "long", b"connections_max": "long", b"unsettled_max": "long"},
+        teaches="set, remove, list: limits of a user or a topic: quota set user shop requests_per_s=100 1",
+    ),
     Verb(b"ping", teaches="is the broker there? ping 1"),
     Verb(b"stats", opaque_optional=True, optional="item", teaches="figures; stats help lists the items"),
     Verb(b"version", opaque_optional=True, teaches="name and version"),

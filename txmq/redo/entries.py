@@ -43,13 +43,15 @@ Bodies::
     27 EPOCH_DRAWN    JSON: the number of a driver's incarnation, never handed out again
     28 SESSION_TAKEN  JSON: a session was taken over, its epoch rises
     29 SESSIONS_AT_REST  JSON: sessions whose clients are away keep what they need and no more
-    30 REGISTERED     JSON: cluster, epoch and incarnation: the process leads the home, under an epoch that the registry
-                      gave out
+    30 REGISTERED     JSON: cluster, epoch and incarnation: the process leads the home, under an epoch of the registry's
     31 PLACE_AWAITED  as PREPARED: a transaction is decided, its messages wait for earlier transactions to be placed
     32 REPORTED       JSON: the home that decided a transaction knows that this home has placed its part, or an operator
                       has given that home up (fact)
-    33 DRAINED        JSON: a transaction has taken the next number of an outbox series; its decision stands in the same
-                      record
+    33 DRAINED        JSON: a transaction has taken the next number of an outbox series, in the record of its decision
+    34 USER           JSON: a user from now on: name, keys of the password, certificate; the first one with a secret
+    35 USER_REMOVED   JSON
+    36 GRANTED        JSON: everything that a user may do from now on
+    37 QUOTA_SET      JSON: the limits of a user or of a topic from now on; none of them: no quota
 """
 
 from __future__ import annotations
@@ -91,6 +93,10 @@ REGISTERED: Final = 30
 PLACE_AWAITED: Final = 31
 REPORTED: Final = 32
 DRAINED: Final = 33
+USER: Final = 34
+USER_REMOVED: Final = 35
+GRANTED: Final = 36
+QUOTA_SET: Final = 37
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -100,6 +106,7 @@ NAMES: Final = {
     QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
     REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", DRAINED: "drained",
+    USER: "user", USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -283,9 +290,6 @@ def _leading(kind: int, layout: struct.Struct, body: Buffer) -> tuple[int, ...]:
     return layout.unpack_from(body)
 
 
-# --- runs and payloads -----------------------------------------------------------------------------------------------
-
-
 def run_header(  # hot: one struct call, the caller joins header and batches
     topic_id: int, partition: int, segment_base: int, position: int, base_offset: int, next_offset: int,
     max_timestamp_ms: int, size: int, *, idempotent: bool = False,
@@ -314,9 +318,6 @@ def encode_payload(
 def decode_payload(body: Buffer) -> Payload:
     """A PAYLOAD's body."""
     return Payload._make((*_leading(PAYLOAD, _PAYLOAD, body), memoryview(body)[_PAYLOAD.size :]))
-
-
-# --- transactions ----------------------------------------------------------------------------------------------------
 
 
 def encode_prepared(session: int, counter: int, meta: bytes) -> bytes:
@@ -414,9 +415,6 @@ def encode_rolled_back(session: int, counter: int, floor: int) -> bytes:
 def decode_rolled_back(body: Buffer) -> RolledBack:
     """A ROLLED_BACK's body."""
     return RolledBack(*_fixed(ROLLED_BACK, _ROLLED_BACK, body))
-
-
-# --- the rest --------------------------------------------------------------------------------------------------------
 
 
 def encode_session_ended(session: int) -> bytes:

@@ -33,7 +33,9 @@ from txmq.redo.scan import Cursor, is_valid_at, open_file
 from txmq.runtime.ports import Disk, File
 
 _JSON_SHOWN_MAX: Final = 400
-_SECRET: Final = re.compile(r'("secret": )"[^"]*"')  # its holder can speak in the session's name
+# Who has a session's secret can speak in its name; who has a user's keys can guess the password as fast as he likes.
+_SECRET: Final = re.compile(r'("(?:secret|keys)": )(?:"[^"]*"|\[[^]]*\])')
+_WITH_SECRETS: Final = (entries.SESSION, entries.USER)
 
 
 class Record(NamedTuple):
@@ -152,7 +154,7 @@ def _fields(kind: int, body: memoryview) -> dict[str, object]:
     decode = _DECODERS.get(kind)
     if decode is None:
         text = bytes(body).decode("utf-8", "replace")
-        return {"json": (_SECRET.sub(r'\1"hidden"', text) if kind == entries.SESSION else text)[:_JSON_SHOWN_MAX]}
+        return {"json": (_SECRET.sub(r'\1"hidden"', text) if kind in _WITH_SECRETS else text)[:_JSON_SHOWN_MAX]}
     decoded = decode(body)
     if isinstance(decoded, int):
         return {"id": decoded}

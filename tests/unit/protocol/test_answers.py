@@ -17,10 +17,9 @@ from txmq.errors import (
     OffsetOutOfRangeError,
     RemoteProtocolError,
     UnknownTopicError,
-    broker_error,
 )
 from txmq.protocol import answers
-from txmq.protocol.answers import Answer, AnswerReader
+from txmq.protocol.answers import Answer, AnswerReader, broker_error
 from txmq.protocol.grammar import ERROR_SIZE_BYTES_MAX
 from txmq.protocol.requests import Violation
 

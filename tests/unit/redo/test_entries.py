@@ -78,6 +78,9 @@ def test_the_layout_is_the_documented_one() -> None:
     assert entries.encode_place_awaited(1, 2, b"{}") == struct.pack("<BBHIQQ2s", 31, 0, 0, 18, 1, 2, b"{}")
     assert entries.json_entry(entries.REPORTED, {}) == struct.pack("<BBHI2s", 32, 0, 0, 2, b"{}")
     assert entries.json_entry(entries.DRAINED, {}) == struct.pack("<BBHI2s", 33, 0, 0, 2, b"{}")
+    of_users = (entries.USER, entries.USER_REMOVED, entries.GRANTED, entries.QUOTA_SET)
+    for number, kind in enumerate(of_users, 34):
+        assert entries.json_entry(kind, {}) == struct.pack("<BBHI2s", number, 0, 0, 2, b"{}")
     assert entries.encode_committed(1, 2, 3, [Placement(4, 5, 6, 7, 8, 9, 10)]) == struct.pack(
         "<BBHIQQQIIIQQQII", 4, 0, 0, 68, 1, 2, 3, 1, 4, 5, 6, 7, 8, 9, 10
     )

@@ -54,6 +54,10 @@ def _disk() -> SimDisk:
         entries.encode_place_awaited(1, 5, b'{"kind": "local"}'),
         entries.json_entry(entries.REPORTED, {"session": 1, "counter": 6}),
         entries.json_entry(entries.DRAINED, {"series": "5e", "number": 1}),
+        entries.json_entry(entries.USER, {"user": "shop", "keys": ["c2FsdA==", 4096, "a2V5", "b2xk"], "secret": "5ec"}),
+        entries.json_entry(entries.USER_REMOVED, {"user": "shop"}),
+        entries.json_entry(entries.GRANTED, {"user": "shop", "grants": [["read", "topic", "a*"]]}),
+        entries.json_entry(entries.QUOTA_SET, {"kind": "user", "name": "shop", "limits": {}}),
     ]
     for sample in samples:
         journal.append(sample)
@@ -75,6 +79,13 @@ def test_dump_shows_every_record_with_its_place_and_its_entries() -> None:
     assert shown[-1]["durable_lsn"] == shown[-1]["lsn"]
     for record in records:
         assert content(disk, record.path)[record.position :][:4] == b"\xc7RED"
+
+
+def test_dump_hides_the_keys_of_users() -> None:
+    fields = {"user": "shop", "keys": ["c2FsdA==", 4096, "a2V5", "b2xk"], "certificate": None, "secret": "5ec"}
+    (body,) = [memoryview(body) for _, _, body in entries.split(entries.json_entry(entries.USER, fields))]
+    shown = {"user": "shop", "keys": "hidden", "certificate": None, "secret": "hidden"}
+    assert json.loads(str(inspect.summary(entries.USER, 0, body)["json"])) == shown
 
 
 def test_dump_from_an_lsn_starts_there() -> None:

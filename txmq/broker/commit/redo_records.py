@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from txmq.broker.state import principals
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.outboxes import DrainedRow
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
@@ -98,6 +99,8 @@ class Redo:
             fields = json.loads(bytes(body))
             taken = DrainedRow(fields["row"], fields["session"], fields["counter"])
             self._state.outboxes.take(fields["series"], fields["number"], taken)
+        elif kind in principals.KINDS:
+            self._state.principals.fold(kind, json.loads(bytes(body)))
         elif kind == entries.ROLLED_BACK:
             settled = entries.decode_rolled_back(body)
             self._state.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)

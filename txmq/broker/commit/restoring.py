@@ -38,6 +38,7 @@ def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles) -> N
     state.queries.restore(snapshot.get("queries") or Queries().snapshot())
     state.registration.restore(snapshot.get("registration"))
     state.outboxes.restore(snapshot.get("outboxes", ()))
+    state.principals.restore(snapshot.get("principals"))
     _derive(state)
 
 

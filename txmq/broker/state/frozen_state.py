@@ -66,6 +66,7 @@ class FrozenState:
     queries: dict[str, Any]
     registration: dict[str, Any] | None
     outboxes: Packed
+    principals: dict[str, Any] | None
 
     def sections(self) -> Iterator[tuple[str, Any]]:
         """Name and value of each; an iterator stands for a long list."""
@@ -91,6 +92,8 @@ class FrozenState:
             yield "branch_parts", _rows(self.branch_parts, branch_parts.FROZEN_FIELDS, list)
         if any(self.outboxes):
             yield "outboxes", _rows(self.outboxes, outboxes.FROZEN_FIELDS, list)
+        if self.principals is not None:
+            yield "principals", self.principals
 
     def transaction_names(self) -> set[tuple[int, int]]:
         """Session and counter of each transaction; to be asked before ``encode``, which lets go of them."""

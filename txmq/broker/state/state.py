@@ -24,6 +24,7 @@ from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed, pack
 from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.in_doubt_index import InDoubtIndex
 from txmq.broker.state.outboxes import Outboxes
+from txmq.broker.state.principals import Principals
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.registration import Registration
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
@@ -64,8 +65,7 @@ class State:
 
     def __init__(self, limits: Limits | None = None, home: int = 0) -> None:
         self.limits, self.home = limits or Limits(), home
-        self.registration = Registration()
-        self.topics = Topics()
+        self.registration, self.topics, self.principals = Registration(), Topics(), Principals()
         self.partitions: dict[tuple[bytes, bytes], Partition] = {}
         self.partitions_of: dict[int, dict[int, Partition]] = {}
         self.placed: dict[int, PlacedTopic] = {}
@@ -79,8 +79,7 @@ class State:
         self.prepared: InDoubtIndex[Transaction] = InDoubtIndex()
         self.payload_bytes = self.epoch = 0
         self.decisions, self.branch_parts = XADecisions(), BranchParts()
-        self.saved = SavedGroups()
-        self.queries, self.outboxes = Queries(), Outboxes()
+        self.saved, self.queries, self.outboxes = SavedGroups(), Queries(), Outboxes()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
 
     def new_topic_id(self) -> int:
@@ -414,6 +413,7 @@ class State:
             queries=self.queries.snapshot(),
             registration=self.registration.snapshot(),
             outboxes=packed(self.outboxes.freeze()),
+            principals=self.principals.freeze(),
         )  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:

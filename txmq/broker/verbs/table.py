@@ -17,6 +17,9 @@ from txmq.broker.verbs import (
     stats,
     topic,
 )
+from txmq.broker.verbs.access.acl import acl
+from txmq.broker.verbs.access.quotas import quota
+from txmq.broker.verbs.access.users import user
 from txmq.broker.verbs.cluster.describe import cluster
 from txmq.broker.verbs.group import group as groups
 from txmq.broker.verbs.outbox.drained import drained
@@ -50,6 +53,9 @@ VERBS: dict[bytes, Verb] = {
     b"resource": resource,
     b"topic": topic.topic,
     b"cluster": cluster,
+    b"user": user,
+    b"acl": acl,
+    b"quota": quota,
     b"stats": stats.stats,
     b"ping": hello.ping,
     b"version": hello.version,
@@ -69,6 +75,6 @@ VERBS_BEFORE_LEADING = {
 LONG_ANSWERS = frozenset(
     {
         b"get", b"meta", b"recover", b"parts", b"checks", b"group", b"query", b"resource", b"topic", b"cluster",
-        b"stats", b"help", b"drained",
+        b"stats", b"help", b"drained", b"user", b"acl", b"quota",
     }
 )  # fmt: skip

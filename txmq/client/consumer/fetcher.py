@@ -31,11 +31,11 @@ from txmq.errors import (
     InvalidBatchError,
     OffsetOutOfRangeError,
     TxmqError,
-    broker_error,
 )
 from txmq.log import records
 from txmq.log.records import DAMAGED
 from txmq.model import Message, TopicPartition
+from txmq.protocol.answers import broker_error
 from txmq.runtime.logging import Logger
 from txmq.runtime.threads import Condition, start_daemon
 

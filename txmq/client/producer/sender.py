@@ -39,9 +39,9 @@ from txmq.errors import (
     StaleTopicError,
     TxmqError,
     UnknownTopicError,
-    broker_error,
 )
 from txmq.model import SendResult
+from txmq.protocol.answers import broker_error
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, start_daemon, watch_forks
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from txmq.errors import RequestTimeoutError, TxmqError, broker_error
+from txmq.errors import RequestTimeoutError, TxmqError
+from txmq.protocol.answers import broker_error
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal
 

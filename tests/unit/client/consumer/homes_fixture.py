@@ -15,8 +15,9 @@ from txmq.client.consumer.homes import ConsumerHomes
 from txmq.client.consumer.membership import GroupMember
 from txmq.client.consumer.offsets.store import OffsetStore
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
-from txmq.errors import ClosedError, ConnectionLostError, TxmqError, UnknownMemberError, broker_error
+from txmq.errors import ClosedError, ConnectionLostError, TxmqError, UnknownMemberError
 from txmq.model import PartitionRange, TopicConfig, TopicPartition
+from txmq.protocol.answers import broker_error
 from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic
 from txmq.runtime.logging import get_logger

@@ -1,0 +1,1 @@
+"""Users, what they may do, and quotas: the verbs ``user``, ``acl`` and ``quota``."""

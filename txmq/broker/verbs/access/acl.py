@@ -1,0 +1,61 @@
+"""The verb ``acl``: grant, revoke, list what users may do."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.verbs.access.changes import chosen, journal, tell
+from txmq.broker.verbs.access.users import refuse_last_administrator
+from txmq.errors import BadRequestError, OverloadedError
+from txmq.protocol.grants import ADMINISTRATOR, CLUSTER, Grant, read_grants
+from txmq.protocol.requests import Request, RequestFields
+from txmq.redo import entries
+
+GRANTS_MAX: Final = 1000  # of one user
+_KINDS: Final = (b"topic", b"group", b"resource")
+
+
+def acl(context: Context, client: ClientConnection, request: Request) -> None:
+    """Carry out one action, and say what the user may, or all users."""
+    _, arguments, extensions, _body, opaque = request
+    action, name = arguments[0].decode(), arguments[1].decode()
+    is_new = False
+    if action in ("grant", "revoke"):
+        is_new = _change(context, name, _stated(extensions), is_grant=action == "grant")
+    elif action != "list" or extensions:
+        raise BadRequestError(f"acl {action[:40]}: expected grant or revoke with grants, or list without")
+    rows = [{"user": one, "grants": _described(context, one)} for one in chosen(context, name)]
+    tell(context, client, opaque, {"users": rows}, is_new=is_new)
+
+
+def _stated(extensions: RequestFields) -> list[Grant]:
+    given = extensions or {}
+    if given.keys() == {b"cluster"}:
+        return [ADMINISTRATOR]
+    kinds = [kind for kind in _KINDS if kind in given]
+    if len(kinds) != 1 or given.keys() != {b"may", kinds[0]}:
+        raise BadRequestError(f"acl: expected may= and one of topic=, group=, resource=; or {CLUSTER} alone")
+    return read_grants(given[b"may"].decode(), kinds[0].decode(), given[kinds[0]].decode())
+
+
+def _change(context: Context, name: str, stated: list[Grant], *, is_grant: bool) -> bool:
+    """Whether anything changed."""
+    known = context.state.principals.known(name)
+    if is_grant:
+        after = [*known.grants, *(grant for grant in stated if grant not in known.grants)]
+    else:
+        after = [grant for grant in known.grants if grant not in stated]
+    if len(after) > GRANTS_MAX:
+        raise OverloadedError(f"{name} would have {len(after)} grants, at most {GRANTS_MAX}: use names that end with *")
+    if ADMINISTRATOR not in after:
+        refuse_last_administrator(context, known)
+    if after == list(known.grants):
+        return False
+    journal(context, entries.GRANTED, {"user": name, "grants": after})
+    return True
+
+
+def _described(context: Context, name: str) -> list[dict[str, Any]]:
+    return [grant._asdict() for grant in context.state.principals.users[name].grants]

@@ -1,0 +1,63 @@
+"""The verb ``quota``: set, remove, list the limits of users and topics."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.verbs.access.changes import check_name, journal, tell
+from txmq.errors import BadRequestError, OverloadedError
+from txmq.protocol.grants import ALL
+from txmq.protocol.requests import Request, RequestFields
+from txmq.redo import entries
+
+QUOTAS_MAX: Final = 10_000
+_OF_ALL: Final = ("bytes_per_s", "requests_per_s")
+LIMITS: Final = {"user": (*_OF_ALL, "connections_max", "unsettled_max"), "topic": _OF_ALL}
+
+
+def quota(context: Context, client: ClientConnection, request: Request) -> None:
+    """Carry out one action, and say which quotas there are of the kind and name."""
+    _, arguments, extensions, _body, opaque = request
+    action, kind, name = (word.decode() for word in arguments)
+    if kind not in LIMITS and not (kind == ALL and action == "list"):
+        raise BadRequestError(f"quota of {kind[:40]!r}: expected one of {', '.join(LIMITS)}")
+    is_new = False
+    if action == "set":
+        is_new = _set(context, kind, name, _limits(kind, extensions))
+    elif extensions or action not in ("remove", "list"):
+        raise BadRequestError(f"quota {action[:40]}: expected set with limits, or remove or list without")
+    elif action == "remove":
+        is_new = _set(context, kind, name, {})
+    rows = [
+        {"kind": of[0], "name": of[1], "limits": limits}
+        for of, limits in context.state.principals.quotas.items()
+        if kind in (ALL, of[0]) and name in (ALL, of[1])
+    ]
+    tell(context, client, opaque, {"quotas": rows}, is_new=is_new)
+
+
+def _limits(kind: str, extensions: RequestFields) -> dict[str, int]:
+    stated = {name.decode(): int(value) for name, value in (extensions or {}).items()}
+    unknown = [name for name in stated if name not in LIMITS[kind]]
+    if unknown:
+        raise BadRequestError(f"quota: a {kind} has no {unknown[0]}, but {', '.join(LIMITS[kind])}")
+    if not stated or 0 in stated.values():
+        raise BadRequestError("quota set: one limit or more, each from 1 on; quota remove takes them away")
+    return stated
+
+
+def _set(context: Context, kind: str, name: str, limits: dict[str, int]) -> bool:
+    """Whether anything changed."""
+    check_name(kind, name)
+    principals = context.state.principals
+    if kind == "user" and limits:
+        principals.known(name)
+    if principals.quotas.get((kind, name), {}) == limits:
+        return False
+    if (kind, name) not in principals.quotas and len(principals.quotas) >= QUOTAS_MAX:
+        raise OverloadedError(f"{QUOTAS_MAX} quotas are kept: remove those that are not needed")
+    fields: dict[str, Any] = {"kind": kind, "name": name, "limits": limits}
+    journal(context, entries.QUOTA_SET, fields)
+    return True

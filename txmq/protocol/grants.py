@@ -1,0 +1,71 @@
+"""Grants: what a user may do, to what. Allow-only: what no grant covers is denied.
+
+A grant is an operation on a thing of some kind. The thing's name may end with ``*``: all names that begin so. Who has
+``cluster`` is an administrator and may do everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from txmq.errors import BadRequestError
+from txmq.model import is_valid_name
+from txmq.protocol.grammar import is_hex32
+
+ALL: Final = "*"
+CLUSTER: Final = "cluster"
+OPERATIONS: Final = {
+    "topic": ("read", "write", "create", "alter", "delete", "describe"),
+    "group": ("read",),
+    "resource": ("settle", "install"),
+    CLUSTER: (CLUSTER,),
+}
+
+
+class Grant(NamedTuple):
+    """One operation on one thing, or on all whose names begin alike."""
+
+    may: str
+    kind: str
+    name: str
+
+    def covers(self, may: str, kind: str, name: str) -> bool:
+        """Whether it allows that."""
+        if self.kind == CLUSTER:
+            return True
+        if (self.may, self.kind) != (may, kind):
+            return False
+        return name.startswith(self.name[:-1]) if self.name.endswith(ALL) else name == self.name
+
+
+ADMINISTRATOR: Final = Grant(CLUSTER, CLUSTER, ALL)
+
+
+def allows(grants: Iterable[Grant], may: str, kind: str, name: str) -> bool:
+    """Whether one of them covers it."""
+    return any(grant.covers(may, kind, name) for grant in grants)
+
+
+def read_grants(may: str, kind: str, name: str) -> list[Grant]:
+    """The grants of a comma-separated list of operations.
+
+    Raises:
+        BadRequestError: an operation that the kind does not have, or no name of that kind.
+    """
+    known, wanted = OPERATIONS[kind], may.split(",")
+    unknown = [word for word in wanted if word not in known]
+    if unknown:
+        raise BadRequestError(f"acl: may={unknown[0][:40]!r}: a {kind} has {', '.join(known)}")
+    if not _is_name(kind, name):
+        expected = "a uuid of 32 hex digits, or *" if kind == "resource" else "a name, which may end with *"
+        raise BadRequestError(f"acl: {kind}={name[:80]!r}: expected {expected}")
+    return [Grant(word, kind, name) for word in dict.fromkeys(wanted)]
+
+
+def _is_name(kind: str, name: str) -> bool:
+    if name == ALL:
+        return True
+    if kind == "resource":
+        return bool(is_hex32(name.encode()))
+    return is_valid_name(name.removesuffix(ALL))
