@@ -14,13 +14,14 @@ OWN = Txmq("txmq", "txmq", "synced", sync="always")
 RABBITMQ = RabbitMQ("peer-rabbitmq", "RabbitMQ", "synced: quorum queue with confirm, classic queues with tx")
 NATS_SYNCED = JetStream("peer-nats-sync", "NATS JetStream, sync always", "synced", sync_always=True)
 NATS = JetStream("peer-nats", "NATS JetStream, default", "in memory, synced each two minutes", is_durable=False)
+KAFKA_FLUSH = Kafka("peer-kafka-flush", "Kafka, flush each", "synced", flushes_each=True)
 PEERS: tuple[Peer, ...] = (
     OWN,
     Txmq("txmq-interval", "txmq, sync = interval", "in memory, synced soon", is_durable=False, sync="interval"),
     RABBITMQ,
     NATS_SYNCED,
     NATS,
-    Kafka("peer-kafka-flush", "Kafka, flush each", "synced", flushes_each=True),
+    KAFKA_FLUSH,
     Kafka("peer-kafka", "Kafka, default", "in memory, synced when the system likes", is_durable=False),
     RocketMQ("peer-rocketmq", "RocketMQ, sync flush", "synced; a transaction is one half message"),
     RedisStreams("peer-redis", "Redis Streams, sync always", "synced"),

@@ -7,15 +7,16 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count as counting
 from pathlib import Path
 from typing import Any
 
 from bench.model import DeclinedError, NotInstalledError
-from bench.peers.model import IN_FLIGHT, TOPICS, VALUE, WAIT_S, Link, Peer, Reader, Running
+from bench.peers.model import IN_FLIGHT, TOPICS, VALUE, WAIT_S, Link, Peer, Publish, Reader, Running
 from bench.peers.processes import await_port, require_client, require_program, server
 from txmq.testing.processes.broker import free_port
 
@@ -64,6 +65,17 @@ class JetStream(Peer):
     def connect(self, address: str) -> Link:
         """A connection with an event loop of its own."""
         return _Link(address)
+
+    @asynccontextmanager
+    async def tasks(self, address: str) -> AsyncIterator[Publish]:
+        """One connection."""
+        import nats
+
+        connection = await nats.connect(address)
+        try:
+            yield partial(connection.jetstream(timeout=_TIMEOUT_S).publish, TOPICS[0])
+        finally:
+            await connection.close()
 
     def reader(self, address: str) -> Reader:
         """A push consumer that acknowledges nothing."""

@@ -1,4 +1,4 @@
-"""Kafka, one node that is broker and controller (KRaft), from confluent-kafka."""
+"""Kafka, one node that is broker and controller (KRaft), from confluent-kafka; tasks of asyncio from aiokafka."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import base64
 import os
 import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.peers.jars import java
-from bench.peers.model import IN_FLIGHT, TOPICS, WAIT_S, Link, Peer, Reader, Running
+from bench.peers.model import IN_FLIGHT, TOPICS, WAIT_S, Link, Peer, Publish, Reader, Running
 from bench.peers.processes import await_port, require_client, server
 from txmq.testing.processes.broker import free_port
 
@@ -65,6 +66,18 @@ class Kafka(Peer):
     def connect(self, address: str) -> Link:
         """An idempotent producer, and a transactional one as soon as it is needed."""
         return _Link(address)
+
+    @asynccontextmanager
+    async def tasks(self, address: str) -> AsyncIterator[Publish]:
+        """An idempotent producer of aiokafka, which is a library that txmq needs, too."""
+        from aiokafka import AIOKafkaProducer
+
+        producer = AIOKafkaProducer(bootstrap_servers=address, acks="all", enable_idempotence=True, linger_ms=0)
+        await producer.start()
+        try:
+            yield partial(producer.send_and_wait, TOPICS[0], partition=0)
+        finally:
+            await producer.stop()
 
     def reader(self, address: str) -> Reader:
         """A consumer of committed messages."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,9 @@ def number_of(value: bytes) -> int:
 
 
 VALUE = value_of(0)
+
+
+Publish = Callable[[bytes], Awaitable[object]]
 
 
 class Answer(Protocol):
@@ -134,6 +137,10 @@ class Peer(ABC):
     @abstractmethod
     def connect(self, address: str) -> Link:
         """A caller's connection, used by one thread."""
+
+    def tasks(self, address: str) -> AbstractAsyncContextManager[Publish]:
+        """A producer on the event loop that runs, shared by tasks: to be called with the value of one message."""
+        raise DeclinedError("no client for asyncio is measured")
 
     @abstractmethod
     def reader(self, address: str) -> Reader:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import txmq
-from bench.peers.model import IN_FLIGHT, TOPICS, WAIT_S, Link, Peer, Reader, Running
+from bench.peers.model import IN_FLIGHT, TOPICS, WAIT_S, Link, Peer, Publish, Reader, Running
+from bench.peers.processes import require_client
 from txmq.testing.processes.broker import BrokerProcess
 
 TIMEOUT_S = 60.0
@@ -37,6 +39,15 @@ class Txmq(Peer):
     def connect(self, address: str) -> Link:
         """A client with a producer."""
         return _Link(address)
+
+    @asynccontextmanager
+    async def tasks(self, address: str) -> AsyncIterator[Publish]:
+        """A producer of ``txmq.aio``."""
+        require_client("greenlet", "greenlet")
+        import txmq.aio
+
+        async with await txmq.aio.connect(address, timeout=TIMEOUT_S) as client:
+            yield partial(client.producer(timeout=TIMEOUT_S).send, TOPICS[0], partition=0)
 
     def reader(self, address: str) -> Reader:
         """A long poll from the end of the topic."""

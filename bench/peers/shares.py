@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from bench.model import Bound, Result, Row, Surroundings
-from bench.peers.catalogue import OWN
+from bench.peers.catalogue import KAFKA_FLUSH, OWN
 from bench.peers.model import Peer
 from bench.peers.run import LAST_RESOURCE, OUTBOX_ALONE, relay_name, row_name
-from bench.peers.works import CALLERS, TRANSACTIONS
+from bench.peers.works import BY_TASKS, CALLERS, TRANSACTIONS
 
 _ONE, _ALL = "rate, 1 thr", f"rate, {CALLERS} thr"
 _TOGETHER = f"rate, {CALLERS} callers"
@@ -51,10 +51,16 @@ _ORDERS = (
 )  # fmt: skip
 
 
+_TASKS = Beside(
+    f"{BY_TASKS.title}, beside aiokafka on {KAFKA_FLUSH.title}", row_name(OWN, BY_TASKS.name),
+    row_name(KAFKA_FLUSH, BY_TASKS.name), (Share("rate", 100),),
+)  # fmt: skip
+
+
 def shares(results: Mapping[str, Result], peers: Sequence[Peer]) -> list[Result]:
     """One row for each pair of which both sides were measured."""
     found = []
-    for beside in (*_ORDERS, *_transactions(peers)):
+    for beside in (*_ORDERS, _TASKS, *_transactions(peers)):
         own, other = results.get(beside.own), results.get(beside.other)
         if own is not None and other is not None and own.samples and other.samples:
             found.append(_result(beside, own, other))

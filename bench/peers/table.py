@@ -11,7 +11,7 @@ from bench.page import Chart, Line
 from bench.peers.model import IN_FLIGHT, Peer
 from bench.peers.orders import CPU_PARTS
 from bench.peers.run import LAST_RESOURCE, ORDERS, OUTBOX_ALONE, SYNCS, relay_name, row_name
-from bench.peers.works import ALONE, CALLERS, DELIVERY, FLYING, TRANSACTIONS
+from bench.peers.works import ALONE, BY_TASKS, CALLERS, DELIVERY, FLYING, TASKS, TRANSACTIONS
 from txmq.testing.bench.limits import busy
 from txmq.testing.bench.model import amount
 
@@ -38,6 +38,8 @@ _PUBLISHING = (
     Column("syncs a message", SYNCS, ("syncs",)),
     Column("alone, msg/s", ALONE.name, ("rate",)),
     Column("p50 / p99, ms", ALONE.name, ("p50", "p99")),
+    Column(f"{TASKS} tasks, msg/s", BY_TASKS.name, ("rate",)),
+    Column("p50 / p99, ms", BY_TASKS.name, ("p50", "p99")),
     Column(f"{IN_FLIGHT} in flight, msg/s", FLYING.name, ("rate",)),
     Column("syncs a transaction", SYNCS, ("syncs, tx",)),
     Column("transactions/s, 1 caller", TRANSACTIONS.name, ("rate",)),
@@ -143,6 +145,7 @@ def charts(peers: Sequence[Peer]) -> tuple[Chart, ...]:
     ordered += [(f"outbox into {peer.title}", relay_name(peer)) for peer in peers]
     return (
         panel("One publish at a time", ALONE.name, "p50", f"Time until the acknowledgement. {_SPREAD}", True),
+        panel(f"{TASKS} tasks", BY_TASKS.name, "rate", f"Acknowledged messages a second, {BY_TASKS.title}."),
         panel("Many in flight", FLYING.name, "rate", f"Acknowledged messages a second, {IN_FLIGHT} unacknowledged."),
         panel("Transactions, one caller", TRANSACTIONS.name, "rate", TRANSACTIONS.title.capitalize() + ", a second."),
         panel(f"Transactions, {CALLERS} callers", TRANSACTIONS.name, f"rate, {CALLERS} callers", "The same."),

@@ -1,4 +1,4 @@
-"""The work that every peer does, timed alike: publishing alone and in flight, transactions, delivery.
+"""The work that every peer does, timed alike: publishing alone, by tasks and in flight, transactions, delivery.
 
 Theory of operation. Each work opens what it needs once and is then measured in turns with the other peers. How much one
 measure does is found by trying: a first small measure, then one that warms caches and compilers up, tell the rate; from
@@ -7,23 +7,32 @@ then on a measure takes about ``Pace.seconds``.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    closing,
+    contextmanager,
+)
 from dataclasses import dataclass
 from functools import partial
 from itertools import count as counting
 
 from bench.model import Measure
 from bench.peers.helpers import Arrived, arrivals
-from bench.peers.model import IN_FLIGHT, VALUE, Link, Peer, Running, value_of
+from bench.peers.model import IN_FLIGHT, VALUE, Link, Peer, Publish, Running, value_of
+from txmq.testing.bench.aio_loads import new_loop
 from txmq.testing.bench.model import LATENCY_UNITS, Figures, latencies
-from txmq.testing.bench.timing import in_threads, timed
+from txmq.testing.bench.timing import in_tasks, in_threads, timed
 
-CALLERS = 8
+CALLERS, TASKS = 8, 64
 PACE_S = 0.005  # between two messages whose way is timed
 COUNT_MAX = 2_000_000
-_FIRST = {"alone": 50, "in-flight": 600, "transactions": 20}
+_FIRST = {"alone": 50, "tasks": 640, "in-flight": 600, "transactions": 20}
 _numbers = counting(1)
 
 
@@ -70,6 +79,27 @@ def _alone(peer: Peer, running: Running, pace: Pace) -> Iterator[Measure]:
             return {"rate": count / sum(taken)} | latencies(taken)
 
         yield steady(measure, _FIRST["alone"], pace)
+
+
+@contextmanager
+def _tasks(peer: Peer, running: Running, pace: Pace) -> Iterator[Measure]:
+    """One producer and one loop, uvloop's if that is installed."""
+    with asyncio.Runner(loop_factory=new_loop()) as runner:
+        stack = AsyncExitStack()
+        publish = runner.run(_entered(stack, peer.tasks(running.address)))
+        try:
+
+            def measure(count: int) -> Figures:
+                rate, taken = runner.run(in_tasks(partial(publish, VALUE), TASKS, count))
+                return {"rate": rate} | latencies(taken)
+
+            yield steady(measure, _FIRST["tasks"], pace)
+        finally:
+            runner.run(stack.aclose())
+
+
+async def _entered(stack: AsyncExitStack, producer: AbstractAsyncContextManager[Publish]) -> Publish:
+    return await stack.enter_async_context(producer)
 
 
 @contextmanager
@@ -143,10 +173,13 @@ def next_number() -> int:
 
 
 ALONE = Work("alone", "one publish at a time", _alone, {"rate": "msg/s"} | LATENCY_UNITS)
+BY_TASKS = Work(
+    "tasks", f"{TASKS} tasks of one process, each one publish at a time", _tasks, {"rate": "msg/s"} | LATENCY_UNITS
+)
 FLYING = Work("in-flight", f"{IN_FLIGHT} in flight", _in_flight, {"rate": "msg/s"})
 TRANSACTIONS = Work(
     "tx", "transactions of two messages in two topics", _transactions,
     {"rate": "tx/s"} | LATENCY_UNITS | {f"rate, {CALLERS} callers": "tx/s"},
 )  # fmt: skip
 DELIVERY = Work("delivery", "from the publish to a reader in another process", _delivery, LATENCY_UNITS)
-WORKS = (ALONE, FLYING, TRANSACTIONS, DELIVERY)
+WORKS = (ALONE, BY_TASKS, FLYING, TRANSACTIONS, DELIVERY)

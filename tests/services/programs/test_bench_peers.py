@@ -39,11 +39,12 @@ def test_quick_run_leaves_table_page_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "bare_limits", lambda _: {})  # seconds of it, and tested elsewhere
-    words = ["--quick", "--peers", "txmq-interval", "--works", "alone", "in-flight", "tx", "--directory", str(tmp_path)]
+    words = ["--quick", "--peers", "txmq-interval", "--works", "alone", "tasks", "in-flight", "tx"]
+    words += ["--directory", str(tmp_path)]
     assert program.main(words) == 0
     kept = {path.suffix: path for path in tmp_path.iterdir()}
     assert sorted(kept) == [".html", ".json", ".md"]
-    [alone, flying, transactions] = json.loads(kept[".json"].read_text())["rows"]
-    assert [row["failure"] for row in (alone, flying, transactions)] == [None, None, None]
+    [alone, tasks, flying, transactions] = json.loads(kept[".json"].read_text())["rows"]
+    assert [row["failure"] for row in (alone, tasks, flying, transactions)] == [None] * 4
     assert kept[".md"].read_text() in capsys.readouterr().out
     assert "<svg" in kept[".html"].read_text()

@@ -35,7 +35,7 @@ def aio_side(address: str) -> Iterator[AioSide]:
         import txmq.aio
     except ImportError as error:
         raise ConfigError(str(error)) from error
-    with asyncio.Runner(loop_factory=_new_loop()) as runner:
+    with asyncio.Runner(loop_factory=new_loop()) as runner:
         client = runner.run(txmq.aio.connect(address, timeout=30))
         try:
             yield AioSide(runner, client)
@@ -43,7 +43,7 @@ def aio_side(address: str) -> Iterator[AioSide]:
             runner.run(client.close())
 
 
-def _new_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def new_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """What makes uvloop's, if that is installed, else asyncio's."""
     try:
         import uvloop

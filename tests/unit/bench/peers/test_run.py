@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import pytest
 
 from bench.model import NotInstalledError, Result
 from bench.peers.jars import java
-from bench.peers.model import Link, Peer, Reader, Running
+from bench.peers.model import Link, Peer, Publish, Reader, Running
 from bench.peers.processes import require_program
 from bench.peers.run import Plan, run
 from bench.peers.table import markdown
-from bench.peers.works import ALONE, FLYING, TRANSACTIONS
+from bench.peers.works import ALONE, BY_TASKS, FLYING, TASKS, TRANSACTIONS
 
 INSTALL = "not installed: apt-get install some-broker"
 PUBLISHED: list[str] = []  # names of peers, in the order of their messages
@@ -83,6 +84,29 @@ def test_peer_that_is_not_installed_fails_nothing(tmp_path: Path) -> None:
 def test_declined_work_is_a_line_with_its_reason(tmp_path: Path) -> None:
     result = measured(tmp_path, (ONE,), TRANSACTIONS.name)["one-tx"]
     assert (result.missing, result.failure, result.samples) == ("no transactions", None, {})
+
+
+def test_tasks_share_a_producer_that_is_closed(tmp_path: Path) -> None:
+    under_way, at_once, ended = 0, list[int](), list[str]()
+
+    @dataclass(frozen=True)
+    class Loops(Memory):
+        @asynccontextmanager
+        async def tasks(self, address: str) -> AsyncIterator[Publish]:
+            async def publish(_: bytes) -> None:
+                nonlocal under_way
+                under_way += 1
+                await asyncio.sleep(0)
+                at_once.append(under_way)
+                under_way -= 1
+
+            yield publish
+            ended.append(address)
+
+    results = measured(tmp_path, (Loops("loops", "broker with tasks", "nothing"), ONE), BY_TASKS.name, rounds=2)
+    assert len(results["loops-tasks"].samples["rate"]) == 2
+    assert (max(at_once), ended) == (TASKS, ["loops"])
+    assert results["one-tasks"].missing == "no client for asyncio is measured"
 
 
 def test_broken_peer_takes_no_figures_of_others_along(tmp_path: Path) -> None:
