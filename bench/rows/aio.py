@@ -2,47 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
 
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.rows.databases import ORDER, VALUE, Open, mariadb, sqlite
+from bench.rows.groups import GROUP_BOUNDS, PER_POLL
 from bench.rows.last_resource import PARTITIONS, TOPIC, row_and_message
 from txmq.testing.bench import aio_loads, loads
-from txmq.testing.bench.limits import SYNC
+from txmq.testing.bench.limits import LOOPBACK_BYTES, SYNC
 from txmq.testing.bench.model import LATENCY_UNITS, Figures, Target, client_with_topic, latencies
 from txmq.testing.bench.timing import in_tasks, in_threads
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
 
+if TYPE_CHECKING:
+    import txmq.aio
+
 CALLERS = 64
+READ_TOPIC = "read"
 _BESIDE = {"tasks": "/s"} | LATENCY_UNITS | {"threads": "/s"}
 
 
 @contextmanager
 def _send(surroundings: Surroundings, *, sync: str) -> Iterator[Measure]:
     """Publishing by tasks, then by threads of the same process."""
-    count = surroundings.count(80_000)
+    sends = surroundings.count(80_000)
     with (
         BrokerProcess(surroundings.directory / "data", settings={"sync": sync}) as broker,
         aio_loads.aio_send(Target(broker.address, threads=CALLERS)) as tasks,
         loads.send_threads(Target(broker.address, "threads", threads=CALLERS)) as threads,
     ):
-        tasks(count // 10)
-        yield lambda: _beside(tasks(count), threads(count // 4))
+        tasks(sends // 10)
+        yield lambda: _beside(tasks(sends), threads(sends // 4))
 
 
 @contextmanager
 def _transactions(surroundings: Surroundings) -> Iterator[Measure]:
-    count = surroundings.count(40_000)
+    wanted = surroundings.count(40_000)
     with (
         BrokerProcess(surroundings.directory / "data") as broker,
         aio_loads.aio_tx(Target(broker.address, threads=CALLERS)) as tasks,
         loads.tx_threads(Target(broker.address, "threads", threads=CALLERS)) as threads,
     ):
-        tasks(count // 10)
-        yield lambda: _beside(tasks(count), threads(count // 2))
+        tasks(wanted // 10)
+        yield lambda: _beside(tasks(wanted), threads(wanted // 2))
+
+
+@contextmanager
+def _consume(surroundings: Surroundings) -> Iterator[Measure]:
+    """Through a group, each message acknowledged, all offsets saved at the end."""
+    wanted, numbers = surroundings.count(500_000), count()
+    with (
+        BrokerProcess(surroundings.directory / "data") as broker,
+        client_with_topic(Target(broker.address, READ_TOPIC)) as client,
+        client.producer(timeout=60) as producer,
+        aio_loads.aio_side(broker.address) as side,
+    ):
+        for _ in range(-(-wanted // loads.PER_CALL)):
+            producer.send_many(READ_TOPIC, loads.pairs_of(min(wanted, loads.PER_CALL), VALUE))
+
+        async def read(way: Callable[[txmq.aio.Consumer, int], Awaitable[None]]) -> float:
+            started = time.perf_counter()
+            group = f"group-{next(numbers)}"
+            async with await side.client.consumer(group, [READ_TOPIC], start="earliest") as consumer:
+                await way(consumer, wanted)
+            return wanted / (time.perf_counter() - started)
+
+        yield lambda: {name: side.runner.run(read(way)) for name, way in _WAYS.items()}
+
+
+async def _poll(consumer: txmq.aio.Consumer, wanted: int) -> None:
+    seen = 0
+    while seen < wanted:
+        messages = await consumer.poll(PER_POLL)
+        for message in messages:
+            await message.ack()
+        seen += len(messages)
+
+
+async def _iterate(consumer: txmq.aio.Consumer, wanted: int) -> None:
+    seen = 0
+    async for message in consumer:
+        await message.ack()
+        seen += 1
+        if seen == wanted:
+            return
+
+
+async def _run(consumer: txmq.aio.Consumer, wanted: int) -> None:
+    seen = 0
+
+    async def handle(_: txmq.aio.Message) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == wanted:
+            await consumer.close()
+
+    await consumer.run(handle)
+
+
+_WAYS = {"poll": _poll, "async for": _iterate, "run": _run}
 
 
 def _beside(tasks: Figures, threads: Figures) -> Figures:
@@ -52,7 +116,7 @@ def _beside(tasks: Figures, threads: Figures) -> Figures:
 @contextmanager
 def _rows_and_messages(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
     """A row and a message in one transaction, the database as last resource."""
-    count = surroundings.count(4000)
+    orders = surroundings.count(4000)
     with (
         opened(surroundings.directory) as database,
         BrokerProcess(surroundings.directory / "data") as broker,
@@ -69,8 +133,8 @@ def _rows_and_messages(surroundings: Surroundings, *, opened: Open) -> Iterator[
                 await side.producer.send(TOPIC, VALUE, key=b"key")
 
         def measure() -> dict[str, float]:
-            rate, taken = side.runner.run(in_tasks(order, CALLERS, count))
-            threads, _ = in_threads(lambda: row_and_message(producer, resource, insert), CALLERS, count)
+            rate, taken = side.runner.run(in_tasks(order, CALLERS, orders))
+            threads, _ = in_threads(lambda: row_and_message(producer, resource, insert), CALLERS, orders)
             return {"tasks": rate} | latencies(taken) | {"threads": threads}
 
         measure()
@@ -95,6 +159,10 @@ ROWS = (
     Row(
         "aio-tx", f"transactions of one message, {CALLERS} tasks, threads", _transactions, _BESIDE,
         (Bound("tasks", 20_000, "tx/s"),), (SYNC,),
+    ),
+    Row(
+        "aio-consume-group", "read 100 B messages through a group in one task, each acknowledged", _consume,
+        dict.fromkeys(_WAYS, "msg/s"), GROUP_BOUNDS, (LOOPBACK_BYTES,),
     ),
     _row("aio-last-resource", "SQLite", sqlite),
     _row("aio-last-resource-mariadb", "MariaDB", mariadb),

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 
 import txmq
-from bench.model import Measure, Row, Surroundings
+from bench.model import Bound, Measure, Row, Surroundings
 from bench.rows.client import PARTITIONS, TOPIC, VALUE
 from txmq.testing.bench.limits import LOOPBACK_BYTES
 from txmq.testing.bench.loads import PER_CALL, pairs_of
@@ -17,6 +17,7 @@ from txmq.testing.processes.broker import BrokerProcess
 MANY_PARTITIONS, MEMBERS = 100, 10
 PER_POLL = 1000
 SHARED_S_MAX, POLL_S = 60.0, 0.005
+GROUP_BOUNDS = (Bound("poll", 350_000, "msg/s"), Bound("run", 150_000, "msg/s"))
 
 
 @contextmanager
@@ -121,7 +122,7 @@ def _until_shared(members: list[txmq.Consumer], started: float) -> float:
 ROWS = (
     Row(
         "consume-group", "read 100 B messages through a group, each acknowledged; browse beside it", _consume,
-        {"poll": "msg/s", "run": "msg/s", "browse": "msg/s"}, (), (LOOPBACK_BYTES,),
+        {"poll": "msg/s", "run": "msg/s", "browse": "msg/s"}, GROUP_BOUNDS, (LOOPBACK_BYTES,),
     ),
     Row(
         "rebalance", f"share {MANY_PARTITIONS} partitions among {MEMBERS} members", _rebalance,

@@ -12,9 +12,10 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from txmq import model
@@ -63,6 +64,8 @@ class Consumer(Facade[consumer.Consumer]):
 
     async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Message]:
         """Messages of the partitions this consumer has; ``ack`` or ``reject`` each. As ``txmq.Consumer.poll``."""
+        if self.host.has_kept_loop():
+            await asyncio.sleep(0)
         return cast("list[Message]", await self.host.run(partial(self.inner.poll, max_records, timeout)))
 
     def __aiter__(self) -> Self:
@@ -70,6 +73,11 @@ class Consumer(Facade[consumer.Consumer]):
         return self
 
     async def __anext__(self) -> Message:
+        if self.host.has_kept_loop():
+            await asyncio.sleep(0)
+        message = self.inner.take_next()
+        if message is not None:
+            return cast("Message", message)
         taken: list[model.Message] = []
         while not taken:
             try:
@@ -114,9 +122,11 @@ class Consumer(Facade[consumer.Consumer]):
         """
 
         def call(message: model.Message) -> None:
+            if self.host.has_kept_loop():
+                required().wait_for(asyncio.sleep(0))
             answer: object = handle(cast("Message", message))
-            if isinstance(answer, Awaitable):
-                required().wait_for(answer)
+            if type(answer) is CoroutineType or isinstance(answer, Awaitable):  # the second one costs 0.3 us
+                required().wait_for(cast("Awaitable[object]", answer))
 
         await self.host.run(partial(self.inner.run, call, threads=threads))
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 IDLE_MAX = 256  # greenlets of a host that wait for work
 _CLOSE_S_MAX = 5.0  # for daemons that were told to end
+_KEEP_S = 0.005  # calls that find their messages there keep the loop at most so long
 _BLOCKING_MAX = 16  # threads of a host for what blocks
 
 
@@ -284,6 +286,7 @@ class Host:
         self.loop: AbstractEventLoop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self._idle: list[Any] = []  # greenlets without work
+        self._keeps_until = 0.0
         self._daemons: set[Task[None]] = set()
         self._ends: set[Running[Any]] = set()
         self._open: dict[object, None] = {}  # streams
@@ -314,6 +317,14 @@ class Host:
             else:
                 handed = fiber.switch(found)
         return cast("T", self._result(fiber, handed))
+
+    def has_kept_loop(self) -> bool:
+        """Whether it is time to let the loop go on; for callers whose calls often wait for nothing."""
+        now = time.monotonic()  # uvloop's own stands still meanwhile
+        if now < self._keeps_until:
+            return False
+        self._keeps_until = now + _KEEP_S
+        return True
 
     def call(self, work: Callable[[], T]) -> T:
         """Outside of coroutines: run code that never parks, so that what it starts is started here; its result."""

@@ -27,6 +27,7 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Condition, new_condition, watch_forks
 
 IDLE_S_MAX = 1.0
+TURN_S = 0.005  # who takes one by one goes on with a partition for so long, before it looks for another one's turn
 REFUSED_MAX = 500  # by the filter, before others get the lock
 
 
@@ -69,6 +70,8 @@ class Assignment:
         self.is_closed = self.is_left = self.has_blocked = self.has_room = self.is_parents = False
         self.failure: TxmqError | None = None
         self._turn = 0
+        self._again: ConsumedPartition | None = None  # whose message was taken last by a caller of ``take_again``
+        self._again_until = 0.0
         self._has_refused = False
         watch_forks(self)
 
@@ -123,6 +126,18 @@ class Assignment:
                 self._turn += number + 1
                 break
         return taken
+
+    def take_again(self, now: float) -> Message | None:
+        """For who takes one by one: the next message of the same partition, for ``TURN_S``; None: use ``take``."""
+        consumed = self._again
+        if consumed is None or now >= self._again_until or consumed.is_busy:
+            return None
+        return self.take_next(consumed, now)
+
+    def begin_turn(self, message: Message, now: float) -> None:
+        """From now on ``take_again`` takes messages of the partition of this one."""
+        self._again = self.partitions.get((message.topic, message.partition))
+        self._again_until = now + TURN_S
 
     def take_in_order(self, now: float) -> tuple[Message, ConsumedPartition] | None:
         """Take a message of a partition that no listener works for, and mark the partition as busy."""

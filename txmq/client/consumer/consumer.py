@@ -116,6 +116,8 @@ class Consumer:
                 self._refuse_closed()
                 now = self._clock.monotonic()
                 taken = self._assignment.take(max_records, now)
+                if max_records == 1 and taken:
+                    self._assignment.begin_turn(taken[0], now)
                 if not taken and now < deadline:
                     self._assignment.changed.wait(min(deadline - now, self._assignment.next_retry_in(now)))
             try:
@@ -143,10 +145,22 @@ class Consumer:
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, until ``close``. One that was not acknowledged is not delivered again meanwhile."""
         while True:
+            message = self.take_next()
+            if message is not None:
+                yield message
+                continue
             try:
                 yield from self.take(1, 1.0)
             except ClosedError:
                 return
+
+    def take_next(self) -> Message | None:
+        """As ``take(1, 0)``, of the partition that the last one came from; None if there is more to do than that."""
+        assignment = self._assignment
+        with assignment.changed:
+            if assignment.is_closed or assignment.has_blocked or assignment.has_room:
+                return None
+            return assignment.take_again(self._clock.monotonic())
 
     # --- acknowledging -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from txmq.client.consumer.assignment import IDLE_S_MAX, Assignment, Fetches
+from txmq.client.consumer.assignment import IDLE_S_MAX, TURN_S, Assignment, Fetches
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.model import Message
@@ -19,7 +19,6 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import thread_number
 
 Handle = Callable[[Message], object]
-TURN_S = 0.005  # a thread goes on with its partition for so long, before it looks for another one's turn
 
 
 class Listener:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.logged import said
-from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.assignment import TURN_S, Assignment
 from txmq.client.consumer.failures import Failures
-from txmq.client.consumer.listener import TURN_S, Listener
+from txmq.client.consumer.listener import Listener
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.model import Message
