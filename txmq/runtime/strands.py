@@ -341,7 +341,8 @@ class Host:
         else:
             fiber = greenlet(_serve)
             fiber.strand = Strand(self)
-        fiber.gr_context = getcurrent().gr_context
+        fiber.parent = getcurrent()  # a strand may have made it, by ``call``
+        fiber.gr_context = fiber.parent.gr_context
         return fiber
 
     def leave_fiber(self, fiber: Any) -> None:

@@ -460,3 +460,23 @@ def test_what_a_cancelled_caller_opened_is_closed(turns: int) -> None:
         assert there == ([1] if ended == 1 else [])
 
     _on_loop(scenario)
+
+
+def test_strand_begun_inside_of_another_outlives_it() -> None:
+    """A listener's handler may make a producer: that strand serves again when the listener waits."""
+
+    async def scenario(host: Host) -> None:
+        woken = Signal()
+
+        def outer() -> str:
+            assert host.call(lambda: "made") == "made"
+            assert woken.wait(LONG_S)
+            return "outer"
+
+        running = asyncio.create_task(host.run(outer))
+        await asyncio.sleep(0)
+        assert await host.run(lambda: "next") == "next"  # in the strand that was made inside
+        woken.set()
+        assert await running == "outer"
+
+    _on_loop(scenario)
