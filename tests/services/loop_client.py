@@ -9,7 +9,6 @@ checker is called in a thread of its own.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from typing import Any, Protocol, cast
 
 import txmq
 import txmq.aio
+from tools.shown import Shown, is_shown
 
 _CALLED_BACK = frozenset({"handle", "checker"})  # parameters
 
@@ -89,9 +89,7 @@ class LoopThread:
             return _ShownFuture(found, self)
         if isinstance(found, txmq.Message) and hasattr(found, "consumer"):
             return _ShownMessage(found, self)
-        if type(found).__module__.startswith("txmq.aio") or hasattr(found, "__aiter__") or hasattr(found, "__aenter__"):
-            return Shown(found, self)
-        return found
+        return Shown(found, self) if is_shown(found) else found
 
     def given(self, name: str, argument: Any) -> Any:
         """As ``txmq.aio`` is to see it."""
@@ -146,54 +144,11 @@ class _ShownFuture:
         self._loop.call(lambda: self._original.add_done_callback(tell))
 
 
-class Shown:
-    """An object of ``txmq.aio`` as one of ``txmq``."""
-
-    def __init__(self, original: Any, loop: LoopThread) -> None:
-        self.original, self._loop = original, loop
-
-    def __getattr__(self, name: str) -> Any:
-        found = self._loop.call(lambda: getattr(self.original, name))
-        return self._called(found) if inspect.isroutine(found) else found
-
-    def _called(self, found: Callable[..., Any]) -> Callable[..., Any]:
-        names = _parameters(found)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            given = [self._loop.given(name, argument) for name, argument in zip(names, arguments, strict=False)]
-            given += arguments[len(given) :]
-            named = {name: self._loop.given(name, argument) for name, argument in named.items()}
-            return self._loop.call(lambda: found(*given, **named))
-
-        return call
-
-    def __enter__(self) -> Any:
-        return self._loop.call(self.original.__aenter__)
-
-    def __exit__(self, *error: object) -> Any:
-        return self._loop.call(lambda: self.original.__aexit__(*error))
-
-    def __iter__(self) -> Iterator[Any]:
-        iterator = self.original.__aiter__()
-        try:
-            while True:
-                yield self._loop.call(iterator.__anext__)
-        except StopAsyncIteration:
-            pass
-
-
 class _ShownMessage(Shown):
     """A message that a consumer delivered: only its methods are of the loop."""
 
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(name) if name in ("ack", "reject") else getattr(self.original, name)
-
-
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except ValueError:
-        return []
 
 
 @contextmanager

@@ -7,17 +7,24 @@ the module that results.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from tools.images import node
+from tools.simulation.loops import SimWorker
 from tools.simulation.run import simulate
+from tools.simulation.threads import required_task
+from txmq.aio import Transaction
 from txmq.broker.verbs import get, turns
+from txmq.runtime import workers
 
 SOURCE = Path(__file__).resolve().parents[2] / "txmq/broker/commit/pipeline.py"
 SEEDS, HARMLESS = range(1, 21), range(1, 5)
+LOOPS = range(21, 51)  # in half of them something runs on a loop
 Edits = tuple[tuple[str, str], ...]
 
 ANSWER_BEFORE_SYNC: Edits = (
@@ -67,6 +74,28 @@ def test_outbox_row_that_overtakes_prepared_ones_is_caught(monkeypatch: pytest.M
     monkeypatch.setattr(turns, "must_queue", lambda *_: False)
     errors = (simulate(seed, sync="always").error or "" for seed in SEEDS)
     assert any("P7" in error for error in errors), f"{len(SEEDS)} seeds found nothing"
+
+
+async def _unshielded_end(self: Transaction, _kind: object, error: BaseException | None, _trace: object) -> None:
+    self.inner.leave_contexts()
+    await self.host.run(lambda: self.inner.__exit__(None, error, None))
+
+
+def test_end_of_a_block_that_cancellation_tears_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Transaction, "__aexit__", _unshielded_end)
+    errors = (simulate(seed, sync="always").error or "" for seed in LOOPS)
+    assert any("without its id" in error for error in errors), f"{len(LOOPS)} seeds found nothing"
+
+
+def test_connection_without_a_thread_of_its_own_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hand_over(_worker: object, work: Callable[[], Any]) -> Any:
+        job = workers._Job(work)
+        required_task().host.start("any", job.run)
+        return job
+
+    monkeypatch.setattr(SimWorker, "_hand_over", hand_over)
+    errors = (simulate(seed, sync="always").error or "" for seed in LOOPS)
+    assert any("a second statement" in error for error in errors), f"{len(LOOPS)} seeds found nothing"
 
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])

@@ -67,6 +67,9 @@ class Program:
         if self.world.chance(0.4) and not self.shared.stopping:
             self.host.countdown = self.world.rng.randint(1, 80)
         self.host.on_death.append(self._died)
+        self._set_out()
+
+    def _set_out(self) -> None:
         self.host.start("main", self._main)
 
     def _main(self) -> None:
@@ -222,6 +225,14 @@ class Application(Program):
         timeout = self.world.rng.choice((0.05, 0.3, 2.0, 30.0))
         block = producer.transaction(*resources, timeout=timeout)
         told: list[Transaction] = []
+        error = self._run_block(block, producer, resources, told)
+        if told:
+            self._judge(told[0], block, error)
+        return block.outcome
+
+    def _run_block(
+        self, block: Block, producer: Producer, resources: Resources, told: list[Transaction]
+    ) -> Exception | None:
         error: Exception | None = None
         try:
             with block:
@@ -229,9 +240,7 @@ class Application(Program):
         except Exception as failure:  # noqa: BLE001  whatever it is, the block says what became of the transaction
             error = failure
         self.world.trace(self.host.name, "block", block.outcome.value, type(error).__name__)
-        if told:
-            self._judge(told[0], block, error)
-        return block.outcome
+        return error
 
     def _body(self, block: Block, producer: Producer, resources: Resources, told: list[Transaction]) -> None:
         rng, history = self.world.rng, self.shared.history

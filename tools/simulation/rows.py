@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
 from .threads import Host, pause, required_task
-from .world import Simulation
+from .world import Simulation, Violation
 
 DRIVER = "simulated_sqlite"
 LOCK_WAIT_S = 0.2
@@ -30,6 +32,10 @@ class Cursor(sqlite3.Cursor):
         """See PEP 249."""
         connection = self.connection
         assert isinstance(connection, Connection)
+        with connection.alone():
+            return self._execute(connection, sql, parameters)
+
+    def _execute(self, connection: Connection, sql: str, parameters: Any) -> Cursor:
         connection.before(sql)
         waited_s = 0.0
         while True:
@@ -53,6 +59,18 @@ class Connection(sqlite3.Connection):
     wait_s: float
     failing: float  # probability for each statement
     database: Rows
+    is_busy = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One statement at a time: a driver's connection takes no second one while one runs."""
+        if self.is_busy and self.host.is_alive:
+            self.host.threads.failure = Violation("a second statement on a connection, while one runs")
+        self.is_busy = True
+        try:
+            yield
+        finally:
+            self.is_busy = False
 
     def before(self, sql: str) -> None:
         """Every statement takes its time, and may fail."""
@@ -73,8 +91,11 @@ class Connection(sqlite3.Connection):
     def commit(self) -> None:
         """See PEP 249."""
         self.host.require_alive()
-        if not self.in_transaction:
-            return
+        if self.in_transaction:
+            with self.alone():
+                self._commit()
+
+    def _commit(self) -> None:
         draw, world = self.host.world.rng.random(), self.host.world
         if draw < 0.3:
             pause(world.rng.uniform(0.0, 0.01))
@@ -92,11 +113,13 @@ class Connection(sqlite3.Connection):
     def rollback(self) -> None:
         """See PEP 249."""
         self.host.require_alive()
-        super().rollback()
+        with self.alone():
+            super().rollback()
 
     def close(self) -> None:
         """See PEP 249."""
-        self.end()
+        with self.alone():
+            self.end()
 
     def end(self) -> None:
         """The session ends, whoever says so."""

@@ -23,7 +23,7 @@ from txmq.client.consumer.offsets.store import order_anew
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S
 from txmq.client.transaction import block
 from txmq.log import records
-from txmq.runtime import crashpoints, logging, net
+from txmq.runtime import crashpoints, logging, loop_stream, net, workers
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.simulated.clock import SimRandom
 from txmq.xa.last_resource import proof
@@ -41,6 +41,8 @@ from .database import Database
 from .drivers import SINK, Driver, Written
 from .endless import Load
 from .history import History, Shared
+from .loop_programs import LoopApplication
+from .loops import SimWorker, connect_by_loop
 from .members import GROUPS, OUTPUT, Consumption, Member
 from .ordered import OrderedProgram
 from .promises import Told, check_promises, visible_messages
@@ -170,7 +172,8 @@ def inhabited(threads: Threads, brokers: Sequence[Broker], network: Network) -> 
         shared = Shared(world, brokers[0], Database(world), History(), rows, Bank(world), brokers=brokers)
         shared.has_outbox = len(brokers) == 1 and world.chance(0.5)
         doors = {net.connect: network.connect, OSClock: lambda: required_task().host,
-                 OSRandom: lambda: SimRandom(world.rng), proof.prove: watched_prove(shared)}  # fmt: skip
+                 OSRandom: lambda: SimRandom(world.rng), proof.prove: watched_prove(shared),
+                 loop_stream.connect: connect_by_loop(network), workers.Worker: SimWorker}  # fmt: skip
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
         logging.configure("info", TracedLog(world))  # type: ignore[arg-type]
         try:
@@ -241,6 +244,7 @@ def _programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
     dealt = told.dealt
     kinds: list[tuple[int, int, Callable[[int], Program]]] = [
         (1, 2, lambda n: Application(shared, threads, f"a{n}_")),
+        (0, 1, lambda n: LoopApplication(shared, threads, f"l{n}_")),
         (1, 2, lambda n: ResolverProgram(shared, threads, f"s{n}_")),
         (0, 2, lambda n: ConsumerProgram(shared, threads, f"k{n}_", dealt)),
         (0, 1, lambda n: ExactProgram(shared, threads, f"e{n}_")),

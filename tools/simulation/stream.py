@@ -118,8 +118,12 @@ class Network:
         self._broker, self._others = broker, others or {}
 
     def connect(self, host: str, _port: int, timeout: float) -> SimStream:
-        """Connect to a broker; it takes a moment."""
-        pause(min(timeout, self._broker.world.rng.uniform(0.0001, 0.003)))
+        """Connect to a broker."""
         stream = SimStream(required_task().host)
-        stream.open(self._others.get(host, self._broker))
+        self.open(stream, host, timeout)
         return stream
+
+    def open(self, stream: SimStream, host: str, timeout: float) -> None:
+        """Connect a stream; it takes a moment."""
+        pause(min(timeout, self._broker.world.rng.uniform(0.0001, 0.003)))
+        stream.open(self._others.get(host, self._broker))

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from txmq.runtime import owner, threads
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -27,7 +27,8 @@ from .world import Simulation
 
 _RESUME_S_MAX = 60.0  # real time: a step that takes longer hangs, also on a busy machine
 _INSIDE = (  # modules that get simulated doors
-    "txmq.client", "txmq.xa", "txmq.runtime.net", "txmq.registry", "txmq.broker.shell",
+    "txmq.client", "txmq.xa", "txmq.aio", "txmq.runtime.net", "txmq.runtime.loop_stream", "txmq.registry",
+    "txmq.broker.shell",
 )  # fmt: skip
 _PARK_S_MIN = 1e-6  # less is lost in the clock's rounding, and whoever waits for a deadline would wait for ever
 
@@ -38,6 +39,9 @@ class Killed(SimulatedCrash):
 
 class Task:
     """One thread of a host."""
+
+    is_strand = False
+    may_park = True  # False where a callback of a loop runs
 
     def __init__(self, host: Host, name: str, run: Callable[[], None]) -> None:
         self.host, self.name, self._run = host, name, run
@@ -181,7 +185,7 @@ class Host:
                 self.world.meet("client died at a crash point")
                 self.kill()
                 raise Killed(name)
-        if self.world.chance(0.1):
+        if self.world.chance(0.1) and required_task().may_park:
             pause(self.world.rng.uniform(0.0, 0.02))
 
     # --- port Clock ---
@@ -199,6 +203,13 @@ class Host:
         pause(seconds)
 
 
+class TasksOfLoop(Protocol):
+    """An event loop, whose strands run in no thread of their own (``loops``)."""
+
+    def task(self) -> Task:
+        """What runs there now."""
+
+
 class Threads:
     """All hosts of a world."""
 
@@ -206,6 +217,7 @@ class Threads:
         self.world = world
         self.hosts: list[Host] = []
         self.current: Task | None = None
+        self.loop: TasksOfLoop | None = None  # whose callback runs
         self.failure: BaseException | None = None
         self.loop_baton = threading.Lock()
         self.loop_baton.acquire()
@@ -231,7 +243,9 @@ _threads: Threads | None = None
 
 def current_task() -> Task | None:
     """The task that runs, or None in the world's loop."""
-    return None if _threads is None else _threads.current
+    if _threads is None:
+        return None
+    return _threads.current if _threads.loop is None else _threads.loop.task()
 
 
 def required_task() -> Task:
@@ -260,6 +274,7 @@ class SimLock:
         end = None if timeout < 0 else timeout
         if self._is_held:
             task = required_task()
+            assert not task.is_strand, "a strand waits for a lock, whose holder has parked"
             task.host.world.meet("a thread waited for a lock")
             started = task.host.world.now
             while self._is_held:
@@ -440,17 +455,25 @@ def _new_condition() -> tuple[SimRLock, SimCondition]:
     return lock, SimCondition(lock)
 
 
+_OF_THREADS: dict[Callable[..., Any], Callable[..., Any]] = {
+    threads.Signal: SimSignal, threads.Turn: SimTurn, threads.new_lock: SimLock, threads.new_future: SimFuture,
+    threads.new_condition: _new_condition, threads.start_daemon: _start_daemon, threads.start_threads: _start_threads,
+}  # fmt: skip
+
+
+def _but_in_strands(real: Callable[..., Any], simulated: Callable[..., Any]) -> Callable[..., Any]:
+    """What strands do is done by the loop, which is simulated beneath them."""
+    return lambda *args: (simulated if threads.current_strand() is None else real)(*args)
+
+
 @contextmanager
 def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
     """Simulated doors in every module of the client; ``replaced`` has more of them: the real one and its stand-in."""
     global _threads
     doors = {
-        threads.Lock: SimLock, threads.Signal: SimSignal, threads.Condition: SimCondition,
-        threads.RLock: SimRLock, threads.new_lock: SimLock, threads.new_condition: _new_condition,
-        threads.new_future: SimFuture,
-        threads.Turn: SimTurn, threads.Future: SimFuture, threads.start_daemon: _start_daemon,
-        threads.start_threads: _start_threads, owner.current_owner: _current_owner,
-    } | replaced  # fmt: skip
+        threads.Lock: SimLock, threads.Condition: SimCondition, threads.RLock: SimRLock, threads.Future: SimFuture,
+        owner.current_owner: _current_owner,
+    } | {real: _but_in_strands(real, simulated) for real, simulated in _OF_THREADS.items()} | replaced  # fmt: skip
     undo: list[tuple[Any, str, Any]] = []
     for module_name, module in sorted(sys.modules.items()):
         if module_name.startswith(_INSIDE):

@@ -40,6 +40,7 @@ SITUATIONS = frozenset(
         "a fenced ack rolled its transaction back", "an offset was saved by a transaction",
         "messages went into an outbox", "a row was drained", "a drainer was paused", "a drainer was out of turn",
         "a drained row has no answer", "a row waited for its place",
+        "a task was cancelled", "a cancelled end committed",
         "endless load", "read behind its acknowledgement",
         "bit flip written over by redo", "bit flip in the journal without effect",
     }

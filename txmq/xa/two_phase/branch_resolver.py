@@ -372,7 +372,7 @@ class BranchResolver:
         if done:
             crash_point("resolver.xa.rolled_back")
             self._database().force()
-            for txid in done:
+            for txid in sorted(done):
                 self._log.info("transaction resolved", txid=txid, outcome="rolled-back")
         return done
 
