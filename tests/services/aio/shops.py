@@ -14,7 +14,7 @@ import txmq
 import txmq.aio
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.xa import LastResource
+from txmq.xa import LastResource, MySQLResource
 
 from ..xa.mysql_database import MySQLDatabase
 
@@ -117,6 +117,35 @@ class MariaDBShop(Shop):
 
     def left_over(self) -> int:
         return int(self.database.execute("SELECT left_over FROM stock")[0][0])
+
+
+class TwoShops:
+    """Two databases on one server, and the orders that have a row in each."""
+
+    def __init__(self, server: MariaDB) -> None:
+        self.shops = [MariaDBShop(server), MariaDBShop(server)]
+        self.resources = [MySQLResource(f"xa-{each}", connect=shop.connect) for each, shop in enumerate(self.shops)]
+
+    def install(self) -> None:
+        """Make their tables."""
+        for resource in self.resources:
+            resource.install()
+
+    def close(self) -> None:
+        """Let go of idle connections."""
+        for resource in self.resources:
+            resource.close()
+
+    async def order(self, producer: txmq.aio.Producer, tx: txmq.aio.Transaction, value: bytes, topic: str) -> None:
+        """A row in each, and a message."""
+        async with tx:
+            for shop, resource in zip(self.shops, self.resources, strict=True):
+                await tx.connection(resource).execute(shop.insert, (value,))
+            await producer.send(topic, value, key=b"k")
+
+    def prepared(self) -> list[Any]:
+        """Branches that the server holds in doubt."""
+        return self.shops[0].database.execute("XA RECOVER")
 
 
 class Service:

@@ -17,9 +17,8 @@ from tests.cancelled import cancelled_at
 from txmq.errors import RolledBackError, TransactionStateError
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.xa import MySQLResource
 
-from .shops import MariaDBShop, Service, Shop, SQLiteShop, on_loop, serving
+from .shops import MariaDBShop, Service, Shop, SQLiteShop, TwoShops, on_loop, serving
 
 TASKS = 64
 _request: ContextVar[str] = ContextVar("request", default="none")
@@ -321,25 +320,51 @@ def test_outbox_takes_the_messages_while_the_broker_is_away(broker: BrokerProces
 
 def test_two_mariadb_databases_commit_by_two_phases(shared_broker: BrokerProcess, mariadb: MariaDB) -> None:
     async def work() -> None:
-        shops = [MariaDBShop(mariadb), MariaDBShop(mariadb)]
-        resources = [MySQLResource(f"xa-{number}", connect=shop.connect) for number, shop in enumerate(shops)]
+        two = TwoShops(mariadb)
         async with await txmq.aio.connect(shared_broker.address) as client, client.producer() as producer:
             await client.topics.ensure("two-phase")
-            for resource in resources:
-                await asyncio.to_thread(resource.install)
-
-            async def order(task: int) -> None:
-                async with producer.transaction(*resources) as tx:
-                    for one, resource in zip(shops, resources, strict=True):
-                        await tx.connection(resource).execute(one.insert, (b"%d" % task,))
-                    await producer.send("two-phase", b"%d" % task, key=b"k")
-
-            await asyncio.gather(*(order(task) for task in range(16)))
+            await asyncio.to_thread(two.install)
+            orders = [
+                two.order(producer, producer.transaction(*two.resources), b"%d" % each, "two-phase")
+                for each in range(16)
+            ]
+            await asyncio.gather(*orders)
             found = sorted([message.value or b"" async for message in client.browse("two-phase")])
-            assert found == sorted(shops[0].rows()) == sorted(shops[1].rows())
+            assert found == sorted(two.shops[0].rows()) == sorted(two.shops[1].rows())
             assert len(found) == 16
-            for resource in resources:
-                resource.close()
+            two.close()
+
+    on_loop(work)
+
+
+def test_two_phases_may_be_cancelled_at_every_await(shared_broker: BrokerProcess, mariadb: MariaDB) -> None:
+    async def work() -> None:
+        two, topic = TwoShops(mariadb), "two-phase-cancelled"
+        async with await txmq.aio.connect(shared_broker.address) as client, client.producer() as producer:
+            await client.topics.ensure(topic)
+            await asyncio.to_thread(two.install)
+            outcomes: dict[txmq.Outcome, set[bytes]] = {outcome: set() for outcome in txmq.Outcome}
+            ended: BaseException | None = BaseException()
+            number = 0
+            while ended is not None:
+                number += 1
+                assert number < 200
+                tx = producer.transaction(*two.resources)
+                task = asyncio.create_task(cancelled_at(two.order(producer, tx, b"%d" % number, topic), number))
+                ended = (await asyncio.gather(task, return_exceptions=True))[0]
+                assert ended is None or isinstance(ended, asyncio.CancelledError)
+                await client.host.await_ends(60.0)
+                outcomes[tx.outcome].add(b"%d" % number)
+                if ended is not None and tx.outcome is txmq.Outcome.COMMITTED:
+                    assert getattr(ended, "txid", None) == tx.txid
+            assert outcomes[txmq.Outcome.ROLLED_BACK]
+            async with asyncio.timeout(60.0):
+                while await client.transactions.list() or await asyncio.to_thread(two.prepared):
+                    await asyncio.sleep(0.01)
+            found = [message.value or b"" async for message in client.browse(topic)]
+            assert set(found) == outcomes[txmq.Outcome.COMMITTED]  # unknown: it had not begun
+            assert sorted(found) == sorted(two.shops[0].rows()) == sorted(two.shops[1].rows())
+        two.close()
 
     on_loop(work)
 
