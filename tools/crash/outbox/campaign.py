@@ -155,7 +155,8 @@ class OutboxCampaign(Campaign):
         for racer in racers:
             racer.kill()
             racer.start(f"{death.what}:{death.nth}:race:{first}")
-        eventually(super().all_work, "every worker comes to its work", POINT_S, CampaignError)
+        have_begun = super().all_work  # unless who is there already keeps them from it
+        eventually(lambda: first.exists() or have_begun(), "every worker begins", POINT_S, CampaignError)
         if death.what == PARKED:
             self._close_until(first.exists)
         else:
