@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Any
 
 from txmq.broker.cluster.view import ClusterView
-from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.state import State
 from txmq.broker.state.transaction import TransactionState
 from txmq.log.verify import verify_log
@@ -360,9 +359,9 @@ def _check_values(
 
 def _check_whole(script: Script, counter: int, node: Node, visible: Visible) -> None:
     session = node.state.sessions.get(SESSION)
-    outcome: CommittedParts | None = session.outcomes.get(counter) if session else None
+    outcome = session.outcomes.get(counter) if session else None
     parts = script.transactions[counter].parts
-    if outcome is None:
+    if not isinstance(outcome, tuple):
         seen = [value for _, values in parts for value in values if value in visible]
         assert not seen, f"P2: {seen} of transaction {counter}, which is not committed"
         return

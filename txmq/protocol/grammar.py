@@ -136,9 +136,9 @@ _TABLE = (
     Verb(
         b"rollback", ("txid",),
         {
-            b"heuristic": "text", b"floor": "long", b"hazard": "text", b"resource": "text", b"uuid": "hex32",
-            b"kind": "text",
-        }, teaches="roll a transaction back",
+            b"voided": "flag", b"heuristic": "text", b"floor": "long", b"hazard": "text", b"resource": "text",
+            b"uuid": "hex32", b"kind": "text",
+        }, teaches="roll a transaction back; voided: its rows are committed, its messages come from an outbox",
     ),
     Verb(
         b"outcome", ("txid",), {b"fence": "flag", b"owner": "flag", b"branch": "text"},

@@ -52,6 +52,7 @@ Bodies::
     35 USER_REMOVED   JSON
     36 GRANTED        JSON: everything that a user may do from now on
     37 QUOTA_SET      JSON: the limits of a user or of a topic from now on; none of them: no quota
+    38 VOIDED         as ROLLED_BACK: what was prepared is void, and the messages come in another way
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ USER: Final = 34
 USER_REMOVED: Final = 35
 GRANTED: Final = 36
 QUOTA_SET: Final = 37
+VOIDED: Final = 38
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -106,7 +108,7 @@ NAMES: Final = {
     QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
     REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", DRAINED: "drained",
-    USER: "user", USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set",
+    USER: "user", USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", VOIDED: "voided",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -206,7 +208,7 @@ class BatchCommitted(NamedTuple):
 
 
 class RolledBack(NamedTuple):
-    """A transaction never happened."""
+    """A transaction never happened, or was voided."""
 
     session: int
     counter: int
@@ -407,13 +409,13 @@ def decode_batch_committed(body: Buffer) -> BatchCommitted:
     return BatchCommitted(tuple(transactions), bytes(rest[position:]))
 
 
-def encode_rolled_back(session: int, counter: int, floor: int) -> bytes:
-    """A ROLLED_BACK entry."""
-    return frame(ROLLED_BACK, _ROLLED_BACK.pack(session, counter, floor))
+def encode_rolled_back(session: int, counter: int, floor: int, kind: int = ROLLED_BACK) -> bytes:
+    """A ROLLED_BACK entry, or a VOIDED."""
+    return frame(kind, _ROLLED_BACK.pack(session, counter, floor))
 
 
 def decode_rolled_back(body: Buffer) -> RolledBack:
-    """A ROLLED_BACK's body."""
+    """The body of a ROLLED_BACK, or of a VOIDED."""
     return RolledBack(*_fixed(ROLLED_BACK, _ROLLED_BACK, body))
 
 

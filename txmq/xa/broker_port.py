@@ -71,6 +71,10 @@ class Session(Protocol):
     def home(self) -> int:
         """Id of the broker's journal."""
 
+    @property
+    def takes_voids(self) -> bool:
+        """Whether the broker knows ``rollback <txid> voided``."""
+
 
 class NumberingSession(Session, Protocol):
     """A session that gives ids to transactions."""

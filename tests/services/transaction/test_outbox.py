@@ -204,6 +204,17 @@ def test_outcome_of_outboxed_block_is_asked_of_database(sqlite_shop: Shop) -> No
     assert sqlite_shop.client.outcome(txid) is Outcome.COMMITTED
 
 
+def test_client_without_the_database_hears_unknown_of_voided_block(sqlite_shop: Shop) -> None:
+    with at_moment("client.tx.prepare_sent", sqlite_shop.broker.kill):
+        txid = sqlite_shop.order().txid
+    sqlite_shop.broker.start()
+    eventually(lambda: not sqlite_shop.resource.unresolved, "the broker is told of the void")
+    with txmq.connect(sqlite_shop.broker.address) as stranger:
+        assert (stranger.outcome(txid), stranger.transactions.fence(txid)) == (Outcome.UNKNOWN, Outcome.UNKNOWN)
+    sqlite_shop.check()
+    assert sqlite_shop.client.outcome(txid) is Outcome.COMMITTED
+
+
 def test_block_behind_message_of_its_key_waits_too(shop: Shop) -> None:
     """Another process, whose broker is there, neither overtakes nor fails; other keys go on as ever."""
     shop.hold()

@@ -62,6 +62,8 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
     )
     rolled_back = entries.encode_rolled_back(1, 2, 3)
     assert entries.decode_rolled_back(_only(rolled_back, entries.ROLLED_BACK)) == RolledBack(1, 2, 3)
+    voided = entries.encode_rolled_back(1, U64, 3, entries.VOIDED)
+    assert entries.decode_rolled_back(_only(voided, entries.VOIDED)) == RolledBack(1, U64, 3)
     assert entries.decode_topic_deleted(_only(entries.encode_topic_deleted(U32), entries.TOPIC_DELETED)) == U32
     log_start = entries.encode_log_start(1, 2, U64)
     assert entries.decode_log_start(_only(log_start, entries.LOG_START)) == LogStart(1, 2, U64)
@@ -75,6 +77,7 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
 def test_the_layout_is_the_documented_one() -> None:
     assert entries.run_header(1, 2, 3, 4, 5, 6, 7, 8) == struct.pack("<BBHIIIQQQQq", 1, 0, 0, 56, 1, 2, 3, 4, 5, 6, 7)
     assert entries.encode_rolled_back(1, 2, 3) == struct.pack("<BBHIQQQ", 5, 0, 0, 24, 1, 2, 3)
+    assert entries.encode_rolled_back(1, 2, 3, entries.VOIDED) == struct.pack("<BBHIQQQ", 38, 0, 0, 24, 1, 2, 3)
     assert entries.encode_place_awaited(1, 2, b"{}") == struct.pack("<BBHIQQ2s", 31, 0, 0, 18, 1, 2, b"{}")
     assert entries.json_entry(entries.REPORTED, {}) == struct.pack("<BBHI2s", 32, 0, 0, 2, b"{}")
     assert entries.json_entry(entries.DRAINED, {}) == struct.pack("<BBHI2s", 33, 0, 0, 2, b"{}")

@@ -58,6 +58,7 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.USER_REMOVED, {"user": "shop"}),
         entries.json_entry(entries.GRANTED, {"user": "shop", "grants": [["read", "topic", "a*"]]}),
         entries.json_entry(entries.QUOTA_SET, {"kind": "user", "name": "shop", "limits": {}}),
+        entries.encode_rolled_back(1, 2, 0, entries.VOIDED),
     ]
     for sample in samples:
         journal.append(sample)

@@ -15,7 +15,7 @@ from typing import Any
 from txmq.broker.state import principals
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.outboxes import DrainedRow
-from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
+from txmq.broker.state.session import ROLLED_BACK, VOIDED, BrokerSession, CommittedParts
 from txmq.broker.state.state import Places, State
 from txmq.broker.state.transaction import PreparedPart, Transaction
 from txmq.errors import StorageError
@@ -101,9 +101,10 @@ class Redo:
             self._state.outboxes.take(fields["series"], fields["number"], taken)
         elif kind in principals.KINDS:
             self._state.principals.fold(kind, json.loads(bytes(body)))
-        elif kind == entries.ROLLED_BACK:
+        elif kind in (entries.ROLLED_BACK, entries.VOIDED):
             settled = entries.decode_rolled_back(body)
-            self._state.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)
+            kept = VOIDED if kind == entries.VOIDED else ROLLED_BACK
+            self._state.settle(settled.session, settled.counter, settled.floor, kept)
         elif kind in (entries.SESSION, entries.SESSION_TAKEN, entries.SESSIONS_AT_REST):
             self._redo_session(kind, json.loads(bytes(body)))
         elif kind == entries.SESSION_ENDED:

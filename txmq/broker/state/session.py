@@ -7,6 +7,9 @@ the secret takes the session over; the former holder is refused from then on.
 Outcomes are kept per session as a *floor* and a window above it: a counter at or below the floor is
 answered 410 (never executed, never called rolled back), one above it is looked up.
 
+A transaction whose messages wait in a database's outbox is *voided*: what was prepared of it is void, its rows are
+committed. Its outcome is not this broker's to tell.
+
 Invariants:
     * ``floor`` never falls; a key of ``outcomes`` at or below it is as good as gone (it leaves when it is the oldest).
     * the floor rises only over counters the client called finished, and only while more than ``outcomes_kept`` are
@@ -25,8 +28,10 @@ from typing import Any, Final
 EPOCH_MAX = 0x7FFF  # a record batch has 16 bits for it
 _PASSED_OVER_MAX = 2  # two for each that comes: no more stay than are unfinished, and as many again
 ROLLED_BACK = None
+VOIDED: Final = "voided"
 CommittedParts = tuple[tuple[int, int, int, int], ...]  # (topic id, partition, base offset, count) a part
-Outcomes = dict[int, CommittedParts | None]
+Kept = CommittedParts | str | None  # the parts, VOIDED or ROLLED_BACK
+Outcomes = dict[int, Kept]
 Frozen = tuple[int, int, str, int, int, int, deque[int], Outcomes, str]
 FROZEN_FIELDS: Final = 9
 
@@ -38,7 +43,7 @@ class BrokerSession:
         number: the session id, also the producer id.
         epoch: how often it was taken over, at least; a request with a lower one is fenced.
         secret: 32 hex digits; empty if an older broker issued the session, which cannot be resumed then.
-        outcomes: counter -> the committed parts, or None for rolled back.
+        outcomes: counter -> the committed parts, None for rolled back, or VOIDED.
         finished: the highest floor the client has stated.
         bound: number of the connection that holds it now, or None.
         gone_ms: wall time its connection was lost, or the broker was started.
@@ -63,7 +68,7 @@ class BrokerSession:
         self.owed, self.is_ended = 0, False
         self.gone_ms = used_ms
 
-    def keep(self, counter: int, outcome: CommittedParts | None, floor: int, kept_max: int) -> None:
+    def keep(self, counter: int, outcome: Kept, floor: int, kept_max: int) -> None:
         """Keep an outcome; let those leave that the client called finished, oldest first, beyond ``kept_max``."""
         if self._is_frozen:
             self.outcomes, self._order, self._is_frozen = self.outcomes.copy(), self._order.copy(), False
@@ -129,7 +134,7 @@ def row(frozen: tuple[Any, ...]) -> list[object]:
     return [*fields, [[counter, outcomes[counter]] for counter in order], secret]
 
 
-def _parts(outcome: Iterable[Iterable[int]] | None) -> CommittedParts | None:
-    if outcome is None:
-        return None
+def _parts(outcome: Iterable[Iterable[int]] | str | None) -> Kept:
+    if outcome is None or isinstance(outcome, str):
+        return outcome
     return tuple((topic, partition, offset, count) for topic, partition, offset, count in outcome)

@@ -27,7 +27,7 @@ from txmq.broker.state.outboxes import Outboxes
 from txmq.broker.state.principals import Principals
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.registration import Registration
-from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
+from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts, Kept
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState, home_group_key
 from txmq.config import BrokerSettings
@@ -241,15 +241,15 @@ class State:
         if owner is not None:
             owner.owed += more
 
-    def settle(self, session: int, counter: int, floor: int, outcome: CommittedParts | None) -> Transaction | None:
-        """Committed (the placed parts) or rolled back (None): the outcome is kept, the transaction is over."""
+    def settle(self, session: int, counter: int, floor: int, outcome: Kept) -> Transaction | None:
+        """Committed (the placed parts), rolled back or voided: the outcome is kept, the transaction is over."""
         transaction = self.transactions.pop((session, counter), None)
         if transaction is not None:
             self.streams.pop((session, counter), None)
             self.payload_bytes -= transaction.size_bytes
             if transaction.state is not TransactionState.OPEN:
                 self._unlist(transaction)
-                if outcome is not None and "offsets" in transaction.meta:
+                if isinstance(outcome, tuple) and "offsets" in transaction.meta:
                     meta = transaction.meta
                     self.saved.save_of_transaction(meta["offsets"], meta["prepared_ms"], self.partition)
         owner = self.sessions.get(session)

@@ -147,6 +147,7 @@ def _introduction(context: Context, session: BrokerSession | None) -> bytes:
         "outcomes_kept": settings.outcomes_kept,
         "compression": ["gzip", "lz4", "zstd"],
         "time_ms": context.now_ms,
+        "voided": True,
     }
     if context.cluster is not None:
         told["registry"] = True

@@ -313,7 +313,8 @@ def kept_lines(context: Context, session: BrokerSession, counter: int) -> bytes:
     if placing is not None:
         return awaited_lines(context, placing)
     decided = context.state.decisions.incomplete.get((session.number, counter))
-    return _lines(context, (decided.parts if decided else session.outcomes[counter]) or ())
+    parts = decided.parts if decided else session.outcomes[counter]
+    return _lines(context, parts if isinstance(parts, tuple) else ())
 
 
 def awaited_lines(context: Context, transaction: Transaction) -> bytes:

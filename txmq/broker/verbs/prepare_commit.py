@@ -18,7 +18,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, Look
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
-from txmq.broker.state.session import ROLLED_BACK, BrokerSession
+from txmq.broker.state.session import ROLLED_BACK, VOIDED, BrokerSession
 from txmq.broker.state.transaction import (
     ANY_KEY,
     Action,
@@ -147,14 +147,20 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
 
 
 def rollback(context: Context, client: ClientConnection, request: Request) -> None:
-    """Force rolled-back, also for a transaction never seen (so that a delayed request for it is refused)."""
+    """Force rolled-back, also for a transaction never seen (so that a delayed request for it is refused).
+
+    With ``voided`` the messages come in another way, from an outbox: whether the transaction is committed is not told.
+    """
     _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.ROLLBACK)
     given = extensions or {}
     floor = floor_of(given, client, session)
     hazard = _hazard(context, (session.number, txid.counter), given)
-    if action is Action.REPEAT:
+    if action is Action.REPEAT and b"voided" in given and session.outcomes[txid.counter] != VOIDED:
+        roll_back(context, session.number, txid.counter, floor, is_void=True)  # an operator was first, or a fence
+        context.answer_when_durable(client, opaque)
+    elif action is Action.REPEAT:
         if hazard is None:
             context.answer_from_state(client, opaque, b"")
         else:
@@ -169,7 +175,7 @@ def rollback(context: Context, client: ClientConnection, request: Request) -> No
             _record(context, transaction, "rollback", given[b"heuristic"])
         if hazard is not None:
             _keep(context, (session.number, txid.counter), hazard)
-        roll_back(context, session.number, txid.counter, floor)
+        roll_back(context, session.number, txid.counter, floor, is_void=b"voided" in given)
         context.answer_when_durable(client, opaque)
     else:
         raise refusal(action, arguments[0])
@@ -213,11 +219,12 @@ def _look_at_branch(context: Context, name: tuple[int, int]) -> None:
         context.branch_asks.hurry([transaction], context.now_ms)
 
 
-def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
-    """Journal and fold a rollback. Commits that waited only for this transaction go on."""
-    context.group.add_entry(entries.encode_rolled_back(session, counter, floor))
+def roll_back(context: Context, session: int, counter: int, floor: int, *, is_void: bool = False) -> None:
+    """Journal and fold a rollback, or a void. Commits that waited only for this transaction go on."""
+    kind = entries.VOIDED if is_void else entries.ROLLED_BACK
+    context.group.add_entry(entries.encode_rolled_back(session, counter, floor, kind))
     context.group.needs_sync = True
-    transaction = context.state.settle(session, counter, floor, ROLLED_BACK)
+    transaction = context.state.settle(session, counter, floor, VOIDED if is_void else ROLLED_BACK)
     context.counters.rolled_back += 1
     if transaction is not None:
         homes = transaction.meta.get("homes", ())
@@ -420,7 +427,7 @@ def _told(context: Context, state: TransactionState, session: BrokerSession, cou
     if state in (TransactionState.COMMITTED, TransactionState.DECIDED, TransactionState.PLACING):
         return b"committed\n" + placing.kept_lines(context, session, counter)
     if state is TransactionState.ROLLED_BACK:
-        return b"rolled-back\n"
+        return b"unknown\n" if session.outcomes[counter] == VOIDED else b"rolled-back\n"
     return b"prepared\n" if state is TransactionState.PREPARED else b"unknown\n"
 
 

@@ -39,7 +39,8 @@ def state_of(context: Context, session: BrokerSession, counter: int) -> Transact
     if counter <= session.floor:
         return TransactionState.FORGOTTEN
     if counter in session.outcomes:
-        return TransactionState.ROLLED_BACK if session.outcomes[counter] is None else TransactionState.COMMITTED
+        is_committed = isinstance(session.outcomes[counter], tuple)
+        return TransactionState.COMMITTED if is_committed else TransactionState.ROLLED_BACK
     return TransactionState.NONE
 
 

@@ -371,14 +371,18 @@ class BrokerTransaction:
         until = self._until(ROLLBACK_TIMEOUT_S)
         return self._control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
 
-    def submit_rollback(self) -> Answer:
+    def submit_rollback(self, *, is_void: bool = False) -> Answer:
         """Send ``rollback``; no outcome depends on its answer.
+
+        Args:
+            is_void: the rows are committed, and the messages come from an outbox.
 
         Raises:
             TxmqError: nothing was sent.
         """
         until = self._clock.monotonic() + ROLLBACK_TIMEOUT_S
-        return self._control.submit_transaction(f"rollback {self.txid}", self._floor(), None, until)
+        void = " voided" if is_void and self._session.takes_voids else ""
+        return self._control.submit_transaction(f"rollback {self.txid}{void}", self._floor(), None, until)
 
     def rollback(self, hazard: Hazard | None = None) -> None:
         """Roll back, also what has not arrived yet.

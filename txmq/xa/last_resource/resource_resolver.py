@@ -210,7 +210,10 @@ class LastResourceResolver:
         control = self._client.control
         if step is Step.REPORT_COMMIT:
             return control.submit("commit", txid, body=(), timeout=REPORT_TIMEOUT_S)
-        return control.submit("rollback", txid, timeout=REPORT_TIMEOUT_S)
+        is_void = step is Step.REPORT_VOID and self._client.session.takes_voids
+        return control.submit(
+            "rollback", txid, extensions={"voided": None} if is_void else {}, timeout=REPORT_TIMEOUT_S
+        )
 
     def _conclude(self, reported: _Reported, left: dict[str, Unresolved]) -> bool:
         """Wait for the broker's answer; whether the transaction is resolved."""

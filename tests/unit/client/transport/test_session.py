@@ -39,6 +39,12 @@ def test_the_text_of_a_txid_is_the_txids() -> None:
         assert session.next_txid() == (counter, str(txid))
 
 
+def test_older_broker_that_does_not_say_so_takes_no_voids() -> None:
+    assert [ClientSession({**FIELDS, **said}).takes_voids for said in ({}, {"voided": False}, {"voided": True})] == [
+        False, False, True,
+    ]  # fmt: skip
+
+
 @given(st.permutations(list(range(1, 30))))
 def test_the_floor_is_the_highest_with_all_below_finished(order: list[int]) -> None:
     session = ClientSession(FIELDS)

@@ -87,7 +87,7 @@ def give_up_deciding(
     if part is not None and part.of == of:
         session = context.state.sessions.get(part.name[0])
         kept = None if session is None else session.outcomes.get(part.name[1])
-        reported(context, part.name, _home_given_up(context, fact, of, kept or ()))
+        reported(context, part.name, _home_given_up(context, fact, of, kept if isinstance(kept, tuple) else ()))
     elif not any(known.get("branch") == of for known in context.state.decisions.heuristics.get(name, ())):
         raise UnknownTransactionError(f"no part {parsed} of transaction {of[:80]} waits for the home that decided")
     context.answer_when_durable(client, opaque)

@@ -289,7 +289,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         crash_point("client.outbox.committed")
         if self.has_asked and not self.is_away:
             with suppress(TxmqError):
-                self._broker.submit_rollback()
+                self._broker.submit_rollback(is_void=True)
         return LastResourceEvent.PREPARE_VOIDED
 
     def _commit_database(self) -> LastResourceEvent:
