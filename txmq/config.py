@@ -145,6 +145,10 @@ class BrokerSettings:
         "that has taken nothing for a second is closed.", section="Limits",
     )  # fmt: skip
     connections_max: int = number(10_000, 1, 1_000_000, "Open connections; more are closed at once.", section="Limits")
+    connections_per_address_max: int | None = number(
+        None, 1, 1_000_000, "Open connections of one address (of IPv6, of one network of 64 bits); more are closed at "
+        "once.", section="Limits", none="as many as connections_max",
+    )  # fmt: skip
     pipeline_requests_max: int = number(
         10_000, 1, 1_000_000, "Unanswered requests of one connection; beyond it reading pauses.", section="Limits"
     )

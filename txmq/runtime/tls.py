@@ -265,7 +265,10 @@ def _shaken(session: TlsSession) -> bool:
 
 def _not_empty(arrived: bytes) -> bytes:
     if not arrived:
-        raise OSError("the other side closed the connection in the TLS handshake; does it speak TLS there?")
+        raise OSError(
+            "the other side closed the connection in the TLS handshake: it does not speak TLS there, or has too many "
+            "connections"
+        )
     return arrived
 
 

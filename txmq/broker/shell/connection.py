@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from txmq.addresses import join_address
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import REQUESTS_A_TURN, Core
+from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import OWN_BYTES, AnswerBudget
 from txmq.config import BrokerSettings
 from txmq.protocol import answers
@@ -41,6 +42,7 @@ class Host(Protocol):
     clock: Clock
     budget: ByteBudget
     answers: AnswerBudget
+    admission: Admission
     connections: set[Connection]
     paused: bool  # too much is queued: no connection is read
 
@@ -87,10 +89,13 @@ class Connection(asyncio.BufferedProtocol):
         self.client.shell = self
         host.connections.add(self)
         self._deadline_ms = self._latest_ms()
-        if len(host.connections) > host.settings.connections_max or host.context.stopping:
-            text = f"unavailable connections_max {host.settings.connections_max} is reached or the broker is stopping"
+        refusal = host.admission.enter(self.client.address)
+        if host.context.stopping:
+            refusal = "the broker is stopping"
+        if refusal is not None:
+            self.tell("connection refused", refusal)
             self.client.closing = True
-            transport.write(answers.result(503, b"-", text.encode()))
+            transport.write(answers.result(503, b"-", b"unavailable " + refusal.encode()))
             transport.close()
 
     def now_on(self, transport: asyncio.Transport) -> None:
@@ -200,6 +205,7 @@ class Connection(asyncio.BufferedProtocol):
         """It is gone."""
         host = self._host
         host.connections.discard(self)
+        host.admission.leave(self.client.address)
         host.answers.forget(self)
         self._parked.clear()
         host.context.now_ms = (

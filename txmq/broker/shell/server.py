@@ -33,6 +33,7 @@ from txmq.broker.commit.steps import LOOP, Step, StepThread
 from txmq.broker.commit.store import Store
 from txmq.broker.context import Read
 from txmq.broker.core import Core
+from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import Connection
 from txmq.broker.shell.home_links import HomeLinks
@@ -66,6 +67,7 @@ class Server:
         self.pipeline = CommitPipeline(core, store, settings, clock)
         self.budget = ByteBudget(settings.memory_request_bytes_max)
         self.answers = AnswerBudget(settings.memory_answer_bytes_max)
+        self.admission = Admission(settings)
         self.connections: set[Connection] = set()
         self.stopped: asyncio.Future[BaseException | None]
         self._loop: asyncio.AbstractEventLoop
@@ -396,5 +398,6 @@ class Server:
             "request_bytes_in_memory": self.budget.used,
             "answer_bytes_in_memory": self.answers.used,
             "answer_bytes_in_memory_max": self.answers.used_max,
+            "connections_refused": self.admission.refused,
             **self._stalls.figures(),
         }

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from txmq.broker.core import REQUESTS_A_TURN, Core
+from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES, Connection
 from txmq.broker.state.silence_clock import TICK_MS
@@ -65,6 +66,7 @@ def connected(core: Core | None = None) -> tuple[Connection, Transport, Any]:
     host: Any = SimpleNamespace(
         core=core, context=core.context, settings=BrokerSettings(pipeline_requests_max=100_000), clock=SimClock(),
         budget=ByteBudget(1 << 24), answers=AnswerBudget(1 << 20), connections=set(), paused=False,
+            admission=Admission(BrokerSettings()),
         received=lambda: None,
     )  # fmt: skip
     connection, transport = Connection(host), Transport()

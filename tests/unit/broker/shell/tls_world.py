@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES
 from txmq.broker.shell.tls_door import TlsDoor
@@ -72,6 +73,7 @@ class World:
         self.host: Any = SimpleNamespace(
             core=core, context=core.context, settings=BrokerSettings(pipeline_requests_max=100_000), clock=SimClock(),
             budget=ByteBudget(1 << 24), answers=AnswerBudget(1 << 20), connections=set(), paused=False,
+            admission=Admission(BrokerSettings()),
             received=self._answer, fail=self._failed,
         )  # fmt: skip
         self.client, self._server, self._takes_plaintext = client, server, takes_plaintext
