@@ -10,7 +10,7 @@
 # make bench-peers   txmq beside other brokers that are installed, the same work in turns (about 12 minutes): a table and drawings
 # make compiled  hot modules as C extensions, into build/compiled (about two minutes)
 # make wheel     into dist/: a wheel with compiled modules for each Python there is, and one of the source for all others
-# make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 GROUP_SECONDS=180 ORDERED_CYCLES=200 OUTBOX_CYCLES=200 BINLOG_CYCLES=100 SPARK_KILLS=20 FAULTS=43: kill -9
+# make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 TLS_CYCLES=60 GROUP_SECONDS=180 ORDERED_CYCLES=200 OUTBOX_CYCLES=200 BINLOG_CYCLES=100 SPARK_KILLS=20 FAULTS=43: kill -9
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make docs      the API reference out of the docstrings, into build/api
@@ -22,6 +22,7 @@ BIN := .venv/bin
 CYCLES ?= 300
 XA_CYCLES ?= 400
 HOMES_CYCLES ?= 510
+TLS_CYCLES ?= 60
 GROUP_SECONDS ?= 180
 ORDERED_CYCLES ?= 200
 OUTBOX_CYCLES ?= 200
@@ -131,6 +132,7 @@ crash: .venv/.dev
 	$(BIN)/python -m tools.crash --xa --cycles $(XA_CYCLES)
 	$(BIN)/python -m tools.crash --aio --cycles $(XA_CYCLES)
 	$(BIN)/python -m tools.crash --homes --cycles $(HOMES_CYCLES)
+	$(BIN)/python -m tools.crash --homes --tls --cycles $(TLS_CYCLES)
 	$(BIN)/python -m tools.crash --groups --seconds $(GROUP_SECONDS)
 	$(BIN)/python -m tools.crash --ordered --cycles $(ORDERED_CYCLES)
 	$(BIN)/python -m tools.crash --outbox --cycles $(OUTBOX_CYCLES)

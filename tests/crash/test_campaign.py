@@ -8,8 +8,9 @@ import pytest
 
 from tools.crash.__main__ import complaints_of
 from tools.crash.campaign import Campaign
+from txmq.testing.certificates import CertificateAuthority
 
-CYCLES = 20
+CYCLES, TLS_CYCLES = 20, 4
 SETTLE_S_MAX = 40.0  # what is promised is 5 s; here a machine that is busy with other tests must not fail one
 SEED = 5  # of all below 5000 the plan that comes first through the windows between prepare, decision and answer
 
@@ -25,3 +26,17 @@ def test_twenty_deaths_lose_nothing(tmp_path: Path) -> None:
     assert report.deaths["broker"] >= 5
     assert report.deaths["client"] >= 5
     assert report.verdict.counts["ok"] > 50  # ten times as many where nobody else uses the machine
+
+
+@pytest.mark.timeout(300)
+def test_deaths_over_tls_lose_nothing(tmp_path: Path) -> None:
+    (tmp_path / "campaign").mkdir()
+    lines: list[str] = []
+    campaign = Campaign(tmp_path / "campaign", seed=SEED, say=lines.append)
+    campaign.tls = CertificateAuthority(tmp_path / "tls").issue("both")
+    campaign.settle_s_max = SETTLE_S_MAX
+    report = campaign.run(TLS_CYCLES)
+    assert complaints_of(report) == "", "\n".join(lines)
+    assert report.holds
+    assert report.deaths["broker"] > 0
+    assert campaign.address.startswith("txmqs://")

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import txmq
 from tools.crash.aio.campaign import AioCampaign
-from tools.crash.arguments import parser
+from tools.crash.arguments import parsed
 from tools.crash.binlog.campaign import BinlogCampaign
 from tools.crash.binlog.plan import MODES, ROUND
 from tools.crash.binlog.plan import POINTS as BINLOG_POINTS
@@ -28,6 +28,7 @@ from tools.crash.outbox.cells import CELLS as OUTBOX_CELLS
 from tools.crash.processes import CampaignError
 from tools.crash.spark.campaign import SparkCampaign
 from tools.crash.xa.campaign import CELLS, XACampaign
+from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.checkers.history import describe
 
 _OF_ONE_SHAPE: Final[Mapping[str, type[Campaign]]] = {"xa": XACampaign, "aio": AioCampaign, "homes": HomesCampaign}
@@ -35,7 +36,7 @@ _OF_ONE_SHAPE: Final[Mapping[str, type[Campaign]]] = {"xa": XACampaign, "aio": A
 
 def main() -> int:
     """Run, report, and keep the directory where something was found."""
-    arguments = parser().parse_args()
+    arguments = parsed()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     if arguments.groups:
         return _groups(seed, arguments.seconds)
@@ -51,12 +52,15 @@ def main() -> int:
         return _outbox(seed, arguments)
     kind = next((f" --{name}" for name in _OF_ONE_SHAPE if getattr(arguments, name)), "")
     again = f"python -m tools.crash{kind} --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
+    again += " --tls" * arguments.tls
     directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
     print(f"seed {seed}, in {directory}", flush=True)
     try:
         made = _OF_ONE_SHAPE.get(kind.removeprefix(" --"), Campaign)
         campaign = made(directory, seed, arguments.sync, _say)
         campaign.settle_s_max = arguments.settle_s
+        if arguments.tls:
+            campaign.tls = CertificateAuthority(directory / "tls").issue("both")
         report = campaign.run(arguments.cycles, arguments.check_every)
     except (CampaignError, txmq.TxmqError) as error:  # the latter: a final read was refused
         print(f"\nSTUCK: {error!r}\nkept: {directory}\nrepeat: {again}")

@@ -9,6 +9,8 @@ from tools.crash.campaign import SETTLE_S_MAX
 from tools.crash.cluster.directory import STREAMED_PARTITIONS
 from tools.crash.cluster.plan import FAULTS_A_ROUND
 
+_OTHERS = ("groups", "ordered", "outbox", "binlog", "spark", "cluster")  # campaigns of a shape of their own
+_WITHOUT_TLS = ", ".join(f"--{name}" for name in _OTHERS)
 _DESCRIPTION = """\
 Campaigns: real processes are killed with SIGKILL while they work, and started again; at the end the history of all of
 them is held to what is stored. Without the name of a campaign: local and last-resource transactions with SQLite.
@@ -16,6 +18,7 @@ them is held to what is stored. Without the name of a campaign: local and last-r
 _EPILOG = """\
 examples:
   python -m tools.crash --cycles 20                      one broker, four workers, a database
+  python -m tools.crash --homes --tls --cycles 60        two homes, all over TLS with client certificates
   python -m tools.crash --cluster --faults 18            three brokers and a Spark stream
   python -m tools.crash --cluster --faults 40 --streamed 0 --json report.json
                                                          the same without Spark; every time is in the file
@@ -34,6 +37,16 @@ and --cluster need Java.
 """
 
 
+def parsed() -> argparse.Namespace:
+    """What was asked for; ends the process where that cannot be."""
+    made = parser()
+    arguments = made.parse_args()
+    for name in _OTHERS if arguments.tls else ():
+        if getattr(arguments, name):
+            made.error(f"--{name} has no --tls")
+    return arguments
+
+
 def parser() -> argparse.ArgumentParser:
     """Of all campaigns."""
     found = argparse.ArgumentParser(
@@ -47,6 +60,10 @@ def parser() -> argparse.ArgumentParser:
     others.add_argument(
         "--sync", choices=("always", "interval", "never"), default="always", help="the broker's setting; one broker"
     )
+    others.add_argument(
+        "--tls", action="store_true",
+        help=f"brokers and clients speak TLS, with certificates of both; {_WITHOUT_TLS} have not got it",
+    )  # fmt: skip
     others.add_argument(
         "--settle-s", type=float, default=SETTLE_S_MAX, metavar="SECONDS",
         help="nothing may stay in doubt for longer; more, if the machine is busy with others (default: %(default)g)",

@@ -17,7 +17,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +27,10 @@ from tools.crash import final_reads, offline
 from tools.crash.directory import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, CampaignDirectory, HistoryFile, read_history
 from tools.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, Death, deaths
 from tools.crash.processes import CampaignError, Child, has_stopped, pause
+from txmq.addresses import TlsFiles
 from txmq.testing.checkers.history import Coverage, Verdict, check
 from txmq.testing.eventually import eventually
-from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess, address_of
 
 SETTLE_S_MAX = 5.0  # the promise: nothing in doubt so long after both sides are up
 SETTLE_GIVEN_UP_S = 60.0
@@ -67,10 +68,12 @@ class Campaign:
         settle_s_max: nothing may stay in doubt for longer, everybody being up.
         settle_every: after so many cycles it is waited for; the faults of a cycle before that last until then.
         brokers: those that run, or are to be started again.
+        tls: with it, brokers and clients speak TLS, and show each other certificates.
     """
 
     settle_s_max = SETTLE_S_MAX
     settle_every = 1
+    tls: TlsFiles | None = None
     points: Collection[str] = SQLITE_POINTS
     cycles_for_all = 3 * len(SQLITE_POINTS)  # from here on every point must have been hit
     left_for_resolver: Mapping[str, str] = LEFT_FOR_RESOLVER
@@ -117,7 +120,7 @@ class Campaign:
 
     def start_brokers(self, stack: ExitStack) -> list[BrokerProcess]:
         """Start what the clients talk to; ``stack`` ends it."""
-        broker = BrokerProcess(self.world.broker, settings=self.settings)
+        broker = BrokerProcess(self.world.broker, settings=self.settings, tls=self.tls)
         stack.callback(broker.kill)
         return [broker.start()]
 
@@ -329,11 +332,6 @@ class Campaign:
             if not left or time.monotonic() >= deadline:
                 return left
             pause(0.05)
-
-
-def address_of(brokers: Sequence[BrokerProcess]) -> str:
-    """Of some brokers, the first one first."""
-    return "txmq://" + ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
 
 
 def await_death(broker: BrokerProcess, crash: str) -> None:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import txmq
-from tools.crash.campaign import POINT_S, Campaign, address_of, await_death, is_stopped
+from tools.crash.campaign import POINT_S, Campaign, await_death, is_stopped
 from tools.crash.directory import LOCAL, read_history
 from tools.crash.homes.cells import ALL_KINDS, BROKER_PATHS, CELLS, CLIENT_POINTS, LEFT, Cell, HomesDeath, cells
 from tools.crash.homes.directory import (
@@ -32,7 +32,7 @@ from tools.crash.plan import Death
 from tools.crash.processes import CampaignError, Child, pause
 from tools.crash.xa.final_reads import write_heuristics
 from txmq.testing.eventually import eventually
-from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess, address_of
 from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
 
@@ -70,7 +70,8 @@ class HomesCampaign(Campaign):
 
     def start_brokers(self, stack: ExitStack) -> list[BrokerProcess]:
         ensemble = stack.enter_context(Ensemble(self.world.directory / "zookeeper"))
-        cluster = Cluster(self.world.directory / "brokers", ensemble, size=BROKERS, settings=self.settings)
+        directory = self.world.directory / "brokers"
+        cluster = Cluster(directory, ensemble, size=BROKERS, settings=self.settings, tls=self.tls)
         stack.callback(cluster.kill)
         return cluster.start().brokers
 

@@ -16,11 +16,13 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlencode
 
-from txmq.addresses import split_address
+from txmq.addresses import TlsFiles, join_address, split_address
 from txmq.config import ENVIRONMENT_PREFIX
 from txmq.errors import TxmqError
 from txmq.testing.processes.child import ChildProcess
@@ -44,6 +46,7 @@ class BrokerProcess(ChildProcess):
         settings: any settings of the broker by name.
         env: environment variables for the broker, such as ``TXMQ_CRASH``; they hold for every start unless
             ``start`` is given others.
+        tls: what brokers and clients show each other alike; nobody speaks to the broker without it.
     """
 
     failure = BrokerFailedError
@@ -56,13 +59,15 @@ class BrokerProcess(ChildProcess):
         listen: str = "127.0.0.1:0",
         settings: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
         super().__init__(self.data_dir.with_name(self.data_dir.name + ".log"))
         self._ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
         self._host, self._port = split_address(listen)
         self._port_is_free = self._port == 0
-        self._settings = dict(settings or {})
+        self._settings = {**({} if tls is None else _mutual(tls)), **(settings or {})}
+        self.tls = tls
         self._env = dict(env or {})
 
     def __enter__(self) -> Self:
@@ -74,8 +79,8 @@ class BrokerProcess(ChildProcess):
 
     @property
     def address(self) -> str:
-        """``txmq://HOST:PORT`` for ``txmq.connect``."""
-        return f"txmq://{self._host}:{self._port}"
+        """``txmq://HOST:PORT`` for ``txmq.connect``; with TLS ``txmqs://HOST:PORT?...`` with the files."""
+        return address_of([self])
 
     @property
     def host(self) -> str:
@@ -126,12 +131,26 @@ class BrokerProcess(ChildProcess):
         return self.start(env=env)
 
     def _command(self) -> list[str]:
-        host = f"[{self._host}]" if ":" in self._host else self._host
         command = [sys.executable, "-m", "txmq.cli.main", "broker", "--data", str(self.data_dir)]
-        command += ["--listen", f"{host}:{self._port}", "--ready-file", str(self._ready_file)]
+        command += ["--listen", join_address(self._host, self._port), "--ready-file", str(self._ready_file)]
         for name, value in self._settings.items():
             command += ["--set", f"{name}={_word(value)}"]
         return command
+
+
+def address_of(brokers: Sequence[BrokerProcess]) -> str:
+    """Of some brokers for ``txmq.connect``, the first one first. All have TLS, or none."""
+    hosts, tls = ",".join(join_address(broker.host, broker.port) for broker in brokers), brokers[0].tls
+    if tls is None:
+        return f"txmq://{hosts}"
+    files = {name: path for name, path in asdict(tls).items() if path}
+    return f"txmqs://{hosts}?{urlencode(files)}"
+
+
+def _mutual(tls: TlsFiles) -> dict[str, object]:
+    """Settings of a broker that lets nobody in without a certificate."""
+    shown = {"tls_certificate": tls.cert, "tls_key": tls.key}
+    return {**shown, "tls_ca": tls.ca, "tls_client_certificates": "required"}
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from txmq.testing.processes.broker import BrokerProcess
+from txmq.addresses import TlsFiles
+from txmq.testing.processes.broker import BrokerProcess, address_of
 from txmq.testing.processes.child import ServerGroup
 from txmq.testing.processes.zookeeper import SESSION_TIMEOUT_MS_MIN, Ensemble
 
@@ -26,12 +27,14 @@ class Cluster(ServerGroup):
         chroot: where the cluster is in the ensemble's tree: ``""``, or ``/prod``.
         size: how many brokers.
         settings: of every broker; a short ZooKeeper session unless it says otherwise.
+        tls: what brokers and clients show each other alike; see ``BrokerProcess``.
     """
 
     def __init__(
         self, directory: Path | str, ensemble: Ensemble, *, chroot: str = "", size: int = 3,
-        settings: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | None = None, tls: TlsFiles | None = None,
     ) -> None:  # fmt: skip
+        self._tls = tls
         self.directory, self.ensemble, self._chroot = Path(directory), ensemble, chroot
         self._settings = {"registry_session_timeout_ms": SESSION_TIMEOUT_MS, **(settings or {})}
         self.brokers = [self.broker(f"broker-{number}") for number in range(size)]
@@ -39,7 +42,7 @@ class Cluster(ServerGroup):
     def broker(self, name: str, *, settings: Mapping[str, object] | None = None) -> BrokerProcess:
         """One more broker of the cluster, not started; the caller stops it."""
         own = {**self._settings, "registry": self.registry, "broker_name": name, **(settings or {})}
-        return BrokerProcess(self.directory / name, settings=own)
+        return BrokerProcess(self.directory / name, settings=own, tls=self._tls)
 
     @property
     def registry(self) -> str:
@@ -48,8 +51,8 @@ class Cluster(ServerGroup):
 
     @property
     def address(self) -> str:
-        """``txmq://`` and the addresses of all brokers."""
-        return "txmq://" + ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers)
+        """Of all brokers, for ``txmq.connect``."""
+        return address_of(self.brokers)
 
     def start(self) -> Self:
         """Start the brokers that do not run, and wait until each serves.
