@@ -12,6 +12,7 @@
 # make wheel     into dist/: a wheel with compiled modules for each Python there is, and one of the source for all others
 # make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 TLS_CYCLES=60 GROUP_SECONDS=180 ORDERED_CYCLES=200 OUTBOX_CYCLES=200 BINLOG_CYCLES=100 SPARK_KILLS=20 FAULTS=43: kill -9
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
+# make fuzz      SECONDS=300: random first bytes at a broker's door, for plaintext and TLS; others are served meanwhile
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make docs      the API reference out of the docstrings, into build/api
 # make house     the layout of txmq/ in figures, and the places that break its rules
@@ -31,6 +32,7 @@ SPARK_KILLS ?= 20
 FAULTS ?= 43
 SEEDS ?= 500
 MINUTES ?= 10
+SECONDS ?= 300
 WORKERS ?= 2
 SERVICE_WORKERS ?= 3
 COMPILED ?= 1
@@ -41,7 +43,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-binlog demo-cluster demo-audit test test-compiled check compiled wheel bench bench-peers crash soak simulate docs house clean
+.PHONY: demo demo-binlog demo-cluster demo-audit test test-compiled check compiled wheel bench bench-peers crash soak fuzz simulate docs house clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -139,6 +141,9 @@ crash: .venv/.dev
 	$(BIN)/python -m tools.crash --binlog --cycles $(BINLOG_CYCLES)
 	$(BIN)/python -m tools.crash --spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tools.crash --cluster --faults $(FAULTS)
+
+fuzz: .venv/.dev
+	$(BIN)/python -m tools.fuzz --seconds $(SECONDS)
 
 soak: .venv/.dev
 	$(BIN)/python -m tools.soak --minutes $(MINUTES) --json build/soak.json

@@ -12,13 +12,13 @@ from datetime import timedelta
 
 import pytest
 
+from tools.fuzz.probes import PROBES
 from txmq.addresses import TlsFiles
 from txmq.runtime.tls import ClientTls, TlsSession
 from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess, free_port
 
-from .probes import PROBES
 from .tls_brokers import HANDSHAKE_MS, address, raw, refusal, settings_of, shake_hands, trusting
 from .watch import FLOOD_DELAY_S_MAX, Watch
 
