@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 import txmq
+from tests.services.loop_client import Connect
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
@@ -25,8 +26,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, ensemble: Ensemble) -> Ite
 
 
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[txmq.Client]:
-    with txmq.connect(cluster.address) as made:
+def client(cluster: Cluster, connect: Connect) -> Iterator[txmq.Client]:
+    with connect(cluster.address) as made:
         yield made
 
 
@@ -88,6 +89,7 @@ def test_a_killed_home_costs_its_partitions_alone(cluster: Cluster, client: txmq
         reader.consumer.close()
     assert {row["lag"] for row in client.groups.describe("readers")["partitions"]} == {0}
     client.groups.delete("readers")
+    client.topics.delete("orders")
 
 
 def test_one_has_everything_and_a_later_partition_is_whole(client: txmq.Client) -> None:
@@ -104,3 +106,4 @@ def test_one_has_everything_and_a_later_partition_is_whole(client: txmq.Client) 
     assert (two.numbers, two.values) == ({0, 1, 2}, [b"later"])
     two.consumer.close()
     client.groups.delete("readers")
+    client.topics.delete("events")
