@@ -2,10 +2,10 @@
 
     python -m bench.compare /path/to/before . --rounds 9 --works put transaction
 
-Theory of operation. A worker runs in a process of its own with one checkout in ``PYTHONPATH``, starts that checkout's
-broker, warms up, and tells the processor time of client and broker for each operation. Rounds alternate A B, B A, so
+Theory of operation. A worker for each checkout runs in a process of its own with that checkout in ``PYTHONPATH`` and
+that checkout's broker, and does slices of work as it is told. Slices of a fraction of a second alternate A B, B A, so
 that what a shared machine does befalls both alike. Processor time stays comparable where rates do not: the verdict is
-the median of the ratios of pairs. The worker uses names that are public in both checkouts only.
+the median of the ratios of rounds, each of which sums its slices. Workers use names that are public in both checkouts.
 """
 
 from __future__ import annotations
@@ -18,53 +18,66 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import txmq
 
-TOPIC, VALUE = "compare", b"x" * 100
-_COUNTS = {"put": 3000, "transaction": 2500, "send_many": 300_000, "browse": 300_000, "poll": 300_000, "run": 300_000}
-_READING = ("browse", "poll", "run")
-_PAIR = 10_000  # messages of one ``send_many``
-_TIMEOUT_S = 240
+TOPIC, READ_TOPIC, VALUE = "compare", "compare-read", b"x" * 100
+_COUNTS = {"put": 400, "transaction": 300, "send_many": 40_000, "browse": 60_000, "poll": 60_000, "run": 60_000}
+_PAIRS = 10_000  # of one ``send_many``
+_SLICES = 6  # a round
+_TIMEOUT_S = 240.0
 
-Times = Mapping[str, Mapping[str, float]]  # microseconds of processor time for an operation, by work: client, broker
+Times = Mapping[str, float]  # processor time: client, broker
+Found = dict[str, list[tuple[Times, Times]]]  # by work
 
 
-def measured(works: Sequence[str], directory: Path) -> Times:
-    """In a worker: all works with the ``txmq`` that is imported."""
+def work_as_told(directory: Path) -> None:
+    """In a worker: a slice of the work that each line names, with the ``txmq`` that is imported."""
     import txmq
-    from txmq.testing.bench.limits import cpu_seconds
     from txmq.testing.processes.broker import BrokerProcess
 
     with BrokerProcess(directory / "data") as broker, txmq.connect(broker.address, timeout=60) as client:
         pid = broker.pid
         assert pid is not None
-        client.topics.create(TOPIC, partitions=4)
-        _fill(client, max([_COUNTS[work] for work in works if work in _READING], default=0))
-        found = {}
-        for number, work in enumerate(works):
-            count = _COUNTS[work]
-            _WORKS[work](client, max(count // 10, 1), f"warm-{number}")
-            own, brokers = _own_seconds(), cpu_seconds(pid)
-            _WORKS[work](client, count, f"group-{number}")
-            found[work] = {
-                "client": 1e6 * (_own_seconds() - own) / count, "broker": 1e6 * (cpu_seconds(pid) - brokers) / count,
-            }  # fmt: skip
-        return found
+        for topic in (TOPIC, READ_TOPIC):
+            client.topics.create(topic, partitions=4)
+        for number, line in enumerate(sys.stdin):
+            name = line.strip()
+            if number == 0:
+                _fill(client)
+            own, brokers = _own_seconds(), broker_seconds(pid)
+            _WORKS[name](client, _COUNTS[name], f"group-{number}")
+            times = {"client": _own_seconds() - own, "broker": broker_seconds(pid) - brokers}
+            print(json.dumps(times), flush=True)
 
 
 def _own_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    used = resource.getrusage(resource.RUSAGE_SELF)  # threads that ended included
     return used.ru_utime + used.ru_stime
 
 
-def _fill(client: txmq.Client, count: int) -> None:
-    _send_many(client, count, "")
+def broker_seconds(pid: int) -> float:
+    """Processor time of the threads of a process that live, to the nanosecond."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def _fill(client: txmq.Client) -> None:
+    with client.producer() as producer:
+        for _ in range(-(-_COUNTS["browse"] // _PAIRS)):
+            producer.send_many(READ_TOPIC, _pairs(_PAIRS))
+
+
+def _pairs(count: int) -> list[tuple[bytes, bytes]]:
+    return [(b"%d" % number, VALUE) for number in range(count)]
 
 
 def _put(client: txmq.Client, count: int, _: str) -> None:
@@ -82,20 +95,20 @@ def _transaction(client: txmq.Client, count: int, _: str) -> None:
 
 def _send_many(client: txmq.Client, count: int, _: str) -> None:
     producer = client.producer()
-    for first in range(0, count, _PAIR):
-        producer.send_many(TOPIC, [(b"%d" % number, VALUE) for number in range(min(_PAIR, count - first))])
+    for first in range(0, count, _PAIRS):
+        producer.send_many(TOPIC, _pairs(min(_PAIRS, count - first)))
 
 
 def _browse(client: txmq.Client, count: int, _: str) -> None:
     seen = 0
-    for message in client.browse(TOPIC):
+    for message in client.browse(READ_TOPIC):
         seen += len(message.value or b"") > 0
         if seen == count:
             return
 
 
 def _poll(client: txmq.Client, count: int, group: str) -> None:
-    with client.consumer(group, [TOPIC], start="earliest") as consumer:
+    with client.consumer(group, [READ_TOPIC], start="earliest") as consumer:
         seen = 0
         while seen < count:
             for message in consumer.poll(1000):
@@ -105,7 +118,7 @@ def _poll(client: txmq.Client, count: int, group: str) -> None:
 
 def _run(client: txmq.Client, count: int, group: str) -> None:
     seen = 0
-    with client.consumer(group, [TOPIC], start="earliest") as consumer:
+    with client.consumer(group, [READ_TOPIC], start="earliest") as consumer:
 
         def handle(_: txmq.Message) -> None:
             nonlocal seen
@@ -121,35 +134,73 @@ _WORKS: Mapping[str, Callable[[txmq.Client, int, str], None]] = {
 }  # fmt: skip
 
 
-def _of(checkout: Path, works: Sequence[str], directory: Path) -> Times:
-    """The figures of one checkout, by a worker of its own."""
-    with tempfile.TemporaryDirectory(dir=directory) as own:
-        command = [sys.executable, str(Path(__file__).absolute()), "--worker", own, "--works", *works]
+class Worker:
+    """A process that works with one checkout."""
+
+    def __init__(self, checkout: Path, directory: Path) -> None:
         environment = os.environ | {"PYTHONPATH": str(checkout.absolute()), "PYTHONSAFEPATH": "1"}
-        done = subprocess.run(
-            command, env=environment, cwd=checkout, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-    if done.returncode:
-        raise SystemExit(f"{checkout}: {done.stderr[-2000:]}")
-    told: Times = json.loads(done.stdout.splitlines()[-1])
-    return told
+        self._checkout = checkout
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).absolute()), "--worker", str(directory)],
+            env=environment, cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def work(self, name: str) -> Times:
+        """Do one slice.
+
+        Raises:
+            SystemExit: the worker has ended; it said why.
+        """
+        told, heard = self._process.stdin, self._process.stdout
+        assert told is not None
+        assert heard is not None
+        with suppress(BrokenPipeError):
+            told.write(f"{name}\n")
+            told.flush()
+        line = heard.readline()
+        if not line:
+            raise SystemExit(f"the worker of {self._checkout} has ended")
+        times: Times = json.loads(line)
+        return times
+
+    def close(self) -> None:
+        """Let it and its broker end."""
+        with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.communicate(timeout=_TIMEOUT_S)
+        self._process.kill()
+        self._process.wait()
 
 
-def _table(before: Sequence[Times], after: Sequence[Times], works: Sequence[str]) -> str:
+def compared(workers: Sequence[Worker], works: Sequence[str], rounds: int, found: Found) -> None:
+    """Add to ``found`` microseconds for an operation, by work: of each round, before and after."""
+    for work in works:
+        for worker in workers:
+            worker.work(work)  # warms up
+    for _ in range(rounds):
+        for work in works:
+            sums = [{"client": 0.0, "broker": 0.0}, {"client": 0.0, "broker": 0.0}]
+            for number in range(_SLICES):
+                for side in (0, 1) if number % 2 == 0 else (1, 0):
+                    for name, seconds in workers[side].work(work).items():
+                        sums[side][name] += 1e6 * seconds / (_COUNTS[work] * _SLICES)
+            found[work].append((sums[0], sums[1]))
+
+
+def table(found: Found) -> str:
+    """A line for each work and side."""
     lines = [
         "| processor time of | before, us | after, us | after / before | [lowest, highest] |",
         "|---|---|---|---|---|",
     ]
-    for work in works:
+    for work, pairs in found.items():
         for side in ("client", "broker", "both"):
-            pairs = [
-                (_figure(one[work], side), _figure(two[work], side)) for one, two in zip(before, after, strict=True)
-            ]
-            ratios = [two / one for one, two in pairs if one]
+            figures = [(_figure(one, side), _figure(two, side)) for one, two in pairs]
+            ratios = [two / one for one, two in figures if one]
             if ratios:
-                one, two = (statistics.median(column) for column in zip(*pairs, strict=True))
+                before, after = (statistics.median(column) for column in zip(*figures, strict=True))
                 spread = f"[{min(ratios):.3f}, {max(ratios):.3f}]"
-                lines.append(f"| {work}, {side} | {one:.3g} | {two:.3g} | {statistics.median(ratios):.3f} | {spread} |")
+                middle = statistics.median(ratios)
+                lines.append(f"| {work}, {side} | {before:.3g} | {after:.3g} | {middle:.3f} | {spread} |")
     return "\n".join(lines)
 
 
@@ -162,22 +213,27 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="CHECKOUT", help="before and after")
     parser.add_argument("--works", nargs="+", choices=list(_WORKS), default=list(_WORKS), help="default: all")
-    parser.add_argument("--rounds", type=int, default=9, help="pairs of measures (9)")
+    parser.add_argument("--rounds", type=int, default=9, help="about 10 s each for all works (9)")
     parser.add_argument("--directory", type=Path, default=Path("/var/tmp"), help="on the disk that matters (/var/tmp)")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(words)
     if given.worker is not None:
-        print(json.dumps(measured(given.works, given.worker)))
+        work_as_told(given.worker)
         return 0
     if len(given.checkouts) != 2:
         parser.error("two checkouts are compared: before and after")
-    found: tuple[list[Times], list[Times]] = ([], [])
-    for number in range(given.rounds):
-        started = time.perf_counter()
-        for side in (0, 1) if number % 2 == 0 else (1, 0):
-            found[side].append(_of(given.checkouts[side], given.works, given.directory))
-        print(f"round {number + 1}/{given.rounds}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
-    print(_table(*found, given.works))
+    found: Found = {work: [] for work in given.works}
+    with ExitStack() as stack:
+        workers = []
+        for checkout in given.checkouts:
+            own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.directory)))
+            workers.append(Worker(checkout, own))
+            stack.callback(workers[-1].close)
+        try:
+            compared(workers, given.works, given.rounds, found)
+        except KeyboardInterrupt:
+            print("interrupted: what was measured until then", file=sys.stderr)
+    print(table(found))
     return 0
 
 
