@@ -179,6 +179,11 @@ class Node:
         assert answer.code == 200, answer
         return client
 
+    @property
+    def newest_session(self) -> int:
+        """The number that was issued last."""
+        return max(self.state.sessions)
+
     def wish(self, session: str) -> str:
         """What ``hello`` takes for a session: with the secret that its client was told."""
         if session.count(".") != 1:

@@ -71,6 +71,7 @@ class Context:
     Attributes:
         random: draws the secrets of sessions.
         ids: draws the ids of topics and sessions.
+        sessions_from: the lowest number of a session that this process issues.
         cluster: the other homes and the registry; None for a broker that is alone.
         address: where clients reach this broker; set by the shell.
         is_serving: False until the registry has said that this process leads the home.
@@ -103,6 +104,7 @@ class Context:
     address: str = ""
     is_serving: bool = True
     now_ms: int = 0
+    sessions_from: int = 1
     started_ms: int = 0
     owned_since_start: set[tuple[str, int, int]] = field(default_factory=set)  # group and partition; see ``groups``
     group: CommitGroup = field(default_factory=CommitGroup)

@@ -71,6 +71,8 @@ class Core:
         ids: Ids | None = None, cluster: ClusterView | None = None,
     ) -> None:  # fmt: skip
         self.context = Context(identity, settings, state, random, ids or state, cluster, now_ms=now_ms)
+        # The directory may be an older copy: what was issued behind the copy is below this time, and not issued again.
+        self.context.sessions_from = now_ms if state.epoch > 1 else 1
         self._next_client = 1
         self._ticked_ms = now_ms
         self._group_size_bytes_max = settings.group_size_bytes_max

@@ -1,8 +1,10 @@
 """Sessions: the identity of a client at its home broker, and the outcomes of its transactions.
 
 A session's number is issued once, journaled before the client gets it, and never reused; it doubles as the producer id
-of the session's batches. A client needs the session's *secret* to resume it. The *epoch* rises when a client that has
-the secret takes the session over; the former holder is refused from then on.
+of the session's batches. A broker that was started before issues numbers from the time of this start on, in ms: one
+that was restored from a backup does not know which it has issued since, and databases keep outcomes under them.
+A client needs the session's *secret* to resume it. The *epoch* rises when a client that has the secret takes the
+session over; the former holder is refused from then on.
 
 Outcomes are kept per session as a *floor* and a window above it: a counter at or below the floor is
 answered 410 (never executed, never called rolled back), one above it is looked up.

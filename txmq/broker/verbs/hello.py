@@ -64,7 +64,8 @@ def _new_session(context: Context, name: str) -> BrokerSession:
     if len(sessions) >= context.settings.sessions_max:
         _make_room(context)
     secret = f"{context.random.bits(_SECRET_BITS):032x}"
-    session = BrokerSession(context.ids.new_session_number(), 0, name, context.now_ms, secret)
+    number = max(context.ids.new_session_number(), context.sessions_from)
+    session = BrokerSession(number, 0, name, context.now_ms, secret)
     if session.number in sessions:
         raise InvariantError(f"session number {session.number} is in use")
     fields = {"session": session.number, "epoch": 0, "name": name, "time_ms": context.now_ms, "secret": secret}
