@@ -10,7 +10,7 @@ import typer
 from txmq.cli import output
 from txmq.cli.connecting import connected
 from txmq.cli.resolver import Config, read_config
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, ConnectionLostError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ def list_(
 
       txmq outbox list --config resolver.toml
     """
-    columns = ("resource", "txid", "state", "number", "size_bytes", "age_ms", "reason")
+    columns = ("resource", "txid", "state", "number", "size_bytes", "age_ms", "reason", "home")
     rows = []
     for resource in _with_outbox(config):
         with closing(resource.open_for_operator()) as database:
@@ -138,38 +138,52 @@ def renumber(
     from txmq.runtime.os_clock import OSRandom
 
     found = _named(config, resource)
-    problem = _disagreement(found, bootstrap or read_config(config)[0] or output.DEFAULT_BOOTSTRAP)
+    problems = _disagreements(found, bootstrap or read_config(config)[0] or output.DEFAULT_BOOTSTRAP)
+    problem = "; ".join(problems.values())
     if not yes:
         question = "Everything that waits is sent, also what the broker may have taken before it was restored. Go on?"
         typer.confirm(f"{problem}. {question}", abort=True, err=True)
-    series = f"{OSRandom().bits(128):032x}"
+    series = ""
     with closing(found.open_for_operator()) as database:
-        _tables(database).begin_series(database.connection, series)
+        for home in problems:
+            series = f"{OSRandom().bits(128):032x}"
+            _tables(database).at(home).begin_series(database.connection, series)
     output.report({"series": series, "problem": problem}, f"new series: {series} ({problem})", as_json=as_json)
 
 
-def _disagreement(resource: LastResource, bootstrap: str) -> str:
-    """What broker and database do not agree about; fails if they agree."""
+def _disagreements(resource: LastResource, bootstrap: str) -> dict[str, str]:
+    """What brokers and database do not agree about, by home; fails if they agree."""
     from txmq.runtime.os_clock import OSClock
+    from txmq.xa.database.outbox_series import LONE
     from txmq.xa.last_resource.drainer import Drainer, DrainError
 
-    state = resource.outbox
+    state, found, agreed = resource.outbox, dict[str, str](), list[str]()
     assert state is not None  # ``_with_outbox``
     with connected(bootstrap) as client, closing(resource.open_for_operator()) as database:
-        drainer = Drainer(client.routes.links()[0], state, database.uuid, resource.name, OSClock())
-        try:
-            agreed = drainer.compare(database)
-        except DrainError as error:
-            return str(error)
-    output.fail(
-        f"broker and database agree: the broker took the rows up to {agreed.taken}, "
-        f"the database gave the numbers up to {agreed.given}; nothing is numbered anew: txmq outbox drain"
-    )
+        for link in client.routes.all_links():
+            home = LONE if client.routes.is_lone else f"{link.home:016x}"
+            drainer = Drainer(link, state, database.uuid, resource.name, OSClock(), home)
+            try:
+                numbers = drainer.compare(database)
+            except DrainError as error:
+                found[home] = str(error)
+            except ConnectionLostError as error:
+                agreed.append(f"home {home} is away: {error}")
+            else:
+                agreed.append(
+                    f"the broker took the rows up to {numbers.taken}, "
+                    f"the database gave the numbers up to {numbers.given}"
+                )
+    if not found:
+        text = "; ".join(agreed)
+        output.fail(f"broker and database agree: {text}; nothing is numbered anew: txmq outbox drain")
+    return found
 
 
 def _left(resource: LastResource) -> int:
     with closing(resource.open_for_operator()) as database:
-        return _tables(database).size(database.connection).rows
+        tables = _tables(database)
+        return sum(tables.at(home).size(database.connection).rows for home in tables.homes(database.connection))
 
 
 def _with_outbox(config: Path) -> list[LastResource]:

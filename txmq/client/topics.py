@@ -7,7 +7,7 @@ a database with an outbox says what it knows of topics (``assume``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 
@@ -129,7 +129,17 @@ class Topics:
 
     def sizes(self) -> dict[str, TopicSize]:
         """All topics, for a database that keeps the numbers of their partitions. Raises as ``list``."""
-        return {topic.config.name: _size(topic) for topic in self._all()}
+        return {
+            topic.config.name: TopicSize(topic.topic_id, topic.config.partitions, self._homes_of(topic.config.name))
+            for topic in self._all()
+        }
+
+    def _homes_of(self, name: str) -> tuple[int, ...]:
+        if self._routes.is_lone:
+            return ()
+        with suppress(UnknownTopicError):  # it was deleted just now
+            self._routes.describe(name, self._timeout)
+        return tuple(self._routes.homes_of(name) or ())
 
     def ensure(self, /, name: str, partitions: int = 1, **settings: Setting) -> None:
         """Create a topic if it is missing; the settings are those of ``create``."""
@@ -163,12 +173,12 @@ class Topics:
             hint = f"; {self._assumed_of}, which has an outbox, does not know it" if self._assumed_of else ""
             raise BrokerAwayError(f"the broker did not describe topic {name}: {error}{hint}") from error
         topic = _topic(answer["topics"][0])
-        self._learn(topic)
+        self._learn(topic, () if self._routes.is_lone else self._routes.homes_of(name) or ())
         return topic
 
-    def _learn(self, topic: Topic) -> None:
+    def _learn(self, topic: Topic, homes: Sequence[int]) -> None:
         name = topic.config.name
-        before, size = self._sizes.get(name), _size(topic)
+        before, size = self._sizes.get(name), TopicSize(topic.topic_id, topic.config.partitions, tuple(homes))
         if before != size:
             self._sizes[name] = size
             self.changes += before is not None
@@ -192,7 +202,8 @@ class Topics:
         self._assumed_of, self._assume_at = resource, self._clock.monotonic() + ASSUME_EVERY_S
         for name, size in found.items():
             newest = max(size, self._sizes.get(name, size))
-            self._learn(Topic(newest.topic_id, TopicConfig(name, newest.partitions)))
+            self._routes.assume(name, newest.topic_id, newest.homes)
+            self._learn(Topic(newest.topic_id, TopicConfig(name, newest.partitions)), newest.homes)
 
     def forget(self, name: str) -> None:
         """Ask the broker the next time: what is known may be wrong."""
@@ -224,10 +235,6 @@ def _word(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value.value) if isinstance(value, Enum) else str(value)
-
-
-def _size(topic: Topic) -> TopicSize:
-    return TopicSize(topic.topic_id, topic.config.partitions)
 
 
 _TOPIC_FIELDS = ("topic_id", *TopicConfig.__slots__)

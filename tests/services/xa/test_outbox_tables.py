@@ -17,12 +17,14 @@ from txmq.errors import ConfigError, RolledBackError
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa import LastResource
-from txmq.xa.database import outbox_tables
+from txmq.xa.database import outbox_series
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
+from txmq.xa.database.outbox_series import LONE
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.outbox_topics import TopicSize
+from txmq.xa.last_resource.branch import Waiting
 
 K, L, WHOLE = OutboxKey("orders-0", "1a"), OutboxKey("orders-0", "2b"), OutboxKey("orders-0", ANY_KEY)
 MOVED, ELSEWHERE, OTHERS = OutboxKey("orders-1", "1a"), OutboxKey("orders-1", "3c"), OutboxKey("orders.x-0", "1a")
@@ -308,7 +310,7 @@ def test_parked_row_keeps_later_ones_of_its_keys_behind_it(world: World) -> None
 
 
 def test_numbers_stay_within_what_a_broker_remembers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_tables, "NUMBERED_MAX", 3)
+    monkeypatch.setattr(outbox_series, "NUMBERED_MAX", 3)
     connection = world.connect()
     for number in range(5):
         world.outboxed(f"t{number}", K)
@@ -349,10 +351,85 @@ def test_messages_that_exceed_a_statement_are_refused_before(mariadb: MariaDB) -
     branch.end_body()
     ((packet,),) = mariadb.execute("SELECT @@max_allowed_packet")
     with pytest.raises(RolledBackError, match="max_allowed_packet"):
-        branch.fill_outbox("t1", 30.0, bytes(int(packet) // 2), [K])
-    branch.fill_outbox("t1", 30.0, b"\\" * (int(packet) // 2 - 4096), [K])  # each is written as two
+        branch.fill_outbox("t1", 30.0, [Waiting(LONE, bytes(int(packet) // 2), [K])])
+    branch.fill_outbox("t1", 30.0, [Waiting(LONE, b"\\" * (int(packet) // 2 - 4096), [K])])  # each is written as two
     branch.commit()
     branch.finish()
     assert world.outbox.waits(world.connect(), "t1")
     resource.close()
     _end(world)
+
+
+A, B = f"{0xA:016x}", f"{0xF << 60:016x}"
+
+
+def test_each_home_has_numbers_of_its_own(world: World) -> None:
+    connection = world.connect()
+    views = [world.outbox.at(home) for home in (A, B)]
+    for view in views:
+        view.begin(connection, SERIES)
+        view.begin(connection, "f" * 32)
+        assert view.series(connection) == (SERIES, 0)
+    for number, home in enumerate((A, B, A)):
+        world.outbox.add(connection, f"t{number}", b"x", [OutboxKey(f"t{number}-0", "1a")], home)
+    connection.commit()
+    assert [view.number(connection) for view in (*views, world.outbox)] == [2, 1, 0]
+    first, second = (view.numbered(connection, 0, 9) for view in views)
+    assert [[(row.number, row.id) for row in rows] for rows in (first, second)] == [[(1, "t0"), (2, "t2")], [(1, "t1")]]
+    views[1].delete(connection, second)
+    assert views[0].numbers(connection) == {1: "t0", 2: "t2"}
+    assert world.outbox.homes(connection) == [A]
+
+
+def test_key_that_moved_homes_waits_for_its_former_one(world: World) -> None:
+    connection = world.connect()
+    world.outbox.at(A).begin(connection, SERIES)
+    there = world.outbox.at(B)
+    there.begin(connection, SERIES)
+    for row_id, key, home in (("t1", K, A), ("t2", MOVED, B), ("t3", ELSEWHERE, B), ("t4", MOVED, B)):
+        world.outbox.add(connection, row_id, b"x", [key], home)
+    connection.commit()
+    assert there.number(connection) == 1
+    assert [row.id for row in there.numbered(connection, 0, 9)] == ["t3"]
+    assert world.outbox.at(A).number(connection) == 1
+    world.outbox.at(A).delete(connection, world.outbox.at(A).numbered(connection, 0, 9))
+    assert there.number(connection) == 2
+
+
+def test_rows_of_a_lone_broker_go_on_as_its_homes(world: World) -> None:
+    connection = world.connect()
+    world.outboxed(f"{1:016x}-{A}-1-1", K)
+    world.outbox.number(connection)
+    world.outboxed(f"{1:016x}-{A}-1-2", L)
+    for home, count in ((B, 0), (A, 1)):
+        world.outbox.at(home).begin(connection, "f" * 32)
+        assert world.outbox.at(home).number(connection) == count
+    assert world.outbox.at(A).series(connection) == (SERIES, 2)
+
+
+def test_tables_of_before_get_their_columns(world: World) -> None:
+    connection = world.connect()
+    cursor = connection.cursor()
+    name = "txmq_marker_outbox"
+    if world.dialect is not MYSQL:
+        cursor.execute("DROP INDEX txmq_marker_outbox_homes")
+    else:
+        cursor.execute(f"ALTER TABLE {name} DROP KEY home")
+    cursor.execute(f"ALTER TABLE {name} DROP COLUMN home")
+    cursor.execute(f"ALTER TABLE {name}_topics DROP COLUMN homes")
+    cursor.execute(
+        f"INSERT INTO {name} (number, id, state, written_ms, size_bytes, reason, batches) "
+        "VALUES (0, 't1', 'waiting', 0, 1, '', 'x')"
+    )
+    connection.commit()
+    world.outbox.create(connection, "f" * 32)
+    assert world.outbox.is_there(connection)
+    assert world.outbox.number(connection) == 1
+    assert world.outbox.series(connection) == (SERIES, 1)
+
+
+def test_transaction_waits_as_long_as_one_of_its_rows(world: World) -> None:
+    connection = world.connect()
+    world.outboxed("t1-1", K)
+    assert world.outbox.waits(connection, "t1")
+    assert not world.outbox.waits(connection, "t")

@@ -128,6 +128,9 @@ class HomeRoutes:
     def topic_id(self, topic: str) -> int:
         return self._homes[0].topic_id
 
+    def homes_of(self, topic: str) -> Sequence[int] | None:
+        return None
+
     def forget_topics(self) -> None:
         self.forget("t")
 

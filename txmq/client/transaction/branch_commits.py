@@ -311,6 +311,10 @@ class BranchHome(Broker, Protocol):
     """``HomeLink``, as transactions over homes use it."""
 
     @property
+    def home(self) -> int:
+        """The home's id; 0 before the first connection."""
+
+    @property
     def branch_commits(self) -> BranchCommits:
         """What the home has yet to answer."""
 

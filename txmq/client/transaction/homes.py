@@ -47,31 +47,31 @@ class HomeBranch:
     """What a transaction wrote to a home that does not decide.
 
     Attributes:
-        broker: its conversation with that home, under an id of its own.
+        home, broker: that home, and the conversation with it, under an id of its own.
         commits: those of the home that are not answered yet.
         slots: see ``Committed``.
         state: where it stands; COMMITTED once its commit was written.
-        error: the refusal, or what kept the home from answering.
+        error: the refusal, or what kept the home from answering; its cause says which it is.
         lines: where its parts went; None before the home has said so.
         on_told: called when it has.
+        parts: what was not sent ahead.
         uuid: see ``Committed``.
     """
 
     uuid: str = ""
 
     def __init__(self, home: BranchHome, clock: Clock, decides: RoutedTransaction) -> None:
-        self.broker = BrokerTransaction(home, clock, decides.timeout_s)
+        self.home, self.broker = home, BrokerTransaction(home, clock, decides.timeout_s)
         self.commits = home.branch_commits
         self.broker.deadline, self.broker.on_other_topic = decides.deadline, decides.on_other_topic
-        self._decides = decides
         self.slots: Collection[TopicPartition] = ()
-        self._parts: list[EncodedPart] = []
+        self.parts: list[EncodedPart] = []
         self._preparing: Preparing | None = None
         self._rollback: Answer | None = None
         self.state = BranchState.ACTIVE
         self.error: TransactionError | None = None
         self.on_told: Callable[[], None] = _nothing
-        self._is_late = False
+        self._decides, self._is_late = decides, False
         self.lines: list[PartResult] | None = None
 
     def begin(self) -> None:
@@ -89,16 +89,16 @@ class HomeBranch:
     def add(self, part: EncodedPart) -> None:
         """Take a part for this home."""
         self.slots = {*self.slots, (part.topic, part.partition)}
-        self._parts.append(part)
+        self.parts.append(part)
 
     def stream(self) -> None:
         """Send parts ahead. Raises as ``BrokerTransaction.stream``."""
-        parts, self._parts = self._parts, []
+        parts, self.parts = self.parts, []
         self.broker.stream(parts)
 
     def stream_if_large(self) -> None:
         """As ``stream``, if the parts do not fit one request."""
-        if self.broker.streamed.parts or not self.broker.fits_one_request(self._parts):
+        if self.broker.streamed.parts or not self.broker.fits_one_request(self.parts):
             self.stream()
 
     def submit_prepare(self, submit: Callable[[BrokerTransaction, Sequence[EncodedPart]], Answer]) -> None:
@@ -108,7 +108,7 @@ class HomeBranch:
             submit: sends it, with these parts.
         """
         self.state = BranchState.PREPARING
-        self._preparing = Preparing(self.broker, lambda: submit(self.broker, self._parts))
+        self._preparing = Preparing(self.broker, lambda: submit(self.broker, self.parts))
         try:
             self._preparing.send()
             crash_point("client.homes.prepare_sent")
@@ -224,12 +224,13 @@ class RoutedTransaction(BrokerTransaction):
         branches: its parts at other homes than the one that decides.
     """
 
+    home: BranchHome
+
     def __init__(self, client: BranchClient, clock: Clock, timeout_s: float) -> None:
         home = client.routes.any_link()
         super().__init__(home, clock, timeout_s)
-        self.commits = home.branch_commits
+        self.commits, self._has_homes = home.branch_commits, False
         self._routes, self.on_other_topic = client.routes, client.routes.forget_topics
-        self._has_homes = False
         self._own_acks: SavedOffsets | None = None
         self._waiting: WaitingPlace | None = None
         self.branches: list[HomeBranch] = []
@@ -261,7 +262,7 @@ class RoutedTransaction(BrokerTransaction):
         """
         if self._routes.is_lone:
             return
-        self._has_homes, owners = True, self._owners(messages)
+        self._has_homes, owners = True, self.owners(messages)
         if len(owners) > HOMES_MAX:
             raise RolledBackError(f"a transaction takes {HOMES_MAX} homes: {_several(owners)}", self.txid_or_none)
         if owners and not self.txid and self.home not in owners:
@@ -294,7 +295,8 @@ class RoutedTransaction(BrokerTransaction):
             except TxmqError as error:
                 raise_rolled_back(error, self.txid_or_none)
 
-    def _owners(self, messages: MessageBuffer) -> dict[BranchHome, list[TopicPartition]]:
+    def owners(self, messages: MessageBuffer) -> dict[BranchHome, list[TopicPartition]]:
+        """The homes of the partitions of the messages and of the offsets."""
         owners: dict[BranchHome, list[TopicPartition]] = {}
         for slot in [*messages.slots(), *(() if self.acks is None else self.acks.slots())]:
             owners.setdefault(self._routes.link_for(*slot), []).append(slot)
@@ -316,8 +318,7 @@ class RoutedTransaction(BrokerTransaction):
     def _share(self, acks: SavedOffsets) -> None:
         """Each home saves the offsets of its own partitions."""
         for broker in (self, *(branch.broker for branch in self.branches)):
-            home = broker.home
-            own = frozenset(slot for slot in acks.slots() if self._routes.link_for(*slot) is home)
+            own = frozenset(slot for slot in acks.slots() if self._routes.link_for(*slot) is broker.home)
             broker.acks = acks.of_home(own) if own else None
         self._own_acks = self.acks
 

@@ -206,6 +206,9 @@ class Asking(Routing[HomeBroker], Protocol):
     def homes_of(self, topic: str) -> Sequence[int] | None:
         """The home of each partition, if there are several homes and it is known."""
 
+    def assume(self, topic: str, topic_id: int, homes: Sequence[int]) -> None:
+        """Go by what a database knows of a topic's homes, unless a broker has told more."""
+
     def owners(self, topic: str) -> Sequence[HomeBroker]:
         """The links of the homes that own the topic's partitions, asked for anew."""
 

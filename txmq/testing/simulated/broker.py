@@ -57,6 +57,7 @@ class SimulatedBroker:
         owner_connected: what ``recover`` says of every owner.
         is_away: no connection can be had.
         witness: called before and behind each execution; it may take the broker away, and the answer with it.
+        home: id of its journal.
         timeout: as ``Client.timeout``.
         holds: requests that are carried out later.
 
@@ -73,7 +74,7 @@ class SimulatedBroker:
         self.routes: SimulatedRoutes[SimulatedBroker] = SimulatedRoutes(self)
         self.resolver: BackgroundResolver | None = None
         self.branch_commits = BranchCommits(self.clock)
-        self._home, self._slots, self._request_size_bytes_max = home, slots, request_size_bytes_max
+        self.home, self._slots, self._request_size_bytes_max = home, slots, request_size_bytes_max
         self.session = self._new_session(7)
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
         self.requests, self.reports = list[str](), list[tuple[str, dict[str, Any]]]()
@@ -87,14 +88,14 @@ class SimulatedBroker:
         self._assigned: dict[tuple[str, int], int] = defaultdict(int)
 
     def __repr__(self) -> str:
-        return f"home {self._home:016x}"
+        return f"home {self.home:016x}"
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
     def _new_session(self, number: int) -> ClientSession:
         return ClientSession(
             {
-                "cluster": "00000000000000c1", "home": f"{self._home:016x}", "session": f"{number:x}", "epoch": 0,
+                "cluster": "00000000000000c1", "home": f"{self.home:016x}", "session": f"{number:x}", "epoch": 0,
                 "secret": f"{number:032x}", "in_flight_max": 8, "request_size_bytes_max": self._request_size_bytes_max,
                 "time_ms": self.clock.now_ms(),
             },
@@ -396,7 +397,7 @@ class SimulatedBroker:
         return uuid == held.meta["uuid"] or uuid in incomplete
 
     def _is_own(self, txid: str) -> bool:
-        return TxId.parse(txid).home == self._home
+        return TxId.parse(txid).home == self.home
 
     def _list_homes(self, held: HeldTransaction, fields: Extensions) -> None:
         if "homes" not in fields:

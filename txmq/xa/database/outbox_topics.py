@@ -8,41 +8,48 @@ a key goes to its former partition behind one that went to the new one.
 
 Table::
 
-    <table>_outbox_topics  name (primary key), topic_id, partitions
+    <table>_outbox_topics  name (primary key), topic_id, partitions, homes (of each partition; NULL: a lone broker's)
 
 Invariant: what stands here never becomes older. Ids of topics rise, and partitions of a topic only grow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from txmq.xa.database.dbapi import Connection, run, text
 from txmq.xa.database.dialects import Dialect
 
 _NEWER = (
-    "ON CONFLICT (name) DO UPDATE SET topic_id = excluded.topic_id, partitions = excluded.partitions "
-    "WHERE {table}.topic_id < excluded.topic_id "
-    "OR ({table}.topic_id = excluded.topic_id AND {table}.partitions < excluded.partitions)"
+    "ON CONFLICT (name) DO UPDATE SET topic_id = excluded.topic_id, partitions = excluded.partitions, "
+    "homes = excluded.homes WHERE {table}.topic_id < excluded.topic_id "
+    "OR ({table}.topic_id = excluded.topic_id AND ({table}.partitions < excluded.partitions "
+    "OR ({table}.partitions = excluded.partitions AND {table}.homes IS NULL)))"
 )
+_LARGER = "topic_id < VALUES(topic_id) OR (topic_id = VALUES(topic_id) AND partitions < VALUES(partitions))"
 _UPSERT = {
     "sqlite": _NEWER,
     "postgresql": _NEWER,
-    # The second assignment sees what the first one has made.
+    # An assignment sees what those before it have made.
     "mysql": (
-        "ON DUPLICATE KEY UPDATE partitions = IF(topic_id < VALUES(topic_id) OR (topic_id = VALUES(topic_id) "
-        "AND partitions < VALUES(partitions)), VALUES(partitions), partitions), "
-        "topic_id = GREATEST(topic_id, VALUES(topic_id))"
+        f"ON DUPLICATE KEY UPDATE homes = IF({_LARGER} OR (topic_id = VALUES(topic_id) "
+        "AND partitions = VALUES(partitions) AND homes IS NULL), VALUES(homes), homes), "
+        f"partitions = IF({_LARGER}, VALUES(partitions), partitions), topic_id = GREATEST(topic_id, VALUES(topic_id))"
     ),
 }
 
 
 class TopicSize(NamedTuple):
-    """A topic, and how many partitions it has; of two with one name the larger one is the newer one."""
+    """A topic, how many partitions it has, and the home of each; of two with one name the larger one is the newer one.
+
+    Attributes:
+        homes: none if a broker without a registry told it.
+    """
 
     topic_id: int
     partitions: int
+    homes: tuple[int, ...] = ()
 
 
 class OutboxTopics:
@@ -54,17 +61,29 @@ class OutboxTopics:
 
     def tell(self, connection: Connection, topics: Iterable[tuple[str, TopicSize]]) -> None:
         """Write down what is newer than what stands there, in the transaction that is open."""
-        marks = ", ".join([self._mark] * 3)
+        marks = ", ".join([self._mark] * 4)
         newer = _UPSERT[self._dialect.name].format(table=self.name)
         for name, size in sorted(topics):  # each locks a row
             run(
                 connection,
-                f"INSERT INTO {self.name} (name, topic_id, partitions) VALUES ({marks}) {newer}",  # noqa: S608
-                (name, *size),
+                f"INSERT INTO {self.name} (name, topic_id, partitions, homes) VALUES ({marks}) {newer}",  # noqa: S608
+                (name, size.topic_id, size.partitions, _written(size.homes)),
             )
 
     def newest(self, connection: Connection, names: Collection[str] | None = None) -> dict[str, TopicSize]:
         """What stands there of some topics, or of all, in the transaction that is open."""
         wanted = "" if names is None else f" WHERE name IN ({', '.join([self._mark] * len(names))})"
-        rows, _ = run(connection, f"SELECT name, topic_id, partitions FROM {self.name}{wanted}", sorted(names or ()))  # noqa: S608
-        return {text(name): TopicSize(int(topic_id), int(partitions)) for name, topic_id, partitions in rows}
+        select = f"SELECT name, topic_id, partitions, homes FROM {self.name}{wanted}"  # noqa: S608
+        rows, _ = run(connection, select, sorted(names or ()))
+        return {
+            text(name): TopicSize(int(topic_id), int(partitions), _read(homes))
+            for name, topic_id, partitions, homes in rows
+        }
+
+
+def _written(homes: Sequence[int]) -> str | None:
+    return ",".join(f"{home:016x}" for home in homes) or None
+
+
+def _read(homes: Any) -> tuple[int, ...]:
+    return tuple(int(home, 16) for home in text(homes).split(",")) if homes else ()

@@ -86,8 +86,7 @@ class DatabaseResource(ABC, Generic[S]):
             raise away
 
     def _topics_of(self, client: InstallingClient) -> Mapping[str, TopicSize]:
-        # Where topics have homes, a process has to know these, too.
-        return client.topics.sizes() if self._has_outbox and client.routes.is_lone else {}
+        return client.topics.sizes() if self._has_outbox else {}
 
     def close(self) -> None:
         """Close the idle connections of this process."""

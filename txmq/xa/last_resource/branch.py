@@ -17,9 +17,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from txmq.errors import HeuristicHazardError, RolledBackError, TransactionError, TransactionTimeoutError
 from txmq.runtime.ports import Clock
@@ -30,6 +30,7 @@ from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import Condition
 from txmq.xa.database.mysql_server import KEPT_OUT, code_of, commit, discard_results, is_answer_of_server, send
 from txmq.xa.database.outbox_keys import OutboxKey
+from txmq.xa.database.outbox_tables import row_id
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
 from txmq.xa.database.thread_connection import return_lent
@@ -37,6 +38,14 @@ from txmq.xa.last_resource.resolving import ResolvingConnection
 
 _SAVEPOINT = "txmq_body"
 BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
+
+
+class Waiting(NamedTuple):
+    """A block's messages for one home, which wait in the database."""
+
+    home: str
+    batches: bytes
+    keys: Collection[OutboxKey]
 
 
 class BranchResource(Protocol):
@@ -262,19 +271,21 @@ class Branch:
             outbox.topics.tell(connection, [it for it in topics.items() if it[0] not in known or known[it[0]] < it[1]])
             return {name: one for name, one in known.items() if one > topics[name]}
 
-    def fill_outbox(self, txid: str, timeout_s: float, batches: bytes, keys: Collection[OutboxKey]) -> None:
+    def fill_outbox(self, txid: str, timeout_s: float, waiting: Sequence[Waiting]) -> None:
         """Put the block's messages beside its rows, and see to an outboxed marker, in the open transaction.
 
         Args:
             timeout_s: as of ``insert_marker``.
+            waiting: the messages, for each home.
 
         Raises: as ``insert_marker``.
         """
         session, self._marker = self._session, None
         outbox, table = session.outbox, session.table
         assert outbox is not None
-        if outbox.row_bytes_max is not None and len(batches) > outbox.row_bytes_max:
-            text = f"{len(batches)} bytes of messages are too many for one statement of {self.resource.name!r}"
+        largest = max((len(one.batches) for one in waiting), default=0)
+        if outbox.row_bytes_max is not None and largest > outbox.row_bytes_max:
+            text = f"{largest} bytes of messages are too many for one statement of {self.resource.name!r}"
             raise RolledBackError(f"{text} (max_allowed_packet), and the broker is away", txid)
         with self._marking(txid):
             if self._has_savepoint:
@@ -286,8 +297,8 @@ class Branch:
                 is_in = table.insert_outboxed(session.connection, txid, self.uuid, deadline_ms)
             if not is_in:
                 raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
-            if keys:
-                outbox.add(session.connection, txid, batches, keys)
+            for number, one in enumerate(waiting):
+                outbox.add(session.connection, row_id(txid, number), one.batches, one.keys, one.home)
 
     def _release(self) -> None:
         try:

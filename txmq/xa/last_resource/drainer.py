@@ -43,10 +43,12 @@ from txmq.protocol.commands import TransactionRequest
 from txmq.protocol.json_text import json_object
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
+from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer, Client, NumberingSession
 from txmq.xa.database.marker_table import own_transaction
-from txmq.xa.database.outbox_tables import NUMBERED_MAX, WAITING, OutboxRow, OutboxSize, OutboxTables
+from txmq.xa.database.outbox_series import LONE, NUMBERED_MAX, WAITING, OutboxRow
+from txmq.xa.database.outbox_tables import OutboxSize, OutboxTables
 from txmq.xa.last_resource.outbox import OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
@@ -107,10 +109,17 @@ class _Flight:
 
 
 class Drainer:
-    """One resource's at one broker. See the module's docstring. Used by one thread at a time."""
+    """One resource's at one broker. See the module's docstring. Used by one thread at a time.
 
-    def __init__(self, client: Client, state: OutboxState, uuid: str, name: str, clock: Clock) -> None:
-        self._client, self._state, self._uuid, self._clock = client, state, uuid, clock
+    Attributes:
+        home: whose rows it drains, 16 hex digits; LONE at a broker without a registry.
+    """
+
+    def __init__(
+        self, client: Client, state: OutboxState, uuid: str, name: str, clock: Clock, home: str = LONE
+    ) -> None:  # fmt: skip
+        self._client, self._state, self._uuid, self._clock = client, state.at(home), uuid, clock
+        self.home, self._begin_at = home, 0.0
         self._flying: list[_Flight] = []
         self._page_size = PAGE_SIZE_MAX
         self._drained: list[OutboxRow] = []  # placed, and not deleted yet
@@ -131,11 +140,9 @@ class Drainer:
         Raises:
             Exception: database or broker are away, in whatever way, or DrainError; nothing is lost.
         """
-        outbox = database.outbox
-        assert outbox is not None
         self._look_at = self._clock.monotonic() + LOOK_EVERY_S
         try:
-            return self._drain(database, outbox)
+            return self._drain(database, self._outbox_of(database))
         except BaseException:
             self._land()
             raise
@@ -146,8 +153,16 @@ class Drainer:
         Raises:
             DrainError: they do not fit together; the text has the numbers.
         """
+        return self._compare(database, self._outbox_of(database))
+
+    def _outbox_of(self, database: ResolvingConnection) -> OutboxTables:
+        """The rows of the home, which has a numbering from then on, and what was left to it as a lone broker's."""
         assert database.outbox is not None
-        return self._compare(database, database.outbox)
+        outbox, now = database.outbox.at(self.home), self._clock.monotonic()
+        if self.home != LONE and now >= self._begin_at:
+            outbox.begin(database.connection, f"{OSRandom().bits(128):032x}")
+            self._begin_at = now + LOOK_EVERY_S
+        return outbox
 
     def _drain(self, database: ResolvingConnection, outbox: OutboxTables) -> bool:
         connection, state = database.connection, self._state

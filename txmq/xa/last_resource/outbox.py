@@ -4,6 +4,8 @@ Theory of operation. A block that finds the broker away, or that waits for it lo
 breaker: the blocks behind it do not try. The drainer, which looks at the broker in the background, closes it again.
 Several prepares in turn that were slower than ``slow_after_ms`` trip it, too.
 
+Each home of a cluster is away, or there, by itself: ``at`` has what is known of one.
+
 Rows and bytes are counted by the drainer, and added up by this process's blocks in between: other processes' blocks of
 the last second are not in it.
 """
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 
 from txmq.errors import ConfigError
 from txmq.runtime.ports import Clock
+from txmq.xa.database.outbox_series import LONE
 from txmq.xa.database.outbox_tables import OutboxSize
 from txmq.xa.database.outbox_topics import TopicSize
 
@@ -60,14 +63,27 @@ class OutboxState:
     Thread safety: any thread; counts may be off by what is under way.
     """
 
-    def __init__(self, options: OutboxOptions, clock: Clock, holder: str) -> None:
+    def __init__(
+        self, options: OutboxOptions, clock: Clock, holder: str, told: dict[str, TopicSize] | None = None
+    ) -> None:  # fmt: skip
+        self._homes: dict[str, OutboxState] = {}
         self.options, self.holder, self._clock = options, holder, clock
         self.is_tripped = False
         self.size = _NOTHING
         self.problem: str | None = None
-        self.told: dict[str, TopicSize] = {}
+        self.told: dict[str, TopicSize] = {} if told is None else told
         self._slow_in_turn, self._tripped_at = 0, float("-inf")
         self._is_used = True  # perhaps by a process before this one: looked at once
+
+    def at(self, home: str) -> OutboxState:
+        """The same outbox, as far as one home is concerned; LONE is this one."""
+        if home == LONE:
+            return self
+        known = self._homes.get(home)
+        if known is None:
+            made = OutboxState(self.options, self._clock, self.holder, self.told)
+            known = self._homes.setdefault(home, made)
+        return known
 
     @property
     def is_to_be_looked_at(self) -> bool:
@@ -92,8 +108,14 @@ class OutboxState:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether so much may be added."""
-        size, options = self.size, self.options
-        return size.rows < options.rows_max and size.size_bytes + size_bytes <= options.size_bytes_max
+        rows, waiting_bytes = self.total
+        return rows < self.options.rows_max and waiting_bytes + size_bytes <= self.options.size_bytes_max
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Rows and bytes that wait, for all homes."""
+        sizes = [self.size, *(state.size for state in list(self._homes.values()))]
+        return sum(size.rows for size in sizes), sum(size.size_bytes for size in sizes)
 
     def added(self, size_bytes: int) -> None:
         """A block of this process has put its messages there."""

@@ -51,6 +51,7 @@ from txmq.xa.broker_port import (
 from txmq.xa.database import marker_table
 from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.database.outbox_series import LONE
 from txmq.xa.last_resource.drainer import Drainer
 from txmq.xa.last_resource.proof import Step, prove
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
@@ -252,10 +253,10 @@ class LastResourceResolver:
         state = self.resource.outbox
         if state is None:
             return
-        drainer = self._drainer
-        if drainer is None:
+        drainer, home = self._drainer, LONE if self._homes.is_lone else f"{self._client.session.home:016x}"
+        if drainer is None or drainer.home != home:  # a lone broker may have founded a cluster
             uuid = self.resource.uuid or self._open().uuid
-            drainer = self._drainer = Drainer(self._client, state, uuid, self.resource.name, self._clock)
+            drainer = self._drainer = Drainer(self._client, state, uuid, self.resource.name, self._clock, home)
         if drainer.is_due:
             try:
                 self.has_more = drainer.round(self._open())

@@ -17,7 +17,8 @@ from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dialects import SQLITE
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.outbox_keys import OutboxKey
-from txmq.xa.database.outbox_tables import NUMBERED_MAX, OutboxTables
+from txmq.xa.database.outbox_series import NUMBERED_MAX
+from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.last_resource import drainer
 from txmq.xa.last_resource.drainer import (
     IN_FLIGHT_BYTES_MAX,

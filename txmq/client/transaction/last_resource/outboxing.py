@@ -4,6 +4,10 @@ Theory of operation. The broker is looked at once before the body, for at most `
 says already that it is away (``xa/last_resource/outbox.py``). A block that finds it away asks it for nothing; one that
 loses it behind its prepare, or whose keys wait in the outbox, has its prepare voided behind the decision.
 
+In a cluster the homes of the messages are looked at behind the body, when they are known. If one of them is away, the
+whole block waits: a row for each home, all of them in the one transaction of the database, which decides for all. Each
+home gets its own row as soon as it is there (``xa/database/outbox_series.py``).
+
 A client that has reached no broker yet has no session and knows no topic. The database tells it its cluster and the
 topics (``xa/database/outbox_topics.py``), and the block's id is a random one that no broker hears of.
 
@@ -16,19 +20,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from txmq.client.transaction.branch_commits import BranchHome
+from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
-from txmq.client.transaction.preparing import attach_for_caller
+from txmq.client.transaction.preparing import NOT_KNOWN, attach_for_caller
+from txmq.client.transaction.refusals import raise_rolled_back, rolled_back
 from txmq.client.transport.ports import BlockTopics
 from txmq.client.transport.session import ClientSession
-from txmq.errors import ConfigError, RolledBackError, TransactionAwayError
+from txmq.errors import DiskFullError, OverloadedError, RolledBackError, TransactionAwayError, TxmqError
 from txmq.runtime.os_clock import OSRandom
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
+from txmq.xa.database.outbox_series import LONE
 from txmq.xa.database.outbox_topics import TopicSize
-from txmq.xa.last_resource.branch import Branch
+from txmq.xa.last_resource.branch import Branch, Waiting
 from txmq.xa.last_resource.outbox import OutboxState
 
+_NO_ROOM = (OverloadedError, DiskFullError)
 _UNKEYED = 0  # the checksum that messages without a key share
 
 
@@ -50,14 +59,9 @@ class Outboxing:
         self.is_away = self.is_unknown = False
 
     def begin(self) -> None:
-        """Before the body: find out whether the broker is there.
-
-        Raises:
-            ConfigError: the client has several homes.
-        """
-        if not self._broker.is_alone:
-            raise ConfigError("a last resource with an outbox takes a lone broker: this client has a registry")
-        self.is_away = self.state.is_tripped or not self._is_there()
+        """Before the body: find out whether the broker is there; in a cluster, whether any is."""
+        home = self._broker.home
+        self.is_away = (self._broker.is_alone and self.state.is_tripped) or not self._is_there(home)
 
     def attach(self, lent: object) -> None:
         """Have a session before the database begins.
@@ -87,13 +91,41 @@ class Outboxing:
             topics.assume(branch.known_topics(), self._resource.name)
         self._changes = topics.changes
 
-    def _is_there(self) -> bool:
+    def _is_there(self, home: BranchHome) -> bool:
+        clock = home.clock
         try:
-            self._broker.reach(self.state.options.away_after_ms / 1000)
-        except TransactionAwayError:
-            self.state.trip()
+            home.control.reach(min(self._broker.deadline, clock.monotonic() + self.state.options.away_after_ms / 1000))
+        except TxmqError as error:
+            if not isinstance(rolled_back(error, None), TransactionAwayError):
+                raise_rolled_back(error, None)
+            self.state_at(home).trip()
             return False
         return True
+
+    def state_at(self, home: BranchHome) -> OutboxState:
+        """What is known of one home."""
+        return self.state if self._broker.is_alone else self.state.at(f"{home.home:016x}")
+
+    def find_homes(self) -> None:
+        """Behind the body: begin at the homes of the messages, unless one is away and the block may go without them.
+
+        Raises:
+            RolledBackError: as ``RoutedTransaction.find_homes``.
+        """
+        broker = self._broker
+        if not broker.is_alone and self.may_wait:
+            self.is_away = self.is_away or any(self._is_known_away(home) for home in broker.owners(self._messages))
+            if self.is_away:
+                return
+            try:
+                broker.find_homes(self._messages)
+            except TransactionAwayError:
+                self.is_away = True
+            return
+        broker.find_homes(self._messages)
+
+    def _is_known_away(self, home: BranchHome) -> bool:
+        return self.state_at(home).is_tripped or not self._is_there(home)
 
     def reach(self) -> None:
         """Behind the body: make sure that the broker is there, or that the block may go without it.
@@ -101,6 +133,8 @@ class Outboxing:
         Raises:
             TransactionAwayError: neither.
         """
+        if not self._broker.is_alone and (self.may_wait or not self.is_unknown):
+            return  # ``find_homes`` has looked
         self.is_away = self.is_away or self.state.is_tripped
         if self.is_away and self.may_wait:
             return
@@ -110,21 +144,42 @@ class Outboxing:
             self.is_away = False
             self._broker.reach()
         else:
-            self.is_away = not self._is_there()
+            self.is_away = not self._is_there(self._broker.home)
 
     @property
     def may_wait(self) -> bool:
         """Whether the messages may wait in the database."""
         broker = self._broker
-        if broker.acks is not None or broker.streamed.parts or broker.branches:
+        if broker.acks is not None or broker.streamed.parts:
             return False
-        commits = broker.commits
+        if any(branch.broker.streamed.parts for branch in broker.branches):
+            return False
         uuid = self._resource.uuid or ""
-        return not any(commits.holds(slot, uuid) for slot in self._messages.slots())
+        if broker.is_alone:
+            return not any(broker.commits.holds(slot, uuid) for slot in self._messages.slots())
+        owners = broker.owners(self._messages).items()
+        return not any(home.branch_commits.holds(slot, uuid) for home, slots in owners for slot in slots)
+
+    def goes_without(self, home: BranchHome, broker: BrokerTransaction, error: TxmqError) -> bool:
+        """Whether the messages wait from here on, as a home is away, late or has no room.
+
+        Args:
+            broker: the conversation in which it did not prepare.
+        """
+        is_not_known = isinstance(error, NOT_KNOWN)
+        if not (is_not_known or isinstance(error, _NO_ROOM)) or not self.may_wait or self._broker.remaining_s <= 0:
+            return False
+        self.is_away = True
+        if is_not_known:
+            self.state_at(home).trip()
+        else:
+            broker.was_refused(error)
+        return True
 
     def hurry(self) -> None:
         """Let a prepare take no longer than a broker that is there needs."""
-        self._broker.prepare_timeout_s = self.state.options.away_after_ms / 1000
+        for one in (self._broker, *(branch.broker for branch in self._broker.branches)):
+            one.prepare_timeout_s = self.state.options.away_after_ms / 1000
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +190,7 @@ class Outboxing:
         """
         told = self.state.told
         news = {name: one for name, one in self._sizes().items() if told.get(name) != one}
-        if news and self._topics.changes == self._changes and self._broker.is_alone:
+        if news and self._topics.changes == self._changes:
             for name in branch.agree_on_topics(self._broker.txid, news):
                 self._topics.forget(name)
             self._news = news
@@ -164,21 +219,44 @@ class Outboxing:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def encoded(self, parts: Sequence[EncodedPart]) -> bytes:
-        """The messages, as a row holds them: the body of the request that drains it.
+    def waiting(self, parts: Sequence[EncodedPart]) -> list[Waiting]:
+        """The messages as rows hold them, one for each home: the body of the request that drains it.
 
         Raises:
-            RolledBackError: they are too large, or the outbox has no room.
+            RolledBackError: they are too large, or the outbox has no room; or their homes are not known.
         """
+        broker = self._broker
+        found = dict[str, list[EncodedPart]]()
+        for part in parts:
+            found.setdefault(self._home_of(part), []).append(part)
+        rows = [self._encoded(home, found[home]) for home in sorted(found)]
+        size_bytes = sum(len(row.batches) for row in rows)
+        if not self.state.has_room(size_bytes):
+            count, waiting_bytes = self.state.total
+            text = f"the broker is away, and the outbox is full: {count} rows, {waiting_bytes} bytes wait"
+            raise RolledBackError(text, broker.txid)
+        return rows
+
+    def _encoded(self, home: str, parts: Sequence[EncodedPart]) -> Waiting:
         broker = self._broker
         if not broker.fits_one_request(parts):
             raise RolledBackError("the broker is away, and the messages are too large for the outbox", broker.txid)
-        body = b"".join(broker.encoded(parts))
-        if not self.state.has_room(len(body)):
-            size = self.state.size
-            text = f"the broker is away, and the outbox is full: {size.rows} rows, {size.size_bytes} bytes wait"
-            raise RolledBackError(text, broker.txid)
-        return body
+        return Waiting(home, b"".join(broker.encoded(parts)), keys_of(parts))
+
+    def _home_of(self, part: EncodedPart) -> str:
+        size = self._topics.seen(part.topic)
+        homes = () if size is None else size.homes
+        if part.partition < len(homes):
+            return f"{homes[part.partition]:016x}"
+        if homes or not self._broker.is_alone:
+            text = f"the home of {part.topic}-{part.partition} is not known, and the brokers are away"
+            raise TransactionAwayError(text, self._broker.txid)
+        return LONE
+
+    def added(self, rows: Sequence[Waiting]) -> None:
+        """They are part of the transaction."""
+        for row in rows:
+            self.state.at(row.home).added(len(row.batches))
 
 
 def keys_of(parts: Sequence[EncodedPart]) -> frozenset[OutboxKey]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 
+from txmq.client.transaction.branch_commits import BranchHome
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.homes import HomeBranch, RoutedTransaction
@@ -18,11 +19,9 @@ from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
 from txmq.client.transaction.refusals import rolled_back
 from txmq.errors import (
-    DiskFullError,
     FencedError,
     HeuristicError,
     HeuristicHazardError,
-    OverloadedError,
     RolledBackError,
     TransactionAwayError,
     TransactionConflictError,
@@ -47,7 +46,6 @@ from txmq.xa.two_phase.coordinator import BranchState
 
 RESOLVE_S_MIN = 1.0  # for looking the decision up, even if the deadline is closer
 LOOK_UP_PAUSE_S = 0.05
-_NO_ROOM = (OverloadedError, DiskFullError)
 THE_BROKER = "broker"  # as ``pending`` names the home of the id
 
 
@@ -120,7 +118,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self.hazard: Hazard | None = None
         self._parts: list[EncodedPart] = []
         self._keys: frozenset[OutboxKey] = frozenset()
-        self._sent_at = 0.0
+        self._sent_at, self._is_prepared = 0.0, False
         self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
 
     @property
@@ -129,9 +127,11 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return self._outboxing is not None and self._outboxing.is_away
 
     def _find_homes(self) -> None:
+        if self._outboxing is not None:
+            self._outboxing.find_homes()
+            return
         self._broker.find_homes(self._messages)
-        if self._outboxing is None:
-            self._let_pass()
+        self._let_pass()
 
     def _let_pass(self) -> None:
         self._broker.let_pass(self._messages, self._branch.uuid)
@@ -191,9 +191,14 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             broker.stream(self._parts)
             self._parts = []
         if outboxing is not None:
-            self._keys = whole_partitions(self._messages) if broker.streamed.parts else keys_of(self._parts)
+            self._keys = keys_of(self._all_parts())
+            if any(one.streamed.parts for one in (broker, *(home.broker for home in self.homes))):
+                self._keys = whole_partitions(self._messages)
             if outboxing.may_wait:
                 outboxing.hurry()
+
+    def _all_parts(self) -> list[EncodedPart]:
+        return [*self._parts, *(part for home in self.homes for part in home.parts)]
 
     def _submit_prepare(self, home: BrokerTransaction, parts: Sequence[EncodedPart]) -> Answer:
         resource, of = self._branch.resource, "" if home is self._broker else self._broker.txid
@@ -231,32 +236,33 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             self._preparing.wait()
         except TxmqError as error:
             return self._not_prepared(error)
+        self._is_prepared = True
         for home in self.homes:
             home.await_prepared()
             if home.error is not None:
+                cause = home.error.__cause__
+                if isinstance(cause, TxmqError) and self._goes_without(home.home, home.broker, cause):
+                    return LastResourceEvent.PREPARE_AWAY
                 self.error = home.error
                 is_refused = home.state is BranchState.REFUSED
                 return LastResourceEvent.PREPARE_REFUSED if is_refused else LastResourceEvent.PREPARE_UNKNOWN
         crash_point("client.tx.prepared")
         if self._outboxing is not None:
-            self._outboxing.state.prepared(self._broker.home.clock.monotonic() - self._sent_at)
+            took_s = self._broker.home.clock.monotonic() - self._sent_at
+            self._outboxing.state_at(self._broker.home).prepared(took_s)
         return LastResourceEvent.PREPARED
 
     def _not_prepared(self, error: TxmqError) -> LastResourceEvent:
         """The broker is away, or late, or has refused; with an outbox the messages may wait."""
-        outboxing, is_not_known = self._outboxing, isinstance(error, NOT_KNOWN)
-        is_to_pass = is_not_known or isinstance(error, _NO_ROOM)
-        if outboxing is not None and is_to_pass and outboxing.may_wait and self._broker.remaining_s > 0:
-            outboxing.is_away = True
-            if is_not_known:
-                outboxing.state.trip()
-            else:
-                self._broker.was_refused(error)
+        if self._goes_without(self._broker.home, self._broker, error):
             return LastResourceEvent.PREPARE_AWAY
-        if not is_not_known:
+        if not isinstance(error, NOT_KNOWN):
             return self._refused(error)
         self.error = rolled_back(error, self._broker.txid)
         return LastResourceEvent.PREPARE_UNKNOWN
+
+    def _goes_without(self, home: BranchHome, broker: BrokerTransaction, error: TxmqError) -> bool:
+        return self._outboxing is not None and self._outboxing.goes_without(home, broker, error)
 
     def _refused(self, error: TxmqError) -> LastResourceEvent:
         self._broker.was_refused(error)
@@ -269,10 +275,9 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         try:
             if not self._keys:
                 self._parts = broker.take_parts(self._messages)
-                self._keys = keys_of(self._parts)
             outboxing.agree_on_topics(self._branch)
-            body = outboxing.encoded(self._parts)
-            self._branch.fill_outbox(broker.txid, broker.timeout_s, body, self._keys)
+            rows = outboxing.waiting(self._all_parts())
+            self._branch.fill_outbox(broker.txid, broker.timeout_s, rows)
         except TransactionError as error:
             self.error = error
             return LastResourceEvent.OUTBOX_REFUSED
@@ -280,16 +285,18 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             self.error = rolled_back(error, broker.txid)
             return LastResourceEvent.OUTBOX_REFUSED
         crash_point("client.outbox.filled")
-        if body:
-            outboxing.state.added(len(body))
+        outboxing.added(rows)
         return LastResourceEvent.OUTBOX_FILLED
 
     def _void_prepare(self) -> LastResourceEvent:
         """What may be prepared is rolled back: at once if the broker is there; the resolver makes sure of it."""
         crash_point("client.outbox.committed")
-        if self.has_asked and not self.is_away:
+        if self.has_asked and (self._is_prepared or not self.is_away):
             with suppress(TxmqError):
                 self._broker.submit_rollback(is_void=True)
+        for home in self.homes:
+            if home.state is BranchState.PREPARED:
+                home.submit_rollback()
         return LastResourceEvent.PREPARE_VOIDED
 
     def _commit_database(self) -> LastResourceEvent:
@@ -353,7 +360,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         if self._is_written is None:
             commit, commits = self.commit, self._broker.commits
             for home in self.homes:
-                home.on_told = partial(self._on_told, home)
+                home.on_told, home.uuid = partial(self._on_told, home), self._branch.resource.uuid or ""
                 if home.state is not BranchState.COMMITTED:
                     home.commit()
             if commit is None:

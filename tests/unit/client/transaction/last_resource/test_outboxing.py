@@ -70,7 +70,8 @@ def test_block_without_messages_leaves_no_row(world: LastResourceFixture) -> Non
 
 def known_topics(world: LastResourceFixture) -> list[tuple[str, int, int]]:
     with world.outside() as connection:
-        return connection.execute("SELECT * FROM txmq_marker_outbox_topics ORDER BY name").fetchall()
+        select = "SELECT name, topic_id, partitions FROM txmq_marker_outbox_topics ORDER BY name"
+        return connection.execute(select).fetchall()
 
 
 def test_blocks_tell_the_database_of_topics(world: LastResourceFixture) -> None:
