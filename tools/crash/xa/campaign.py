@@ -24,8 +24,9 @@ from tools.crash.xa.final_reads import write_bank
 from txmq.runtime.crashpoints import POINTS
 from txmq.testing.eventually import eventually
 
-# A branch that was prepared is rolled back only where another one fails: tests/services/xa/test_xa.py goes there.
-_RARE: Final = frozenset({"client.xa.fenced", "client.xa.rolled_back"})
+# A branch that was prepared is rolled back only where another one fails: tests/services/xa/test_xa.py goes there. The
+# marker of a last resource goes with COMMIT on MariaDB: the campaign on SQLite stops between them.
+_RARE: Final = frozenset({"client.xa.fenced", "client.xa.rolled_back", "client.tx.marker_inserted"})
 CLIENT_POINTS: Final = tuple(
     sorted(point for point in POINTS if point.startswith(("client.xa.", "client.tx.")) and point not in _RARE)
 )
