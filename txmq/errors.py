@@ -268,6 +268,15 @@ class TopicExistsError(BrokerError):
     code, wire_name = 409, "topic-exists"
 
 
+class UnauthenticatedError(BrokerError):
+    """The broker has users, and the connection's is not known: user or password is wrong, or none was given.
+
+    Give ``connect`` a user and a password, or a client certificate that is a user's.
+    """
+
+    code, wire_name = 401, "unauthenticated"
+
+
 class TopicClosedError(BrokerError):
     """The topic is closed for publishing or for reading, by an operator; ``txmq topic open`` opens it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from txmq.broker.state.session import BrokerSession
 from txmq.protocol.answers import Reply
 from txmq.protocol.requests import Request
+from txmq.protocol.scram import ScramLogin
 
 
 class ClientConnection:
@@ -19,6 +20,10 @@ class ClientConnection:
         given_bytes: answers that were made for it in this turn of its connection.
         unanswered: opaque tokens of requests whose answer is still owed.
         members: (group, member, its incarnation) of the consumers whose heartbeats come over it.
+        user: the user that it has logged in as; empty: nobody.
+        login: a login that waits for the client's final message.
+        binding: what a login over TLS is bound to (the hash of the broker's certificate, RFC 5929); None without TLS.
+        certificates: names of the client certificate that it has shown (``CN=shop``, ``DNS:shop.example.org``).
         held: True while the broker does not read it, although it may send: too many of its requests are in work, or its
             next one waits for room for the answer.
         waiting: its request that waits for the registry; nothing more is taken in meanwhile.
@@ -27,8 +32,8 @@ class ClientConnection:
     """
 
     __slots__ = (
-        "address", "closing", "given_bytes", "gone", "held", "members", "name", "number", "out", "ready", "session",
-        "shell", "txid_head", "unanswered", "waiting",
+        "address", "binding", "certificates", "closing", "given_bytes", "gone", "held", "login", "members", "name",
+        "number", "out", "ready", "session", "shell", "txid_head", "unanswered", "user", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
@@ -40,5 +45,9 @@ class ClientConnection:
         self.unanswered: set[bytes] = set()
         self.members: set[tuple[str, str, str]] = set()
         self.waiting: Request | None = None
+        self.user = ""
+        self.login: ScramLogin | None = None
+        self.binding: bytes | None = None
+        self.certificates: frozenset[str] = frozenset()
         self.closing = self.gone = self.held = self.ready = False
         self.shell: object = None  # the transport's side; the core never looks at it

@@ -15,6 +15,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.branch_asks import BranchAsks, Look, Reminder
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.commit_group import CommitGroup
+from txmq.broker.state.access.failed_logins import FailedLogins
 from txmq.broker.state.check_backs import CheckBacks
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.identity import BrokerIdentity, Ids
@@ -62,6 +63,8 @@ class Counters:
     shown_before_rows: int = 0
     checks: int = 0
     drained: int = 0
+    logins: int = 0
+    logins_failed: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +94,7 @@ class Context:
         pending_groups: heartbeats that wait, and groups to be looked at.
         resources: the reports of resolvers about databases.
         branch_asks: what other homes are asked about branches here.
+        failed_logins: by address, since a while.
         alarms: effects: errors that an operator must see, as fields of a log line.
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
     """
@@ -128,6 +132,7 @@ class Context:
     member_count: int = 0
     pending_groups: PendingGroups = field(default_factory=PendingGroups)
     resources: Resources = field(default_factory=Resources)
+    failed_logins: FailedLogins = field(default_factory=FailedLogins)
     alarms: list[dict[str, Any]] = field(default_factory=list)
     disk_full: bool = False
     stopping: bool = False

@@ -34,6 +34,7 @@ from txmq.broker.verbs import (
     prepare_commit,
     session_expiry,
 )
+from txmq.broker.verbs.access.auth import refuse_strangers
 from txmq.broker.verbs.branches import resolving
 from txmq.broker.verbs.cluster import events, parking
 from txmq.broker.verbs.group import group as groups
@@ -76,7 +77,7 @@ class Core:
         self._next_client = 1
         self._ticked_ms = now_ms
         self._group_size_bytes_max = settings.group_size_bytes_max
-        self._verbs = VERBS
+        self._verbs, self._users = VERBS, state.principals.users
         self._resumed: list[ClientConnection] = []
         if cluster is None:
             self._begin(now_ms)
@@ -209,7 +210,7 @@ class Core:
         if client.waiting is not None:
             return index
         context, count, turn = self.context, len(requests), index + REQUESTS_A_TURN
-        is_pipelined = count > 1 and context.is_serving
+        is_pipelined = count > 1 and context.is_serving and (not self._users or client.user in self._users)
         client.given_bytes = 0
         while index < count and not client.closing:
             if not may_be_long and requests[index][0] in LONG_ANSWERS:
@@ -239,6 +240,8 @@ class Core:
             client.unanswered.add(opaque)
         context = self.context
         try:
+            if self._users:
+                refuse_strangers(self._users, client, request)
             self._verbs[request[0]](context, client, request)
         except _TELL_A_STATE as error:
             # This error reports state that may not be durable yet: sent before the sync, a crash could make it false.

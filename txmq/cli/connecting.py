@@ -7,6 +7,7 @@ answer no other client.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -34,7 +35,7 @@ def connected(
     import txmq
     from txmq.spark.sink.queries import Queries
 
-    with txmq.connect(bootstrap) as client:
+    with txmq.connect(bootstrap, password=os.environ.get("TXMQ_PASSWORD", "") if "@" in bootstrap else "") as client:
         try:
             yield client
         except UnknownTopicError as error:

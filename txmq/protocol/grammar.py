@@ -185,6 +185,10 @@ _TABLE = (
     ),
     Verb(b"cluster", ("action",), teaches="describe, homes: who leads what: cluster describe 1"),
     Verb(
+        b"auth", ("mechanism",), has_body=True, body_size_bytes_max=USER_SIZE_BYTES_MAX,
+        teaches="log in: scram-sha-256 (twice), plain, external: auth external 0 1",
+    ),
+    Verb(
         b"user", ("action", "user"), has_body=True, body_size_bytes_max=USER_SIZE_BYTES_MAX,
         teaches="add, passwd, remove, list: who is known here: user list * 0 1",
     ),

@@ -17,6 +17,7 @@ from txmq.errors import RemoteProtocolError
 
 Buffer = bytes | bytearray | memoryview
 Fields = dict[str, Any]  # an object, as ``docs/protocol.md`` lists its fields
+FieldsList = list[Fields]
 
 
 def read_json(text: Buffer) -> Any:

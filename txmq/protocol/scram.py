@@ -1,21 +1,36 @@
-"""SCRAM-SHA-256 (RFC 5802, RFC 7677): what is kept of a password. The only home of ``scramp``.
+"""SCRAM-SHA-256 (RFC 5802, RFC 7677): what is kept of a password, and both sides of a login. The only home of
+``scramp``.
 
 A password never leaves the process that was given it: the broker is told keys, which let it recognise the password
 and not say it. ``scramp`` prepares passwords by SASLprep (RFC 4013).
+
+A login is four messages: client first, server first, client final, server final. A name that is nobody's is answered
+with keys made of it and of a secret of the broker (``mock_keys``): so its salt stays the same, the work is the same,
+and only the end of the login fails, as with a wrong password.
+
+Invariants:
+    * a login fails with one error, whatever was wrong: ``UnauthenticatedError``, without a word of the messages;
+    * no error that leaves here has one of ``scramp`` as its cause or context: those hold frames with the password.
 """
 
 from __future__ import annotations
 
+import hmac
 from base64 import b64decode, b64encode
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
 
-from txmq.errors import BadRequestError, ConfigError
+from txmq.errors import BadRequestError, ConfigError, UnauthenticatedError
 
 ITERATIONS: Final = 4096  # RFC 7677's least, and PostgreSQL's; some 2 ms of the client at each login
 ITERATIONS_MAX: Final = 1_000_000  # a client would be busy for half a second
 SALT_SIZE: Final = 16
 _SALT_SIZE_MAX: Final = 64
 _KEY_SIZE: Final = 32
+_MECHANISM: Final = "SCRAM-SHA-256"
+_BINDING: Final = "tls-server-end-point"
+_T = TypeVar("_T")
+REFUSED: Final = "user or password is wrong"
 
 
 class ScramKeys(NamedTuple):
@@ -63,7 +78,7 @@ def keys_of(password: str, salt: bytes, iterations: int = ITERATIONS) -> ScramKe
 
     try:
         is_empty = not saslprep(password)
-        made = ScramMechanism("SCRAM-SHA-256").make_auth_info(password, iteration_count=iterations, salt=salt)
+        made = ScramMechanism(_MECHANISM).make_auth_info(password, iteration_count=iterations, salt=salt)
     except ScramException:
         is_empty, made = True, None
     if made is None or is_empty:
@@ -85,3 +100,116 @@ def _decoded_size(text: object) -> int:
     except ValueError:
         return -1
     return len(content) if _encoded(content) == text else -1
+
+
+def mock_keys(secret: str, name: str) -> ScramKeys:
+    """Keys of a name that is nobody's: the same at each login, and no password has them."""
+
+    def drawn(purpose: str) -> bytes:
+        return hmac.digest(secret.encode(), f"{purpose}:{name}".encode(), "sha256")
+
+    return ScramKeys(
+        _encoded(drawn("salt")[:SALT_SIZE]), ITERATIONS, _encoded(drawn("stored")), _encoded(drawn("server"))
+    )
+
+
+class ScramLogin:
+    """The broker's side of one login.
+
+    Args:
+        keys_of_user: the keys of a name, or mock ones; called once.
+        nonce: printable, drawn for this login.
+        binding: the hash of the broker's certificate (RFC 5929); None without TLS.
+
+    Attributes:
+        user: the name in the client's first message.
+        keys: those that the login is held against.
+    """
+
+    def __init__(self, keys_of_user: Callable[[str], ScramKeys], nonce: str, binding: bytes | None) -> None:
+        from scramp import ScramMechanism
+
+        self.user, self.keys = "", mock_keys(nonce, "")
+        self._keys_of_user = keys_of_user
+        self._server = ScramMechanism(_MECHANISM).make_server(self._look_up, _channel(binding), nonce)
+
+    def _look_up(self, name: str) -> tuple[bytes, bytes, bytes, int]:
+        self.user, self.keys = name, self._keys_of_user(name)
+        salt, iterations, stored_key, server_key = self.keys
+        return b64decode(salt), b64decode(stored_key), b64decode(server_key), iterations
+
+    def first(self, message: bytes) -> bytes:
+        """Take the client's first message; the server's first one."""
+
+        def step() -> bytes:
+            self._server.set_client_first(message.decode())
+            return bytes(self._server.get_server_first().encode())
+
+        return _carried_out(step)
+
+    def final(self, message: bytes) -> bytes:
+        """Take the client's final message; the server's final one. It has the password, if this does not raise.
+
+        Raises:
+            UnauthenticatedError: it has not, or the messages are not those of one login.
+        """
+
+        def step() -> bytes:
+            self._server.set_client_final(message.decode())
+            return bytes(self._server.get_server_final().encode())
+
+        return _carried_out(step)
+
+
+class ScramAttempt:
+    """The client's side of one login; arguments as of ``ScramLogin``."""
+
+    def __init__(self, user: str, password: str, nonce: str, binding: bytes | None = None) -> None:
+        from scramp import ScramClient
+
+        name = _MECHANISM if binding is None else f"{_MECHANISM}-PLUS"
+        self._client = _carried_out(lambda: ScramClient([name], user, password, _channel(binding), nonce))
+
+    def first(self) -> bytes:
+        """The client's first message."""
+        return bytes(self._client.get_client_first().encode())
+
+    def final(self, server_first: bytes) -> bytes:
+        """The client's final message, to the server's first one."""
+
+        def step() -> bytes:
+            self._client.set_server_first(server_first.decode())
+            return bytes(self._client.get_client_final().encode())
+
+        return _carried_out(step)
+
+    def verify(self, server_final: bytes) -> None:
+        """The broker knows the password's keys, too.
+
+        Raises:
+            UnauthenticatedError: it has not shown that: it is not the broker that was meant.
+        """
+        _carried_out(lambda: self._client.set_server_final(server_final.decode()))
+
+
+def has_password(keys: ScramKeys, password: str) -> bool:
+    """Whether that is the password, in the same time whatever it is."""
+    try:
+        made = keys_of(password, b64decode(keys.salt), keys.iterations)
+    except ConfigError:
+        made = mock_keys("", "")
+    return hmac.compare_digest(made.stored_key, keys.stored_key)
+
+
+def _carried_out(step: Callable[[], _T]) -> _T:
+    from scramp import ScramException
+
+    try:
+        return step()
+    except (ScramException, UnicodeError):
+        pass
+    raise UnauthenticatedError(REFUSED)
+
+
+def _channel(binding: bytes | None) -> tuple[str, bytes] | None:
+    return None if binding is None else (_BINDING, binding)

@@ -30,6 +30,8 @@ RECEIVE_SIZE_BYTES = 64 << 10
 FULL_READ_BYTES = RECEIVE_SIZE_BYTES // 2  # of so many there are probably more; encrypted, they filled the buffer
 _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 WRITE_HIGH_BYTES = 1 << 20
+STRANGER_BYTES_MAX = 4 << 10  # of a connection that has not logged in, where there are users
+STRANGER_MS_MAX = 10_000
 RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: the least rate of a long body, over handshake_timeout_ms
 
 
@@ -58,7 +60,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_deadline_ms", "_given_bytes", "_greeted", "_host", "_is_full", "_parked", "_queued", "_reader",
-        "_reserved_bytes", "_stalled_ms", "_taken", "_transport", "_waits", "client",
+        "_reserved_bytes", "_since_ms", "_stalled_ms", "_stranger_bytes", "_taken", "_transport", "_waits", "client",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -77,6 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parked: deque[Read] = deque()  # reads that wait until it may be given an answer
         self._given_bytes = 0  # answers handed to the transport, all its life
         self._reserved_bytes = 0  # for answers that reader threads are making
+        self._stranger_bytes, self._since_ms = 0, host.context.liveness.now_ms
         self.client: ClientConnection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -108,6 +111,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take in what one read brought."""
+        if self._is_stranger():
+            self._stranger_bytes += nbytes
+            if self._stranger_bytes > STRANGER_BYTES_MAX:
+                self.tell("connection closed: too much before it has logged in", f"{STRANGER_BYTES_MAX} bytes")
+                self._transport.abort()
+                return
         requests = self._reader.feed(_buffer[:nbytes])
         if requests:
             if isinstance(requests[-1], Violation) and requests[-1].closes:
@@ -139,6 +148,11 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline_ms = self._deadline_ms or self._latest_ms()
         elif self._greeted and self._reader.is_idle:
             self._deadline_ms = 0.0
+
+    def _is_stranger(self) -> bool:
+        """Whether there are users, and it is none of them."""
+        users = self._host.context.state.principals.users
+        return bool(users) and self.client.user not in users
 
     def _latest_ms(self) -> float:
         """The end of a time that begins now."""
@@ -322,6 +336,9 @@ class Connection(asyncio.BufferedProtocol):
         settings, now_ms = self._host.settings, self._host.context.liveness.now_ms
         if self._stalled_ms and now_ms - self._stalled_ms > settings.write_timeout_ms:
             self._drop("connection dropped: answers are not taken")
+        elif now_ms - self._since_ms > STRANGER_MS_MAX and self._is_stranger():
+            self.tell("connection closed: it has not logged in", f"{STRANGER_MS_MAX} ms")
+            self._transport.abort()
         elif not self._deadline_ms:
             pass
         elif self.client.held or self._queued or self._stalled_ms:  # not read meanwhile

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from txmq.broker.state.access.principals import Principals
 from txmq.broker.state.branch_parts import BranchPart, BranchParts
 from txmq.broker.state.commit_order import CommitOrder
 from txmq.broker.state.decisions import Name, XADecision, XADecisions
@@ -24,7 +25,6 @@ from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed, pack
 from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.in_doubt_index import InDoubtIndex
 from txmq.broker.state.outboxes import Outboxes
-from txmq.broker.state.principals import Principals
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.registration import Registration
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts, Kept

@@ -18,6 +18,7 @@ from txmq.broker.verbs import (
     topic,
 )
 from txmq.broker.verbs.access.acl import acl
+from txmq.broker.verbs.access.auth import auth
 from txmq.broker.verbs.access.quotas import quota
 from txmq.broker.verbs.access.users import user
 from txmq.broker.verbs.cluster.describe import cluster
@@ -53,6 +54,7 @@ VERBS: dict[bytes, Verb] = {
     b"resource": resource,
     b"topic": topic.topic,
     b"cluster": cluster,
+    b"auth": auth,
     b"user": user,
     b"acl": acl,
     b"quota": quota,
@@ -62,7 +64,7 @@ VERBS: dict[bytes, Verb] = {
     b"help": hello.help_,
     b"quit": hello.quit_,
 }
-_SERVED_BEFORE_LEADING = frozenset({b"hello", b"ping", b"stats", b"version", b"help", b"quit", b"cluster"})
+_SERVED_BEFORE_LEADING = frozenset({b"hello", b"ping", b"stats", b"version", b"help", b"quit", b"cluster", b"auth"})
 
 
 def _waits_for_registry(_context: Context, _client: ClientConnection, _request: Request) -> None:

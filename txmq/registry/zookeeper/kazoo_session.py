@@ -105,8 +105,8 @@ class KazooSession:
         access: dict[str, Any] = {}
         if credentials is not None:
             access = {
-                "auth_data": [("digest", ":".join(credentials))],
-                "default_acl": [make_digest_acl(*credentials, all=True)],
+                "auth_data": [("digest", f"{credentials.name}:{credentials.password}")],
+                "default_acl": [make_digest_acl(credentials.name, credentials.password, all=True)],
             }
         if tls is not None:
             ClientTls(tls)  # kazoo would say nothing of a file that cannot be read, and try for ever

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.principals import User
+from txmq.broker.state.access.principals import User
 from txmq.broker.verbs.access.changes import check_name, chosen, journal, tell
 from txmq.errors import BadRequestError, OverloadedError, UserExistsError
 from txmq.protocol.grants import ADMINISTRATOR

@@ -19,6 +19,13 @@ def keys(password: str = "pencil") -> dict[str, str | int]:
     return keys_of(password, bytes(SALT_SIZE)).to_json()
 
 
+def operator(made: Node, name: str = "ops") -> Client:
+    """A connection of the administrator, of before there are users, too."""
+    client = made.connect()
+    client.client.user = name
+    return client
+
+
 def add(client: Client, name: str, *, action: str = "add", **changes: Any) -> Answer:
     """Add a user with a password, or as ``changes`` say."""
     body = {"keys": keys(), "certificate": None, **changes}
@@ -40,4 +47,4 @@ def lives(made: Node) -> Iterator[Node]:
     yield restarted(from_journal)
 
 
-__all__ = ["add", "keys", "lives", "node", "told"]
+__all__ = ["add", "keys", "lives", "node", "operator", "told"]

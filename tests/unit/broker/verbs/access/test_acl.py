@@ -7,7 +7,7 @@ import pytest
 from tools.images.node import Answer, Client
 from txmq.broker.verbs.access import acl
 
-from .access_support import add, lives, node, told
+from .access_support import add, lives, node, operator, told
 
 CLUSTER = {"may": "cluster", "kind": "cluster", "name": "*"}
 
@@ -23,20 +23,20 @@ def _may(*words: str, kind: str = "topic", name: str = "a*") -> list[dict[str, s
 
 def test_grants_survive_kill_and_checkpoint() -> None:
     made = node()
-    client = made.connect()
+    client = operator(made)
     add(client, "ops")
     add(client, "shop")
     granted = told(ask(client, "grant", "shop", may="read,write", topic="a*"))
     assert granted == [{"user": "shop", "grants": _may("read", "write")}]
     assert told(ask(client, "revoke", "shop", may="write", topic="a*")) == [{"user": "shop", "grants": _may("read")}]
     for life in lives(made):
-        rows = told(ask(life.connect(), "list", "*"))
+        rows = told(ask(operator(life), "list", "*"))
         assert rows == [{"user": "ops", "grants": [CLUSTER]}, {"user": "shop", "grants": _may("read")}]
 
 
 def test_what_changes_nothing_is_not_journaled() -> None:
     made = node()
-    client = made.connect()
+    client = operator(made)
     add(client, "ops")
     ask(client, "grant", "ops", may="read", group="g")
     before = made.state.principals.version
@@ -48,7 +48,7 @@ def test_what_changes_nothing_is_not_journaled() -> None:
 
 
 def test_last_administrator_keeps_cluster() -> None:
-    client = node().connect()
+    client = operator(node())
     add(client, "ops")
     add(client, "shop")
     assert ask(client, "revoke", "ops", cluster=None).error == "bad-request"
@@ -58,7 +58,7 @@ def test_last_administrator_keeps_cluster() -> None:
 
 def test_grants_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acl, "GRANTS_MAX", 2)
-    client = node().connect()
+    client = operator(node())
     add(client, "ops")
     assert ask(client, "grant", "ops", may="read", topic="a").code == 200
     assert ask(client, "grant", "ops", may="read", topic="b").error == "overloaded"
@@ -73,14 +73,14 @@ def test_grants_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_grant_is_refused(words: dict[str, str | None]) -> None:
-    client = node().connect()
+    client = operator(node())
     add(client, "ops")
     assert client.ask("acl", "grant", "ops", extensions=words).error == "bad-request"
     assert client.ask("acl", "grant", "nobody", extensions={"may": "read", "topic": "a"}).error == "unknown-user"
 
 
 def test_list_takes_no_grants_and_knows_its_actions() -> None:
-    client = node().connect()
+    client = operator(node())
     add(client, "ops")
     assert ask(client, "list", "ops", may="read", topic="a").error == "bad-request"
     assert ask(client, "allow", "ops").error == "bad-request"

@@ -7,7 +7,7 @@ import pytest
 from tools.images.node import Answer, Client
 from txmq.broker.verbs.access import quotas
 
-from .access_support import add, lives, node, told
+from .access_support import add, lives, node, operator, told
 
 
 def ask(client: Client, action: str, kind: str, name: str, **limits: int) -> Answer:
@@ -17,7 +17,7 @@ def ask(client: Client, action: str, kind: str, name: str, **limits: int) -> Ans
 
 def test_quotas_survive_kill_and_checkpoint() -> None:
     made = node()
-    client = made.connect()
+    client = operator(made)
     add(client, "ops")
     row = {"kind": "user", "name": "ops", "limits": {"bytes_per_s": 1000, "unsettled_max": 3}}
     assert told(ask(client, "set", "user", "ops", bytes_per_s=7)) != [row]
@@ -25,13 +25,13 @@ def test_quotas_survive_kill_and_checkpoint() -> None:
     assert told(ask(client, "set", "topic", "later", requests_per_s=1))
     assert told(ask(client, "remove", "topic", "later")) == []
     for life in lives(made):
-        assert told(ask(life.connect(), "list", "*", "*")) == [row]
-        assert told(ask(life.connect(), "list", "topic", "*")) == []
+        assert told(ask(operator(life), "list", "*", "*")) == [row]
+        assert told(ask(operator(life), "list", "topic", "*")) == []
 
 
 def test_what_changes_nothing_is_not_journaled() -> None:
     made = node()
-    client = made.connect()
+    client = operator(made)
     ask(client, "set", "topic", "a", bytes_per_s=1)
     before = made.state.principals.version
     assert told(ask(client, "set", "topic", "a", bytes_per_s=1))
@@ -41,7 +41,7 @@ def test_what_changes_nothing_is_not_journaled() -> None:
 
 def test_quotas_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotas, "QUOTAS_MAX", 1)
-    client = node().connect()
+    client = operator(node())
     assert ask(client, "set", "topic", "a", bytes_per_s=1).code == 200
     assert ask(client, "set", "topic", "b", bytes_per_s=1).error == "overloaded"
     assert ask(client, "set", "topic", "a", bytes_per_s=2).code == 200
@@ -60,4 +60,4 @@ def test_quotas_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_quota_is_refused(action: str, kind: str, name: str, limits: dict[str, int], error: str) -> None:
-    assert ask(node().connect(), action, kind, name, **limits).error == error
+    assert ask(operator(node()), action, kind, name, **limits).error == error

@@ -9,7 +9,7 @@ import pytest
 from txmq.broker.verbs.access import users
 from txmq.redo import entries, inspect
 
-from .access_support import add, keys, lives, node, told
+from .access_support import add, keys, lives, node, operator, told
 
 OPS = {"user": "ops", "password": True, "certificate": None, "administrator": True, "grants": 1}
 SHOP = {"user": "shop", "password": False, "certificate": "CN=shop", "administrator": False, "grants": 0}
@@ -17,25 +17,25 @@ SHOP = {"user": "shop", "password": False, "certificate": "CN=shop", "administra
 
 def test_users_survive_kill_and_checkpoint() -> None:
     made = node()
-    client = made.connect()
+    client = operator(made)
     assert told(add(client, "ops")) == [OPS]
     assert told(add(client, "shop", keys=None, certificate="CN=shop")) == [SHOP]
     before = made.state.principals.freeze()
     for life in lives(made):
-        assert told(life.connect().ask("user", "list", "*", body=b"")) == [OPS, SHOP]
+        assert told(operator(life).ask("user", "list", "*", body=b"")) == [OPS, SHOP]
         assert json.dumps(life.state.principals.freeze()) == json.dumps(before)
 
 
 def test_first_user_and_grant_share_one_record() -> None:
     made = node()
-    add(made.connect(), "ops")
+    add(operator(made), "ops")
     groups = [list(entries.split(record.payload)) for record in inspect.dump(made.kill()) if record.kind == "group"]
     assert [kind for kind, _, _ in groups[-1]] == [entries.USER, entries.GRANTED]
 
 
 def test_neither_answers_nor_dumps_hold_keys_or_secret() -> None:
     made = node()
-    client = made.connect()
+    client = operator(made)
     texts = [add(client, "ops").text, client.ask("user", "list", "*", body=b"").text, client.ask("stats", "json").text]
     secrets = [str(keys()["stored_key"]), str(keys()["server_key"]), made.state.principals.secret]
     assert len(secrets[2]) == 64
@@ -45,7 +45,7 @@ def test_neither_answers_nor_dumps_hold_keys_or_secret() -> None:
 
 def test_passwd_changes_what_is_stated_and_nothing_else() -> None:
     made = node()
-    client = made.connect()
+    client = operator(made)
     add(client, "ops", certificate="CN=ops")
     assert told(add(client, "ops", action="passwd", keys=keys("other")))[0]["certificate"] == "CN=ops"
     known = made.state.principals.known("ops")
@@ -57,18 +57,18 @@ def test_passwd_changes_what_is_stated_and_nothing_else() -> None:
 
 def test_last_administrator_is_not_removed() -> None:
     made = node()
-    client = made.connect()
+    client = operator(made)
     add(client, "ops")
     add(client, "shop")
     assert client.ask("user", "remove", "ops", body=b"").error == "bad-request"
     assert client.ask("acl", "grant", "shop", extensions={"cluster": None}).code == 200
     assert told(client.ask("user", "remove", "ops", body=b"")) == [OPS]
     for life in lives(made):
-        assert [row["user"] for row in told(life.connect().ask("user", "list", "*", body=b""))] == ["shop"]
+        assert [row["user"] for row in told(operator(life, "shop").ask("user", "list", "*", body=b""))] == ["shop"]
 
 
 def test_a_name_is_taken_once() -> None:
-    client = node().connect()
+    client = operator(node())
     add(client, "ops")
     assert add(client, "ops").error == "user-exists"
     assert add(client, "shop", certificate="CN=a").code == 200
@@ -77,14 +77,14 @@ def test_a_name_is_taken_once() -> None:
 
 def test_users_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users, "USERS_MAX", 1)
-    client = node().connect()
+    client = operator(node())
     add(client, "ops")
     assert add(client, "shop").error == "overloaded"
 
 
 @pytest.mark.parametrize("action", ["passwd", "remove", "list"])
 def test_an_unknown_user_is_refused(action: str) -> None:
-    client = node().connect()
+    client = operator(node())
     body = json.dumps({"keys": keys(), "certificate": None}) if action == "passwd" else ""
     assert client.ask("user", action, "nobody", body=body.encode()).error == "unknown-user"
 
@@ -99,12 +99,12 @@ def test_an_unknown_user_is_refused(action: str) -> None:
 )  # fmt: skip
 def test_what_is_no_user_is_refused_and_nothing_journaled(body: str) -> None:
     made = node()
-    assert made.connect().ask("user", "add", "ops", body=body.encode()).error == "bad-request"
+    assert operator(made).ask("user", "add", "ops", body=body.encode()).error == "bad-request"
     assert made.state.principals.freeze() is None
 
 
 def test_wrong_names_and_actions_are_refused() -> None:
-    client = node().connect()
+    client = operator(node())
     assert add(client, "*").error == "invalid-name"
     assert add(client, ".ops").error == "invalid-name"
     assert client.ask("user", "make", "ops", body=b"").error == "bad-request"

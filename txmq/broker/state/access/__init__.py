@@ -1,0 +1,1 @@
+"""Users, grants, quotas, and logins that failed."""

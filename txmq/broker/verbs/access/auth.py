@@ -1,0 +1,116 @@
+"""The verb ``auth``: a connection says whose it is, and proves it.
+
+Invariants:
+    * whatever is wrong, the answer is the same, and so is the work before it;
+    * a login ends with its second message, right or wrong: a message serves once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.state.access.principals import User
+from txmq.errors import BadRequestError, ForbiddenError, OverloadedError, UnauthenticatedError
+from txmq.protocol.requests import Request
+from txmq.protocol.scram import REFUSED, ScramKeys, ScramLogin, has_password, mock_keys
+
+_NONCE_BITS = 192
+_FOR_STRANGERS = frozenset({b"hello", b"version", b"help", b"quit", b"ping", b"auth"})
+_FOR_ADMINISTRATORS = frozenset({b"user", b"acl", b"quota"})
+
+
+def refuse_strangers(users: Mapping[str, User], client: ClientConnection, request: Request) -> None:
+    """Refuse what a connection may not ask that has not logged in, or whose user is no more.
+
+    Raises:
+        UnauthenticatedError: log in first.
+        ForbiddenError: users, grants and quotas are the administrators'.
+    """
+    verb, _, extensions, _body, _opaque = request
+    user = users.get(client.user)
+    if user is None:
+        session = (extensions or {}).get(b"session", b"none")
+        if verb not in _FOR_STRANGERS or (verb == b"hello" and session != b"none"):
+            raise UnauthenticatedError("this broker has users: log in with auth first")
+    elif verb in _FOR_ADMINISTRATORS and not user.is_administrator:
+        raise ForbiddenError(f"{verb.decode()}: {user.name} lacks cluster; an administrator grants it")
+
+
+def auth(context: Context, client: ClientConnection, request: Request) -> None:
+    """Take one message of a login."""
+    _, arguments, _extensions, body, opaque = request
+    mechanism, message = arguments[0], bytes(body or b"")
+    if client.user in context.state.principals.users or not context.state.principals.users:
+        raise BadRequestError("auth: there are no users here, or the connection has logged in")
+    wait_ms = context.failed_logins.wait_ms(client.address, context.now_ms)
+    if wait_ms:
+        raise OverloadedError(f"auth: too many logins from this address failed; try again in {wait_ms} ms")
+    if mechanism == b"scram-sha-256":
+        context.answer(client, opaque, _scram(context, client, message))
+    elif mechanism == b"plain":
+        _plain(context, client, message)
+        context.answer(client, opaque, b"")
+    elif mechanism == b"external":
+        _external(context, client)
+        context.answer(client, opaque, b"")
+    else:
+        raise BadRequestError("auth: expected scram-sha-256, plain or external")
+
+
+def _scram(context: Context, client: ClientConnection, message: bytes) -> bytes:
+    login, client.login = client.login, None
+    try:
+        if login is None:
+            nonce = f"{context.random.bits(_NONCE_BITS):048x}"
+            login = ScramLogin(lambda name: _keys(context, name), nonce, client.binding)
+            told = login.first(message)
+            client.login = login
+            return told
+        told = login.final(message)
+    except UnauthenticatedError:
+        _failed(context, client)
+    known = context.state.principals.users.get(login.user)
+    if known is None or known.keys != login.keys:  # removed, or given another password, meanwhile
+        _failed(context, client)
+    _succeeded(context, client, login.user)
+    return told
+
+
+def _keys(context: Context, name: str) -> ScramKeys:
+    principals = context.state.principals
+    mock = mock_keys(principals.secret, name)  # always: so it costs the same
+    known = principals.users.get(name)
+    return mock if known is None or known.keys is None else known.keys
+
+
+def _plain(context: Context, client: ClientConnection, message: bytes) -> None:
+    if client.binding is None:
+        raise BadRequestError("auth plain: over TLS only; use scram-sha-256")
+    words = message.decode("utf-8", "replace").split("\0")
+    if len(words) != 3 or words[0]:
+        raise BadRequestError("auth plain: expected \\0<user>\\0<password>")
+    if not has_password(_keys(context, words[1]), words[2]):
+        _failed(context, client)
+    _succeeded(context, client, words[1])
+
+
+def _external(context: Context, client: ClientConnection) -> None:
+    users = context.state.principals.users.values()
+    names = [user.name for user in users if user.certificate in client.certificates]
+    if len(names) != 1:
+        _failed(context, client)
+    _succeeded(context, client, names[0])
+
+
+def _succeeded(context: Context, client: ClientConnection, name: str) -> None:
+    client.user = name
+    context.counters.logins += 1
+
+
+def _failed(context: Context, client: ClientConnection) -> NoReturn:
+    context.failed_logins.failed(client.address, context.now_ms)
+    context.counters.logins_failed += 1
+    raise UnauthenticatedError(REFUSED)

@@ -1,0 +1,109 @@
+"""``txmq user``: add, passwd, remove, list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from txmq.cli import output
+from txmq.cli.access.passwords import new_password
+from txmq.cli.connecting import connected
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Who may connect. The first user is an administrator, and from then on everybody has to log in.",
+)
+Name = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.", show_default=False)]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--password-file", metavar="FILE", help="Its first line is the password. [TXMQ_NEW_PASSWORD, a prompt]"
+    ),
+]
+Certificate = Annotated[
+    str | None, typer.Option(metavar="CN=NAME", help="Subject or alternative name of the user's client certificate.")
+]
+_COLUMNS = ("user", "password", "certificate", "administrator", "grants")
+
+
+@app.command()
+def add(
+    name: Name,
+    password_file: PasswordFile = None,
+    certificate: Certificate = None,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Make a user. The password is not sent: the broker gets keys that recognise it.
+
+    [bold]Examples[/bold]
+
+      txmq user add ops
+      txmq user add shop --password-file shop.password
+      txmq user add card --certificate CN=card
+    """
+    from txmq.client.admin.users import Users
+
+    password = None if certificate and password_file is None else new_password(password_file)
+    with connected(bootstrap) as client:
+        _show(Users(client.control, client.timeout).add(name, password, certificate), as_json=as_json)
+
+
+@app.command()
+def passwd(
+    name: Name,
+    password_file: PasswordFile = None,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Give a user another password; connections that are there go on.
+
+    [bold]Examples[/bold]
+
+      txmq user passwd shop
+    """
+    from txmq.client.admin.users import Users
+
+    password = new_password(password_file)
+    with connected(bootstrap) as client:
+        _show(Users(client.control, client.timeout).passwd(name, password), as_json=as_json)
+
+
+@app.command()
+def remove(
+    name: Name,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Remove a user with all that was granted: refused at once, on connections that are there, too.
+
+    [bold]Examples[/bold]
+
+      txmq user remove shop
+    """
+    from txmq.client.admin.users import Users
+
+    with connected(bootstrap) as client:
+        Users(client.control, client.timeout).remove(name)
+    output.report({"user": name, "removed": True}, f"user {name} is removed", as_json=as_json)
+
+
+@app.command("list")
+def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
+    """List the users.
+
+    [bold]Examples[/bold]
+
+      txmq user list
+    """
+    from txmq.client.admin.users import Users
+
+    with connected(bootstrap) as client:
+        _show(Users(client.control, client.timeout).list(), as_json=as_json)
+
+
+def _show(rows: list[dict[str, object]], *, as_json: bool) -> None:
+    output.show_rows("users", _COLUMNS, rows, as_json=as_json)

@@ -1,0 +1,66 @@
+"""Users and what they may do, as operators see and change them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Protocol
+
+from txmq.protocol.json_text import FieldsList, json_object
+from txmq.protocol.scram import SALT_SIZE, keys_of
+from txmq.runtime.os_clock import OSRandom
+
+
+class Control(Protocol):
+    """A connection to the broker, as ``ReconnectingConnection`` is one."""
+
+    def call(
+        self, verb: str, *arguments: str, timeout: float, extensions: Mapping[str, str | None] | None = None,
+        body: list[bytes] | None = None,
+    ) -> bytes:  # fmt: skip
+        """Send a request, wait for its answer and return the body."""
+
+
+class Users:
+    """``control``: a connection of an administrator, or of anybody before there are users. Thread safety: any thread."""
+
+    def __init__(self, control: Control, timeout: float) -> None:
+        self._control, self._timeout = control, timeout
+
+    def add(self, user: str, password: str | None, certificate: str | None = None) -> FieldsList:
+        """Make a user; forced when this returns. The password stays here: the broker is sent its keys.
+
+        Raises:
+            UserExistsError: the name is taken.
+            ConfigError: it is no password.
+        """
+        return self._user("add", user, _stated(password, certificate))
+
+    def passwd(self, user: str, password: str | None, certificate: str | None = None) -> FieldsList:
+        """Give a user another password, or another certificate; forced when this returns. Raises UnknownUserError."""
+        return self._user("passwd", user, _stated(password, certificate))
+
+    def remove(self, user: str) -> FieldsList:
+        """Remove a user, who is refused from then on; forced when this returns. Raises UnknownUserError."""
+        return self._user("remove", user, b"")
+
+    def list(self, user: str = "*") -> FieldsList:
+        """Users: name, whether there is a password, the certificate, whether an administrator, number of grants."""
+        return self._user("list", user, b"")
+
+    def _user(self, action: str, user: str, body: bytes) -> FieldsList:
+        answer = self._control.call("user", action, user, timeout=self._timeout, body=[body])
+        found: FieldsList = json_object(answer)["users"]
+        return found
+
+    def acl(self, action: str, user: str = "*", words: Mapping[str, str | None] | None = None) -> FieldsList:
+        """``grant``, ``revoke`` or ``list``: users and their grants. Changes are forced when this returns."""
+        answer = self._control.call("acl", action, user, timeout=self._timeout, extensions=words)
+        found: FieldsList = json_object(answer)["users"]
+        return found
+
+
+def _stated(password: str | None, certificate: str | None) -> bytes:
+    salt = OSRandom().bits(8 * SALT_SIZE).to_bytes(SALT_SIZE, "big")
+    keys = None if password is None else keys_of(password, salt).to_json()
+    return json.dumps({"keys": keys, "certificate": certificate}).encode()
