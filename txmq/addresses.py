@@ -9,10 +9,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import parse_qsl
 
 from txmq.errors import ConfigError
+from txmq.model import is_valid_name
 
 DEFAULT_PORT = 8123
 _ZOOKEEPER_PORT = 2181
@@ -101,7 +102,8 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
     scheme = _TLS_SCHEME if text.startswith(_TLS_SCHEME) else _SCHEME
     if not text.startswith(scheme):
         raise ConfigError(expected)
-    hosts, question, _ = text.removeprefix(scheme).partition("?")
+    place, question, _ = text.removeprefix(scheme).partition("?")
+    hosts = place.rpartition("@")[2]
     if question and scheme is _SCHEME:
         raise ConfigError(f"bootstrap = {text!r}: what stands behind ? is for TLS; begin the address with txmqs://")
     addresses = []
@@ -110,9 +112,22 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
             addresses.append(split_address(_with_port(part, DEFAULT_PORT)))
         except ConfigError:
             raise ConfigError(expected) from None
-        if "@" in part and scheme is _TLS_SCHEME:
-            raise ConfigError(f"{expected}; users are not built yet, a client shows a certificate: ?cert=...&key=...")
     return addresses
+
+
+def parse_user(text: str) -> str:
+    """The user of ``txmq[s]://[USER@]HOST...``; empty if it names none.
+
+    Raises:
+        ConfigError: it is no user's name. A password stands elsewhere: addresses are in logs and in lists of processes.
+    """
+    user, at, _ = text.partition("://")[2].partition("?")[0].rpartition("@")
+    if at and not is_valid_name(user):
+        raise ConfigError(
+            f"bootstrap = {without_secret(text)!r}: before @ stands a user's name and nothing else; the password is "
+            "read from TXMQ_PASSWORD, or given as password="
+        )
+    return user
 
 
 def parse_tls(text: str) -> TlsFiles | None:
@@ -144,11 +159,12 @@ def _files(parameters: dict[str, str]) -> TlsFiles:
     return TlsFiles(**{name: parameters[name] for name in _FILES if name in parameters})
 
 
-class Credentials(NamedTuple):
-    """Name and password under which nodes are made; nobody else reads or changes them."""
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Name and password: of ZooKeeper's nodes, or of a broker's user. No text of it shows the password."""
 
     name: str
-    password: str
+    password: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

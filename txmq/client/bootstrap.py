@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from txmq.addresses import (
+    Credentials,
     Ensemble,
     TlsFiles,
     is_ensemble,
     parse_bootstrap,
     parse_ensemble,
     parse_tls,
+    parse_user,
     split_address,
 )
 from txmq.client.transport.destination import Address
@@ -32,9 +34,10 @@ class Bootstrap:
 
     find: Callable[[float], Sequence[Address]]  # the addresses, looked up within so many seconds
     tls: ClientTls | None = None  # how every broker is spoken to; None: in plaintext
+    credentials: Credentials | None = None  # with which it logs in; None: it does not
 
 
-def bootstrap_of(text: str, files: TlsFiles | None = None) -> Bootstrap:
+def bootstrap_of(text: str, files: TlsFiles | None = None, password: str = "") -> Bootstrap:
     """What an address means.
 
     Args:
@@ -47,7 +50,14 @@ def bootstrap_of(text: str, files: TlsFiles | None = None) -> Bootstrap:
         ensemble = parse_ensemble(text, "bootstrap")
         return Bootstrap(lambda timeout: leaders(ensemble, timeout), _tls(ensemble.broker_tls, files))
     addresses = parse_bootstrap(text)
-    return Bootstrap(lambda _timeout: addresses, _tls(parse_tls(text), files))
+    return Bootstrap(lambda _timeout: addresses, _tls(parse_tls(text), files), _credentials(parse_user(text), password))
+
+
+def _credentials(user: str, password: str) -> Credentials | None:
+    if bool(user) is not bool(password):
+        missing = "a password: set TXMQ_PASSWORD, or give password=" if user else "a user: write txmqs://USER@HOST"
+        raise ConfigError(f"user and password go together; there is not {missing}")
+    return Credentials(user, password) if user else None
 
 
 def _tls(stated: TlsFiles | None, files: TlsFiles | None) -> ClientTls | None:

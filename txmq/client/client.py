@@ -58,7 +58,7 @@ DRAIN_S = 1.0  # for answers to commits, before the connections end
 
 def connect(
     bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False,
-    ca: str = "", cert: str = "", key: str = "",
+    ca: str = "", cert: str = "", key: str = "", password: str = "",
 ) -> Client:  # fmt: skip
     """Connect to a broker.
 
@@ -77,12 +77,15 @@ def connect(
             connection.
         cert, key: PEM files of this client's certificate and of its private key, for a broker that asks for one.
 
+        password: of the user in the address (``txmqs://shop@broker1``); it is sent to nobody (SCRAM-SHA-256).
+
     Raises:
+        UnauthenticatedError: user or password is wrong, or the broker has users and the address names none.
         ConfigError: not such an address, or a file cannot be read.
         BrokerAwayError: no broker answers there, or ZooKeeper does not.
         RegistryError: there is no cluster in that place of ZooKeeper.
     """
-    client = Client(bootstrap_of(bootstrap, TlsFiles(ca, cert, key)), timeout=timeout, name=name)
+    client = Client(bootstrap_of(bootstrap, TlsFiles(ca, cert, key), password), timeout=timeout, name=name)
     watch_exit(client)
     if not lazy:
         try:

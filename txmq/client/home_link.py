@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from txmq.addresses import Credentials
 from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.transaction.branch_commits import BranchCommits
@@ -41,6 +42,10 @@ class Directory(Protocol):
     @property
     def tls(self) -> ClientTls | None:
         """How every home is spoken to; None: in plaintext."""
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """With which connections log in; None: they do not."""
 
     def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
         """Where the link's home may be led."""
@@ -101,6 +106,11 @@ class HomeLink:
     def tls(self) -> ClientTls | None:
         """See ``Destination``."""
         return self._directory.tls
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """See ``Destination``."""
+        return self._directory.credentials
 
     @property
     def home_wish(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from txmq.addresses import Credentials
 from txmq.protocol.json_text import Fields
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ class Destination(Protocol):
     @property
     def tls(self) -> ClientTls | None:
         """How it is spoken to; None: in plaintext."""
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """With which a connection logs in; None: it does not."""
 
     @property
     def home_wish(self) -> str | None:
@@ -42,6 +47,7 @@ class AnyBroker:
     """Any broker that answers at these addresses."""
 
     home_wish = None
+    credentials = None
 
     def __init__(self, addresses: Sequence[Address], tls: ClientTls | None = None) -> None:
         self._addresses, self.tls = list(addresses), tls

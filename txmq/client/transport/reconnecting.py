@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from txmq.client.transport.connection import Connection
 from txmq.client.transport.destination import Address, Destination
+from txmq.client.transport.login import log_in
 from txmq.client.transport.reply import Reply
 from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello
 from txmq.errors import (
@@ -367,7 +368,9 @@ class ReconnectingConnection:
 
     def _greet(self, connection: Connection, address: Address, deadline: float) -> None:
         """Send ``hello``: resume the session, or open a new one if the broker does not know it any more."""
-        known = self._session
+        known, credentials = self._session, self._destination.credentials
+        if credentials is not None:
+            log_in(connection, credentials, deadline)
         if known is None:
             self._introduce(connection, address, deadline, wish="none")
             return
