@@ -19,9 +19,7 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.", show_default=False)]
 PasswordFile = Annotated[
     Path | None,
-    typer.Option(
-        "--password-file", metavar="FILE", help="Its first line is the password. [TXMQ_NEW_PASSWORD, a prompt]"
-    ),
+    typer.Option("--password-file", metavar="FILE", help="Its first line is the password. [TXMQ_NEW_PASSWORD, prompt]"),
 ]
 Certificate = Annotated[
     str | None, typer.Option(metavar="CN=NAME", help="Subject or alternative name of the user's client certificate.")

@@ -22,7 +22,7 @@ class Control(Protocol):
 
 
 class Users:
-    """``control``: a connection of an administrator, or of anybody before there are users. Thread safety: any thread."""
+    """``control``: a connection of an administrator, or of anybody before the first. Thread safety: any thread."""
 
     def __init__(self, control: Control, timeout: float) -> None:
         self._control, self._timeout = control, timeout
