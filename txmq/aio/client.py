@@ -34,14 +34,14 @@ from txmq.runtime.os_clock import OSClock
 
 async def connect(
     bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False,
-    ca: str = "", cert: str = "", key: str = "",
+    ca: str = "", cert: str = "", key: str = "", password: str = "",
 ) -> Client:  # fmt: skip
     """As ``txmq.connect``, on the event loop that runs; ``async with await txmq.aio.connect(...) as client``.
 
     The client belongs to that loop. ``await client.close()`` before the loop ends.
     """
     host = strands.Host()
-    found = _bootstrap_of(bootstrap, TlsFiles(ca, cert, key))
+    found = _bootstrap_of(bootstrap, TlsFiles(ca, cert, key), password)
     inner = LoopClient(found, timeout=timeout, name=name, clock=strands.LoopClock(OSClock()))
     client = Client(inner, host)
     if not lazy:
@@ -53,8 +53,8 @@ async def connect(
     return client
 
 
-def _bootstrap_of(text: str, files: TlsFiles) -> Bootstrap:
-    bootstrap = bootstrap_of(text, files)
+def _bootstrap_of(text: str, files: TlsFiles, password: str) -> Bootstrap:
+    bootstrap = bootstrap_of(text, files, password)
     if not is_ensemble(text):
         return bootstrap
 

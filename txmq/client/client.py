@@ -70,8 +70,8 @@ def connect(
             broker has to prove that it is the host of its address.
         timeout: seconds for connecting, and for each request without a timeout of its own.
         name: this client's name in the broker's lists and logs.
-        lazy: connect at the first request, so that a process can start while its broker is away, as one with an
-            ordered producer should. A wrong address is then found later.
+        lazy: connect at the first request, so that a process can start while its broker is away. A wrong address is
+            found later.
         ca: PEM file of the certificates that sign brokers' certificates; the system's if it is not given. This and the
             next two may also stand in the address: ``txmqs://broker1?ca=ca.pem``. Changed files count for the next
             connection.
@@ -80,7 +80,7 @@ def connect(
         password: of the user in the address (``txmqs://shop@broker1``); it is sent to nobody (SCRAM-SHA-256).
 
     Raises:
-        UnauthenticatedError: user or password is wrong, or the broker has users and the address names none.
+        UnauthenticatedError: user or password is wrong.
         ConfigError: not such an address, or a file cannot be read.
         BrokerAwayError: no broker answers there, or ZooKeeper does not.
         RegistryError: there is no cluster in that place of ZooKeeper.

@@ -13,13 +13,15 @@ from txmq.runtime.os_clock import OSRandom
 _NONCE_BITS = 192
 
 
-def log_in(connection: Connection, credentials: Credentials, deadline: float) -> None:
-    """Log in.
+def log_in(connection: Connection, credentials: Credentials | None, deadline: float) -> None:
+    """Log in, if there is a user to log in as.
 
     Raises:
         UnauthenticatedError: user or password is wrong, or the broker could not prove that it knows the user.
         BadRequestError: the broker has no users.
     """
+    if credentials is None:
+        return
     attempt = ScramAttempt(credentials.name, credentials.password, f"{OSRandom().bits(_NONCE_BITS):048x}")
     first = _ask(connection, attempt.first(), deadline)
     attempt.verify(_ask(connection, attempt.final(first), deadline))

@@ -368,9 +368,8 @@ class ReconnectingConnection:
 
     def _greet(self, connection: Connection, address: Address, deadline: float) -> None:
         """Send ``hello``: resume the session, or open a new one if the broker does not know it any more."""
-        known, credentials = self._session, self._destination.credentials
-        if credentials is not None:
-            log_in(connection, credentials, deadline)
+        log_in(connection, self._destination.credentials, deadline)
+        known = self._session
         if known is None:
             self._introduce(connection, address, deadline, wish="none")
             return
@@ -395,11 +394,8 @@ class ReconnectingConnection:
         return connection.session or self._bind(connection, self._hello(connection, deadline, wish="new"))
 
     def _hello(self, connection: Connection, deadline: float, wish: str) -> Fields:
-        attempt = min(deadline, self._clock.monotonic() + self._connect_timeout)
-        extensions = {"session": wish}
-        home = self._destination.home_wish
-        if home is not None:
-            extensions["home"] = home
+        attempt, home = min(deadline, self._clock.monotonic() + self._connect_timeout), self._destination.home_wish
+        extensions = {"session": wish} if home is None else {"session": wish, "home": home}
         return parse_hello(connection.request(attempt, "hello", PROTOCOL, self._name, extensions=extensions).result())
 
     def _bind(self, connection: Connection, fields: Fields) -> ClientSession | None:
