@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from txmq.addresses import Credentials, Ensemble, TlsFiles, parse_bootstrap, parse_ensemble, parse_tls
+from txmq.addresses import (
+    DEFAULT_PORT,
+    Credentials,
+    Ensemble,
+    TlsFiles,
+    parse_bootstrap,
+    parse_ensemble,
+    parse_tls,
+    parse_user,
+)
 from txmq.errors import ConfigError
 
 
@@ -60,10 +69,29 @@ def test_address_says_whether_and_with_what_tls_is_spoken(
 
 
 @pytest.mark.parametrize(
+    ("text", "user"),
+    [("txmq://a", ""), ("txmq://shop@a,b:9", "shop"), ("txmqs://shop@a?ca=x@y", "shop"), ("txmqs://a?ca=x@y", "")],
+)
+def test_address_names_a_user_or_none(text: str, user: str) -> None:
+    assert parse_user(text) == user
+    assert parse_bootstrap(text)[0] == ("a", DEFAULT_PORT)
+
+
+@pytest.mark.parametrize("text", ["txmq://@a", "txmq://me:hidden@a", "txmqs://a@b@c"])
+def test_address_with_a_password_is_refused_without_telling_it(text: str) -> None:
+    with pytest.raises(ConfigError, match="TXMQ_PASSWORD") as caught:
+        parse_user(text)
+    assert "hidden" not in str(caught.value)
+
+
+def test_credentials_shown_hold_no_password() -> None:
+    assert "hidden" not in repr(Credentials("me", "hidden"))
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("txmq://a?ca=x", "begin the address with txmqs://"),
-        ("txmqs://me@a", "users are not built yet"),
         ("txmqs://", "expected txmq://HOST"),
         ("http://a", "expected txmq://HOST"),
     ],

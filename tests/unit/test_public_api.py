@@ -22,7 +22,7 @@ from txmq.client.transaction.xa_resource import BrokerXAResource
 # Of each the parameters behind self, as Python would print them without types. A change breaks programs of users
 # and is told in CHANGES.md.
 SIGNATURES: dict[Callable[..., Any], str] = {
-    txmq.connect: "bootstrap, *, timeout=5.0, name='python', lazy=False, ca='', cert='', key=''",
+    txmq.connect: "bootstrap, *, timeout=5.0, name='python', lazy=False, ca='', cert='', key='', password=''",
     Topics.create: "name, partitions=1, **settings",
     Topics.list: "",
     Topics.describe: "name",

@@ -27,13 +27,7 @@ from txmq.broker.commit.commit_group import Answer, CommitGroup
 from txmq.broker.context import Context, Read
 from txmq.broker.state.identity import BrokerIdentity, Ids
 from txmq.broker.state.state import State
-from txmq.broker.verbs import (
-    check_backs,
-    decide,
-    get,
-    prepare_commit,
-    session_expiry,
-)
+from txmq.broker.verbs import check_backs, decide, get, prepare_commit, session_expiry
 from txmq.broker.verbs.access.auth import refuse_strangers
 from txmq.broker.verbs.branches import resolving
 from txmq.broker.verbs.cluster import events, parking

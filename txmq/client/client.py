@@ -72,9 +72,8 @@ def connect(
         name: this client's name in the broker's lists and logs.
         lazy: connect at the first request, so that a process can start while its broker is away. A wrong address is
             found later.
-        ca: PEM file of the certificates that sign brokers' certificates; the system's if it is not given. This and the
-            next two may also stand in the address: ``txmqs://broker1?ca=ca.pem``. Changed files count for the next
-            connection.
+        ca: PEM file of the certificates that sign brokers' certificates; by default the system's. This and the next two
+            may stand in the address: ``txmqs://broker1?ca=ca.pem``. Changed files count for the next connection.
         cert, key: PEM files of this client's certificate and of its private key, for a broker that asks for one.
 
         password: of the user in the address (``txmqs://shop@broker1``); it is sent to nobody (SCRAM-SHA-256).
