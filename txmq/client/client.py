@@ -70,8 +70,7 @@ def connect(
             broker has to prove that it is the host of its address.
         timeout: seconds for connecting, and for each request without a timeout of its own.
         name: this client's name in the broker's lists and logs.
-        lazy: connect at the first request, so that a process can start while its broker is away. A wrong address is
-            found later.
+        lazy: connect at the first request, so that a process can start while its broker is away.
         ca: PEM file of the certificates that sign brokers' certificates; by default the system's. This and the next two
             may stand in the address: ``txmqs://broker1?ca=ca.pem``. Changed files count for the next connection.
         cert, key: PEM files of this client's certificate and of its private key, for a broker that asks for one.

@@ -176,6 +176,8 @@ class HomeRoutes:
 class Ports:
     """Home n answers at port n."""
 
+    credentials = None
+
     tls = None
 
     def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
