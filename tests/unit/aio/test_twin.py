@@ -38,7 +38,7 @@ INTERNAL = {
         "begin_check_backs", "browse_pages", "control", "exiting", "forked", "leave_session", "link_type",
         "new_connection", "senders", "session",
     },
-    "Consumer": {"deliver_for", "is_called_by_listener", "take"},
+    "Consumer": {"deliver_for", "is_called_by_listener", "take", "take_next"},
     "HalfMessage": {"ask_checker", "home", "prepare", "reach", "report"},
     "OrderedMessageProducer": {"forked", "meant", "send_to", "send_to_async"},
     "Producer": {"route", "send_outside", "send_pairs_outside"},
