@@ -224,8 +224,6 @@ class RoutedTransaction(BrokerTransaction):
         branches: its parts at other homes than the one that decides.
     """
 
-    home: BranchHome
-
     def __init__(self, client: BranchClient, clock: Clock, timeout_s: float) -> None:
         home = client.routes.any_link()
         super().__init__(home, clock, timeout_s)

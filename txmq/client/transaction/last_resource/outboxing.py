@@ -19,6 +19,7 @@ this client and another resource: it could overtake them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from txmq.client.transaction.branch_commits import BranchHome
 from txmq.client.transaction.broker_side import BrokerTransaction
@@ -26,7 +27,7 @@ from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.preparing import NOT_KNOWN, attach_for_caller
 from txmq.client.transaction.refusals import raise_rolled_back, rolled_back
-from txmq.client.transport.ports import BlockTopics
+from txmq.client.transport.ports import BlockTopics, Broker
 from txmq.client.transport.session import ClientSession
 from txmq.errors import DiskFullError, OverloadedError, RolledBackError, TransactionAwayError, TxmqError
 from txmq.runtime.os_clock import OSRandom
@@ -91,7 +92,7 @@ class Outboxing:
             topics.assume(branch.known_topics(), self._resource.name)
         self._changes = topics.changes
 
-    def _is_there(self, home: BranchHome) -> bool:
+    def _is_there(self, home: Broker) -> bool:
         clock = home.clock
         try:
             home.control.reach(min(self._broker.deadline, clock.monotonic() + self.state.options.away_after_ms / 1000))
@@ -102,9 +103,9 @@ class Outboxing:
             return False
         return True
 
-    def state_at(self, home: BranchHome) -> OutboxState:
+    def state_at(self, home: Broker) -> OutboxState:
         """What is known of one home."""
-        return self.state if self._broker.is_alone else self.state.at(f"{home.home:016x}")
+        return self.state if self._broker.is_alone else self.state.at(f"{cast('BranchHome', home).home:016x}")
 
     def find_homes(self) -> None:
         """Behind the body: begin at the homes of the messages, unless one is away and the block may go without them.
@@ -124,7 +125,7 @@ class Outboxing:
             return
         broker.find_homes(self._messages)
 
-    def _is_known_away(self, home: BranchHome) -> bool:
+    def _is_known_away(self, home: Broker) -> bool:
         return self.state_at(home).is_tripped or not self._is_there(home)
 
     def reach(self) -> None:
@@ -160,7 +161,7 @@ class Outboxing:
         owners = broker.owners(self._messages).items()
         return not any(home.branch_commits.holds(slot, uuid) for home, slots in owners for slot in slots)
 
-    def goes_without(self, home: BranchHome, broker: BrokerTransaction, error: TxmqError) -> bool:
+    def goes_without(self, home: Broker, broker: BrokerTransaction, error: TxmqError) -> bool:
         """Whether the messages wait from here on, as a home is away, late or has no room.
 
         Args:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 
-from txmq.client.transaction.branch_commits import BranchHome
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.homes import HomeBranch, RoutedTransaction
@@ -18,6 +17,7 @@ from txmq.client.transaction.last_resource.outboxing import Outboxing, keys_of, 
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
 from txmq.client.transaction.refusals import rolled_back
+from txmq.client.transport.ports import Broker
 from txmq.errors import (
     FencedError,
     HeuristicError,
@@ -261,7 +261,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self.error = rolled_back(error, self._broker.txid)
         return LastResourceEvent.PREPARE_UNKNOWN
 
-    def _goes_without(self, home: BranchHome, broker: BrokerTransaction, error: TxmqError) -> bool:
+    def _goes_without(self, home: Broker, broker: BrokerTransaction, error: TxmqError) -> bool:
         return self._outboxing is not None and self._outboxing.goes_without(home, broker, error)
 
     def _refused(self, error: TxmqError) -> LastResourceEvent:
