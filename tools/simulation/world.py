@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from txmq.testing.simulated.clock import SimClock
 
+STANDING_MAX = 1_000_000  # events at one moment
+
 SITUATIONS = frozenset(
     {
         "broker killed", "power lost", "died at a crash point", "died of EIO", "recovery crashed", "redo of records",
@@ -104,9 +106,16 @@ class Simulation:
         heapq.heappush(self._events, (self.now + seconds, self._count, call))
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass; stops early when ``until`` holds."""
-        end = self.now + seconds
+        """Let time pass; stops early when ``until`` holds.
+
+        Raises:
+            AssertionError: something keeps itself busy, and time stands still.
+        """
+        end, standing = self.now + seconds, 0
         while self._events and self._events[0][0] <= end and not until():
             at, _, call = heapq.heappop(self._events)
+            standing = 0 if at > self.now else standing + 1
+            if standing > STANDING_MAX:
+                raise AssertionError(f"time stands still at {self.now}: {call}")
             self.clock.advance(max(0.0, at - self.now))
             call()

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 IDLE_MAX = 256  # greenlets of a host that wait for work
-_CLOSE_S_MAX = 5.0  # for daemons that were told to end
+_CLOSE_S_MAX = 5.0  # for daemons and streams that were told to end
+_LOOK_S = 0.001  # whether streams have ended, which takes a turn of the loop or two
 _KEEP_S = 0.005  # calls that find their messages there keep the loop at most so long
 _BLOCKING_MAX = 16  # threads of a host for what blocks
 
@@ -405,7 +406,7 @@ class Host:
         """Wait for the end of daemons and streams, which were told; those that do not end in time are cancelled."""
         until = self.loop.time() + _CLOSE_S_MAX
         while self._open and self.loop.time() < until:
-            await asyncio.sleep(0)
+            await asyncio.sleep(_LOOK_S)  # not 0: that would keep the loop busy all the while
         if self._daemons:
             _, late = await asyncio.wait(tuple(self._daemons), timeout=_CLOSE_S_MAX)
             for task in late:
