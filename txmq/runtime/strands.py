@@ -238,7 +238,10 @@ class Running(Generic[T]):
             for waiting in self._waiting:
                 _wake(waiting)
         else:
-            asyncio.ensure_future(handed, loop=self._host.loop).add_done_callback(self._go_on)
+            awaited = asyncio.ensure_future(handed, loop=self._host.loop)
+            if awaited is not handed:  # a loop that is closed cuts it off, as a kill would, without a complaint
+                awaited._log_destroy_pending = False  # noqa: SLF001  as asyncio.gather does
+            awaited.add_done_callback(self._go_on)
 
     def _go_on(self, awaited: Future[Any]) -> None:
         if awaited.cancelled():
