@@ -9,8 +9,8 @@ as SQLAlchemy runs its synchronous core on asyncio.
 A cancelled task has its CancelledError raised in the door in which its strand is parked. To the code that is what
 KeyboardInterrupt is in a thread. It may park again while it cleans up.
 
-What has to go to its end whatever becomes of its caller (``begin_end``) runs in a strand of its own, which callbacks of
-the loop drive: it begins at once, and takes no task and one turn of the loop less. Who waits for it has a future of
+What has to go to its end whatever becomes of its caller (``begin_end``) runs in a strand of its own, which a task of
+the loop drives if it has to wait: it begins at once, a turn of the loop earlier. Who waits for it has a future of
 its own, so that a caller that is cancelled takes nothing with it.
 
 What would be a thread of its own (``start_daemon``) is a task of the host, which ``Host.close`` waits for. What waits
@@ -219,7 +219,7 @@ def _serve(work: Callable[[], object]) -> None:
 class Running(Generic[T]):
     """Work that goes to its end in a strand of its own; see ``Host.begin_end``. Any number of tasks may await it."""
 
-    __slots__ = ("_end", "_fiber", "_host", "_waiting")
+    __slots__ = ("_end", "_fiber", "_host", "_task", "_waiting")
 
     def __init__(self, host: Host, work: Callable[[], T]) -> None:
         self._host = host
@@ -238,21 +238,19 @@ class Running(Generic[T]):
             for waiting in self._waiting:
                 _wake(waiting)
         else:
-            awaited = asyncio.ensure_future(handed, loop=self._host.loop)
-            if awaited is not handed:  # a loop that is closed cuts it off, as a kill would, without a complaint
-                awaited._log_destroy_pending = False  # noqa: SLF001  as asyncio.gather does
-            awaited.add_done_callback(self._go_on)
+            self._task = self._host.loop.create_task(self._drive(handed))
 
-    def _go_on(self, awaited: Future[Any]) -> None:
-        if awaited.cancelled():
-            handed = self._fiber.throw(asyncio.CancelledError())
-        elif (error := awaited.exception()) is not None:
-            handed = self._fiber.throw(error)
-        else:
-            handed = self._fiber.switch(awaited.result())
+    async def _drive(self, handed: Any) -> None:
+        """To the end: a loop that is closed by ``asyncio.run`` cancels this once, and waits for it."""
+        while type(handed) is not _End:
+            try:
+                result = await handed
+            except BaseException as error:  # noqa: BLE001  the strand's to take
+                handed = self._fiber.throw(error)
+            else:
+                handed = self._fiber.switch(result)
         self._take(handed)
-        if self._end is not None:
-            self._host.ended(self)
+        self._host.ended(self)
 
     @property
     def is_done(self) -> bool:
