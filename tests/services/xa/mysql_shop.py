@@ -59,6 +59,10 @@ class MySQLShop(MySQLDatabase):
         """Return the visible messages in order."""
         return [message.value for message in self.client.browse(self.topic)]
 
+    def lock_waits(self) -> int:
+        """How many transactions wait for a row's lock now (``innodb_trx`` is not asked: looked at often, it is old)."""
+        return int(self.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1])
+
     def is_resolved(self) -> bool:
         """Whether nothing is in doubt."""
         return list(self.client.transactions.list(state="in-doubt")) == []

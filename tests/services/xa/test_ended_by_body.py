@@ -101,8 +101,7 @@ def _deadlock(shop: MySQLShop, tx: Any) -> None:
     ours.execute("UPDATE orders SET value = 'ours' WHERE id = 1")
     waits = threading.Thread(target=theirs.execute, args=("UPDATE orders SET value = 'other' WHERE id = 1",))
     waits.start()
-    locked = "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-    eventually(lambda: bool(shop.execute(locked)), "the other transaction waits for the lock")
+    eventually(shop.lock_waits, "the other transaction waits for the lock")
     try:
         ours.execute("UPDATE orders SET value = 'ours' WHERE id = 2")
     finally:

@@ -439,13 +439,9 @@ def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: MySQLShop) -> 
     other = MySQLShop(shop.broker, shop.server, shop.database)
     other.resource.install(other.client)
     resolver_of(other.client).add(other.resource)
-    eventually(lambda: _lock_waits(shop) > 0, "the resolver waits for the row's lock")
+    eventually(lambda: shop.lock_waits(), "the resolver waits for the row's lock")
     assert not other.is_resolved()
     shop.opened[-1].close()
     eventually(other.is_resolved, "nothing is in doubt")
     assert (other.rows(), other.messages()) == ([], [])
     other.die()
-
-
-def _lock_waits(shop: MySQLShop) -> int:
-    return int(shop.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1])
