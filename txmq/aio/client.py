@@ -15,7 +15,7 @@ from txmq.aio.consumer import Consumer
 from txmq.aio.half import Checker, checker_for_strands
 from txmq.aio.links import LoopClient
 from txmq.aio.ordered import OrderedMessageProducer
-from txmq.aio.producer import Producer
+from txmq.aio.producer import Producer, RetryingProducer
 from txmq.aio.twin import Facade, twin
 from txmq.client.bootstrap import Bootstrap, bootstrap_of
 from txmq.client.client import Client as SyncClient
@@ -94,19 +94,23 @@ class Client(Facade[LoopClient]):
         self, *, partition_selector: PartitionSelector | None = None, linger_ms: float = 0,
         batch_size_bytes: int = 256 << 10, buffer_size_bytes: int = 64 << 20, max_in_flight: int = 8,
         compression: str | None = None, timeout: float = 5.0, group: str | None = None, checker: Checker | None = None,
+        retry_store: str | None = None,
     ) -> Producer:  # fmt: skip
         """Make a producer; a client may have many. As ``txmq.Client.producer``.
 
         Args:
             checker: a coroutine function; a task of this client awaits it.
+            retry_store: opened before this returns, which keeps the loop for some milliseconds; from then on the disk
+                is used in threads of this client.
         """
         check = checker_for_strands(checker)
         make = partial(
             self.inner.producer, partition_selector=partition_selector, linger_ms=linger_ms,
             batch_size_bytes=batch_size_bytes, buffer_size_bytes=buffer_size_bytes, max_in_flight=max_in_flight,
-            compression=compression, timeout=timeout, group=group, checker=check,
+            compression=compression, timeout=timeout, group=group, checker=check, retry_store=retry_store,
         )  # fmt: skip
-        return Producer(self.host.call(make), self.host)
+        kind = Producer if retry_store is None else RetryingProducer
+        return kind(self.host.call(make, may_block=retry_store is not None), self.host)
 
     async def consumer(
         self, group: str, topics: Sequence[str], *, start: str | int | None = None, max_retries: int = 5,

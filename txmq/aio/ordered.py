@@ -4,24 +4,22 @@ Theory of operation. The producer is the synchronous one (``txmq/client/spooling
 strands. What touches the spool's file runs in threads of the client, so that syncs hold up no task; tasks that wait for
 a sync share it, as threads do.
 
-Invariant: a send that has begun goes to its end, whatever becomes of the task that waits for it. So a message is at the
-broker, in the spool or refused, never in between, and later ones stay behind it.
+Invariant: a send that has begun goes to its end, whatever becomes of the task that waits for it (``begun``).
 """
 
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Self, cast
 
+from txmq.aio.begun import BegunSends
 from txmq.aio.twin import Facade, twin
 from txmq.client.spooling import ordered_producer
 from txmq.model import SendResult
-from txmq.runtime.strands import Host, Running, required
-
-T = TypeVar("T")
+from txmq.runtime.strands import Host
 
 
 class OrderedMessageProducer(Facade[ordered_producer.OrderedMessageProducer]):
@@ -33,7 +31,7 @@ class OrderedMessageProducer(Facade[ordered_producer.OrderedMessageProducer]):
 
     def __init__(self, inner: ordered_producer.OrderedMessageProducer, host: Host) -> None:
         super().__init__(inner, host)
-        self._sending: set[Running[Any]] = set()
+        self._sends = BegunSends(host)
 
     async def __aenter__(self) -> Self:
         return self
@@ -51,20 +49,16 @@ class OrderedMessageProducer(Facade[ordered_producer.OrderedMessageProducer]):
 
         A task that is cancelled here gives up the wait: the message is sent, or spooled.
         """
-        return await self._begun(partial(self.inner.send, topic, value, key, headers=headers, tag=tag, timeout=timeout))
-
-    async def _begun(self, send: Callable[[], T]) -> T:
-        sending = self.host.begin_end(send)
-        self._sending.add(sending)
-        sending.waiter().add_done_callback(lambda _: self._sending.discard(sending))
-        return await sending
+        return await self._sends.run(
+            partial(self.inner.send, topic, value, key, headers=headers, tag=tag, timeout=timeout)
+        )
 
     async def send_async(
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
         tag: str | None = None, timeout: float | None = None,
     ) -> Future[SendResult]:  # fmt: skip
         """As ``send``, without waiting for the broker: that is the future's. A spooled message is synced first."""
-        future = await self._begun(
+        future = await self._sends.run(
             partial(self.inner.send_async, topic, value, key, headers=headers, tag=tag, timeout=timeout)
         )
         return cast("Future[SendResult]", future)
@@ -92,9 +86,4 @@ class OrderedMessageProducer(Facade[ordered_producer.OrderedMessageProducer]):
 
         It goes to its end also if its task is cancelled.
         """
-        await self.host.begin_end(self._close)
-
-    def _close(self) -> None:
-        for sending in tuple(self._sending):
-            required().wait_for(sending.waiter())
-        self.inner.close()
+        await self._sends.close(self.inner.close)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
+from txmq.aio.begun import BegunSends
 from txmq.aio.half import HalfMessage
 from txmq.aio.transaction import Transaction, enclosing_block
 from txmq.aio.twin import Facade, twin
@@ -17,7 +18,16 @@ from txmq.client.producer.headers import Content
 from txmq.client.transaction import half_message
 from txmq.errors import TransactionStateError, TxmqError
 from txmq.model import SendResult
+from txmq.runtime.strands import Host
 from txmq.xa.resources import Resource
+
+T = TypeVar("T")
+
+
+class _Run(Protocol):
+    """``Host.run``, or what runs sends to their end."""
+
+    def __call__(self, work: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...
 
 
 class Producer(Facade[producer.Producer]):
@@ -26,6 +36,10 @@ class Producer(Facade[producer.Producer]):
     Messages that tasks send in one turn of the loop leave as one batch for each partition, in one request each; none
     waits for company. Messages of one task to one partition are stored in the order of its calls.
     """
+
+    def __init__(self, inner: producer.Producer, host: Host) -> None:
+        super().__init__(inner, host)
+        self._run: _Run = host.run
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,7 +85,7 @@ class Producer(Facade[producer.Producer]):
     async def _begun(
         self, topic: str, message: Content, partition: int | None, timeout: float | None
     ) -> Future[SendResult]:
-        future = await self.host.run(partial(self.inner.send_outside, topic, message, partition, timeout))
+        future = await self._run(partial(self.inner.send_outside, topic, message, partition, timeout))
         return cast("Future[SendResult]", future)
 
     async def send_many(
@@ -84,7 +98,7 @@ class Producer(Facade[producer.Producer]):
         block = enclosing_block(self.inner.client)
         if block is not None:
             return [await block.append(self.inner, topic, value, key, None, None, None) for key, value in pairs]
-        return await self.host.run(partial(self.inner.send_pairs_outside, topic, pairs, timeout))
+        return await self._run(partial(self.inner.send_pairs_outside, topic, pairs, timeout))
 
     def transaction(self, *resources: Resource, timeout: float = 30.0) -> Transaction:
         """A transaction, to be used as a block (``async with``); as ``txmq.Producer.transaction``.
@@ -110,5 +124,24 @@ class Producer(Facade[producer.Producer]):
         )
         return HalfMessage(await self.host.opened(send, half_message.HalfMessage.rollback), self.host)
 
+    @property
+    def spooled(self) -> int:
+        """How many messages wait on local disk; 0 without ``retry_store``."""
+        return self.inner.spooled
+
+    parked = twin(producer.Producer.parked)
     flush = twin(producer.Producer.flush)
     close = twin(producer.Producer.close)
+
+
+class RetryingProducer(Producer):
+    """A producer with a ``retry_store``. A send that has begun goes to its end, also if its task is cancelled."""
+
+    def __init__(self, inner: producer.Producer, host: Host) -> None:
+        super().__init__(inner, host)
+        self._sends = BegunSends(host)
+        self._run = self._sends.run
+
+    async def close(self, timeout: float | None = None) -> None:
+        """End, behind sends that have begun. The next producer that opens the store sends what is kept."""
+        await self._sends.close(partial(self.inner.close, timeout))

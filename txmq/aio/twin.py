@@ -26,10 +26,12 @@ class Facade(Generic[S]):
 
 
 def twin(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Facade[S], P], Coroutine[Any, Any, R]]:
-    """The coroutine that runs a method in a strand."""
+    """The coroutine that runs a method in a strand, as the object's own class has it."""
+    name = method.__name__
 
     @wraps(method)
     async def run(self: Facade[S], /, *args: P.args, **named: P.kwargs) -> R:
-        return await self.host.run(partial(method, self.inner, *args, **named))
+        own: Callable[P, R] = getattr(self.inner, name)
+        return await self.host.run(partial(own, *args, **named))
 
     return run

@@ -3,19 +3,17 @@
 Theory of operation. ``Host.run`` runs a function in a *strand*: a greenlet, that is a stack of its own on the loop's
 thread. Where the function would make its thread sleep, the door (``Signal``, ``LoopClock``, ``loop_stream``) parks the
 strand: the greenlet is left with something to await, the coroutine that called ``run`` awaits it, and the greenlet goes
-on with the result. So the loop never stands still, and code that was written for threads is written once. It is
-as SQLAlchemy runs its synchronous core on asyncio.
+on with the result. So the loop never stands still, and code for threads is written once, as SQLAlchemy's core is.
 
 A cancelled task has its CancelledError raised in the door in which its strand is parked. To the code that is what
 KeyboardInterrupt is in a thread. It may park again while it cleans up.
 
-What has to go to its end whatever becomes of its caller (``begin_end``) runs in a strand of its own, which a task of
-the loop drives if it has to wait: it begins at once, a turn of the loop earlier. Who waits for it has a future of
-its own, so that a caller that is cancelled takes nothing with it.
+What has to go to its end whatever becomes of its caller (``begin_end``) runs in a strand of its own. It begins at once;
+a task of the loop drives it if it has to wait. Who waits for it has a future of its own, which is cancelled alone.
 
 What would be a thread of its own (``start_daemon``) is a task of the host, which ``Host.close`` waits for. What waits
 for a disk or for another library (``off_loop``) runs in one of the host's threads, which nothing else keeps busy. A
-strand that is cancelled meanwhile waits for its end: two of them never meet in one file.
+strand that is cancelled meanwhile waits for its end: two never meet in one file.
 
 Invariants:
     * a strand runs on the thread of its host's loop, and in the context of its task: context variables are shared;
@@ -58,10 +56,11 @@ _BLOCKING_MAX = 16  # threads of a host for what blocks
 class Strand:
     """One stack on a host's loop; the port ``threads.Strand``."""
 
-    __slots__ = ("_parked", "host", "number")
+    __slots__ = ("_parked", "host", "may_block", "number")
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self.may_block = False  # the loop; ``Host.call`` says so
         self.number = 0  # of what runs in it, if that is no task
         self._parked: Future[None] | None = None
 
@@ -125,6 +124,8 @@ class Strand:
 
     def off_loop(self, work: Callable[[], T]) -> T:
         """Call what blocks in a thread of the host, to its end."""
+        if self.may_block:
+            return work()
         future = self.host.loop.run_in_executor(self.host.executor, work)
         cancelled = self._wait_out([future])
         if cancelled is not None:
@@ -328,10 +329,12 @@ class Host:
         self._keeps_until = now + _KEEP_S
         return True
 
-    def call(self, work: Callable[[], T]) -> T:
-        """Outside of coroutines: run code that never parks, so that what it starts is started here; its result."""
+    def call(self, work: Callable[[], T], *, may_block: bool = False) -> T:
+        """Outside of coroutines: run code that never parks; its result. It waits for a disk only with ``may_block``."""
         fiber = self.take_fiber()
+        fiber.strand.may_block = may_block
         handed = fiber.switch(work)
+        fiber.strand.may_block = False
         if type(handed) is not _End:
             raise RuntimeError(f"{work!r} waits, in a callback of the event loop")
         return cast("T", self._result(fiber, handed))

@@ -1,4 +1,7 @@
-"""Ordered producers of ``txmq.aio`` against a real broker: order and once, through kills, cancellation and restarts."""
+"""Producers of ``txmq.aio`` that keep on disk what they cannot send, ordered ones and those with a retry store.
+
+Against a real broker: order and once, through kills, cancellation and restarts.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from txmq.testing.processes.broker import BrokerProcess, free_port
 Scenario = Callable[[txmq.aio.Client], Awaitable[None]]
 WAIT_S = 60.0
 SELECTOR = txmq.KeyHashSelector()
+KINDS = ["ordered", "plain"]
 
 
 @pytest.fixture
@@ -41,6 +45,14 @@ def _run(broker: BrokerProcess, topic: str, scenario: Scenario, *, partitions: i
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
+
+
+async def _made(
+    client: txmq.aio.Client, kind: str, spool: Path, timeout: float = 5.0
+) -> txmq.aio.OrderedMessageProducer | txmq.aio.Producer:
+    if kind == "ordered":
+        return await client.ordered_producer(SELECTOR, str(spool), options=txmq.OrderedOptions(timeout=timeout))
+    return client.producer(partition_selector=SELECTOR, retry_store=str(spool), timeout=timeout)
 
 
 async def _stored(client: txmq.aio.Client, topic: str) -> list[bytes | None]:
@@ -72,10 +84,10 @@ def test_messages_are_sent_in_order_and_refused_in_blocks(shared_broker: BrokerP
     _run(shared_broker, "plain", scenario)
 
 
-def test_killed_broker_keeps_order_and_each_message_once(own_broker: BrokerProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_broker_keeps_order_and_each_message_once(own_broker: BrokerProcess, tmp_path: Path, kind: str) -> None:
     async def scenario(client: txmq.aio.Client) -> None:
-        options = txmq.OrderedOptions(timeout=1.0)
-        async with await client.ordered_producer(SELECTOR, str(tmp_path / "spool"), options=options) as ordered:
+        async with await _made(client, kind, tmp_path / "spool", timeout=1.0) as ordered:
             sent: dict[int, list[int]] = {task: [] for task in range(4)}
             statuses = set[SendStatus]()
             is_over = False
@@ -108,15 +120,20 @@ def test_killed_broker_keeps_order_and_each_message_once(own_broker: BrokerProce
     _run(own_broker, "kills", scenario, partitions=3)
 
 
-def test_every_await_of_an_ordered_producer_may_be_cancelled(shared_broker: BrokerProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_await_of_an_ordered_producer_may_be_cancelled(
+    shared_broker: BrokerProcess, tmp_path: Path, kind: str
+) -> None:
+    topic = f"lives-{kind}"
+
     async def scenario(client: txmq.aio.Client) -> None:
         done: list[bytes] = []
 
         async def life(number: int) -> None:
-            async with await client.ordered_producer(SELECTOR, str(tmp_path / "spool")) as ordered:
+            async with await _made(client, kind, tmp_path / "spool") as ordered:
                 for part in range(3):
                     done.append(b"%d.%d" % (number, part))
-                    await ordered.send("lives", done[-1], key=b"k")
+                    await ordered.send(topic, done[-1], key=b"k")
                 await ordered.flush()
 
         number = 0
@@ -130,13 +147,14 @@ def test_every_await_of_an_ordered_producer_may_be_cancelled(shared_broker: Brok
         assert number > 4
         async with await client.ordered_producer(SELECTOR, str(tmp_path / "spool")) as ordered:
             await ordered.flush()
-        assert await _stored(client, "lives") == done  # what has begun goes to its end, in order
+        assert await _stored(client, topic) == done  # what has begun goes to its end, in order
 
-    _run(shared_broker, "lives", scenario)
+    _run(shared_broker, topic, scenario)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_disk_is_touched_in_threads_only(
-    own_broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     touching = set[str]()
     opened = sqlite3.connect
@@ -156,8 +174,9 @@ def test_disk_is_touched_in_threads_only(
     monkeypatch.setattr("txmq.client.spooling.spool.sqlite3.connect", connect)
 
     async def scenario(client: txmq.aio.Client) -> None:
-        options = txmq.OrderedOptions(timeout=0.2)
-        async with await client.ordered_producer(SELECTOR, str(tmp_path / "spool"), options=options) as ordered:
+        async with await _made(client, kind, tmp_path / "spool", timeout=0.2) as ordered:
+            if kind == "plain":
+                touching.clear()  # ``client.producer`` has opened the store, and cannot wait
             await ordered.send("disks", b"0")
             await asyncio.to_thread(own_broker.kill)
             results = await asyncio.gather(*(ordered.send("disks", b"x") for _ in range(40)))
@@ -213,3 +232,46 @@ def test_process_that_ends_or_is_killed_leaves_its_spool(own_broker: BrokerProce
         assert stored == [b"%d" % number for number in range(30)]
 
     _run(own_broker, "processes", scenario)
+
+
+def test_many_messages_for_a_retry_store_share_the_loop(shared_broker: BrokerProcess, tmp_path: Path) -> None:
+    async def scenario(client: txmq.aio.Client) -> None:
+        turns = 0
+        turns_at_slices: list[int] = []
+
+        class Pairs(list[tuple[bytes, bytes]]):
+            def __getitem__(self, at: Any) -> Any:
+                turns_at_slices.append(turns)
+                return super().__getitem__(at)
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with client.producer(retry_store=str(tmp_path / "store")) as producer:
+            counting = asyncio.create_task(count())
+            results = await producer.send_many("many", Pairs((b"k", b"%d" % number) for number in range(5000)))
+            counting.cancel()
+            assert [result.offset for result in results] == list(range(5000))
+        assert len(turns_at_slices) > 15
+        assert sorted(set(turns_at_slices)) == turns_at_slices
+
+    _run(shared_broker, "many", scenario)
+
+
+def test_store_is_refused_as_txmq_refuses_it(shared_broker: BrokerProcess, tmp_path: Path) -> None:
+    async def scenario(client: txmq.aio.Client) -> None:
+        async with client.producer(retry_store=str(tmp_path / "store")) as producer:
+            with pytest.raises(DirectoryInUseError):
+                client.producer(retry_store=str(tmp_path / "store"))
+            with pytest.raises(txmq.errors.ConfigError, match="linger_ms"):
+                client.producer(retry_store=str(tmp_path / "other"), linger_ms=5)
+            assert (producer.spooled, client.producer().spooled) == (0, 0)
+        with pytest.raises(ClosedError):
+            await producer.send("refused", b"x")
+        async with client.producer(retry_store=str(tmp_path / "store")) as again:
+            assert (await again.send("refused", b"x")).is_success
+
+    _run(shared_broker, "refused", scenario)

@@ -327,7 +327,7 @@ class _Child:
 
 
 @pytest.mark.threads
-@pytest.mark.parametrize("kind", ["ordered", "plain"])
+@pytest.mark.parametrize("kind", ["ordered", "plain", "loop"])
 def test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path, kind: str
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.services.loop_client import Connect
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
@@ -19,9 +20,9 @@ PARTITIONS = 4
 
 
 @pytest.fixture
-def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(shared_broker: BrokerProcess, connect: Connect) -> Iterator[txmq.Client]:
     """A client of the broker, which has the topic ``t``, empty."""
-    with txmq.connect(shared_broker.address, timeout=30.0) as made:
+    with connect(shared_broker.address, timeout=30.0) as made:
         made.topics.create("t", partitions=PARTITIONS)
         yield made
         if not shared_broker.is_running:
@@ -81,17 +82,33 @@ def test_unsent_messages_are_kept_and_sent_later_in_order(
     assert arrived(client)[sent[0].partition] == [b"%d" % number for number in range(21)]
 
 
+_THREADS = """
+import os, sys, txmq
+client = txmq.connect(sys.argv[1], lazy=True)
+producer = client.producer(retry_store=sys.argv[2], timeout=30.0)
+for number in range(5):
+    assert producer.send("t", b"%d" % number, b"k").status is txmq.SendStatus.SPOOLED
+os.kill(os.getpid(), 9)
+"""
+_LOOP = """
+import asyncio, os, sys, txmq, txmq.aio
+
+async def main():
+    client = await txmq.aio.connect(sys.argv[1], lazy=True)
+    producer = client.producer(retry_store=sys.argv[2], timeout=30.0)
+    for number in range(5):
+        assert (await producer.send("t", b"%d" % number, b"k")).status is txmq.SendStatus.SPOOLED
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("program", [_THREADS, _LOOP], ids=["threads", "loop"])
 def test_kept_messages_survive_their_process_and_next_one_sends_them(
-    shared_broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+    shared_broker: BrokerProcess, client: txmq.Client, tmp_path: Path, program: str
 ) -> None:
-    program = (
-        "import os, sys, txmq\n"
-        "client = txmq.connect(sys.argv[1], lazy=True)\n"
-        "producer = client.producer(retry_store=sys.argv[2], timeout=30.0)\n"
-        "for number in range(5):\n"
-        "    assert producer.send('t', b'%d' % number, b'k').status is txmq.SendStatus.SPOOLED\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
     store = str(tmp_path / "store")
     with client.producer(retry_store=store, timeout=30.0) as first:
         place = first.send("t", b"first", b"k").partition
@@ -169,6 +186,7 @@ def test_a_store_has_one_owner_and_nothing_lingers_in_memory(client: txmq.Client
         assert again.send("t", b"x").is_success
 
 
+@pytest.mark.threads
 def test_the_command_line_shows_what_is_kept_and_drains_it(
     shared_broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ from txmq.model import ParkedMessage, SendResult
 from txmq.runtime.threads import Future
 
 _DEFAULTS = ProducerSettings()
+_AT_A_TIME = 256  # of many messages; then an event loop goes on
 _WITHOUT_STORE = ("linger_ms", "batch_size_bytes", "buffer_size_bytes", "max_in_flight")
 
 
@@ -90,7 +91,10 @@ class RetryingProducer(Producer):
         return self._kept.send_to_async((topic, partition), record, deadline, self._kept.meant(topic, deadline))
 
     def send_pairs_outside(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
-        futures = [self._begun(topic, pair, timeout) for pair in pairs]
+        futures: list[Future[SendResult]] = []
+        for first in range(0, len(pairs), _AT_A_TIME):
+            futures += [self._begun(topic, pair, timeout) for pair in pairs[first : first + _AT_A_TIME]]
+            self.client.clock.sleep(0.0)
         failures = [error for future in futures if (error := future.exception()) is not None]
         if failures:
             failures[0].add_note(f"{len(pairs) - len(failures)} of {len(pairs)} messages were acknowledged or spooled")
