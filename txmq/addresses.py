@@ -1,7 +1,8 @@
 """Addresses as text: HOST:PORT, a client's txmq://HOST[:PORT][,HOST[:PORT]...], an ensemble's zk://... .
 
 ``txmqs://`` and ``zks://`` say that the other side is spoken to by TLS and by nothing else. Files stand behind a
-question mark: ``txmqs://broker1:8123?ca=/etc/txmq/ca.pem``.
+question mark: ``txmqs://broker1:8123?ca=/etc/txmq/ca.pem``, and so does that of a user's password:
+``txmqs://shop@broker1?password_file=/etc/txmq/shop.password``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _TLS_SCHEME: Final = "txmqs://"
 _ZOOKEEPER_SCHEME: Final = "zk://"
 _ZOOKEEPER_TLS_SCHEME: Final = "zks://"
 _FILES: Final = ("ca", "cert", "key")
+_PASSWORD_FILE: Final = "password_file"  # noqa: S105  the name of a parameter
 _SECRET = re.compile("://.*@", re.DOTALL)
 _CHROOT = re.compile(r"(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
@@ -94,18 +96,20 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
         ConfigError: says what is expected.
     """
     expected = (
-        f"bootstrap = {text!r}: expected txmq://HOST[:PORT], several separated by commas, txmqs://... with TLS, "
-        "or zk://..."
+        f"bootstrap = {without_secret(str(text))!r}: expected txmq://HOST[:PORT], several separated by commas, "
+        "txmqs://... with TLS, or zk://..."
     )
     if not isinstance(text, str):
         raise ConfigError(expected)
     scheme = _TLS_SCHEME if text.startswith(_TLS_SCHEME) else _SCHEME
     if not text.startswith(scheme):
         raise ConfigError(expected)
-    place, question, _ = text.removeprefix(scheme).partition("?")
+    place, question, query = text.removeprefix(scheme).partition("?")
     hosts = place.rpartition("@")[2]
-    if question and scheme is _SCHEME:
-        raise ConfigError(f"bootstrap = {text!r}: what stands behind ? is for TLS; begin the address with txmqs://")
+    if question and scheme is _SCHEME and not query.startswith(f"{_PASSWORD_FILE}="):
+        raise ConfigError(
+            f"bootstrap = {without_secret(text)!r}: what stands behind ? is for TLS; begin the address with txmqs://"
+        )
     addresses = []
     for part in hosts.rstrip("/").split(","):
         try:
@@ -125,7 +129,7 @@ def parse_user(text: str) -> str:
     if at and not is_valid_name(user):
         raise ConfigError(
             f"bootstrap = {without_secret(text)!r}: before @ stands a user's name and nothing else; the password is "
-            "read from TXMQ_PASSWORD, or given as password="
+            "read from TXMQ_PASSWORD or ?password_file=FILE, or given as password="
         )
     return user
 
@@ -138,7 +142,21 @@ def parse_tls(text: str) -> TlsFiles | None:
     """
     if not text.startswith(_TLS_SCHEME):
         return None
-    return _files(_parameters(text, text.partition("?")[2], _FILES))
+    return _files(_of_broker(text))
+
+
+def parse_password_file(text: str) -> str:
+    """The file of ``txmq[s]://USER@HOST...?password_file=FILE``; empty if the address names none.
+
+    Raises:
+        ConfigError: says what is expected.
+    """
+    return _of_broker(text).get(_PASSWORD_FILE, "")
+
+
+def _of_broker(text: str) -> dict[str, str]:
+    known = (*_FILES, _PASSWORD_FILE) if text.startswith(_TLS_SCHEME) else (_PASSWORD_FILE,)
+    return _parameters(text, text.partition("?")[2], known)
 
 
 def _parameters(text: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
@@ -161,7 +179,7 @@ def _files(parameters: dict[str, str]) -> TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Name and password: of ZooKeeper's nodes, or of a broker's user. No text of it shows the password."""
+    """Name and password of ZooKeeper's nodes. No text of it shows the password."""
 
     name: str
     password: str = field(repr=False)

@@ -18,8 +18,8 @@ from txmq.config import ENVIRONMENT_PREFIX, SETTINGS, BrokerSettings
 from txmq.errors import ConfigError
 from txmq.setting import Setting, parse_value
 
-# Variables with our prefix that are not settings of the broker: client address, crash points, tests and benchmarks.
-OTHER_VARIABLES = ("TXMQ_BOOTSTRAP", "TXMQ_CRASH")
+# Variables with our prefix that are not settings of the broker: of clients, crash points, tests and benchmarks.
+OTHER_VARIABLES = ("TXMQ_BOOTSTRAP", "TXMQ_CRASH", "TXMQ_NEW_PASSWORD", "TXMQ_PASSWORD")
 OTHER_PREFIXES = ("TXMQ_TEST_", "TXMQ_BENCH_")
 
 

@@ -13,6 +13,7 @@ from txmq.addresses import (
     TlsFiles,
     parse_bootstrap,
     parse_ensemble,
+    parse_password_file,
     parse_tls,
     parse_user,
 )
@@ -77,6 +78,24 @@ def test_address_names_a_user_or_none(text: str, user: str) -> None:
     assert parse_bootstrap(text)[0] == ("a", DEFAULT_PORT)
 
 
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("txmq://shop@a", ""), ("txmq://shop@a?password_file=/run/secrets/shop", "/run/secrets/shop"),
+        ("txmqs://shop@a?ca=x&password_file=y", "y"),
+    ],
+)  # fmt: skip
+def test_address_names_the_file_of_a_password(text: str, path: str) -> None:
+    assert parse_password_file(text) == path
+    assert parse_bootstrap(text) == [("a", DEFAULT_PORT)]
+
+
+def test_address_that_is_none_is_refused_without_its_password() -> None:
+    with pytest.raises(ConfigError, match="expected txmq://HOST") as caught:
+        parse_bootstrap("txmq://me:hidden@no host")
+    assert "hidden" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["txmq://@a", "txmq://me:hidden@a", "txmqs://a@b@c"])
 def test_address_with_a_password_is_refused_without_telling_it(text: str) -> None:
     with pytest.raises(ConfigError, match="TXMQ_PASSWORD") as caught:
@@ -104,7 +123,7 @@ def test_address_that_names_no_broker_is_refused(text: str, told: str) -> None:
 @pytest.mark.parametrize("query", ["ca", "ca=", "=x", "ca=1&ca=2", "host=x", "ca=a&&cert=b", "ca=a;b&x=1"])
 def test_files_of_tls_are_named_once_each(query: str) -> None:
     for text in (f"txmqs://a?{query}", f"zks://me:secret@a?{query}"):
-        with pytest.raises(ConfigError, match=r"expected .*ca, cert, key behind") as caught:
+        with pytest.raises(ConfigError, match=r"expected .*ca, cert, key.* behind") as caught:
             parse_tls(text) if text.startswith("txmqs") else parse_ensemble(text)
         assert "secret" not in str(caught.value)
 

@@ -92,7 +92,7 @@ def test_a_bad_file_is_refused_saying_why(text: str, said: str) -> None:
 
 
 def test_misspelt_variable_is_refused_and_foreign_ones_are_ignored() -> None:
-    others = {"TXMQ_BOOTSTRAP": "x", "TXMQ_CRASH": "y", "TXMQ_TEST_SEED": "1", "HOME": "/"}
+    others = {"TXMQ_BOOTSTRAP": "x", "TXMQ_PASSWORD": "z", "TXMQ_CRASH": "y", "TXMQ_TEST_SEED": "1", "HOME": "/"}
     assert load_settings(None, others, {}) == BrokerSettings()
     with pytest.raises(ConfigError, match=r"variable TXMQ_SYNK.*did you mean 'sync'"):
         load_settings(None, {"TXMQ_SYNK": "never"}, {})

@@ -56,6 +56,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/broker/shell/home_links.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/broker/shell/reads.py": (frozenset({"concurrent"}), "reader threads"),
     "txmq/broker/shell/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
+    "txmq/client/passwords.py": (frozenset({"os", "pathlib"}), "a password's file and its variable"),
     "txmq/client/consumer/retry/file_store.py": (
         frozenset({"sqlite3", "pathlib"}),
         "the retry store is an SQLite file: ARCHITECTURE.md, Decisions",
@@ -80,6 +81,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
 # The one home of what is somebody else's: where it is used by name, and changes with its versions.
 HOMES = {
     "aiokafka": ["txmq/log/records.py"],
+    "asn1crypto": ["txmq/protocol/certificates.py"],
     "cramjam": ["txmq/log/compression.py"],
     "greenlet": ["txmq/runtime/strands.py"],
     "kazoo": ["txmq/registry/zookeeper/kazoo_session.py"],

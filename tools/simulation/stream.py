@@ -14,6 +14,8 @@ from .threads import Host, Task, pause, required_task
 class SimStream:
     """One connection of a task's host to the broker."""
 
+    server_certificate = None
+
     def __init__(self, host: Host) -> None:
         self._host = host
         self._link: Link | None = None

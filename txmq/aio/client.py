@@ -62,7 +62,7 @@ def _bootstrap_of(text: str, files: TlsFiles, password: str) -> Bootstrap:
         """ZooKeeper's client has threads of its own, and blocks its caller."""
         return strands.required().wait_for(asyncio.to_thread(bootstrap.find, timeout))
 
-    return Bootstrap(look_up, bootstrap.tls, bootstrap.credentials)
+    return Bootstrap(look_up, bootstrap.tls, bootstrap.login)
 
 
 class Client(Facade[LoopClient]):

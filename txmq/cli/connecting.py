@@ -7,11 +7,11 @@ answer no other client.
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
+from txmq.cli.access.passwords import own_password
 from txmq.errors import (
     BrokerError,
     PartialResultError,
@@ -35,7 +35,7 @@ def connected(
     import txmq
     from txmq.spark.sink.queries import Queries
 
-    with txmq.connect(bootstrap, password=os.environ.get("TXMQ_PASSWORD", "") if "@" in bootstrap else "") as client:
+    with txmq.connect(bootstrap, password=own_password(bootstrap)) as client:
         try:
             yield client
         except UnknownTopicError as error:

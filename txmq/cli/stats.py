@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli import output
-from txmq.cli.connecting import partly, raise_missing
+from txmq.cli.connecting import connected, partly, raise_missing
 
 if TYPE_CHECKING:
     from txmq.client import Client
@@ -39,9 +39,7 @@ def stats(
       txmq stats binlog
       txmq stats --json
     """
-    import txmq
-
-    with txmq.connect(bootstrap) as client:
+    with connected(bootstrap) as client:
         if item == SYNCS:
             _show_syncs(client, as_json=as_json)
             return

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from txmq.addresses import (
-    Credentials,
     Ensemble,
     TlsFiles,
     is_ensemble,
     parse_bootstrap,
     parse_ensemble,
+    parse_password_file,
     parse_tls,
     parse_user,
     split_address,
 )
+from txmq.client.passwords import PASSWORD, of_environment, read_password
 from txmq.client.transport.destination import Address
+from txmq.client.transport.login import Login
 from txmq.errors import BrokerAwayError, ConfigError, RegistryAwayError
 from txmq.registry.port import Home
 from txmq.registry.zookeeper.session import Session
@@ -34,7 +37,7 @@ class Bootstrap:
 
     find: Callable[[float], Sequence[Address]]  # the addresses, looked up within so many seconds
     tls: ClientTls | None = None  # how every broker is spoken to; None: in plaintext
-    credentials: Credentials | None = None  # with which it logs in; None: it does not
+    login: Login | None = None  # None: it does not log in
 
 
 def bootstrap_of(text: str, files: TlsFiles | None = None, password: str = "") -> Bootstrap:
@@ -42,22 +45,39 @@ def bootstrap_of(text: str, files: TlsFiles | None = None, password: str = "") -
 
     Args:
         files: of TLS, for an address that names none itself.
+        password: of the address's user; otherwise its ``password_file`` is read at each login, or TXMQ_PASSWORD now.
 
     Raises:
         ConfigError: it is none, or its files cannot be read.
     """
     if isinstance(text, str) and is_ensemble(text):
         ensemble = parse_ensemble(text, "bootstrap")
+        if password:
+            raise ConfigError("password= is for a user of txmqs://USER@HOST; a cluster with a registry has none yet")
         return Bootstrap(lambda timeout: leaders(ensemble, timeout), _tls(ensemble.broker_tls, files))
-    addresses = parse_bootstrap(text)
-    return Bootstrap(lambda _timeout: addresses, _tls(parse_tls(text), files), _credentials(parse_user(text), password))
+    addresses, stated = parse_bootstrap(text), parse_tls(text)
+    has_certificate = stated is not None and bool(stated.cert or (files is not None and files.cert))
+    login = _login(parse_user(text), password, parse_password_file(text), has_certificate=has_certificate)
+    return Bootstrap(lambda _timeout: addresses, _tls(stated, files), login)
 
 
-def _credentials(user: str, password: str) -> Credentials | None:
-    if bool(user) is not bool(password):
-        missing = "a password: set TXMQ_PASSWORD, or give password=" if user else "a user: write txmqs://USER@HOST"
-        raise ConfigError(f"user and password go together; there is not {missing}")
-    return Credentials(user, password) if user else None
+def _login(user: str, password: str, file: str, *, has_certificate: bool) -> Login | None:
+    if not user:
+        if password or file:
+            raise ConfigError("user and password go together; there is not a user: write txmqs://USER@HOST")
+        return None
+    if password and file:
+        raise ConfigError("the password is given twice, as password= and as password_file: give it once")
+    if file:
+        read_password(file)  # what is wrong with it is told now
+        return Login(user, partial(read_password, file))
+    password = password or of_environment()
+    if not password and not has_certificate:
+        raise ConfigError(
+            f"user and password go together; there is not a password of {user}: set {PASSWORD}, write "
+            "?password_file=FILE behind the address, or give password="
+        )
+    return Login(user, (lambda: password) if password else None)
 
 
 def _tls(stated: TlsFiles | None, files: TlsFiles | None) -> ClientTls | None:

@@ -74,8 +74,8 @@ def connect(
         ca: PEM file of the certificates that sign brokers' certificates; by default the system's. This and the next two
             may stand in the address: ``txmqs://broker1?ca=ca.pem``. Changed files count for the next connection.
         cert, key: PEM files of this client's certificate and of its private key, for a broker that asks for one.
-
-        password: of the user in the address (``txmqs://shop@broker1``); it is sent to nobody (SCRAM-SHA-256).
+        password: of the user in the address (``txmqs://shop@broker1``), sent to nobody (SCRAM-SHA-256); otherwise that
+            of ``?password_file=FILE``, or TXMQ_PASSWORD. With neither, ``cert`` has to be the user's.
 
     Raises:
         UnauthenticatedError: user or password is wrong.

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from txmq.addresses import Credentials
 from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.destination import Address
+from txmq.client.transport.login import Login
 from txmq.client.transport.presence import Presence
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
@@ -44,8 +44,8 @@ class Directory(Protocol):
         """How every home is spoken to; None: in plaintext."""
 
     @property
-    def credentials(self) -> Credentials | None:
-        """With which connections log in; None: they do not."""
+    def login(self) -> Login | None:
+        """How connections log in; None: they do not."""
 
     def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
         """Where the link's home may be led."""
@@ -108,9 +108,9 @@ class HomeLink:
         return self._directory.tls
 
     @property
-    def credentials(self) -> Credentials | None:
+    def login(self) -> Login | None:
         """See ``Destination``."""
-        return self._directory.credentials
+        return self._directory.login
 
     @property
     def home_wish(self) -> str | None:

@@ -63,7 +63,7 @@ class Routes:
         is_lone: whether there is a sole link.
         likely_home: see ``Routing``.
         tls: how every home is spoken to; None: in plaintext.
-        credentials: with which connections log in; None: they do not.
+        login: how connections log in; None: they do not.
 
     Thread safety: any thread.
     """
@@ -79,7 +79,7 @@ class Routes:
             clock,
             timeout,
         )
-        self.credentials = bootstrap.credentials
+        self.login = bootstrap.login
         self._on_unknown_topic, self._link_type = on_unknown_topic, link_type
         self._map = RouteMap()
         self._cluster: str | None = None  # as the first broker with a registry has said

@@ -119,7 +119,8 @@ class ScramLogin:
     Args:
         keys_of_user: the keys of a name, or mock ones; called once.
         nonce: printable, drawn for this login.
-        binding: the hash of the broker's certificate (RFC 5929); None without TLS.
+        binding: the hash of the broker's certificate (RFC 5929); None without TLS. A login that is not bound to it is
+            refused.
 
     Attributes:
         user: the name in the client's first message.
@@ -131,7 +132,7 @@ class ScramLogin:
 
         self.user, self.keys = "", mock_keys(nonce, "")
         self._keys_of_user = keys_of_user
-        self._server = ScramMechanism(_MECHANISM).make_server(self._look_up, _channel(binding), nonce)
+        self._server = ScramMechanism(_name(binding)).make_server(self._look_up, _channel(binding), nonce)
 
     def _look_up(self, name: str) -> tuple[bytes, bytes, bytes, int]:
         self.user, self.keys = name, self._keys_of_user(name)
@@ -167,8 +168,8 @@ class ScramAttempt:
     def __init__(self, user: str, password: str, nonce: str, binding: bytes | None = None) -> None:
         from scramp import ScramClient
 
-        name = _MECHANISM if binding is None else f"{_MECHANISM}-PLUS"
-        self._client = _carried_out(lambda: ScramClient([name], user, password, _channel(binding), nonce))
+        names = [_name(binding)]
+        self._client = _carried_out(lambda: ScramClient(names, user, password, _channel(binding), nonce))
 
     def first(self) -> bytes:
         """The client's first message."""
@@ -209,6 +210,10 @@ def _carried_out(step: Callable[[], _T]) -> _T:
     except (ScramException, UnicodeError):
         pass
     raise UnauthenticatedError(REFUSED)
+
+
+def _name(binding: bytes | None) -> str:
+    return _MECHANISM if binding is None else f"{_MECHANISM}-PLUS"
 
 
 def _channel(binding: bytes | None) -> tuple[str, bytes] | None:

@@ -30,6 +30,11 @@ class LoopStream:
         self._is_full = self._gathers = False
         host.stream_opened(self)
 
+    @property
+    def server_certificate(self) -> bytes | None:
+        """See ``Stream``."""
+        return self._tcp.server_certificate
+
     def serve(self, read: Callable[[], None], write: Callable[[], None]) -> None:
         """From now on call ``read`` when bytes or the end have arrived, and ``write`` when there is room again."""
         self._write = write

@@ -52,6 +52,11 @@ class TcpStream:
         self._quiet_polls = deque[select.poll]()  # not in use
         self._buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 
+    @property
+    def server_certificate(self) -> bytes | None:
+        """See ``Stream``."""
+        return None
+
     def send(self, buffers: Sequence[Buffer]) -> int:
         """Hand over what the system takes at once; how many bytes that was. Raises OSError.
 

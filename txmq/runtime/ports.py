@@ -128,6 +128,10 @@ class Disk(Protocol):
 class Stream(Protocol):
     """One connected TCP stream; see ``runtime.net.TcpStream``."""
 
+    @property
+    def server_certificate(self) -> bytes | None:
+        """With TLS, the certificate that the other side has shown, in DER; None without."""
+
     def send(self, buffers: Sequence[Buffer]) -> int:
         """Hand over what the system takes at once; how many bytes that was. Raises OSError."""
 

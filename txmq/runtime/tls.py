@@ -23,10 +23,10 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from txmq.addresses import TlsFiles
 from txmq.errors import ConfigError
@@ -44,13 +44,19 @@ _FIRST_READ_BYTES: Final = 16 << 10
 class TlsSession:
     """One side of a conversation; see the module's docstring. One thread at a time.
 
+    Args:
+        shown: of the server's side, the certificate that it shows, in DER.
+
     Attributes:
         has_ended: the other side has said that it sends no more.
     """
 
-    __slots__ = ("_incoming", "_outgoing", "_ssl", "has_ended")
+    __slots__ = ("_incoming", "_outgoing", "_shown", "_ssl", "has_ended")
 
-    def __init__(self, context: ssl.SSLContext, *, server_side: bool, host: str | None = None) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, *, server_side: bool, host: str | None = None, shown: bytes = b""
+    ) -> None:
+        self._shown = shown
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=host)
         self.has_ended = False
@@ -121,6 +127,16 @@ class TlsSession:
         """Such as ``TLSv1.3``; empty before the handshake."""
         return self._ssl.version() or ""
 
+    @property
+    def server_certificate(self) -> bytes:
+        """In DER, behind the handshake: the same on both sides unless somebody stands between."""
+        return self._shown or self._ssl.getpeercert(binary_form=True) or b""
+
+    @property
+    def client_certificate(self) -> Mapping[str, Any]:
+        """Of the server's side, what the client has shown and what was checked, as ``ssl`` tells it; else empty."""
+        return self._ssl.getpeercert() or {}
+
 
 # --- a broker ---------------------------------------------------------------------------------------------------------
 
@@ -138,11 +154,11 @@ class ServerTls:
 
     def __init__(self, files: TlsFiles, client_certificates: str = "none") -> None:
         self._files, self._client_certificates = files, client_certificates
-        self._context = self._load()
+        self._context, self._shown = self._load()
 
     def session(self) -> TlsSession:
         """The server's side of a new conversation."""
-        return TlsSession(self._context, server_side=True)
+        return TlsSession(self._context, server_side=True, shown=self._shown)
 
     def reload(self) -> None:
         """Read the files again, for conversations that begin from now on.
@@ -150,9 +166,9 @@ class ServerTls:
         Raises:
             ConfigError: a file cannot be read; what was read before counts on.
         """
-        self._context = self._load()
+        self._context, self._shown = self._load()
 
-    def _load(self) -> ssl.SSLContext:
+    def _load(self) -> tuple[ssl.SSLContext, bytes]:
         context = _hardened(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         context.num_tickets = 0  # sessions are not resumed: tickets would cost each connection half a KiB and a write
         _load_certificate(context, self._files)
@@ -160,7 +176,19 @@ class ServerTls:
             _load_ca(context, self._files.ca)
             is_required = self._client_certificates == "required"
             context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
-        return context
+        return context, _shown_by(context)
+
+
+def _shown_by(context: ssl.SSLContext) -> bytes:
+    """The certificate that a client is shown: asked as one, since the file may have changed since it was read."""
+    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    asking.check_hostname, asking.verify_mode = False, ssl.CERT_NONE  # it trusts nobody with anything
+    client, server = TlsSession(asking, server_side=False), TlsSession(context, server_side=True)
+    for one, other in ((client, server), (server, client)):
+        one.shake()
+        other.feed(one.take())
+    client.shake()
+    return client.server_certificate
 
 
 # --- a client ---------------------------------------------------------------------------------------------------------
@@ -388,6 +416,11 @@ class TlsStream:
     def wait(self, timeout: float, *, writable: bool) -> bool:
         """See ``Stream``."""
         return self._tcp.wait(timeout, writable=writable)
+
+    @property
+    def server_certificate(self) -> bytes | None:
+        """See ``Stream``."""
+        return self._session.server_certificate
 
     def wait_writable(self, timeout: float) -> bool:
         """See ``Stream``."""

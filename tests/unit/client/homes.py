@@ -176,7 +176,7 @@ class HomeRoutes:
 class Ports:
     """Home n answers at port n."""
 
-    credentials = None
+    login = None
 
     tls = None
 

@@ -49,6 +49,8 @@ class TurnedClock:
 class ScriptedStream:
     """One conversation with the broker."""
 
+    server_certificate = None
+
     def __init__(self, broker: ScriptedBroker) -> None:
         self._broker = broker
         self._reader = RequestReader(Limits(), ByteBudget(64 << 20))

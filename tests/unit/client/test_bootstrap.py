@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +116,45 @@ def test_ensemble_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_address_that_is_none_is_refused_without_its_password() -> None:
     with pytest.raises(ConfigError, match=r"bootstrap = 'zk://\*\*\*@zoo1/a b'"):
         txmq.connect("zk://name:secret@zoo1/a b")
+
+
+def test_password_comes_from_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "shop.password"
+    file.write_text("of the file\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("TXMQ_PASSWORD", "of the environment")
+    for text, password, expected in (
+        ("txmq://shop@a", "stated", "stated"),
+        ("txmq://shop@a", "", "of the environment"),
+        (f"txmqs://shop@a?password_file={file}", "", "of the file"),
+    ):
+        login = bootstrap.bootstrap_of(text, password=password).login
+        assert login is not None
+        assert login.password is not None
+        assert (login.user, login.password()) == ("shop", expected)
+        if text.startswith("txmqs"):
+            file.write_text("changed")
+            assert login.password() == "changed"
+    assert bootstrap.bootstrap_of("txmq://a").login is None
+
+
+@pytest.mark.parametrize(
+    ("text", "password", "told"),
+    [
+        ("txmq://shop@a", "", "there is not a password of shop: set TXMQ_PASSWORD"),
+        ("txmq://a", "hidden", "there is not a user: write txmqs://USER@HOST"),
+        ("txmq://a?password_file=x", "", "there is not a user"),
+        ("txmq://shop@a?password_file=x", "hidden", "the password is given twice"),
+        ("txmq://shop@a?password_file=/nowhere", "", "password file /nowhere: cannot be read"),
+        ("txmq://shop@a?ca=x", "hidden", "what stands behind [?] is for TLS"),
+        ("txmq://shop@a?password_file=x&ca=y", "hidden", "expected password_file behind"),
+        ("zk://a", "hidden", "has none yet"),
+    ],
+)
+def test_password_that_cannot_be_used_is_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str, password: str, told: str
+) -> None:
+    monkeypatch.delenv("TXMQ_PASSWORD", raising=False)
+    with pytest.raises(ConfigError, match=told) as caught:
+        bootstrap.bootstrap_of(text, password=password)
+    assert "hidden" not in str(caught.value)

@@ -14,6 +14,7 @@ import pytest
 
 from txmq.addresses import TlsFiles
 from txmq.errors import ConfigError
+from txmq.protocol.certificates import names_of
 from txmq.runtime import net
 from txmq.runtime.ports import Buffer
 from txmq.runtime.tls import ALPN, ClientTls, ServerTls, TlsSession, TlsStream, explained
@@ -71,6 +72,42 @@ def test_what_one_side_encrypts_the_other_reads(authority: CertificateAuthority)
     assert plain(server) == b""
     client.feed(server.encrypt(RECORD * 3))
     assert plain(client) == RECORD * 3
+
+
+def test_both_sides_know_the_certificate_that_was_shown(tmp_path: Path) -> None:
+    authority = CertificateAuthority(tmp_path / "ca")
+    broker, other = authority.issue("broker"), authority.issue("other")
+    certificates = []
+    for shown in (broker, other):
+        client, server = trusted(authority).session("localhost"), ServerTls(shown).session()
+        shaken(client, server)
+        assert ssl.DER_cert_to_PEM_cert(server.server_certificate) == Path(shown.cert).read_text("ascii")
+        assert client.server_certificate == server.server_certificate
+        certificates.append(client.server_certificate)
+    assert certificates[0] != certificates[1]
+
+
+@pytest.mark.parametrize("asked", ["none", "optional", "required"])
+def test_replaced_certificate_is_shown_from_then_on(tmp_path: Path, asked: str) -> None:
+    authority = CertificateAuthority(tmp_path / "ca")
+    shown, other = authority.issue("broker"), authority.issue("other")
+    server_tls = ServerTls(shown, asked)
+    old = server_tls.session()
+    for there, now in ((other.cert, shown.cert), (other.key, shown.key)):
+        Path(now).write_bytes(Path(there).read_bytes())
+    server_tls.reload()
+    client, server = ClientTls(other).session("localhost"), server_tls.session()
+    shaken(client, server)
+    assert client.server_certificate == server.server_certificate != old.server_certificate
+
+
+def test_server_knows_what_a_client_has_shown(tmp_path: Path) -> None:
+    authority = CertificateAuthority(tmp_path / "ca")
+    shown, shop = authority.issue("broker"), authority.issue("shop", hosts=["shop.example.org"])
+    for files_of_client, names in ((shop, {"CN=shop", "DNS:shop.example.org"}), (TlsFiles(shop.ca), set[str]())):
+        client, server = ClientTls(files_of_client).session("localhost"), ServerTls(shown, "optional").session()
+        shaken(client, server)
+        assert names_of(server.client_certificate) == names
 
 
 def test_record_of_16_kib_comes_byte_by_byte(authority: CertificateAuthority) -> None:

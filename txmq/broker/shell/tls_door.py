@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from txmq.broker.shell.connection import Connection, Host
 from txmq.protocol import answers
+from txmq.protocol.certificates import end_point, names_of
 from txmq.runtime.tls import ClientTls, ServerTls, TlsError, TlsSession, explained
 from txmq.runtime.tls_records import RecordBounds
 
@@ -108,6 +109,10 @@ class TlsDoor(asyncio.BufferedProtocol):
             return False
         self._is_shaken = self._session.shake()
         self._send()
+        if self._is_shaken:
+            client = self._connection.client
+            client.binding = end_point(self._session.server_certificate)
+            client.certificates = names_of(self._session.client_certificate)
         return self._is_shaken
 
     def _failed(self, error: TlsError) -> None:

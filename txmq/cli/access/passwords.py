@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import typer
 
+from txmq.addresses import is_ensemble, parse_password_file, parse_tls, parse_user
+from txmq.client.passwords import of_environment, read_password
 from txmq.errors import ConfigError
 
-PASSWORD = "TXMQ_PASSWORD"  # noqa: S105  the name of a variable
-NEW_PASSWORD = "TXMQ_NEW_PASSWORD"  # noqa: S105
+NEW_PASSWORD = "TXMQ_NEW_PASSWORD"  # noqa: S105  the name of a variable
+
+
+def own_password(bootstrap: str) -> str:
+    """What the user of an address types, if nothing else tells the password; empty: ``txmq.connect`` finds it.
+
+    Raises:
+        ConfigError: it is no address.
+    """
+    if is_ensemble(bootstrap) or not (user := parse_user(bootstrap)) or not sys.stdin.isatty():
+        return ""
+    tls = parse_tls(bootstrap)
+    if of_environment() or parse_password_file(bootstrap) or (tls is not None and tls.cert):
+        return ""
+    typed: str = typer.prompt(f"Password of {user}", hide_input=True, err=True)
+    return typed
 
 
 def new_password(path: Path | None) -> str:
@@ -21,21 +36,11 @@ def new_password(path: Path | None) -> str:
         ConfigError: there is none; the text does not hold it.
     """
     if path is not None:
-        return _first_line(path)
-    given = os.environ.get(NEW_PASSWORD)
+        return read_password(path)
+    given = of_environment(NEW_PASSWORD)
     if given:
         return given
     if not sys.stdin.isatty():
         raise ConfigError(f"no password: name a file with --password-file, or set {NEW_PASSWORD}")
     typed: str = typer.prompt("New password", hide_input=True, confirmation_prompt=True, err=True)
     return typed
-
-
-def _first_line(path: Path) -> str:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        lines = []
-    if not lines or not lines[0]:
-        raise ConfigError(f"--password-file {path}: expected a file whose first line is the password, in UTF-8")
-    return lines[0]

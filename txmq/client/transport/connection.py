@@ -9,10 +9,9 @@ followers. The leader wakes the first, and each follower wakes the next as it le
 one leaves, it makes a waiting follower the leader. Followers are woken one by one because only one of them can have the
 interpreter's lock.
 
-*Sending*. A request is appended to ``_out``. The thread that finds the sending lock free writes everything that is in
-there, its own requests and those of other threads, in one piece; the other threads go on to wait. While followers are
-being woken one after another, which are likely to send again, requests are held back, at most ``HELD_BACK_MAX``. The
-thread that wakes the last of them writes them together.
+*Sending*. A request is appended to ``_out``. The thread that finds the sending lock free writes all that is in there,
+those of other threads, too, in one piece; these go on to wait. While followers are being woken one after another, which
+are likely to send again, requests are held back, at most ``HELD_BACK_MAX``; who wakes the last of them writes them all.
 
 Nothing here blocks while it holds a lock. What the socket does not take at once is kept (``_stuck``), and a waiting
 thread writes it later. A callback (``Pending``) may therefore send.
@@ -62,6 +61,7 @@ class Connection:
     Attributes:
         failure: the error that ended it, or None.
         session: the session that ``hello`` bound to it, or None.
+        stream: what it writes to and reads from.
         used_at: monotonic time just before the last request.
         lived_at: monotonic time at which the broker was alive: it has answered a request that was sent then.
     """
@@ -72,7 +72,7 @@ class Connection:
         self.session: ClientSession | None = None
         # ``_counted_at``: the ``lived_at`` that ``was_just_heard`` has counted; the greeting's counts for nothing.
         self.used_at = self.lived_at = self._counted_at = clock.monotonic()
-        self._stream = stream
+        self.stream = stream
         self._answers = AnswerReader()
         self._pending: dict[bytes, tuple[Pending, float]] = {}  # with ``used_at`` as it was then
         self._abandoned: set[bytes] = set()
@@ -176,7 +176,7 @@ class Connection:
                 size = sum(map(len, rest))
                 if size <= _JOINED_SIZE_BYTES_MAX:
                     rest[:] = [b"".join(rest)]
-                taken = self._stream.send(rest)
+                taken = self.stream.send(rest)
                 if taken == size:
                     rest.clear()
                     continue
@@ -196,7 +196,7 @@ class Connection:
         self._send_error, self._stuck = error, False
         self._out.clear()
         self._rest.clear()
-        self._stream.shut_down()
+        self.stream.shut_down()
 
     def write_now(self) -> None:
         """Hand all requests to the kernel before this returns, but what the socket does not take."""
@@ -244,7 +244,7 @@ class Connection:
 
     def _write_on(self, timeout: float) -> None:
         """Write when there is room, beside a leader that may be waiting for answers only."""
-        if self._stream.wait_writable(timeout):
+        if self.stream.wait_writable(timeout):
             self.write()
 
     def write(self) -> None:
@@ -283,7 +283,7 @@ class Connection:
 
     def is_stale(self) -> bool:
         """Whether the connection has ended; asked before it is used after a while in which nobody read it."""
-        while self._leader is None and self.failure is None and not self._stream.is_quiet():
+        while self._leader is None and self.failure is None and not self.stream.is_quiet():
             self.take_arrived()  # the end of the stream comes after answers that nobody waited for
         return self.failure is not None
 
@@ -373,7 +373,7 @@ class Connection:
                 return
             self._leader = self  # for good
         with self._sending:
-            self._stream.close()
+            self.stream.close()
 
     def _exchange(self, timeout: float) -> None:
         """Write what is stuck and read once, waiting up to ``timeout`` seconds; the caller is the leader."""
@@ -381,11 +381,11 @@ class Connection:
             if self._out:
                 self._flush()
             if self._stuck:
-                if not self._stream.wait(timeout, writable=True):
+                if not self.stream.wait(timeout, writable=True):
                     return
                 self.write()
                 timeout = 0.0
-            arrived = self._stream.receive(timeout)
+            arrived = self.stream.receive(timeout)
             if arrived:
                 self._dispatch(arrived)
             elif arrived is not None:
@@ -435,7 +435,7 @@ class Connection:
             self._stuck = False
             self._out.clear()
             self._rest.clear()
-        self._stream.shut_down()
+        self.stream.shut_down()
         self._close()
         for opaque in list(self._pending):
             asked = self._pending.pop(opaque, None)
@@ -447,4 +447,4 @@ class Connection:
     def forget(self) -> None:
         """In a forked child: close the descriptor and nothing else; the parent goes on using the connection."""
         self.failure = ConnectionLostError("the connection belongs to the parent process")
-        self._stream.close()
+        self.stream.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from txmq.addresses import Credentials
+from txmq.client.transport.login import Login
 from txmq.protocol.json_text import Fields
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ class Destination(Protocol):
         """How it is spoken to; None: in plaintext."""
 
     @property
-    def credentials(self) -> Credentials | None:
-        """With which a connection logs in; None: it does not."""
+    def login(self) -> Login | None:
+        """How a connection logs in; None: it does not."""
 
     @property
     def home_wish(self) -> str | None:
@@ -47,7 +47,7 @@ class AnyBroker:
     """Any broker that answers at these addresses."""
 
     home_wish = None
-    credentials = None
+    login = None
 
     def __init__(self, addresses: Sequence[Address], tls: ClientTls | None = None) -> None:
         self._addresses, self.tls = list(addresses), tls

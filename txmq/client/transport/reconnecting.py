@@ -368,7 +368,7 @@ class ReconnectingConnection:
 
     def _greet(self, connection: Connection, address: Address, deadline: float) -> None:
         """Send ``hello``: resume the session, or open a new one if the broker does not know it any more."""
-        log_in(connection, self._destination.credentials, deadline)
+        log_in(connection, self._destination.login, deadline)
         known = self._session
         if known is None:
             self._introduce(connection, address, deadline, wish="none")

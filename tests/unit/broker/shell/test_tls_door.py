@@ -18,6 +18,7 @@ from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES
 from txmq.broker.shell.tls_door import HANDSHAKE_SIZE_BYTES_MAX, TlsDoor
 from txmq.config import BrokerSettings
+from txmq.protocol.certificates import end_point
 from txmq.runtime.tls import ClientTls, ServerTls
 from txmq.testing.certificates import CertificateAuthority
 
@@ -52,6 +53,25 @@ def test_requests_are_answered_encrypted(play: Callable[..., None]) -> None:
         assert world.answers().count(b"result 200") == 2
 
     play(part)
+
+
+def test_door_says_what_a_login_is_bound_to(play: Callable[..., None]) -> None:
+    async def part(world: World) -> None:
+        assert world.connection.client.binding is None
+        world.shake()
+        assert world.connection.client.binding == end_point(world.client.server_certificate)
+        assert world.connection.client.certificates == frozenset()
+
+    play(part, client_certificates="optional")
+
+
+def test_door_says_whose_certificate_was_shown(files: TlsFiles) -> None:
+    async def part() -> None:
+        world = World(ServerTls(files, "required"), ClientTls(files).session("localhost"), takes_plaintext=False)
+        world.shake()
+        assert {"CN=broker", "DNS:localhost"} <= world.connection.client.certificates
+
+    asyncio.run(part())
 
 
 def test_every_first_byte_but_tls_is_refused(play: Callable[..., None]) -> None:

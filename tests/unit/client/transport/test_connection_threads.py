@@ -171,7 +171,7 @@ def test_waiter_without_a_request_wakes_when_the_link_fails(ends: tuple[TcpStrea
     with somebody_reading(link):
         link.fail(ConnectionLostError("cut"))
         assert waiter.signal.wait(0.0)
-    link._stream.close()
+    link.stream.close()
 
 
 def test_answer_that_comes_while_given_up_is_not_awaited(ends: tuple[TcpStream, socket.socket]) -> None:

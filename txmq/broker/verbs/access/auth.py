@@ -54,7 +54,7 @@ def auth(context: Context, client: ClientConnection, request: Request) -> None:
         _plain(context, client, message)
         context.answer(client, opaque, b"")
     elif mechanism == b"external":
-        _external(context, client)
+        _external(context, client, message.decode("utf-8", "replace"))
         context.answer(client, opaque, b"")
     else:
         raise BadRequestError("auth: expected scram-sha-256, plain or external")
@@ -97,10 +97,10 @@ def _plain(context: Context, client: ClientConnection, message: bytes) -> None:
     _succeeded(context, client, words[1])
 
 
-def _external(context: Context, client: ClientConnection) -> None:
+def _external(context: Context, client: ClientConnection, wished: str) -> None:
     users = context.state.principals.users.values()
     names = [user.name for user in users if user.certificate in client.certificates]
-    if len(names) != 1:
+    if len(names) != 1 or wished not in ("", names[0]):
         _failed(context, client)
     _succeeded(context, client, names[0])
 

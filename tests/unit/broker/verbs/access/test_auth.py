@@ -65,10 +65,11 @@ def test_a_stripped_binding_is_found() -> None:
     for header in (b"n,,", b"y,,"):
         client, attempt = made.connect(), ScramAttempt("ops", "pencil", "abc", BINDING)
         client.client.binding = BINDING
-        first = ask(client, header + attempt.first().split(b",,", 1)[1])
-        if first.code == 200:
-            assert ask(client, attempt.final(first.body.removesuffix(b"\n"))).error == "unauthenticated"
+        assert ask(client, header + attempt.first().split(b",,", 1)[1]).error == "unauthenticated"
         assert client.client.user == ""
+    client = made.connect()  # of one who does not bind, and could be relayed
+    client.client.binding = BINDING
+    assert ask(client, ScramAttempt("ops", "pencil", "abc").first()).error == "unauthenticated"
     client = made.connect()  # without TLS there is nothing to be bound to
     assert ask(client, ScramAttempt("ops", "pencil", "abc", BINDING).first()).error == "unauthenticated"
 
@@ -181,9 +182,24 @@ def test_external_is_the_user_of_the_certificate() -> None:
     add(operator(made), "card", keys=None, certificate="DNS:card.example.org")
     client = made.connect()
     assert ask(client, b"", "external").error == "unauthenticated"
-    client.client.certificates = frozenset({"CN=somebody", "DNS:card.example.org"})
+    shown = frozenset({"CN=somebody", "DNS:card.example.org"})
+    client.client.certificates = shown
+    assert ask(client, b"ops", "external").error == "unauthenticated"
     assert ask(client, b"", "external").code == 200
     assert client.client.user == "card"
+    client = made.connect()
+    client.client.certificates = shown
+    assert ask(client, b"card", "external").code == 200
+
+
+def test_certificate_that_is_two_users_is_nobody_s() -> None:
+    made = guarded()
+    for name, rule in (("card", "CN=card"), ("shop", "DNS:card.example.org")):
+        add(operator(made), name, keys=None, certificate=rule)
+    client = made.connect()
+    client.client.certificates = frozenset({"CN=card", "DNS:card.example.org"})
+    for wished in (b"", b"card", b"shop"):
+        assert ask(client, wished, "external").error == "unauthenticated"
 
 
 def test_failed_logins_wait_and_are_counted() -> None:
