@@ -5,6 +5,9 @@ Each batch is checked against its position (topic id, partition, offset) and its
 damage on the broker's disk or on the way is found, not served. Sound messages before the damage are returned.
 
 A read waits, within its timeout, for commits of this client that the broker has yet to answer (``branch_commits``).
+
+``browse`` asks for the next answer when it begins to give out the one before: the broker works, and the network
+carries, while the caller looks at messages. It does so once its caller has come back for more.
 """
 
 from __future__ import annotations
@@ -15,9 +18,16 @@ from itertools import chain
 
 from txmq.client.topics import Topics
 from txmq.client.transport.ports import Asking
-from txmq.errors import InvalidBatchError, OffsetOutOfRangeError, RemoteProtocolError, TxmqError
+from txmq.client.transport.reply import Reply
+from txmq.errors import (
+    InvalidBatchError,
+    OffsetOutOfRangeError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    TxmqError,
+)
 from txmq.log import records
-from txmq.model import Message, PartitionRange
+from txmq.model import Message, PartitionRange, TopicPartition
 from txmq.runtime.ports import Clock
 
 FETCH_SIZE_BYTES = 1 << 20
@@ -58,30 +68,28 @@ class Fetcher:
 
     def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> list[Message]:
         """As ``Client.fetch``."""
-        return list(chain.from_iterable(self._fetch(topic, partition, offset, max_bytes, timeout)))
-
-    def _fetch(
-        self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float
-    ) -> Iterator[list[Message]]:
-        """Pages of the messages up to damage; batches are checked and opened when their page's turn comes."""
         topic_id = self._topics.known(topic).topic_id
         body = self.fetch_raw(topic, partition, offset, max_bytes, timeout)
+        return list(chain.from_iterable(self._opened((topic, partition), topic_id, offset, body)[1]))
+
+    def _opened(
+        self, slot: TopicPartition, topic_id: int, offset: int, body: bytes
+    ) -> tuple[int, Iterator[list[Message]]]:
+        """The offset behind the sound batches of an answer, and their messages by pages, opened when it is their turn.
+
+        Raises:
+            InvalidBatchError: there is damage before ``offset``.
+        """
         if not body:
-            return
-        batches = _opened(body, topic, partition, topic_id)
+            return offset, iter(())
         try:
-            messages = _with(offset, batches)
+            return _from(offset, body, slot, topic_id)
         except InvalidBatchError as damage:
             # The topic may have been created anew since its id was asked for.
-            current_id = self._topics.refresh(topic).topic_id
+            current_id = self._topics.refresh(slot[0]).topic_id
             if current_id == topic_id:
                 raise InvalidBatchError(f"at offset {offset}: {damage}; {records.DAMAGED}") from damage
-            batches = _opened(body, topic, partition, current_id)
-            messages = _with(offset, batches)
-        first = messages[0].offset
-        yield messages[offset - first :] if offset > first else messages
-        with suppress(InvalidBatchError):  # it comes first in the next answer
-            yield from batches
+            return _from(offset, body, slot, current_id)
 
     def browse(self, topic: str) -> Iterator[Sequence[Message]]:
         """As ``Client.browse_pages``."""
@@ -91,15 +99,22 @@ class Fetcher:
             yield from self._browse_partition(held)
 
     def _browse_partition(self, held: PartitionRange) -> Iterator[Sequence[Message]]:
-        offset = held.start
+        slot, offset, has_come_back = (held.topic, held.partition), held.start, False
+        ahead = _NextAnswer(self._routes, slot, self._timeout)
         while offset < held.end:
             asked_for = offset
             try:
-                for messages in self._fetch(held.topic, held.partition, offset, FETCH_SIZE_BYTES, self._timeout):
+                topic_id = self._topics.known(held.topic).topic_id
+                body = ahead.take(offset) or self.fetch_raw(*slot, offset, FETCH_SIZE_BYTES, self._timeout)
+                end, pages = self._opened(slot, topic_id, offset, body)
+                for messages in pages:
+                    if has_come_back and end < held.end:
+                        ahead.ask(end)
                     offset = messages[-1].offset + 1
                     yield messages if offset <= held.end else messages[: held.end - messages[0].offset]
                     if offset >= held.end:
                         return
+                    has_come_back = True
             except OffsetOutOfRangeError:
                 # Retention was faster than the reader: go on with what is left.
                 offset = max(offset + 1, self.offsets(held.topic, held.partition).start)
@@ -127,21 +142,72 @@ class Fetcher:
         return int(words[0]), int(words[1]), int(words[2])
 
 
-def _opened(body: bytes, topic: str, partition: int, topic_id: int) -> Iterator[list[Message]]:
+class _NextAnswer:
+    """The next answer of a partition that is browsed; asked for before it is needed, and never the only attempt."""
+
+    def __init__(self, routes: Asking, slot: TopicPartition, timeout: float) -> None:
+        self._routes, self._slot, self._timeout = routes, slot, timeout
+        self._reply: Reply | None = None
+        self._offset = -1
+
+    def ask(self, offset: int) -> None:
+        """Send a get, unless this one is under way, or there is no connection for now."""
+        if self._offset == offset:
+            return
+        self._offset, self._reply = offset, None
+        with suppress(TxmqError):
+            reader = self._routes.link_for(*self._slot).reader
+            if reader.live is not None:
+                self._reply = reader.submit("get", *self._slot, offset, FETCH_SIZE_BYTES, timeout=self._timeout)
+
+    def take(self, offset: int) -> bytes:
+        """The answer from ``offset`` on; empty if none was asked for, or it failed: then it is to be asked for anew.
+
+        Raises:
+            RequestTimeoutError: the broker does not answer.
+        """
+        reply, self._reply = self._reply, None
+        if reply is None or self._offset != offset:
+            return b""
+        try:
+            return reply.result(self._timeout)
+        except RequestTimeoutError:
+            raise
+        except TxmqError:
+            return b""
+
+
+def _from(offset: int, body: bytes, slot: TopicPartition, topic_id: int) -> tuple[int, Iterator[list[Message]]]:
+    """As ``Fetcher._opened``."""
+    batches, damage = records.sound_batches(body, *slot, topic_id=topic_id)
+    pages = _paged(batches, damage, slot)
+    first = _with(offset, pages)
+    begin = offset - first[0].offset
+    return batches[-1].end_offset, chain((first[begin:] if begin else first,), _until_damage(pages))
+
+
+def _paged(
+    batches: Sequence[records.RawBatch], damage: InvalidBatchError | None, slot: TopicPartition
+) -> Iterator[list[Message]]:
     """Whole batches, a page at a time; sound ones before the damage is raised."""
     messages: list[Message] = []
     try:
-        for batch in records.decode_raw(body, topic, partition, topic_id=topic_id):
-            messages += records.decode_batch(batch, topic, partition)
+        for batch in batches:
+            messages += records.decode_batch(batch, *slot)
             if len(messages) >= PAGE_MESSAGES:
                 yield messages
                 messages = []
-    except InvalidBatchError:
-        if messages:
-            yield messages
-        raise
+    except InvalidBatchError as found:
+        damage = found
     if messages:
         yield messages
+    if damage is not None:
+        raise damage
+
+
+def _until_damage(pages: Iterator[list[Message]]) -> Iterator[list[Message]]:
+    with suppress(InvalidBatchError):  # it comes first in the next answer
+        yield from pages
 
 
 def _with(offset: int, batches: Iterator[list[Message]]) -> list[Message]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from typing import NamedTuple
 
 from txmq.errors import BrokerError, RemoteProtocolError
@@ -147,7 +148,7 @@ class AnswerReader:
         self._body_size_bytes_max = body_size_bytes_max
         self._line = b""
         self._head: tuple[int, bytes, bool] | None = None  # code, opaque, is_value of the answer whose body is arriving
-        self._body = bytearray()
+        self._body = BytesIO()
         self._missing = 0
 
     @property
@@ -198,7 +199,8 @@ class AnswerReader:
             number = _CODES.get(code) or int(code)
             if end > size:
                 self._head, self._missing = (number, opaque, code is None), end - size
-                self._body = bytearray(chunk[start:])
+                self._body = BytesIO()
+                self._body.write(memoryview(chunk)[start:])
                 return
             append((number, opaque, chunk[start:end], code is None))
             position = end
@@ -213,12 +215,12 @@ class AnswerReader:
     def _continue_body(self, data: bytes | bytearray | memoryview, answers: list[Answer]) -> int:
         assert self._head is not None
         piece = memoryview(data)[: self._missing]
-        self._body += piece
+        self._body.write(piece)
         self._missing -= len(piece)
         if not self._missing:
             code, opaque, is_value = self._head
-            answers.append((code, opaque, bytes(self._body), is_value))
-            self._head, self._body = None, bytearray()
+            answers.append((code, opaque, self._body.getvalue(), is_value))  # no copy: the buffer becomes the bytes
+            self._head, self._body = None, BytesIO()
         return len(piece)
 
 
