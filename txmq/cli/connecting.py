@@ -19,6 +19,7 @@ from txmq.errors import (
     UnknownGroupError,
     UnknownQueryError,
     UnknownTopicError,
+    UnknownUserError,
 )
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ T = TypeVar("T")
 
 @contextmanager
 def connected(
-    bootstrap: str, topic: str | None = None, *, group: str | None = None, query: str | None = None
-) -> Iterator[Client]:
+    bootstrap: str, topic: str | None = None, *, group: str | None = None, query: str | None = None,
+    user: str | None = None,
+) -> Iterator[Client]:  # fmt: skip
     """A client for a block. If the block names something unknown, the error suggests the nearest name."""
     import txmq
+    from txmq.client.admin.users import Users
     from txmq.spark.sink.queries import Queries
 
     with txmq.connect(bootstrap, password=own_password(bootstrap)) as client:
@@ -44,6 +47,9 @@ def connected(
             raise _with_nearest(error, group, lambda: [row["group"] for row in partly(client.groups.list)[0]]) from None
         except UnknownQueryError as error:
             raise _with_nearest(error, query, lambda: [row["query"] for row in Queries(client).list()]) from None
+        except UnknownUserError as error:
+            known = Users(client.control, client.timeout)
+            raise _with_nearest(error, user, lambda: [row["user"] for row in known.list()]) from None
 
 
 def _with_nearest(error: BrokerError, word: str | None, known: Callable[[], list[str]]) -> BrokerError:

@@ -29,7 +29,7 @@ from txmq.cli import (
     topic,
     tx,
 )
-from txmq.cli.access import user
+from txmq.cli.access import acl, quota, user
 from txmq.cli.audit import audit
 from txmq.cli.bench import bench
 from txmq.cli.binlog import binlog
@@ -69,6 +69,8 @@ app = typer.Typer(
 app.add_typer(broker.app, name="broker")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(user.app, name="user")
+app.add_typer(acl.app, name="acl")
+app.add_typer(quota.app, name="quota")
 app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)

@@ -8,15 +8,14 @@ from typing import Annotated
 import typer
 
 from txmq.cli import output
+from txmq.cli.access.administering import UserName, administering
 from txmq.cli.access.passwords import new_password
-from txmq.cli.connecting import connected
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="Who may connect. The first user is an administrator, and from then on everybody has to log in.",
 )
-Name = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.", show_default=False)]
 PasswordFile = Annotated[
     Path | None,
     typer.Option("--password-file", metavar="FILE", help="Its first line is the password. [TXMQ_NEW_PASSWORD, prompt]"),
@@ -29,7 +28,7 @@ _COLUMNS = ("user", "password", "certificate", "administrator", "grants")
 
 @app.command()
 def add(
-    name: Name,
+    name: UserName,
     password_file: PasswordFile = None,
     certificate: Certificate = None,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
@@ -43,16 +42,14 @@ def add(
       txmq user add shop --password-file shop.password
       txmq user add card --certificate CN=card
     """
-    from txmq.client.admin.users import Users
-
     password = None if certificate and password_file is None else new_password(password_file)
-    with connected(bootstrap) as client:
-        _show(Users(client.control, client.timeout).add(name, password, certificate), as_json=as_json)
+    with administering(bootstrap) as users:
+        _show(users.add(name, password, certificate), as_json=as_json)
 
 
 @app.command()
 def passwd(
-    name: Name,
+    name: UserName,
     password_file: PasswordFile = None,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
@@ -63,16 +60,14 @@ def passwd(
 
       txmq user passwd shop
     """
-    from txmq.client.admin.users import Users
-
     password = new_password(password_file)
-    with connected(bootstrap) as client:
-        _show(Users(client.control, client.timeout).passwd(name, password), as_json=as_json)
+    with administering(bootstrap, name) as users:
+        _show(users.passwd(name, password), as_json=as_json)
 
 
 @app.command()
 def remove(
-    name: Name,
+    name: UserName,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
@@ -82,10 +77,8 @@ def remove(
 
       txmq user remove shop
     """
-    from txmq.client.admin.users import Users
-
-    with connected(bootstrap) as client:
-        Users(client.control, client.timeout).remove(name)
+    with administering(bootstrap, name) as users:
+        users.remove(name)
     output.report({"user": name, "removed": True}, f"user {name} is removed", as_json=as_json)
 
 
@@ -97,10 +90,8 @@ def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: outpu
 
       txmq user list
     """
-    from txmq.client.admin.users import Users
-
-    with connected(bootstrap) as client:
-        _show(Users(client.control, client.timeout).list(), as_json=as_json)
+    with administering(bootstrap) as users:
+        _show(users.list(), as_json=as_json)
 
 
 def _show(rows: list[dict[str, object]], *, as_json: bool) -> None:

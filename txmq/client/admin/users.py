@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from txmq.protocol.json_text import FieldsList, json_object
 from txmq.protocol.scram import SALT_SIZE, keys_of
 from txmq.runtime.os_clock import OSRandom
+
+_NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Control(Protocol):
@@ -57,6 +60,13 @@ class Users:
         """``grant``, ``revoke`` or ``list``: users and their grants. Changes are forced when this returns."""
         answer = self._control.call("acl", action, user, timeout=self._timeout, extensions=words)
         found: FieldsList = json_object(answer)["users"]
+        return found
+
+    def quota(self, action: str, kind: str = "*", name: str = "*", limits: Mapping[str, int] = _NONE) -> FieldsList:
+        """``set``, ``remove`` or ``list``: limits of a ``user`` or ``topic``. Changes are forced when this returns."""
+        words = {limit: str(value) for limit, value in limits.items()}
+        answer = self._control.call("quota", action, kind, name, timeout=self._timeout, extensions=words)
+        found: FieldsList = json_object(answer)["quotas"]
         return found
 
 

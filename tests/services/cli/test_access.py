@@ -1,0 +1,111 @@
+"""``txmq user``, ``txmq acl`` and ``txmq quota`` against a real broker, and where their passwords do not show up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txmq.testing.processes import fork_server
+from txmq.testing.processes.broker import BrokerProcess
+
+TIMEOUT_S = 60.0
+PASSWORD = "correct horse"
+
+
+class Operator:
+    """Commands of a user; none has a password on its command line."""
+
+    def __init__(self, broker: BrokerProcess, user: str = "", password: str = PASSWORD) -> None:
+        self._address = broker.address.replace("://", f"://{user}@") if user else broker.address
+        self._password = password
+
+    def run(self, *words: str, status: int = 0) -> str:
+        """The command; its standard output, or its standard error where it fails."""
+        command = [sys.executable, "-m", "txmq.cli.main", *words, "--bootstrap", self._address]
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("TXMQ_PASSWORD", self._password)
+            environment.setenv("TXMQ_NEW_PASSWORD", PASSWORD)
+            done = fork_server.run(command, timeout=TIMEOUT_S)
+        assert done.returncode == status, done.stderr
+        assert PASSWORD.encode() not in done.stdout + done.stderr
+        return (done.stderr if status else done.stdout).decode()
+
+    def table(self, *words: str) -> list[list[str]]:
+        return [line.split() for line in self.run(*words).splitlines() if line]
+
+    def told(self, *words: str) -> Any:
+        return json.loads(self.run(*words, "--json"))
+
+
+@pytest.fixture
+def ops(tmp_path: Path) -> Any:
+    with BrokerProcess(tmp_path / "data") as broker:
+        Operator(broker).run("user", "add", "ops")
+        yield Operator(broker, "ops")
+
+
+def test_grants_are_added_listed_and_removed(ops: Operator) -> None:
+    ops.run("user", "add", "shop")
+    for words in (("--may", "read,write", "--topic", "orders*"), ("--may", "read", "--group", "billing")):
+        ops.run("acl", "add", "shop", *words)
+    ops.run("acl", "add", "shop", "--may", "settle,install", "--resource", "*")
+    assert ops.table("acl", "list") == [
+        ["user", "kind", "name", "may"],
+        ["ops", "cluster", "*", "cluster"],
+        ["shop", "topic", "orders*", "read,write"],
+        ["shop", "group", "billing", "read"],
+        ["shop", "resource", "*", "settle,install"],
+    ]
+    left = ops.told("acl", "remove", "shop", "--may", "write", "--topic", "orders*")
+    assert left[0]["grants"][0] == {"may": "read", "kind": "topic", "name": "orders*"}
+    ops.run("acl", "add", "shop", "--administrator")
+    assert [one["administrator"] for one in ops.told("user", "list")] == [True, True]
+    ops.run("acl", "remove", "shop", "--administrator")
+    assert "is the last administrator" in ops.run("acl", "remove", "ops", "--administrator", status=1)
+
+
+REFUSED = [
+    (("add", "shop"), 2, "--may WORD,... and one of --topic NAME, --group NAME, --resource UUID;"),
+    (("add", "shop", "--may", "read", "--topic", "a", "--group", "b"), 2, "one of --topic NAME"),
+    (("add", "shop", "--administrator", "--topic", "a"), 2, "give it alone"),
+    (("add", "op", "--may", "read", "--topic", "a"), 1, "did you mean 'ops'?"),
+    (("add", "ops", "--may", "raed", "--topic", "a"), 1, "a topic has read, write, create"),
+    (("add", "ops", "--may", "settle", "--resource", "db"), 1, "a uuid of 32 hex digits, or *"),
+    (("list", "op"), 1, "did you mean 'ops'?"),
+]
+
+
+def test_grant_that_cannot_be_is_refused(ops: Operator) -> None:
+    for words, status, told in REFUSED:
+        assert told in ops.run("acl", *words, status=status)
+
+
+def test_quotas_are_set_listed_and_removed(ops: Operator) -> None:
+    ops.run("quota", "set", "--user", "ops", "--requests-per-s", "100", "--connections-max", "9")
+    ops.run("quota", "set", "--topic", "orders", "--bytes-per-s", "1000")
+    assert ops.table("quota", "list") == [
+        ["kind", "name", "bytes_per_s", "requests_per_s", "connections_max", "unsettled_max"],
+        ["user", "ops", "-", "100", "9", "-"],
+        ["topic", "orders", "1000", "-", "-", "-"],
+    ]
+    assert ops.told("quota", "list", "--topic", "orders")[0]["limits"] == {"bytes_per_s": 1000}
+    assert ops.told("quota", "remove", "--topic", "orders") == []
+    assert "did you mean 'ops'?" in ops.run("quota", "set", "--user", "op", "--unsettled-max", "1", status=1)
+    for words in (("set", "--requests-per-s", "1"), ("remove",), ("list", "--user", "a", "--topic", "b")):
+        assert "--user NAME or --topic NAME, one of them" in ops.run("quota", *words, status=2)
+    assert "no limit is named" in ops.run("quota", "set", "--user", "ops", status=2)
+
+
+def test_wrong_password_is_told_without_a_password(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        Operator(broker).run("user", "add", "ops")
+        assert "user or password is wrong" in Operator(broker, "ops", "guess").run("user", "list", status=1)
+        assert "log in" in Operator(broker).run("user", "list", status=1)
+        broker.stop()
+        log, journal = broker.logs(), (tmp_path / "data").rglob("*")
+        assert PASSWORD not in log
+        assert not any(PASSWORD.encode() in path.read_bytes() for path in journal if path.is_file())

@@ -1,0 +1,141 @@
+"""``txmq acl``: add, remove, list what users may do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from txmq.cli import output
+from txmq.cli.access.administering import UserName, administering
+from txmq.errors import ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="What users may do. A user who was just added may do nothing: what no grant allows is denied.",
+)
+May = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORD,...",
+        help="Of a topic: read, write, create, alter, delete, describe; of a group: read; of a resource: settle, "
+        "install.",
+    ),
+]
+Topic = Annotated[
+    str | None, typer.Option("--topic", metavar="NAME", help="Name of a topic; orders* for all that begin so.")
+]
+Group = Annotated[
+    str | None, typer.Option("--group", metavar="NAME", help="Of a consumer or producer group; may end with *.")
+]
+Resource = Annotated[str | None, typer.Option("--resource", metavar="UUID", help="Of a database (txmq tx list); or *.")]
+Administrator = Annotated[bool, typer.Option("--administrator", help="Everything: users, grants, quotas, all topics.")]
+_COLUMNS = ("user", "kind", "name", "may")
+
+
+@app.command()
+def add(
+    name: UserName,
+    may: May = None,
+    topic: Topic = None,
+    group: Group = None,
+    resource: Resource = None,
+    administrator: Administrator = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Allow a user something, from the next request on.
+
+    A producer needs write on its topics, a consumer read on its topics and on its group, a service with transactions
+    over its database settle and install on that resource, too.
+
+    [bold]Examples[/bold]
+
+      txmq acl add shop --may write --topic orders
+      txmq acl add billing --may read --topic 'orders*'
+      txmq acl add billing --may read --group billing
+      txmq acl add shop --may settle,install --resource '*'
+      txmq acl add ops2 --administrator
+    """
+    _changed("grant", name, _words(may, topic, group, resource, administrator), bootstrap, as_json=as_json)
+
+
+@app.command()
+def remove(
+    name: UserName,
+    may: May = None,
+    topic: Topic = None,
+    group: Group = None,
+    resource: Resource = None,
+    administrator: Administrator = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Take back what was granted, in the words that txmq acl list shows, from the next request on.
+
+    Removing orders takes nothing away that orders* allows.
+
+    [bold]Examples[/bold]
+
+      txmq acl remove shop --may write --topic orders
+    """
+    _changed("revoke", name, _words(may, topic, group, resource, administrator), bootstrap, as_json=as_json)
+
+
+@app.command("list")
+def list_(
+    name: Annotated[
+        str | None, typer.Argument(metavar="USER", help="Name of one user; all.", show_default=False)
+    ] = None,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """List what users may do.
+
+    [bold]Examples[/bold]
+
+      txmq acl list
+      txmq acl list shop --json
+    """
+    with administering(bootstrap, name) as users:
+        _show(users.acl("list", name or "*"), as_json=as_json)
+
+
+def _words(
+    may: str | None, topic: str | None, group: str | None, resource: str | None, administrator: bool
+) -> dict[str, str | None]:
+    """The grant as the verb takes it."""
+    things = {"topic": topic, "group": group, "resource": resource}
+    named: dict[str, str | None] = {kind: thing for kind, thing in things.items() if thing is not None}
+    if administrator:
+        if named or may is not None:
+            raise ConfigError("--administrator is everything: give it alone")
+        return {"cluster": None}
+    if len(named) != 1 or may is None:
+        raise ConfigError(
+            "say what is allowed and of what: --may WORD,... and one of --topic NAME, --group NAME, --resource UUID; "
+            "or --administrator"
+        )
+    return {"may": may, **named}
+
+
+def _changed(action: str, name: str, words: dict[str, str | None], bootstrap: str, *, as_json: bool) -> None:
+    with administering(bootstrap, name) as users:
+        _show(users.acl(action, name, words), as_json=as_json)
+
+
+def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(found)
+    else:
+        output.print_table("grants", _COLUMNS, [row for one in found for row in _rows(one)])
+
+
+def _rows(one: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A line for each thing; one without grants has a line, too."""
+    things: dict[tuple[str, str], list[str]] = {}
+    for grant in one["grants"]:
+        things.setdefault((grant["kind"], grant["name"]), []).append(grant["may"])
+    return [(one["user"], *thing, ",".join(may)) for thing, may in things.items()] or [(one["user"], "", "", "")]
