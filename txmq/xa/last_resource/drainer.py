@@ -215,11 +215,13 @@ class Drainer:
         self._series = outbox.series(connection).name
         taken = self._ask()
         series, numbers = outbox.series(connection), outbox.numbers(connection)
-        lowest = min(numbers, default=series.last + 1)
-        if taken.last < lowest - 1:  # perhaps others have gone on meanwhile
+        left = series.last  # the highest number that has left: a row below it may still wait for its place
+        while left in numbers:
+            left -= 1
+        if taken.last < left:  # perhaps others have gone on meanwhile
             taken = self._ask()
-        at, drained, given = taken.last, lowest - 1, series.last
-        self._require(at >= drained, f"the broker took {at} rows, and {drained} have left: was it restored?")
+        at, given = taken.last, series.last
+        self._require(at >= left, f"the broker took {at} rows, and number {left} has left: was it restored?")
         self._require(at <= given, f"the broker took {at} rows, and {given} have a number: was the database restored?")
         for number, row_id in numbers.items():
             if number <= taken.last:

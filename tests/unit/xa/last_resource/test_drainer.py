@@ -174,6 +174,18 @@ def test_row_that_waits_at_broker_delays_others_once(monkeypatch: pytest.MonkeyP
     assert world.left() == []
 
 
+def test_restored_broker_is_found_behind_row_that_waits(world: World) -> None:
+    world.waiting("row-0", "row-1", "row-2")
+    world.broker.late = {"row-0"}
+    world.drainer.round(world.database)
+    assert world.left() == ["row-0"]
+    world.broker.taken.clear()
+    another = Drainer(world.broker, world.state, UUID, "shop", world.broker.clock)
+    with pytest.raises(DrainError, match="took 0 rows, and number 3 has left"):
+        another.round(world.database)
+    assert world.broker.taken == []
+
+
 def test_large_rows_do_not_pile_up_in_flight(world: World) -> None:
     size = IN_FLIGHT_BYTES_MAX // 3
     rows = [f"row-{number}" for number in range(12)]
