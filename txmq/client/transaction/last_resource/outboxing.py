@@ -151,9 +151,8 @@ class Outboxing:
     def may_wait(self) -> bool:
         """Whether the messages may wait in the database."""
         broker = self._broker
-        if broker.acks is not None or broker.streamed.parts:
-            return False
-        if any(branch.broker.streamed.parts for branch in broker.branches):
+        parts = (broker, *(branch.broker for branch in broker.branches))  # each has the offsets of its own partitions
+        if any(one.acks is not None or one.streamed.parts for one in parts):
             return False
         uuid = self._resource.uuid or ""
         if broker.is_alone:
