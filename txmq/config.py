@@ -67,6 +67,11 @@ class BrokerSettings:
         "", "PEM file of the CAs that sign the certificates of clients, and of the other brokers of a cluster. Empty: "
         "the system's, for brokers.", section="Security", form="a file, or empty",
     )  # fmt: skip
+    first_administrator: str = word(
+        "", "File of the first user, made by txmq broker init --admin NAME. A broker without users takes it from there "
+        "before it serves, and does not start without the file: so it never serves without a login.",
+        section="Security", form="a file, or empty",
+    )  # fmt: skip
     tls_client_certificates: str = word(
         "none", "Whether clients have to show a certificate signed by tls_ca.", section="Security",
         choices=("none", "optional", "required"),
@@ -84,7 +89,8 @@ class BrokerSettings:
         section="Security",
     )  # fmt: skip
     insecure_anonymous: bool = flag(
-        False, "Let other machines connect without a client certificate: whoever reaches the port may do everything.",
+        False, "Let other machines connect without a client certificate or a login: whoever reaches the port may do "
+        "everything, unless there are users.",
         section="Security",
     )  # fmt: skip
 
@@ -318,6 +324,8 @@ def _check_addresses(settings: BrokerSettings) -> None:
         raise ConfigError(f"advertised_address = {advertised!r}: no client can reach port 0")
     if not settings.registry:
         return
+    if settings.first_administrator:
+        raise ConfigError("first_administrator: users are kept by a broker without a registry only, so far")
     if parse_ensemble(settings.registry).broker_tls and settings.registry.startswith("zk://"):
         raise ConfigError("registry: tls=brokers is for clients; this broker's own TLS is tls_certificate and tls_key")
     if not advertised and is_wildcard(host):
@@ -346,13 +354,14 @@ def _check_tls(settings: BrokerSettings) -> None:
 def _check_doors(settings: BrokerSettings) -> None:
     """Other machines reach this broker by TLS and with certificates, or by what was allowed by name."""
     is_public = not is_loopback(settings.listen_host)
-    is_open = settings.tls_client_certificates != "required"
+    is_open = settings.tls_client_certificates != "required" and not settings.first_administrator
     if not settings.tls_certificate:
         _check_door("listen", settings.listen, settings)
     elif is_public and is_open and not settings.insecure_anonymous:
         raise ConfigError(
             f"listen = {settings.listen!r}: other machines could reach this broker, and it would not ask who they are; "
-            "set tls_client_certificates to required, or say --insecure-anonymous if the network is yours"
+            "set tls_client_certificates to required, or first_administrator (txmq broker init --admin NAME), or say "
+            "--insecure-anonymous if the network is yours"
         )
     if settings.listen_plaintext:
         _check_door("listen_plaintext", settings.listen_plaintext, settings)
@@ -363,7 +372,8 @@ def _check_door(name: str, address: str, settings: BrokerSettings) -> None:
     missing = [
         flag
         for flag, is_given in (
-            ("--insecure-plaintext", settings.insecure_plaintext), ("--insecure-anonymous", settings.insecure_anonymous)
+            ("--insecure-plaintext", settings.insecure_plaintext),
+            ("--insecure-anonymous", settings.insecure_anonymous or settings.first_administrator),
         )
         if not is_given
     ]  # fmt: skip

@@ -164,6 +164,9 @@ def test_other_machines_need_certificates_or_a_name_for_less() -> None:
         load_settings(None, {}, {**flags, **CERTIFICATES, "tls_client_certificates": "optional"})
     assert load_settings(None, {}, {**flags, **CERTIFICATES})
     assert load_settings(None, {}, {**flags, **TLS, "insecure_anonymous": True})
+    assert load_settings(None, {}, {**flags, **TLS, "first_administrator": "administrator.json"})
+    with pytest.raises(ConfigError, match=r"say --insecure-plaintext if"):
+        load_settings(None, {}, {**flags, "first_administrator": "administrator.json"})
     with pytest.raises(ConfigError, match=r"listen_plaintext = '0\.0\.0\.0:8124'.*--insecure-plaintext --insecure-ano"):
         load_settings(None, {}, {**flags, **CERTIFICATES, "listen_plaintext": "0.0.0.0:8124"})
     assert load_settings(None, {}, {**flags, **CERTIFICATES, "listen_plaintext": "127.0.0.1:8124"}).plaintext_at
@@ -179,6 +182,7 @@ def test_other_machines_need_certificates_or_a_name_for_less() -> None:
         ({"listen_plaintext": "127.0.0.1:1"}, "without tls_certificate, listen takes plaintext itself"),
         ({**TLS, "listen_plaintext": "here"}, "listen_plaintext = 'here': expected HOST:PORT"),
         ({"registry": "zk://a?tls=brokers"}, "tls=brokers is for clients"),
+        ({"registry": "zk://a", "first_administrator": "a"}, "users are kept by a broker without a registry only"),
     ],
 )
 def test_settings_of_tls_that_do_not_go_together(flags: dict[str, object], told: str) -> None:

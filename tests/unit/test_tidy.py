@@ -56,7 +56,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/broker/shell/home_links.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/broker/shell/reads.py": (frozenset({"concurrent"}), "reader threads"),
     "txmq/broker/shell/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
-    "txmq/client/passwords.py": (frozenset({"os", "pathlib"}), "a password's file and its variable"),
+    "txmq/client/passwords.py": (frozenset({"os"}), "the variable of a password"),
     "txmq/client/consumer/retry/file_store.py": (
         frozenset({"sqlite3", "pathlib"}),
         "the retry store is an SQLite file: ARCHITECTURE.md, Decisions",

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from txmq.cli import output
+from txmq.cli.access.passwords import PasswordFile, first_password
 from txmq.config import BrokerSettings
 from txmq.config_sources import load_settings, parse_assignments
 from txmq.errors import ConfigError, CorruptRecordError, StorageError
@@ -119,21 +120,37 @@ def init(
         ),
     ] = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to serve on.")] = "127.0.0.1:8123",
+    admin: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="First user, who may do everything; nobody else is served."),
+    ] = None,
+    password_file: PasswordFile = None,
+    generate_password: Annotated[
+        bool, typer.Option("--generate-password", help="Draw the password of --admin, and print it once.")
+    ] = False,
     as_json: output.Json = False,
 ) -> None:
     """Make a data directory and the settings of a broker in it, and print what to paste into a client.
 
     With --tls-dev the broker takes TLS only, from clients with a certificate of the CA that is made. That is for a
-    first try: whoever reads the CA's key, in the data directory, can be anybody. Nothing that exists is overwritten.
+    first try: whoever reads the CA's key, in the data directory, can be anybody. With --admin a client logs in instead
+    of showing a certificate. Nothing that exists is overwritten.
 
     [bold]Examples[/bold]
 
       txmq broker init --tls-dev
+      txmq broker init --tls-dev --admin ops                asks for a password
+      txmq broker init --tls-dev --admin ops --generate-password
       txmq broker init --tls-dev --listen 0.0.0.0:8123 --host broker1.example.org
     """
     from txmq.cli import broker_init
 
-    made = broker_init.make(Path(data), listen, hosts or [], has_tls=tls_dev)
+    first = None
+    if admin is not None:
+        first = broker_init.Administrator(admin, *first_password(password_file, is_generated=generate_password))
+    elif password_file is not None or generate_password:
+        raise ConfigError("--password-file and --generate-password are of --admin NAME: name the administrator")
+    made = broker_init.make(Path(data), listen, hosts or [], has_tls=tls_dev, administrator=first)
     if as_json:
         output.print_json(made._asdict())
     else:

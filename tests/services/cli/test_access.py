@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import txmq
+from txmq.client.admin.users import Users
+from txmq.errors import UnauthenticatedError
 from txmq.testing.processes import fork_server
-from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess, free_port
 
 TIMEOUT_S = 60.0
 PASSWORD = "correct horse"
@@ -109,3 +113,40 @@ def test_wrong_password_is_told_without_a_password(tmp_path: Path) -> None:
         log, journal = broker.logs(), (tmp_path / "data").rglob("*")
         assert PASSWORD not in log
         assert not any(PASSWORD.encode() in path.read_bytes() for path in journal if path.is_file())
+
+
+@pytest.mark.parametrize("is_generated", [True, False])
+def test_broker_init_makes_an_administrator_and_nobody_else(tmp_path: Path, is_generated: bool) -> None:
+    data, listen = str(tmp_path / "data"), f"127.0.0.1:{free_port()}"
+    secret = tmp_path / "password"
+    secret.write_text(PASSWORD)
+    secret.chmod(0o600)
+    words = ["--generate-password"] if is_generated else ["--password-file", str(secret)]
+    command = [sys.executable, "-m", "txmq.cli.main", "broker", "init", "--tls-dev", "--listen", listen]
+    done = fork_server.run([*command, "--admin", "ops", *words, "--data", data, "--json"], timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert bool(made["password"]) is is_generated
+    password = made["password"] or PASSWORD
+    settings = {**tomllib.loads(Path(made["config"]).read_text("utf-8")), "handshake_timeout_ms": 1000}
+    del settings["data"], settings["listen"]
+    file = Path(settings["first_administrator"])
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert password not in file.read_text("utf-8") + Path(made["config"]).read_text("utf-8")
+    with BrokerProcess(data, listen=listen, settings=settings) as broker:
+        for start in ("first", "behind a kill", "without the file"):
+            with txmq.connect(made["bootstrap"], password=password) as client:
+                assert [row["administrator"] for row in Users(client.control, client.timeout).list()] == [True], start
+            anonymous = made["bootstrap"].replace("ops@", "")
+            with pytest.raises(UnauthenticatedError), txmq.connect(anonymous) as client:
+                client.topics.list()
+            if start != "first":
+                file.unlink(missing_ok=True)
+            broker.restart()
+        assert password not in broker.logs()
+
+
+def test_broker_that_lost_its_users_does_not_serve_strangers(tmp_path: Path) -> None:
+    missing = {"first_administrator": str(tmp_path / "administrator.json")}
+    with pytest.raises(BrokerFailedError, match="No such file"):
+        BrokerProcess(tmp_path / "data", settings=missing).start()

@@ -145,7 +145,7 @@ def test_password_comes_from_one_place(tmp_path: Path, monkeypatch: pytest.Monke
         ("txmq://a", "hidden", "there is not a user: write txmqs://USER@HOST"),
         ("txmq://a?password_file=x", "", "there is not a user"),
         ("txmq://shop@a?password_file=x", "hidden", "the password is given twice"),
-        ("txmq://shop@a?password_file=/nowhere", "", "password file /nowhere: cannot be read"),
+        ("txmq://shop@a?password_file=/nowhere", "", "/nowhere: cannot be read"),
         ("txmq://shop@a?ca=x", "hidden", "what stands behind [?] is for TLS"),
         ("txmq://shop@a?password_file=x&ca=y", "hidden", "expected password_file behind"),
         ("zk://a", "hidden", "has none yet"),

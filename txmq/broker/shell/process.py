@@ -15,6 +15,7 @@ from txmq.addresses import TlsFiles, join_address, split_address
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.store import Recovered, open_store
 from txmq.broker.core import Core
+from txmq.broker.shell.first_administrator import introduce
 from txmq.broker.shell.membership import Membership
 from txmq.broker.shell.server import Server
 from txmq.broker.shell.tls_door import BrokerTls
@@ -124,6 +125,8 @@ async def _serve(
     view = None if membership is None else ClusterView(membership.address)
     core = Core(recovered.identity, settings, recovered.state, clock.now_ms(), OSRandom(), cluster=view)
     server = Server(core, recovered.store, settings, clock, tls)
+    if settings.first_administrator and (name := introduce(core.context, settings.first_administrator)):
+        log.info("first administrator", user=name)
     address = await _listen(server, settings, backlog)
     stopping, refusals = asyncio.Event(), list[Exception]()
     loop = asyncio.get_running_loop()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
-from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -12,6 +13,11 @@ from txmq.client.passwords import of_environment, read_password
 from txmq.errors import ConfigError
 
 NEW_PASSWORD = "TXMQ_NEW_PASSWORD"  # noqa: S105  the name of a variable
+PasswordFile = Annotated[
+    str | None,
+    typer.Option("--password-file", metavar="FILE", help="Its first line is the password. [TXMQ_NEW_PASSWORD, prompt]"),
+]
+_GENERATED_BYTES = 18
 
 
 def own_password(bootstrap: str) -> str:
@@ -29,7 +35,7 @@ def own_password(bootstrap: str) -> str:
     return typed
 
 
-def new_password(path: Path | None) -> str:
+def new_password(path: str | None) -> str:
     """The password that a user gets: the first line of a file, TXMQ_NEW_PASSWORD, or what is typed, twice.
 
     Raises:
@@ -44,3 +50,12 @@ def new_password(path: Path | None) -> str:
         raise ConfigError(f"no password: name a file with --password-file, or set {NEW_PASSWORD}")
     typed: str = typer.prompt("New password", hide_input=True, confirmation_prompt=True, err=True)
     return typed
+
+
+def first_password(path: str | None, *, is_generated: bool) -> tuple[str, bool]:
+    """The password of the first administrator, and whether it was drawn here. Raises as ``new_password``."""
+    if not is_generated:
+        return new_password(path), False
+    if path is not None:
+        raise ConfigError("--password-file and --generate-password: give one of them")
+    return secrets.token_urlsafe(_GENERATED_BYTES), True

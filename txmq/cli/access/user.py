@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from txmq.cli import output
 from txmq.cli.access.administering import UserName, administering
-from txmq.cli.access.passwords import new_password
+from txmq.cli.access.passwords import PasswordFile, new_password
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="Who may connect. The first user is an administrator, and from then on everybody has to log in.",
 )
-PasswordFile = Annotated[
-    Path | None,
-    typer.Option("--password-file", metavar="FILE", help="Its first line is the password. [TXMQ_NEW_PASSWORD, prompt]"),
-]
 Certificate = Annotated[
     str | None, typer.Option(metavar="CN=NAME", help="Subject or alternative name of the user's client certificate.")
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from txmq.cli.access.passwords import NEW_PASSWORD, new_password, own_password
+from txmq.cli.access.passwords import NEW_PASSWORD, first_password, new_password, own_password
 from txmq.errors import ConfigError
 
 
@@ -66,7 +66,16 @@ def test_new_password_is_of_the_file_or_typed_twice(asked: list[str], tmp_path: 
     file = tmp_path / "shop.password"
     file.write_text("swordfish\n")
     file.chmod(0o600)
-    assert new_password(file) == "swordfish"
+    assert new_password(str(file)) == "swordfish"
     file.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
-        new_password(file)
+        new_password(str(file))
+
+
+def test_password_of_the_first_administrator_is_never_a_known_one(asked: list[str]) -> None:
+    drawn = {first_password(None, is_generated=True) for _ in range(100)}
+    assert len(drawn) == 100
+    assert all(len(password) == 24 and is_generated for password, is_generated in drawn)
+    assert first_password(None, is_generated=False) == ("pencil", False)
+    with pytest.raises(ConfigError, match="give one of them"):
+        first_password("x", is_generated=True)

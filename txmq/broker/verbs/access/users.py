@@ -37,6 +37,13 @@ def user(context: Context, client: ClientConnection, request: Request) -> None:
     tell(context, client, opaque, {"users": described}, is_new=change is not None)
 
 
+def add_first(context: Context, name: str, body: Body) -> None:
+    """Make the first user, before anybody is served. Raises BrokerError: the name or the body is none."""
+    check_name("user", name)
+    _add(context, name, body)
+    context.group.needs_sync = True
+
+
 def _add(context: Context, name: str, body: Body) -> list[dict[str, Any]]:
     principals = context.state.principals
     if name in principals.users:
