@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
+import uvloop
 
 import txmq
 import txmq.aio
@@ -24,9 +25,12 @@ from txmq.testing.processes.broker import BrokerProcess, free_port
 Scenario = Callable[[txmq.aio.Client, txmq.aio.Producer], Awaitable[None]]
 OPTIONS = txmq.ConsumerOptions(heartbeat_interval=0.05, retry_delay=0.01, offset_save_interval=0.05)
 WAIT_S = 60.0
+RUNS: dict[str, Callable[..., None]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
 
 
-def _run(broker: BrokerProcess, topic: str, scenario: Scenario, *, partitions: int = 2) -> None:
+def _run(
+    broker: BrokerProcess, topic: str, scenario: Scenario, *, partitions: int = 2, loop: str = "asyncio"
+) -> None:  # fmt: skip
     async def main() -> None:
         async with await txmq.aio.connect(broker.address) as client, client.producer() as producer:
             await client.topics.create(topic, partitions=partitions)
@@ -34,7 +38,7 @@ def _run(broker: BrokerProcess, topic: str, scenario: Scenario, *, partitions: i
                 await scenario(client, producer)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(main())
+    RUNS[loop](main())
 
 
 async def _send(producer: txmq.aio.Producer, topic: str, count: int, first: int = 0) -> set[bytes]:
@@ -52,31 +56,34 @@ async def _taken(consumer: txmq.aio.Consumer, count: int) -> list[bytes]:
     return found
 
 
-def test_iteration_and_polls_go_on_behind_what_was_acknowledged(shared_broker: BrokerProcess) -> None:
+@pytest.mark.parametrize("loop", RUNS)
+def test_iteration_and_polls_go_on_behind_what_was_acknowledged(shared_broker: BrokerProcess, loop: str) -> None:
+    topic = f"goes-on-{loop}"
+
     async def scenario(client: txmq.aio.Client, producer: txmq.aio.Producer) -> None:
-        sent = await _send(producer, "goes-on", 40)
+        sent = await _send(producer, topic, 40)
         found: list[bytes] = []
-        async with await client.consumer("goes-on", ["goes-on"], options=OPTIONS) as consumer:
+        async with await client.consumer(topic, [topic], options=OPTIONS) as consumer:
             async for message in consumer:
                 await message.ack()
                 found.append(message.value or b"")
                 if len(found) == 20:
                     break
-            assert set(consumer.assignment) <= {("goes-on", 0), ("goes-on", 1)}
+            assert set(consumer.assignment) <= {(topic, 0), (topic, 1)}
             assert consumer.assignment
             assert consumer.stopped == {}
         with pytest.raises(ClosedError):
             await consumer.poll()
         assert [message async for message in consumer] == []
-        async with await client.consumer("goes-on", ["goes-on"]) as consumer:
+        async with await client.consumer(topic, [topic]) as consumer:
             found += await _taken(consumer, 20)
             assert await consumer.poll(timeout=0.01) == []
         assert len(found) == 40
         assert set(found) == sent
-        with txmq.connect(shared_broker.address) as twin, twin.consumer("goes-on", ["goes-on"]) as there:
+        with txmq.connect(shared_broker.address) as twin, twin.consumer(topic, [topic]) as there:
             assert there.poll(timeout=0.5) == []
 
-    _run(shared_broker, "goes-on", scenario)
+    _run(shared_broker, topic, scenario, loop=loop)
 
 
 def test_pause_seek_and_saved_acks_are_those_of_threads(shared_broker: BrokerProcess) -> None:
@@ -178,11 +185,14 @@ def test_members_share_and_hand_over(shared_broker: BrokerProcess) -> None:
     _run(shared_broker, "shared", scenario, partitions=4)
 
 
-def test_cancelled_poll_takes_no_message_along(shared_broker: BrokerProcess) -> None:
+@pytest.mark.parametrize("loop", RUNS)
+def test_cancelled_poll_takes_no_message_along(shared_broker: BrokerProcess, loop: str) -> None:
+    topic = f"polls-{loop}"
+
     async def scenario(client: txmq.aio.Client, producer: txmq.aio.Producer) -> None:
         found: list[bytes] = []
-        async with await client.consumer("polls", ["polls"], options=OPTIONS) as consumer:
-            await _send(producer, "polls", 1)
+        async with await client.consumer(topic, [topic], options=OPTIONS) as consumer:
+            await _send(producer, topic, 1)
             found += await _taken(consumer, 1)
             sending = asyncio.create_task(_trickle(producer))
             turn = 0
@@ -202,20 +212,22 @@ def test_cancelled_poll_takes_no_message_along(shared_broker: BrokerProcess) -> 
 
     async def _trickle(producer: txmq.aio.Producer) -> None:
         for number in range(1, 300):
-            await producer.send("polls", b"%d" % number)
+            await producer.send(topic, b"%d" % number)
 
-    _run(shared_broker, "polls", scenario)
+    _run(shared_broker, topic, scenario, loop=loop)
 
 
-def test_every_await_of_a_consumer_may_be_cancelled(shared_broker: BrokerProcess) -> None:
+@pytest.mark.parametrize("loop", RUNS)
+def test_every_await_of_a_consumer_may_be_cancelled(shared_broker: BrokerProcess, loop: str) -> None:
     """Cancelled at the first await, the second, ...: nothing stays behind, and no message is lost."""
+    topic = f"awaits-{loop}"
 
     async def scenario(client: txmq.aio.Client, producer: txmq.aio.Producer) -> None:
         number, acked = 0, list[bytes]()
-        sent = await _send(producer, "awaits", 1)
+        sent = await _send(producer, topic, 1)
 
         async def life(own: txmq.aio.Client) -> None:
-            async with await own.consumer("awaits", ["awaits"], options=OPTIONS) as consumer:
+            async with await own.consumer(topic, [topic], options=OPTIONS) as consumer:
                 async for message in consumer:
                     await message.ack()
                     acked.append(message.value or b"")
@@ -227,7 +239,7 @@ def test_every_await_of_a_consumer_may_be_cancelled(shared_broker: BrokerProcess
         ended: object = None
         while isinstance(ended, asyncio.CancelledError) or number == 0:
             number += 1
-            sent |= await _send(producer, "awaits", 2, 2 * number)
+            sent |= await _send(producer, topic, 2, 2 * number)
             async with await txmq.aio.connect(shared_broker.address) as own:
                 before = asyncio.all_tasks()
                 task = asyncio.create_task(cancelled_at(life(own), number))
@@ -236,11 +248,11 @@ def test_every_await_of_a_consumer_may_be_cancelled(shared_broker: BrokerProcess
                 assert asyncio.all_tasks() <= before, number
         assert ended is None
         assert number > 2
-        async with await client.consumer("awaits", ["awaits"], options=OPTIONS) as consumer:
+        async with await client.consumer(topic, [topic], options=OPTIONS) as consumer:
             while set(acked) != sent:
                 acked += await _taken(consumer, 1)
 
-    _run(shared_broker, "awaits", scenario, partitions=1)
+    _run(shared_broker, topic, scenario, loop=loop, partitions=1)
 
 
 def test_cancelled_listener_leaves_the_group_and_its_message(shared_broker: BrokerProcess) -> None:
@@ -268,12 +280,15 @@ def test_cancelled_listener_leaves_the_group_and_its_message(shared_broker: Brok
     _run(shared_broker, "leaves", scenario)
 
 
-def test_killed_broker_costs_no_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", RUNS)
+def test_killed_broker_costs_no_message(tmp_path: Path, loop: str) -> None:
+    topic = f"kills-{loop}"
+
     with BrokerProcess(tmp_path, listen=f"127.0.0.1:{free_port()}") as broker:
 
         async def scenario(client: txmq.aio.Client, producer: txmq.aio.Producer) -> None:
-            sent, found = await _send(producer, "kills", 50), set[bytes]()
-            consumer = await client.consumer("kills", ["kills"], options=OPTIONS)
+            sent, found = await _send(producer, topic, 50), set[bytes]()
+            consumer = await client.consumer(topic, [topic], options=OPTIONS)
 
             async def handle(message: txmq.aio.Message) -> None:
                 await asyncio.sleep(0)
@@ -283,22 +298,22 @@ def test_killed_broker_costs_no_message(tmp_path: Path) -> None:
             for number in range(1, 3):
                 while found != sent:
                     await asyncio.sleep(0.001)
-                more = asyncio.create_task(_send(producer, "kills", 50, 50 * number))
+                more = asyncio.create_task(_send(producer, topic, 50, 50 * number))
                 await asyncio.sleep(0)
                 await asyncio.to_thread(broker.kill)
                 await asyncio.to_thread(broker.start)
                 try:
                     sent |= await more
                 except txmq.DeliveryUnknownError:
-                    sent |= await _send(producer, "kills", 50, 50 * number)
+                    sent |= await _send(producer, topic, 50, 50 * number)
             while found != sent:
                 await asyncio.sleep(0.001)
             await consumer.close()
             await listening
-            async with await client.consumer("kills", ["kills"]) as after:
+            async with await client.consumer(topic, [topic]) as after:
                 assert await after.poll(timeout=0.3) == []
 
-        _run(broker, "kills", scenario)
+        _run(broker, topic, scenario, loop=loop)
 
 
 def test_client_that_closes_closes_its_consumers(shared_broker: BrokerProcess) -> None:
@@ -349,13 +364,16 @@ def test_loop_that_ends_with_an_open_consumer_is_silent(shared_broker: BrokerPro
     _run(shared_broker, "left", scenario, partitions=1)
 
 
-def test_sigterm_ends_listeners_and_reaches_the_former_handler(shared_broker: BrokerProcess) -> None:
+@pytest.mark.parametrize("loop", RUNS)
+def test_sigterm_ends_listeners_and_reaches_the_former_handler(shared_broker: BrokerProcess, loop: str) -> None:
+    topic = f"signals-{loop}"
+
     heard: list[int] = []
     former = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
 
     async def scenario(client: txmq.aio.Client, producer: txmq.aio.Producer) -> None:
-        await _send(producer, "signals", 10)
-        consumers = [await client.consumer(f"signals-{number}", ["signals"]) for number in range(2)]
+        await _send(producer, topic, 10)
+        consumers = [await client.consumer(f"{topic}-{number}", [topic]) for number in range(2)]
         finished, both = 0, asyncio.Barrier(2)
 
         async def handle(_: txmq.aio.Message) -> None:
@@ -368,11 +386,11 @@ def test_sigterm_ends_listeners_and_reaches_the_former_handler(shared_broker: Br
         await asyncio.gather(*(consumer.run(handle) for consumer in consumers))
         assert finished == 2
         for number in range(2):
-            described = await client.groups.describe(f"signals-{number}")
+            described = await client.groups.describe(f"{topic}-{number}")
             assert [one["offset"] for one in described["partitions"]] == [1]
 
     try:
-        _run(shared_broker, "signals", scenario, partitions=1)
+        _run(shared_broker, topic, scenario, loop=loop, partitions=1)
         assert heard
         assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN)
     finally:
