@@ -94,10 +94,19 @@ class Message:
         self.key, self.value, self.headers = key, value, headers
         self.tag, self.timestamp_ms, self.txid = tag, timestamp_ms, txid
 
+    @property
+    def value_view(self) -> memoryview | None:
+        """The value, read-only, and without a copy of a large one (256 KiB and more on average in its record batch).
+
+        Valid as long as it is kept. Until ``value`` was asked for, a large message keeps the whole answer that it came
+        in in memory, and so does a view of it.
+        """
+        return None if self.value is None else memoryview(self.value)
+
     def __repr__(self) -> str:
         return (
             f"Message(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, "
-            f"key={self.key!r}, value={len(self.value or b'')} bytes)"
+            f"key={self.key!r}, value={len(self.value_view or b'')} bytes)"
         )
 
     def ack(self, connection: Any = None, *, sync: bool = False) -> None:
@@ -120,6 +129,46 @@ class Message:
 
     def __hash__(self) -> int:
         return hash((self.topic, self.partition, self.offset))
+
+
+class LargeMessage(Message):
+    """A message whose value stays in the answer that it came in, until it is asked for; to be taken for a ``Message``.
+
+    Args:
+        value: a view, which is kept.
+    """
+
+    __slots__ = ("_copy", "_view")
+
+    _copy: bytes | None
+    _view: memoryview | None
+
+    def __init__(
+        self, topic: str, partition: int, offset: int, key: bytes | None, value: memoryview | None,
+        headers: Mapping[str, bytes], tag: str | None, timestamp_ms: int, txid: str | None,
+    ) -> None:  # fmt: skip
+        super().__init__(topic, partition, offset, key, None, headers, tag, timestamp_ms, txid)
+        self._view = value
+
+    @property
+    def value(self) -> bytes | None:
+        """The value, copied when it is first asked for."""
+        view = self._view
+        if view is not None:
+            self._copy, self._view = bytes(view), None
+        return self._copy
+
+    @value.setter
+    def value(self, value: bytes | None) -> None:
+        self._copy, self._view = value, None
+
+    @property
+    def value_view(self) -> memoryview | None:
+        return super().value_view if self._view is None else self._view
+
+    def __getstate__(self) -> object:
+        self.value  # noqa: B018  what is copied or sent elsewhere has its own
+        return super().__getstate__()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ Invariants:
     * ``decode`` gives out messages only of batches that are whole: CRC and place (where known) are right, header and
       content agree;
     * inflating is bounded (``compression``);
-    * records are parsed in ``bytes`` or ``bytearray`` memory only: the compiled reader may look one byte behind the end
+    * records of a batch whose mean one is large are read by ``large_records``: their values are copied when they are
+      asked for;
+    * others are parsed in ``bytes`` or ``bytearray`` memory only: the compiled reader may look one byte behind the end
       of a malformed batch, which there is a NUL that ends what it reads (it then refuses the batch); and it lets a
       length near 2^63 through to the allocator, whose MemoryError is a malformed record like any other.
 """
@@ -27,9 +29,10 @@ from aiokafka.record import default_records
 
 from txmq.errors import InvalidBatchError
 from txmq.log import compression as codecs
+from txmq.log import large_records
 from txmq.log.batch import CODEC_NONE, HEADER, HEADER_SIZE, checksum, fault
 from txmq.log.compression import INFLATED_SIZE_BYTES_MAX
-from txmq.model import Message
+from txmq.model import LargeMessage, Message
 from txmq.runtime.ports import Buffer
 
 Headers = Sequence[tuple[str, bytes]]
@@ -210,7 +213,10 @@ def _decode_batch(batch: RawBatch, topic: str, partition: int, inflated_size_byt
         source = codecs.inflate(codec, content[HEADER_SIZE:], bytes(content[:HEADER_SIZE]), inflated_size_bytes_max)
         source[22] = CODEC_NONE  # the low byte of the attributes: what is read now is plain
     end, txid, append = offset + count, None, messages.append
-    for record in _Batch(source):
+    is_large = len(source) >= count * large_records.SIZE_BYTES_MIN
+    make: Any = LargeMessage if is_large else Message
+    found: Iterable[Any] = large_records.read(source) if is_large else _Batch(source)
+    for record in found:
         headers, timestamp_ms = record.headers, record.timestamp
         if record.offset != offset or not -1 <= timestamp_ms <= max_ms:
             raise InvalidBatchError(
@@ -225,7 +231,7 @@ def _decode_batch(batch: RawBatch, topic: str, partition: int, inflated_size_byt
                 txid_bytes = named.pop(TXID_HEADER)
                 if offset == batch.base_offset:
                     txid = txid_bytes.decode("ascii", "replace")
-        append(Message(topic, partition, offset, record.key, record.value, named, tag, timestamp_ms, txid))
+        append(make(topic, partition, offset, record.key, record.value, named, tag, timestamp_ms, txid))
         offset += 1
     if offset != end:
         raise InvalidBatchError(f"{count} records announced, {count - (end - offset)} found")

@@ -91,4 +91,5 @@ class ReadAhead:
 
 
 def _size(message: Message) -> int:
-    return _MESSAGE_SIZE_BYTES + len(message.value or b"") + len(message.key or b"")
+    value = message.value if type(message) is Message else message.value_view  # which makes no copy of a large one
+    return _MESSAGE_SIZE_BYTES + len(value or b"") + len(message.key or b"")

@@ -22,8 +22,9 @@ from typing import Final, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from txmq.log.large_records import NOWHERE, varint
 from txmq.spark.decode.chunk import Piece
-from txmq.spark.decode.varints import NOWHERE, Ints, lookup, one, read
+from txmq.spark.decode.varints import Ints, lookup, read
 
 LOCKSTEP_MIN: Final = 64
 _HEADER_SIZE_MIN: Final = 2  # of a record's header: two varints
@@ -143,7 +144,7 @@ def _follow_one(piece: Piece, at: int, count: int) -> list[int]:
             elif (high := view[at + 1]) < 0x80:
                 at += 2 + ((low & 0x7F | high << 7) >> 1)
             else:
-                length, at = one(view, at)
+                length, at = varint(view, at)
                 at = at + length if 0 <= length <= last else NOWHERE
         found.append(at)
     return found
@@ -207,7 +208,7 @@ def _headers_of_one(rows: Rows, row: int, at: int, count: int) -> tuple[Headers,
     view, limit = memoryview(rows.piece.raw), int(rows.limits[row])  # type: ignore[arg-type]
     spans: list[tuple[int, int, bool]] = []
     for _ in range(2 * count):  # key, value, key, value ...
-        size, at = one(view, at)
+        size, at = varint(view, at)
         if size > limit - at or (size < 0 and len(spans) % 2 == 0):
             rows.refuse_one(row, "has a header longer than itself, or without a key")
         spans.append((at, at + max(size, 0), size < 0))

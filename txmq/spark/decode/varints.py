@@ -2,7 +2,7 @@
 
 Theory of operation. A varint of one or two bytes (-8192 to 8191: nearly all there are) is looked up in a table by the
 16 bits that begin at it; one table entry is value and size. Longer ones are put together byte by byte, for all of them
-at once. ``one`` is the same for a single varint, in plain Python.
+at once. ``large_records.varint`` is the same for a single one, in plain Python.
 
 Invariants:
     * positions may be anything: what lies outside the buffer is read as its first or last byte, and never crashes;
@@ -18,12 +18,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from txmq.runtime.ports import Buffer
+from txmq.log.large_records import NOWHERE
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-NOWHERE: Final = 1 << 60
 _SIZE_BYTES_MAX: Final = 10
 _SIZE_BITS: Final = 2
 
@@ -77,16 +76,3 @@ def _read_longer(raw: Bytes, at: Ints) -> tuple[Ints, Ints]:
             break
     values = (plain >> np.uint64(1)).astype(np.int64) ^ -(plain & np.uint64(1)).astype(np.int64)
     return values, ends
-
-
-def one(buffer: Buffer, at: int) -> tuple[int, int]:
-    """Read one varint; its value and the position behind it, ``NOWHERE`` if it is not whole."""
-    plain = 0
-    for number in range(_SIZE_BYTES_MAX):
-        if at + number >= len(buffer):
-            break
-        byte = buffer[at + number]
-        plain |= (byte & 0x7F) << 7 * number
-        if byte < 0x80:
-            return plain >> 1 ^ -(plain & 1), at + number + 1
-    return 0, NOWHERE
