@@ -24,6 +24,7 @@ _ZOOKEEPER_SCHEME: Final = "zk://"
 _ZOOKEEPER_TLS_SCHEME: Final = "zks://"
 _FILES: Final = ("ca", "cert", "key")
 _PASSWORD_FILE: Final = "password_file"  # noqa: S105  the name of a parameter
+_IPV6_NETWORK_BITS: Final = 64
 _SECRET = re.compile("://.*@", re.DOTALL)
 _CHROOT = re.compile(r"(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
@@ -51,6 +52,20 @@ def split_address(text: str, setting: str = "listen") -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """The inverse of ``split_address``: an IPv6 address stands in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def network_of(address: str) -> str:
+    """What counts as one address of HOST:PORT: the host; of IPv6 a network of 64 bits, all of which one host may have.
+
+    Source: RFC 4291, section 2.5.4.
+    """
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    if ":" not in host:
+        return host
+    found = ipaddress.IPv6Address(host)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(found), _IPV6_NETWORK_BITS), strict=False))
 
 
 def is_loopback(host: str) -> bool:

@@ -155,6 +155,10 @@ class BrokerSettings:
         None, 1, 1_000_000, "Open connections of one address (of IPv6, of one network of 64 bits); more are closed at "
         "once.", section="Limits", none="as many as connections_max",
     )  # fmt: skip
+    connects_per_address_per_s_max: int | None = number(
+        None, 1, 1_000_000, "New connections of one address a second, which bounds what its handshakes and logins "
+        "cost; ten seconds' worth may come at once. More are closed at once.", section="Limits", none="without limit",
+    )  # fmt: skip
     pipeline_requests_max: int = number(
         10_000, 1, 1_000_000, "Unanswered requests of one connection; beyond it reading pauses.", section="Limits"
     )
@@ -181,6 +185,10 @@ class BrokerSettings:
     handshake_timeout_ms: int = number(
         5_000, 100, 600_000, "A connection that sent no whole request by then is closed; so is one whose request, once "
         "begun, stands still for so long, or comes at less than 64 KiB a second over it.", section="Limits",
+    )  # fmt: skip
+    login_timeout_ms: int = number(
+        10_000, 100, 600_000, "Once there are users, a connection that has not logged in by then is closed.",
+        section="Limits",
     )  # fmt: skip
     write_timeout_ms: int = number(
         30_000, 100, 3_600_000, "A connection that does not take its answers for this long is closed.", section="Limits"

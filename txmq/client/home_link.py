@@ -1,9 +1,10 @@
 """The client's side of one home: its connections, its sessions, the senders of its partitions.
 
 ``control`` carries all requests but reads, and the session that transactions and the first producer share (``senders``
-gives the other producers connections of their own). ``reader`` carries ``get``, so that a long poll delays no other
-request. If the broker takes no more transactions in the session, ``control`` becomes another connection with another
-session; transactions that had begun end in the old one.
+gives the other producers connections of their own). A broker that has users or quotas may delay puts, and what stands
+behind them on their connection: there the first producer has a connection of its own, too. ``reader`` carries ``get``,
+so that a long poll delays no other request. If the broker takes no more transactions in the session, ``control``
+becomes another connection with another session; transactions that had begun end in the old one.
 
 A link to a broker that is alone takes any broker at its addresses. A link that is *bound* to a home of a cluster
 follows that home's leader: ``hello`` asks for the home, so that a broker that has the address now is told apart.
@@ -85,7 +86,8 @@ class HomeLink:
         self.control = self.new_connection()
         self._former: tuple[ReconnectingConnection, ...] = ()  # the former ``control``s, whose sessions were full
         self.reader = self.new_connection()
-        self.senders = SenderPool(lambda: self.control, self.new_connection, clock, on_unknown_topic, self.sender_type)
+        self._has_quotas = False  # as the broker said when it was last connected to
+        self.senders = SenderPool(self._first_sender, self.new_connection, clock, on_unknown_topic, self.sender_type)
         self._presence = Presence(self._answers)
         self.branch_commits = BranchCommits(clock)
         self._lock = Lock()
@@ -125,6 +127,7 @@ class HomeLink:
         """See ``Destination``."""
         self._directory.greeted(self, introduction, address)
         self.address = address
+        self._has_quotas = introduction.get("quotas") is True
         self._presence.heard()
 
     def failed(self) -> None:
@@ -162,6 +165,10 @@ class HomeLink:
     def new_connection(self) -> ReconnectingConnection:
         """One more connection to the home, for a part of the client; the caller closes it."""
         return self.connection_type(self, self._name, self.clock, self.timeout)
+
+    def _first_sender(self) -> ReconnectingConnection:
+        """The connection of the first producer's sender."""
+        return self.new_connection() if self._has_quotas or self.login is not None else self.control
 
     @property
     def session(self) -> ClientSession:

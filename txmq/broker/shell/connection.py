@@ -15,6 +15,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import REQUESTS_A_TURN, Core
 from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import OWN_BYTES, AnswerBudget
+from txmq.broker.shell.throttle import Throttle
 from txmq.config import BrokerSettings
 from txmq.protocol import answers
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
@@ -31,7 +32,6 @@ FULL_READ_BYTES = RECEIVE_SIZE_BYTES // 2  # of so many there are probably more;
 _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 WRITE_HIGH_BYTES = 1 << 20
 STRANGER_BYTES_MAX = 4 << 10  # of a connection that has not logged in, where there are users
-STRANGER_MS_MAX = 10_000
 RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: the least rate of a long body, over handshake_timeout_ms
 
 
@@ -45,6 +45,7 @@ class Host(Protocol):
     budget: ByteBudget
     answers: AnswerBudget
     admission: Admission
+    throttle: Throttle
     connections: set[Connection]
     paused: bool  # too much is queued: no connection is read
 
@@ -59,8 +60,9 @@ class Connection(asyncio.BufferedProtocol):
     """See the module's docstring."""
 
     __slots__ = (
-        "_deadline_ms", "_given_bytes", "_greeted", "_host", "_is_full", "_parked", "_queued", "_reader",
-        "_reserved_bytes", "_since_ms", "_stalled_ms", "_stranger_bytes", "_taken", "_transport", "_waits", "client",
+        "_deadline_ms", "_delayed_bytes", "_given_bytes", "_greeted", "_host", "_is_delayed", "_is_full", "_paid",
+        "_parked", "_queued", "_reader", "_reserved_bytes", "_since_ms", "_stalled_ms", "_stranger_bytes", "_taken",
+        "_transport", "_waits", "client",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -76,6 +78,8 @@ class Connection(asyncio.BufferedProtocol):
         self._queued: list[Request | Violation] = []  # read, and not taken in yet; meanwhile nothing more is read
         self._is_full = False  # too many of its requests are unanswered
         self._waits = False  # for room in the budget of answers
+        self._paid = 0  # of the queued requests, those that were admitted by quotas
+        self._is_delayed, self._delayed_bytes = False, 0  # by a quota, and the bodies that wait meanwhile
         self._parked: deque[Read] = deque()  # reads that wait until it may be given an answer
         self._given_bytes = 0  # answers handed to the transport, all its life
         self._reserved_bytes = 0  # for answers that reader threads are making
@@ -92,7 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self.client.shell = self
         host.connections.add(self)
         self._deadline_ms = self._latest_ms()
-        refusal = host.admission.enter(self.client.address)
+        refusal = host.admission.enter(self.client.address, host.clock.monotonic())
         if host.context.stopping:
             refusal = "the broker is stopping"
         if refusal is not None:
@@ -161,22 +165,29 @@ class Connection(asyncio.BufferedProtocol):
     def _take_in(self, requests: list[Request | Violation]) -> bool:
         """Up to one whose answer may be long, or REQUESTS_A_TURN; the others' turn comes first then.
 
-        One whose answer may be long waits until there is room for it. False where the broker failed.
+        One whose answer may be long waits until there is room for it, and one that is over a quota until it may go on.
+        False where the broker failed.
         """
-        host = self._host
+        host, admitted = self._host, requests
         host.context.now_ms = host.clock.now_ms()
+        if host.throttle.is_on:
+            admitted = self._admitted(requests)
         may_be_long = not self._parked and (not host.answers.used or host.answers.admits(self))
         try:
-            taken = host.core.receive_some(self.client, requests, 0, may_be_long=may_be_long)
+            taken = host.core.receive_some(self.client, admitted, 0, may_be_long=may_be_long)
         except Exception as error:  # noqa: BLE001  a defect: assigned state may be half moved, only the journal is true
             host.fail(error)
             return False
         host.received()
+        if admitted is not requests:
+            self._paid = len(admitted) - taken
         if taken < len(requests):
             self._queued = requests[taken:]
             self.hold()
             if self.client.waiting is not None:
                 self._note_held()  # ``resumed`` goes on
+            elif taken == len(admitted):
+                self._delay()
             elif taken:
                 asyncio.get_running_loop().call_soon(self._go_on)
             else:
@@ -187,6 +198,37 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         return True
 
+    def _admitted(self, requests: list[Request | Violation]) -> list[Request | Violation]:
+        """Those in front that quotas let through; a list of its own, whose length is noted behind it."""
+        host = self._host
+        now_s = host.clock.monotonic()
+        return requests[: host.throttle.admitted(self, self.client.user, requests, self._paid, now_s)]
+
+    def _delay(self) -> None:
+        """A quota says so. What waits counts as a body that has not come whole."""
+        self._is_delayed = True
+        self._note_held()
+        self._free_delayed()
+        self._delayed_bytes = sum(len(item[3] or b"") for item in self._queued if not isinstance(item, Violation))
+        self._host.budget.used += self._delayed_bytes
+
+    def _free_delayed(self) -> None:
+        self._host.budget.release(self._delayed_bytes)
+        self._delayed_bytes = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """See ``throttle.Waiter``."""
+        return self.client.gone
+
+    def may_go_on(self) -> None:
+        """See ``throttle.Waiter``."""
+        self._is_delayed = False
+        self._free_delayed()
+        self._note_held()
+        self._go_on()
+        self.release()
+
     def _wait(self) -> None:
         """There is no room for its next answer."""
         self._waits = True
@@ -195,7 +237,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _note_held(self) -> None:
         """The broker does not read it, or does so again."""
-        is_held = self._is_full or self._waits or self.client.waiting is not None
+        is_held = self._is_full or self._waits or self._is_delayed or self.client.waiting is not None
         if self.client.held and not is_held:
             self._host.core.read_again(self.client)
         self.client.held = is_held
@@ -227,6 +269,7 @@ class Connection(asyncio.BufferedProtocol):
         )  # its owner is gone from now on, however long this process was stopped
         self._queued = []
         self._reader.close()
+        self._free_delayed()
         host.core.disconnected(self.client)
         self.client.shell = None  # a cycle with this: nothing would free it (``runtime.garbage``)
         host.received()
@@ -336,8 +379,8 @@ class Connection(asyncio.BufferedProtocol):
         settings, now_ms = self._host.settings, self._host.context.liveness.now_ms
         if self._stalled_ms and now_ms - self._stalled_ms > settings.write_timeout_ms:
             self._drop("connection dropped: answers are not taken")
-        elif now_ms - self._since_ms > STRANGER_MS_MAX and self._is_stranger():
-            self.tell("connection closed: it has not logged in", f"{STRANGER_MS_MAX} ms")
+        elif now_ms - self._since_ms > settings.login_timeout_ms and self._is_stranger():
+            self.tell("connection closed: it has not logged in", "login_timeout_ms")
             self._transport.abort()
         elif not self._deadline_ms:
             pass

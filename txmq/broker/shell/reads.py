@@ -1,7 +1,8 @@
 """Carries out the reads and lookups that the core asks for.
 
 From the page cache at once, in a reader thread where the disk would block; and only for a connection that may be given
-an answer now (``answer_budget``): else the read waits with the connection, which holds nothing for it meanwhile.
+an answer now (``answer_budget``): else the read waits with the connection, which holds nothing for it meanwhile. A read
+that is over a quota of bytes waits for its turn (``throttle``), and holds nothing either.
 """
 
 from __future__ import annotations
@@ -15,23 +16,48 @@ from txmq.broker.context import Read
 from txmq.broker.core import Core
 from txmq.broker.shell.answer_budget import OWN_BYTES
 from txmq.broker.shell.connection import Connection
+from txmq.broker.shell.throttle import Throttle
 from txmq.log.files import FileCache
 from txmq.log.partition import Partition
 from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
 
 log = get_logger()
+
+
+class DelayedRead:
+    """A read that is over a quota."""
+
+    __slots__ = ("_core", "_read")
+
+    def __init__(self, core: Core, read: Read) -> None:
+        self._core, self._read = core, read
+
+    @property
+    def is_gone(self) -> bool:
+        """See ``throttle.Waiter``."""
+        return self._read.client.gone
+
+    def may_go_on(self) -> None:
+        """See ``throttle.Waiter``."""
+        self._core.context.reads.append(self._read)
 
 
 class Reads:
     """See the module's docstring.
 
     Args:
+        throttle, clock: for quotas.
         in_loop: calls in the event loop, from any thread.
         flush: hands answers to the sockets.
     """
 
-    def __init__(self, core: Core, files: FileCache, in_loop: Callable[..., None], flush: Callable[[], None]) -> None:
+    def __init__(
+        self, core: Core, files: FileCache, throttle: Throttle, clock: Clock, in_loop: Callable[..., None],
+        flush: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._core, self._files, self._in_loop, self._flush = core, files, in_loop, flush
+        self._throttle, self._clock = throttle, clock
         self._threads = ThreadPoolExecutor(2, "txmq-reader")
 
     def close(self) -> None:
@@ -41,7 +67,17 @@ class Reads:
     def read(self, read: Read) -> None:
         """Read, and answer, as soon as the connection may be given an answer."""
         connection = read.client.shell
-        if read.client.gone or not isinstance(connection, Connection) or not connection.may_read(read):
+        if read.client.gone or not isinstance(connection, Connection):
+            return
+        if self._throttle.is_on:
+            size = self._throttle.readable_bytes(
+                DelayedRead(self._core, read), read.client.user, read.partition.topic.encode(), read.size_bytes_max,
+                self._clock.monotonic(),
+            )  # fmt: skip
+            if not size:
+                return
+            read = read._replace(size_bytes_max=size)
+        if not connection.may_read(read):
             return
         try:
             data = read.partition.read(self._files, read.offset, read.size_bytes_max, nowait=True)
@@ -49,11 +85,13 @@ class Reads:
             self._failed(read.client, read.opaque, error)
             return
         if data is not None:
+            self._took(read, len(data))
             self._core.was_read(read, data)
             if len(data) > OWN_BYTES:
                 connection.send()  # it counts before the next one is read
             return
         connection.reserve(read.size_bytes_max)
+        self._took(read, read.size_bytes_max)
         job = self._threads.submit(read.partition.read, self._files, read.offset, read.size_bytes_max, nowait=False)
         job.add_done_callback(lambda done: self._in_loop(self._read_done, connection, read, done))
 
@@ -63,8 +101,13 @@ class Reads:
         if error is not None:
             self._failed(read.client, read.opaque, error)
         else:
+            self._took(read, len(done.result()) - read.size_bytes_max)
             self._core.was_read(read, done.result())
         self._flush()
+
+    def _took(self, read: Read, size: int) -> None:
+        if self._throttle.is_on:
+            self._throttle.took(read.client.user, read.partition.topic.encode(), size, self._clock.monotonic())
 
     def look_up(self, client: ClientConnection, opaque: bytes, partition: Partition, time_ms: int) -> None:
         """Find the offset for a time, and answer."""

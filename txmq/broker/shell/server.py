@@ -40,6 +40,7 @@ from txmq.broker.shell.home_links import HomeLinks
 from txmq.broker.shell.loop_stalls import NOTICED_S, LoopStalls
 from txmq.broker.shell.reads import Reads
 from txmq.broker.shell.registry_worker import RegistryWorker
+from txmq.broker.shell.throttle import Throttle
 from txmq.broker.shell.tls_door import BrokerTls, TlsDoor
 from txmq.broker.state.silence_clock import TICK_MS
 from txmq.config import BrokerSettings
@@ -68,6 +69,7 @@ class Server:
         self.budget = ByteBudget(settings.memory_request_bytes_max)
         self.answers = AnswerBudget(settings.memory_answer_bytes_max)
         self.admission = Admission(settings)
+        self.throttle = Throttle(core.state.principals)
         self.connections: set[Connection] = set()
         self.stopped: asyncio.Future[BaseException | None]
         self._loop: asyncio.AbstractEventLoop
@@ -76,7 +78,7 @@ class Server:
             for thread in StepThread
             if thread is not StepThread.LOOP
         }
-        self._reads = Reads(core, store.files, self._from_thread, self._flush)
+        self._reads = Reads(core, store.files, self.throttle, clock, self._from_thread, self._flush)
         self._listeners: list[asyncio.Server] = []
         self.registry: RegistryWorker | None = None  # of a broker that has one
         self._homes: HomeLinks | None = None
@@ -365,6 +367,9 @@ class Server:
             connection.check_deadlines()
         for taker in self.answers.stalled(self.context.liveness.now_ms):
             taker.cut_off()
+        self.throttle.look()
+        if self.throttle.waiting:
+            self.throttle.turned(now)
         if self._homes is not None:
             self._homes.tick()
         self.core.tick(self.clock.now_ms(), is_reading=not self.paused)
@@ -399,5 +404,8 @@ class Server:
             "answer_bytes_in_memory": self.answers.used,
             "answer_bytes_in_memory_max": self.answers.used_max,
             "connections_refused": self.admission.refused,
+            "delayed_by_quota": self.throttle.delayed,
+            "delayed_by_quota_ms": round(self.throttle.delayed_s * 1000),
+            "delayed_by_quota_now": self.throttle.waiting,
             **self._stalls.figures(),
         }

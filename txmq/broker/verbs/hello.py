@@ -152,6 +152,8 @@ def _introduction(context: Context, session: BrokerSession | None) -> bytes:
     }
     if context.cluster is not None:
         told["registry"] = True
+    if context.state.principals.quotas:
+        told["quotas"] = True
     return json.dumps(told).encode()
 
 

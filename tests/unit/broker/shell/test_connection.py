@@ -16,6 +16,7 @@ from txmq.broker.core import REQUESTS_A_TURN, Core
 from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES, Connection
+from txmq.broker.shell.throttle import Throttle
 from txmq.broker.state.silence_clock import TICK_MS
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget
@@ -66,8 +67,7 @@ def connected(core: Core | None = None) -> tuple[Connection, Transport, Any]:
     host: Any = SimpleNamespace(
         core=core, context=core.context, settings=BrokerSettings(pipeline_requests_max=100_000), clock=SimClock(),
         budget=ByteBudget(1 << 24), answers=AnswerBudget(1 << 20), connections=set(), paused=False,
-            admission=Admission(BrokerSettings()),
-        received=lambda: None,
+        admission=Admission(BrokerSettings()), throttle=Throttle(core.state.principals), received=lambda: None,
     )  # fmt: skip
     connection, transport = Connection(host), Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]

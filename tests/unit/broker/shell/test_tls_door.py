@@ -301,7 +301,7 @@ def test_too_many_connections_are_refused_before_the_handshake(files: TlsFiles, 
         server, client = ServerTls(files), ClientTls(TlsFiles(files.ca)).session("localhost")
         world = World(server, client, takes_plaintext=False)
         world.host.admission = Admission(BrokerSettings(connections_max=1))
-        world.host.admission.enter("10.0.0.9:1")
+        world.host.admission.enter("10.0.0.9:1", 0.0)
         door, socket = TlsDoor(world.host, server.session(), takes_plaintext=False), Socket()
         door.connection_made(cast(asyncio.Transport, socket))
         assert socket.is_closed

@@ -9,6 +9,7 @@ from typing import Any, cast
 from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES
+from txmq.broker.shell.throttle import Throttle
 from txmq.broker.shell.tls_door import TlsDoor
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget
@@ -73,7 +74,7 @@ class World:
         self.host: Any = SimpleNamespace(
             core=core, context=core.context, settings=BrokerSettings(pipeline_requests_max=100_000), clock=SimClock(),
             budget=ByteBudget(1 << 24), answers=AnswerBudget(1 << 20), connections=set(), paused=False,
-            admission=Admission(BrokerSettings()),
+            admission=Admission(BrokerSettings()), throttle=Throttle(core.state.principals),
             received=self._answer, fail=self._failed,
         )  # fmt: skip
         self.client, self._server, self._takes_plaintext = client, server, takes_plaintext

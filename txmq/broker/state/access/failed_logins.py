@@ -1,6 +1,7 @@
 """Failed logins by address: each one makes the next attempt from there wait longer. In memory only.
 
 Invariants:
+    * what one address is: ``addresses.network_of``;
     * at most ADDRESSES_MAX are kept; the one whose last failure is oldest goes first;
     * an address that failed FREE_MAX times may try again after a pause that doubles up to PAUSE_MS_MAX.
 """
@@ -8,6 +9,8 @@ Invariants:
 from __future__ import annotations
 
 from typing import Final
+
+from txmq.addresses import network_of
 
 ADDRESSES_MAX: Final = 10_000
 FREE_MAX: Final = 3  # a person mistypes
@@ -24,7 +27,7 @@ class FailedLogins:
 
     def wait_ms(self, address: str, now_ms: int) -> int:
         """How long a login from there has to wait still."""
-        times, last_ms = self._failed.get(_host(address), (0, 0))
+        times, last_ms = self._failed.get(network_of(address), (0, 0))
         if times < FREE_MAX or not 0 <= now_ms - last_ms < FORGOTTEN_AFTER_MS:
             return 0
         pause_ms = min(PAUSE_MS << min(times - FREE_MAX, 10), PAUSE_MS_MAX)
@@ -32,14 +35,10 @@ class FailedLogins:
 
     def failed(self, address: str, now_ms: int) -> None:
         """A login failed."""
-        host = _host(address)
+        host = network_of(address)
         times, last_ms = self._failed.pop(host, (0, 0))
         if now_ms - last_ms >= FORGOTTEN_AFTER_MS:
             times = 0
         self._failed[host] = times + 1, now_ms
         if len(self._failed) > ADDRESSES_MAX:
             del self._failed[next(iter(self._failed))]
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]

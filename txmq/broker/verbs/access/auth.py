@@ -106,6 +106,9 @@ def _external(context: Context, client: ClientConnection, wished: str) -> None:
 
 
 def _succeeded(context: Context, client: ClientConnection, name: str) -> None:
+    most = context.state.principals.quotas.get(("user", name), {}).get("connections_max")
+    if most is not None and sum(other.user == name for other in context.clients.values()) >= most:
+        raise OverloadedError(f"auth: connections_max {most} of user {name} is reached: close some of its connections")
     client.user = name
     context.counters.logins += 1
 

@@ -1,0 +1,220 @@
+"""Quotas at work: who has used up what is allowed a second waits, and nobody else does. No I/O, the time is handed in.
+
+Theory of operation. Each ``bytes_per_s`` and ``requests_per_s`` of a user or a topic is a ``Bucket``. A request takes
+from those of its user and of its topics, and waits while one of them is closed:
+
+    =====================  =============================================  ================
+    request                waits                                          takes
+    =====================  =============================================  ================
+    ``put``                in front of the broker, with its connection    1, its body
+    ``get``                likewise for requests; its answer for bytes    1, its answer
+    all others             never                                          1, its body
+    =====================  =============================================  ================
+
+Those of transactions (``put tx=`` too) and of groups are among the others: row locks and heartbeats wait behind them.
+What they take is paid for by the next put or get.
+
+Who waits stands in a queue. In each ``turned`` all are asked in that order; whose buckets are open takes what there
+is, and stands at the end if he wants more.
+
+Invariants:
+    * who comes later takes nothing from a bucket that others wait for;
+    * a quota that changes counts from the next ``look`` on, for those who wait as well;
+    * where nothing is limited nothing is counted: ``is_on`` is False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from txmq.broker.shell.bucket import Bucket
+from txmq.broker.state.access.principals import Principals
+from txmq.errors import BadRequestError
+from txmq.protocol.branches import split_branches
+from txmq.protocol.parts import split_parts
+from txmq.protocol.requests import Request, Violation
+
+BURST_S: Final = 0.5
+READ_S: Final = 0.1  # a read under a quota takes no more than is paid for in this time; a large one stops all others
+READ_SIZE_BYTES_MIN: Final = 4096
+_WITH_PARTS: Final = frozenset({b"commit", b"prepare", b"decide"})
+
+
+class Waiter(Protocol):
+    """A connection whose next request waits, or a read."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits any more."""
+
+    def may_go_on(self) -> None:
+        """It is this one's turn."""
+
+
+class _Limits(NamedTuple):
+    """Of one user or topic, each none or one."""
+
+    bytes: tuple[Bucket, ...] = ()
+    requests: tuple[Bucket, ...] = ()
+
+
+_UNLIMITED: Final = _Limits()
+
+
+class _Waiting(NamedTuple):
+    buckets: tuple[Bucket, ...]
+    since_s: float
+
+
+class Throttle:
+    """See the module's docstring.
+
+    Attributes:
+        is_on: whether anything is limited.
+        delayed: requests and reads that waited, or do.
+        delayed_s: how long those waited that do no more, together.
+    """
+
+    __slots__ = ("_principals", "_topics", "_turn", "_users", "_version", "_waiting", "delayed", "delayed_s", "is_on")
+
+    def __init__(self, principals: Principals) -> None:
+        self._principals, self._version = principals, -1
+        self._users: dict[str, _Limits] = {}
+        self._topics: dict[bytes, _Limits] = {}
+        self._waiting: dict[Waiter, _Waiting] = {}
+        self._turn: tuple[Bucket, ...] = ()  # what the one whose turn it is waited for
+        self.is_on = False
+        self.delayed, self.delayed_s = 0, 0.0
+        self.look()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def look(self) -> None:
+        """See whether quotas have changed."""
+        if self._version == self._principals.version:
+            return
+        self._version = self._principals.version
+        users, topics = self._users, self._topics
+        self._users, self._topics = {}, {}
+        for (kind, name), limits in self._principals.quotas.items():
+            if kind == "user":
+                self._users[name] = _limits(users.get(name, _UNLIMITED), limits)
+            else:
+                self._topics[name.encode()] = _limits(topics.get(name.encode(), _UNLIMITED), limits)
+        self.is_on = any(any(of) for of in (*self._users.values(), *self._topics.values()))
+        for waiter, (buckets, since_s) in self._waiting.items():
+            self._waiting[waiter] = _Waiting((), since_s)
+            _count(buckets, -1)
+
+    def admitted(
+        self, waiter: Waiter, user: str, requests: Sequence[Request | Violation], paid: int, now_s: float
+    ) -> int:
+        """How many of a connection's next requests may be taken in; the one behind them waits.
+
+        Args:
+            paid: so many of them were admitted before.
+        """
+        if waiter in self._waiting:
+            return paid
+        for index in range(paid, len(requests)):
+            request = requests[index]
+            if not isinstance(request, Violation) and not self._take(waiter, user, request, now_s):
+                return index
+        return len(requests)
+
+    def _take(self, waiter: Waiter, user: str, request: Request, now_s: float) -> bool:
+        verb, arguments, extensions, body, _ = request
+        of_user, size = self._users.get(user, _UNLIMITED), len(body or b"")
+        is_put = verb == b"put"
+        of_topic = self._topics.get(arguments[0], _UNLIMITED) if is_put or verb == b"get" else _UNLIMITED
+        counted, sized = of_user.requests + of_topic.requests, of_user.bytes + of_topic.bytes
+        is_delayed = verb == b"get" or (is_put and not (extensions and b"tx" in extensions))
+        if is_delayed and not self._may_take(waiter, counted + sized if is_put else counted, now_s):
+            return False
+        _take_from(counted, 1, now_s)
+        _take_from(sized, size, now_s)
+        if self._topics and verb in _WITH_PARTS and body:
+            for topic, part_size in _parts_of(request):
+                of_part = self._topics.get(topic, _UNLIMITED)
+                _take_from(of_part.requests, 1, now_s)
+                _take_from(of_part.bytes, part_size, now_s)
+        return True
+
+    def readable_bytes(self, waiter: Waiter, user: str, topic: bytes, size: int, now_s: float) -> int:
+        """How many of ``size`` bytes may be read now; 0: none, the read waits."""
+        needed = self._sized(user, topic)
+        if not needed:
+            return size
+        if not self._may_take(waiter, needed, now_s):
+            return 0
+        least = min(int(bucket.rate * READ_S) for bucket in needed)
+        return min(size, max(least, READ_SIZE_BYTES_MIN))
+
+    def took(self, user: str, topic: bytes, size: int, now_s: float) -> None:
+        """So many bytes were read; below 0: so many less than was said before."""
+        _take_from(self._sized(user, topic), size, now_s)
+
+    def turned(self, now_s: float) -> None:
+        """Some time has passed: give each his turn whose buckets are open."""
+        for waiter, (buckets, since_s) in list(self._waiting.items()):
+            is_gone = waiter.is_gone
+            if not is_gone and not all(bucket.is_open(now_s) for bucket in buckets):
+                continue
+            del self._waiting[waiter]
+            _count(buckets, -1)
+            self.delayed_s += now_s - since_s
+            if not is_gone:
+                self._turn = buckets
+                waiter.may_go_on()
+                self._turn = ()
+
+    def _sized(self, user: str, topic: bytes) -> tuple[Bucket, ...]:
+        return self._users.get(user, _UNLIMITED).bytes + self._topics.get(topic, _UNLIMITED).bytes
+
+    def _may_take(self, waiter: Waiter, buckets: tuple[Bucket, ...], now_s: float) -> bool:
+        """Whether all are open, and nobody else waits for them; if not, it waits."""
+        for bucket in buckets:
+            if not bucket.is_open(now_s) or (bucket.waiting and bucket not in self._turn):
+                self._waiting[waiter] = _Waiting(buckets, now_s)
+                _count(buckets, 1)
+                self.delayed += 1
+                return False
+        return True
+
+
+def _limits(before: _Limits, stated: Mapping[str, int]) -> _Limits:
+    """Of one quota; a bucket whose rate has not changed stays what it is."""
+    sized = _bucket(before.bytes, stated.get("bytes_per_s"))
+    return _Limits(sized, _bucket(before.requests, stated.get("requests_per_s")))
+
+
+def _bucket(before: tuple[Bucket, ...], rate: int | None) -> tuple[Bucket, ...]:
+    if rate is None:
+        return ()
+    return before if before and before[0].rate == rate else (Bucket(rate, BURST_S),)
+
+
+def _take_from(buckets: tuple[Bucket, ...], amount: int, now_s: float) -> None:
+    for bucket in buckets:
+        bucket.take(amount, now_s)
+
+
+def _count(buckets: tuple[Bucket, ...], change: int) -> None:
+    for bucket in buckets:
+        bucket.waiting += change
+
+
+def _parts_of(request: Request) -> list[tuple[bytes, int]]:
+    """Topic and size of each of a transaction's batches that come with the request; none if it is to be refused."""
+    verb, _, extensions, body, _ = request
+    start = 0
+    try:
+        if verb == b"decide":
+            _, start = split_branches(body or b"", int((extensions or {}).get(b"branches", b"0")))
+        return [(topic, len(batch)) for topic, _, batch, _, _ in split_parts(memoryview(body or b"")[start:])]
+    except BadRequestError:
+        return []
