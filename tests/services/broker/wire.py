@@ -1,4 +1,4 @@
-"""A connection that may say anything: raw bytes to a broker, its answers taken apart."""
+"""A connection that may say anything: bytes to a broker, by TLS where it has any, its answers taken apart."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from txmq.protocol.answers import AnswerReader
+from txmq.runtime.tls import ClientTls
 from txmq.testing.processes.broker import BrokerProcess
 
 TIMEOUT_S = 60.0
@@ -31,6 +32,8 @@ class Wire:
     def __init__(self, broker: BrokerProcess) -> None:
         self.socket = socket.create_connection((broker.host, broker.port), TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if broker.tls is not None:
+            self.socket = ClientTls(broker.tls).context.wrap_socket(self.socket, server_hostname="localhost")
         self._reader = AnswerReader()
 
     def __enter__(self) -> Self:

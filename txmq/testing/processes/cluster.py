@@ -7,8 +7,10 @@ clusters in one ensemble apart, so that tests of one file share its servers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlencode
 
 from txmq.addresses import TlsFiles
 from txmq.testing.processes.broker import BrokerProcess, address_of
@@ -46,8 +48,10 @@ class Cluster(ServerGroup):
 
     @property
     def registry(self) -> str:
-        """``zk://...``, of brokers and clients."""
-        return f"zk://{self.ensemble.hosts}{self._chroot}"
+        """``zk://...``, of brokers and clients; ``zks://...`` if the ensemble speaks TLS."""
+        if self.ensemble.tls is None:
+            return f"zk://{self.ensemble.hosts}{self._chroot}"
+        return f"zks://{self.ensemble.secure_hosts}{self._chroot}?{urlencode(asdict(self.ensemble.tls))}"
 
     @property
     def address(self) -> str:

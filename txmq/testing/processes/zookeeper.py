@@ -5,10 +5,13 @@ waits until the server says in which mode it serves; before that it may say that
 listens on one port of 127.0.0.1, kept over restarts. Sessions and nodes survive a kill: the server forces each change.
 A server of an ensemble serves while most of them run, and uses two more ports for the others.
 
+With certificates it has one more port, which speaks TLS and asks clients for theirs (``secureClientPort``). The plain
+one stays, for words of four letters.
+
 Its clock ticks every 200 ms, so that a session may be as short as 400 ms.
 
 Source: ZooKeeper 3.9 Administrator's Guide, "Configuration Parameters", "The Four Letter Words"; Programmer's Guide,
-"ZooKeeper Sessions".
+"ZooKeeper Sessions"; "ZooKeeper SSL User Guide".
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from txmq.addresses import TlsFiles
 from txmq.errors import TxmqError
 from txmq.runtime.build import how_to_install
 from txmq.testing.eventually import eventually
@@ -36,6 +40,11 @@ _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JARS = (  # the server, what it needs to answer (a server without snappy serves nobody), and what writes its log
     "zookeeper-3.*", "zookeeper-jute-3.*", "slf4j-api-*", "metrics-core-*", "snappy-java-*", "log4j-slf4j2-impl-*",
     "log4j-api-*", "log4j-core-*",
+)  # fmt: skip
+_TLS_JARS = tuple(
+    f"netty-{name}-4*.Final"
+    for name in ("buffer", "codec-base", "common", "handler", "resolver", "transport", "transport-classes-epoll",
+                 "transport-native-unix-common")
 )  # fmt: skip
 _JVM_OPTIONS = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _CONNECT = struct.Struct(">iiqiqi16sB")  # length, version, newest change seen, timeout, session, password, read-only
@@ -61,16 +70,20 @@ class ZooKeeper(ChildProcess):
         directory: for settings, data and log; made if it is missing. A directory used before is started again.
         number: which of ``servers`` it is, from 0.
         servers: the servers of its ensemble; none if it is alone.
+        tls: what it shows and trusts at its secure port; None: it has none.
     """
 
     failure = ZooKeeperFailedError
     title = "ZooKeeper"
 
-    def __init__(self, directory: Path | str, number: int = 0, servers: Sequence[Ports] = ()) -> None:
+    def __init__(
+        self, directory: Path | str, number: int = 0, servers: Sequence[Ports] = (), tls: TlsFiles | None = None
+    ) -> None:
         self.directory = Path(directory).absolute()
         self._number, self._servers = number, tuple(servers)
         super().__init__(self.directory / "zookeeper.log")
-        self._port = 0
+        self._port = self._secure_port = 0
+        self._tls = tls
 
     def __enter__(self) -> Self:
         return self.start()
@@ -85,6 +98,11 @@ class ZooKeeper(ChildProcess):
         """``HOST:PORT``."""
         return f"127.0.0.1:{self._port}"
 
+    @property
+    def secure_address(self) -> str:
+        """The same of the port for TLS."""
+        return f"127.0.0.1:{self._secure_port}"
+
     def start(self, timeout: float = START_TIMEOUT_S) -> Self:
         """Start the server and wait until it serves.
 
@@ -98,12 +116,22 @@ class ZooKeeper(ChildProcess):
         """Start the server without waiting."""
         self._require_stopped()
         self._port = self._port or free_port()
+        self._secure_port = self._secure_port or free_port()
         settings, data = self.directory / "zoo.cfg", self.directory / "data"
         data.mkdir(parents=True, exist_ok=True)
         settings.write_text(self._settings(), "utf-8")
         (data / "myid").write_text(f"{self._number}\n", "utf-8")
         java = find_java("ZooKeeper", ZooKeeperFailedError)
-        self._spawn([java, *_JVM_OPTIONS, "-cp", _class_path(), _MAIN, str(settings)])
+        self._spawn(
+            [
+                java,
+                *_JVM_OPTIONS,
+                "-cp",
+                _class_path(_JARS if self._tls is None else _JARS + _TLS_JARS),
+                _MAIN,
+                str(settings),
+            ]
+        )
 
     def wait_until_ready(self, timeout: float = START_TIMEOUT_S) -> Self:
         """Wait until the server serves; see ``start``."""
@@ -159,10 +187,25 @@ class ZooKeeper(ChildProcess):
                 "maxSessionTimeout=60000",
                 "initLimit=50",
                 "syncLimit=25",
+                *self._secure_settings(),
                 *(f"server.{number}=127.0.0.1:{one}:{two}" for number, (one, two) in enumerate(self._servers)),
                 "",
             ]
         )
+
+    def _secure_settings(self) -> list[str]:
+        if self._tls is None:
+            return []
+        both = self.directory / "own.pem"  # the key and the certificate in one file
+        both.touch(mode=0o600)
+        both.write_text(Path(self._tls.key).read_text() + Path(self._tls.cert).read_text())
+        return [
+            f"secureClientPort={self._secure_port}",
+            "secureClientPortAddress=127.0.0.1",
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+            f"ssl.keyStore.location={both}",
+            f"ssl.trustStore.location={self._tls.ca}",
+        ]
 
 
 class Ensemble(ServerGroup):
@@ -171,16 +214,25 @@ class Ensemble(ServerGroup):
     Args:
         directory: for the directories of the servers.
         size: how many servers.
+        tls: as of ``ZooKeeper``.
     """
 
-    def __init__(self, directory: Path | str, size: int = 1) -> None:
+    def __init__(self, directory: Path | str, size: int = 1, tls: TlsFiles | None = None) -> None:
+        self.tls = tls
         ports = [Ports(free_port(), free_port()) for _ in range(size)] if size > 1 else []
-        self.servers = [ZooKeeper(Path(directory) / f"zookeeper-{number}", number, ports) for number in range(size)]
+        self.servers = [
+            ZooKeeper(Path(directory) / f"zookeeper-{number}", number, ports, tls) for number in range(size)
+        ]
 
     @property
     def hosts(self) -> str:
         """``HOST:PORT`` of each server, with commas between them."""
         return ",".join(server.address for server in self.servers)
+
+    @property
+    def secure_hosts(self) -> str:
+        """The same of the ports for TLS."""
+        return ",".join(server.secure_address for server in self.servers)
 
     def start(self) -> Self:
         """Start the servers that do not run, and wait until all serve.
@@ -222,15 +274,15 @@ class Ensemble(ServerGroup):
         raise ZooKeeperFailedError("no server leads the ensemble")
 
 
-def _class_path() -> str:
+def _class_path(wanted: Sequence[str]) -> str:
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise ZooKeeperFailedError(
             f"ZooKeeper's jars are those of PySpark, which is missing: {how_to_install('spark')}"
         )
     directory = Path(found.origin).parent / "jars"
-    jars = [next(directory.glob(f"{pattern}.jar"), None) for pattern in _JARS]
+    jars = [next(directory.glob(f"{pattern}.jar"), None) for pattern in wanted]
     if None in jars:
-        missing = [pattern for pattern, jar in zip(_JARS, jars, strict=True) if jar is None]
+        missing = [pattern for pattern, jar in zip(wanted, jars, strict=True) if jar is None]
         raise ZooKeeperFailedError(f"{directory} has no {', '.join(missing)}: PySpark 4.2 and 4.3 have them")
     return ":".join(map(str, jars))
