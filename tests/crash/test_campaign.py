@@ -39,4 +39,4 @@ def test_deaths_over_tls_lose_nothing(tmp_path: Path) -> None:
     assert complaints_of(report) == "", "\n".join(lines)
     assert report.holds
     assert report.deaths["broker"] > 0
-    assert campaign.address.startswith("txmqs://")
+    assert campaign.address.startswith("txmqs://campaign@")  # and everybody logs in

@@ -62,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
     )
     others.add_argument(
         "--tls", action="store_true",
-        help=f"brokers and clients speak TLS, with certificates of both; {_WITHOUT_TLS} have not got it",
+        help=f"brokers and clients speak TLS, with certificates of both, and log in (over --homes they do not); "
+        f"{_WITHOUT_TLS} have not got it",
     )  # fmt: skip
     others.add_argument(
         "--settle-s", type=float, default=SETTLE_S_MAX, metavar="SECONDS",

@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import random
+import secrets
 import signal
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlencode
 
 import txmq
 from tools.crash import final_reads, offline
@@ -28,6 +30,7 @@ from tools.crash.directory import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, Campai
 from tools.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, Death, deaths
 from tools.crash.processes import CampaignError, Child, has_stopped, pause
 from txmq.addresses import TlsFiles
+from txmq.client.admin.users import Users
 from txmq.testing.checkers.history import Coverage, Verdict, check
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess, address_of
@@ -36,6 +39,7 @@ SETTLE_S_MAX = 5.0  # the promise: nothing in doubt so long after both sides are
 SETTLE_GIVEN_UP_S = 60.0
 POINT_S = 60.0  # until a process reaches its point, on a machine that is busy with others
 KILLED = -signal.SIGKILL
+USER = "campaign"
 
 
 @dataclass(slots=True)
@@ -68,12 +72,15 @@ class Campaign:
         settle_s_max: nothing may stay in doubt for longer, everybody being up.
         settle_every: after so many cycles it is waited for; the faults of a cycle before that last until then.
         brokers: those that run, or are to be started again.
-        tls: with it, brokers and clients speak TLS, and show each other certificates.
+        tls: with it, brokers and clients speak TLS, and show each other certificates; a lone broker has users, and
+            everybody logs in.
+        takes_users: whether the brokers can have users.
     """
 
     settle_s_max = SETTLE_S_MAX
     settle_every = 1
     tls: TlsFiles | None = None
+    takes_users = True
     points: Collection[str] = SQLITE_POINTS
     cycles_for_all = 3 * len(SQLITE_POINTS)  # from here on every point must have been hit
     left_for_resolver: Mapping[str, str] = LEFT_FOR_RESOLVER
@@ -116,13 +123,26 @@ class Campaign:
     @property
     def address(self) -> str:
         """Of all brokers, for clients."""
-        return address_of(self.brokers)
+        found = address_of(self.brokers)
+        if self.tls is None or not self.takes_users:
+            return found
+        return f"{found.replace('://', f'://{USER}@', 1)}&{urlencode({'password_file': str(self.world.password_file)})}"
 
     def start_brokers(self, stack: ExitStack) -> list[BrokerProcess]:
         """Start what the clients talk to; ``stack`` ends it."""
         broker = BrokerProcess(self.world.broker, settings=self.settings, tls=self.tls)
         stack.callback(broker.kill)
-        return [broker.start()]
+        broker.start()
+        if self.tls is not None:
+            self._end_anonymity(broker)
+        return [broker]
+
+    def _end_anonymity(self, broker: BrokerProcess) -> None:
+        password = secrets.token_urlsafe()
+        self.world.password_file.touch(mode=0o600)
+        self.world.password_file.write_text(password, "utf-8")
+        with txmq.connect(broker.address) as client:
+            Users(client.control, client.timeout).add(USER, password)
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 

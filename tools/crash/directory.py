@@ -64,6 +64,11 @@ class CampaignDirectory:
         return self.directory / "orders.db"
 
     @property
+    def password_file(self) -> Path:
+        """The password of the user as whom all log in, if there are users."""
+        return self.directory / "password"
+
+    @property
     def histories(self) -> Path:
         """One file per process that ever ran."""
         return self.directory / "history"

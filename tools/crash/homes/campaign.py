@@ -50,6 +50,7 @@ class HomesCampaign(Campaign):
 
     points = (*CLIENT_POINTS, *BROKER_PATHS)
     cycles_for_all = len(CELLS) * 5 // 4 + 1
+    takes_users = False  # of a broker with a registry
     worker_module, reader_module = "tools.crash.homes.worker", "tools.crash.homes.reader"
     world: HomesCampaignDirectory
 
@@ -69,7 +70,7 @@ class HomesCampaign(Campaign):
         return cells(rng, self._chosen)
 
     def start_brokers(self, stack: ExitStack) -> list[BrokerProcess]:
-        ensemble = stack.enter_context(Ensemble(self.world.directory / "zookeeper"))
+        ensemble = stack.enter_context(Ensemble(self.world.directory / "zookeeper", tls=self.tls))
         directory = self.world.directory / "brokers"
         cluster = Cluster(directory, ensemble, size=BROKERS, settings=self.settings, tls=self.tls)
         stack.callback(cluster.kill)
