@@ -284,7 +284,7 @@ class TopicClosedError(BrokerError):
 
 
 class ForbiddenError(BrokerError):
-    """The request is understood and refused: it acts for another session than its connection's."""
+    """Its user lacks a grant, which the text names (an administrator adds it); or it acts for another session."""
 
     code, wire_name = 403, "forbidden"
 

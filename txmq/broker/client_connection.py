@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.session import BrokerSession
 from txmq.protocol.answers import Reply
 from txmq.protocol.requests import Request
@@ -21,6 +22,7 @@ class ClientConnection:
         unanswered: opaque tokens of requests whose answer is still owed.
         members: (group, member, its incarnation) of the consumers whose heartbeats come over it.
         user: the user that it has logged in as; empty: nobody.
+        permissions: what that user may do (``verbs/access/asking.py``); None: there are no users, and nothing is asked.
         login: a login that waits for the client's final message.
         binding: what a login over TLS is bound to (the hash of the broker's certificate, RFC 5929); None without TLS.
         certificates: names of the client certificate that it has shown (``CN=shop``, ``DNS:shop.example.org``).
@@ -33,7 +35,7 @@ class ClientConnection:
 
     __slots__ = (
         "address", "binding", "certificates", "closing", "given_bytes", "gone", "held", "login", "members", "name",
-        "number", "out", "ready", "session", "shell", "txid_head", "unanswered", "user", "waiting",
+        "number", "out", "permissions", "ready", "session", "shell", "txid_head", "unanswered", "user", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
@@ -46,6 +48,7 @@ class ClientConnection:
         self.members: set[tuple[str, str, str]] = set()
         self.waiting: Request | None = None
         self.user = ""
+        self.permissions: Permissions | None = None
         self.login: ScramLogin | None = None
         self.binding: bytes | None = None
         self.certificates: frozenset[str] = frozenset()

@@ -65,6 +65,8 @@ class Counters:
     drained: int = 0
     logins: int = 0
     logins_failed: int = 0
+    refused: int = 0
+    audit_lost: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +98,7 @@ class Context:
         branch_asks: what other homes are asked about branches here.
         failed_logins: by address, since a while.
         alarms: effects: errors that an operator must see, as fields of a log line.
+        audited: effects: who did, or was refused, what, as fields of a log line (``verbs/access/audit.py``).
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
     """
 
@@ -134,6 +137,7 @@ class Context:
     resources: Resources = field(default_factory=Resources)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
     alarms: list[dict[str, Any]] = field(default_factory=list)
+    audited: list[dict[str, Any]] = field(default_factory=list)
     disk_full: bool = False
     stopping: bool = False
     liveness: LivenessClock = field(default_factory=LivenessClock)

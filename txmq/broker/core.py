@@ -25,10 +25,12 @@ from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.view import ClusterView, RegistryState
 from txmq.broker.commit.commit_group import Answer, CommitGroup
 from txmq.broker.context import Context, Read
+from txmq.broker.state.access.permissions import of_nobody
 from txmq.broker.state.identity import BrokerIdentity, Ids
 from txmq.broker.state.state import State
 from txmq.broker.verbs import check_backs, decide, get, prepare_commit, session_expiry
-from txmq.broker.verbs.access.auth import refuse_strangers
+from txmq.broker.verbs.access.audit import refused
+from txmq.broker.verbs.access.rules import admit
 from txmq.broker.verbs.branches import resolving
 from txmq.broker.verbs.cluster import events, parking
 from txmq.broker.verbs.group import group as groups
@@ -48,7 +50,6 @@ from txmq.errors import (
     UnknownTransactionError,
 )
 from txmq.log.partition import Partition
-from txmq.protocol.answers import Records
 from txmq.protocol.requests import Request, Violation
 from txmq.registry.port import Home, Leadership, TopicMap
 from txmq.runtime.ports import Random
@@ -71,7 +72,7 @@ class Core:
         self._next_client = 1
         self._ticked_ms = now_ms
         self._group_size_bytes_max = settings.group_size_bytes_max
-        self._verbs, self._users = VERBS, state.principals.users
+        self._verbs = VERBS
         self._resumed: list[ClientConnection] = []
         if cluster is None:
             self._begin(now_ms)
@@ -157,6 +158,7 @@ class Core:
     def connected(self, address: str = "") -> ClientConnection:
         """A connection was accepted."""
         client = ClientConnection(self._next_client, address)
+        client.permissions = of_nobody() if self.state.principals.users else None
         self._next_client += 1
         self.context.clients[client.number] = client
         self.context.counters.connections_opened += 1
@@ -204,7 +206,7 @@ class Core:
         if client.waiting is not None:
             return index
         context, count, turn = self.context, len(requests), index + REQUESTS_A_TURN
-        is_pipelined = count > 1 and context.is_serving and (not self._users or client.user in self._users)
+        is_pipelined = count > 1 and context.is_serving
         client.given_bytes = 0
         while index < count and not client.closing:
             if not may_be_long and requests[index][0] in LONG_ANSWERS:
@@ -234,8 +236,8 @@ class Core:
             client.unanswered.add(opaque)
         context = self.context
         try:
-            if self._users:
-                refuse_strangers(self._users, client, request)
+            if client.permissions is not None:
+                admit(context, client, request)
             self._verbs[request[0]](context, client, request)
         except _TELL_A_STATE as error:
             # This error reports state that may not be durable yet: sent before the sync, a crash could make it false.
@@ -250,6 +252,8 @@ class Core:
                 context.answer(client, opaque, refusal.with_traceback(None))
         except BrokerError as error:
             context.counters.errors += 1
+            if client.permissions is not None:
+                refused(context, client, request[0], error)
             context.answer(client, opaque, error.with_traceback(None))
 
     def _violated(self, client: ClientConnection, violation: Violation) -> None:
@@ -432,8 +436,7 @@ class Core:
 
     def was_read(self, read: Read, data: bytes) -> None:
         """A read was carried out."""
-        self.context.counters.get_bytes += len(data)
-        self.context.answer(read.client, read.opaque, Records(data))
+        get.was_read(self.context, read, data)
 
     def was_looked_up(self, client: ClientConnection, opaque: bytes, partition: Partition, offset: int) -> None:
         """A lookup by time was carried out."""

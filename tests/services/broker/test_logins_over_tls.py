@@ -69,7 +69,9 @@ def serving(directory: Path, certificate: TlsFiles) -> Iterator[BrokerProcess]:
         with txmq.connect(address(running, trusted)) as client:
             Users(client.control, client.timeout).add("ops", PASSWORD)
         with txmq.connect(as_user("ops", running, trusted), password=PASSWORD) as client:
-            Users(client.control, client.timeout).add("shop", None, "DNS:shop.example.org")
+            users = Users(client.control, client.timeout)
+            users.add("shop", None, "DNS:shop.example.org")
+            users.acl("grant", "shop", {"may": "write", "topic": "a"})
             client.topics.create("a")
         yield running
 

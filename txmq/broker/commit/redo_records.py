@@ -130,10 +130,10 @@ class Redo:
     def _redo_session(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == entries.SESSION:
             secret = fields.get("secret", "")  # an older broker gave none
-            session = BrokerSession(fields["session"], fields["epoch"], fields["name"], fields["time_ms"], secret)
-            self._state.put_session(session)
+            number, epoch, name, time_ms = (fields[word] for word in ("session", "epoch", "name", "time_ms"))
+            self._state.put_session(BrokerSession(number, epoch, name, time_ms, secret, fields.get("user", "")))
         elif kind == entries.SESSION_TAKEN:
-            self._state.take_session(fields["session"], fields["epoch"])
+            self._state.take_session(fields["session"], fields["epoch"], fields.get("user", ""))
         else:
             self._state.rest_sessions(fields["sessions"])
 

@@ -375,6 +375,9 @@ class Server:
         self.core.tick(self.clock.now_ms(), is_reading=not self.paused)
         while self.context.alarms:
             log.error(**self.context.alarms.pop(0))
+        audited, self.context.audited = self.context.audited, []
+        for line in audited:
+            log.info(**line)
         if now >= self._retention_at and self.context.is_serving:
             self._retention_at = now + self.settings.retention_check_interval_ms / 1000
             retire(self.context, self.clock.now_ms())

@@ -34,8 +34,8 @@ VOIDED: Final = "voided"
 CommittedParts = tuple[tuple[int, int, int, int], ...]  # (topic id, partition, base offset, count) a part
 Kept = CommittedParts | str | None  # the parts, VOIDED or ROLLED_BACK
 Outcomes = dict[int, Kept]
-Frozen = tuple[int, int, str, int, int, int, deque[int], Outcomes, str]
-FROZEN_FIELDS: Final = 9
+Frozen = tuple[int, int, str, int, int, int, deque[int], Outcomes, str, str]
+FROZEN_FIELDS: Final = 10
 
 
 class BrokerSession:
@@ -45,6 +45,7 @@ class BrokerSession:
         number: the session id, also the producer id.
         epoch: how often it was taken over, at least; a request with a lower one is fenced.
         secret: 32 hex digits; empty if an older broker issued the session, which cannot be resumed then.
+        user: whose it is; empty: of nobody, because there were no users.
         outcomes: counter -> the committed parts, None for rolled back, or VOIDED.
         finished: the highest floor the client has stated.
         bound: number of the connection that holds it now, or None.
@@ -55,11 +56,12 @@ class BrokerSession:
 
     __slots__ = (
         "_is_frozen", "_order", "bound", "epoch", "finished", "floor", "gone_ms", "is_ended", "name", "number",
-        "outcomes", "owed", "secret", "used_ms",
+        "outcomes", "owed", "secret", "used_ms", "user",
     )  # fmt: skip
 
-    def __init__(self, number: int, epoch: int, name: str, used_ms: int, secret: str = "") -> None:
+    def __init__(self, number: int, epoch: int, name: str, used_ms: int, secret: str = "", user: str = "") -> None:
         self.number, self.epoch, self.name, self.used_ms, self.secret = number, epoch, name, used_ms, secret
+        self.user = user
         self.floor = self.finished = 0
         self.outcomes: Outcomes = {}
         # Oldest first. The first key of a dict would do, but finding it walks over every key that left since the dict
@@ -69,6 +71,19 @@ class BrokerSession:
         self.bound: int | None = None
         self.owed, self.is_ended = 0, False
         self.gone_ms = used_ms
+
+    def owe(self, more: int, unsettled: dict[str, int]) -> None:
+        """So many more of its transactions are unsettled; counted by user in ``unsettled``, too."""
+        self.owed += more
+        if self.user:
+            unsettled[self.user] = unsettled.get(self.user, 0) + more
+
+    def take(self, epoch: int, user: str, unsettled: dict[str, int]) -> None:
+        """A client took it over; if it was nobody's, it is the ``user``'s from now on."""
+        self.epoch = epoch
+        if user:
+            self.user = user
+            unsettled[user] = unsettled.get(user, 0) + self.owed
 
     def keep(self, counter: int, outcome: Kept, floor: int, kept_max: int) -> None:
         """Keep an outcome; let those leave that the client called finished, oldest first, beyond ``kept_max``."""
@@ -110,7 +125,7 @@ class BrokerSession:
         self._is_frozen = True
         return (
             self.number, self.epoch, self.name, self.used_ms, self.floor, self.finished, self._order, self.outcomes,
-            self.secret,
+            self.secret, self.user,
         )  # fmt: skip
 
     def snapshot(self) -> list[object]:
@@ -121,8 +136,9 @@ class BrokerSession:
     def restore(cls, number: int, epoch: int, name: str, used_ms: int, *rest: object) -> BrokerSession:
         """The reverse of ``snapshot``."""
         session = cls(number, epoch, name, used_ms)
-        floor, finished, outcomes, *secret = rest
-        session.secret = str(secret[0]) if secret else ""
+        floor, finished, outcomes, *whose = rest
+        session.secret = str(whose[0]) if whose else ""
+        session.user = str(whose[1]) if len(whose) > 1 else ""
         assert isinstance(floor, int) and isinstance(finished, int) and isinstance(outcomes, list)  # noqa: PT018
         session.floor, session.finished = floor, finished
         session.outcomes = {counter: _parts(outcome) for counter, outcome in outcomes}
@@ -132,8 +148,9 @@ class BrokerSession:
 
 def row(frozen: tuple[Any, ...]) -> list[object]:
     """What ``BrokerSession.restore`` takes, of what ``freeze`` returned."""
-    *fields, order, outcomes, secret = frozen
-    return [*fields, [[counter, outcomes[counter]] for counter in order], secret]
+    *fields, order, outcomes, secret, user = frozen
+    whose = (secret, user) if user else (secret,)
+    return [*fields, [[counter, outcomes[counter]] for counter in order], *whose]
 
 
 def _parts(outcome: Iterable[Iterable[int]] | str | None) -> Kept:

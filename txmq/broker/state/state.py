@@ -155,9 +155,9 @@ class State:
         self.sessions[session.number] = session
         self.next_session = max(self.next_session, session.number + 1)
 
-    def take_session(self, number: int, epoch: int) -> None:
-        """A client took a session over: its former holder is fenced."""
-        self.sessions[number].epoch = epoch
+    def take_session(self, number: int, epoch: int, user: str = "") -> None:
+        """A client took a session over: its former holder is fenced. One that was nobody's is the user's now."""
+        self.sessions[number].take(epoch, user, self.principals.unsettled)
 
     def end_session(self, number: int) -> None:
         """Forget a session: requests in its name are refused from now on."""
@@ -239,7 +239,7 @@ class State:
         """So many more of a session's transactions are unsettled."""
         owner = self.sessions.get(session)
         if owner is not None:
-            owner.owed += more
+            owner.owe(more, self.principals.unsettled)
 
     def settle(self, session: int, counter: int, floor: int, outcome: Kept) -> Transaction | None:
         """Committed (the placed parts), rolled back or voided: the outcome is kept, the transaction is over."""

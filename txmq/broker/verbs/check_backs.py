@@ -17,7 +17,9 @@ from txmq.broker.context import Context
 from txmq.broker.state.check_backs import CheckPoll
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Transaction, TransactionState, halves_key
-from txmq.broker.verbs.recover import txid_of
+from txmq.broker.verbs.access.asking import GROUP, READ
+from txmq.broker.verbs.access.audit import refusal_of
+from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.model import TransactionKind
 from txmq.protocol.answers import Records
 from txmq.protocol.halves import DueHalf, encode_half
@@ -109,7 +111,12 @@ def _due_ms(context: Context, half: Transaction) -> int | None:
 
 
 def _hand_out(context: Context, poll: CheckPoll) -> bool:
-    """Answer a poll if a half message is ready for its group."""
+    """Answer a poll if a half message is ready for its group, or if its user may not ask for them any more."""
+    refusal = refusal_of(context, poll.client, b"checks", READ, GROUP, poll.group)
+    if refusal is not None:
+        context.checks.answered(poll)
+        context.answer(poll.client, poll.opaque, refusal)
+        return True
     content: list[bytes] = []
     size = 0
     while len(content) < poll.limit and size < ANSWER_SIZE_BYTES_MAX:

@@ -18,6 +18,9 @@ from txmq.broker.state.decisions import XADecision
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, TransactionEvent, TransactionState, next_action
 from txmq.broker.verbs import placing, turns
+from txmq.broker.verbs.access.asking import require_administrator
+from txmq.broker.verbs.access.audit import audit
+from txmq.broker.verbs.access.owners import audit_fact, refuse_others
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.branches.complete import (
     complete_home,
@@ -26,7 +29,6 @@ from txmq.broker.verbs.branches.complete import (
     show_overdue_parts,
     stated_fact,
 )
-from txmq.broker.verbs.recover import txid_of
 from txmq.broker.verbs.transaction_checks import (
     at_home,
     check_streamed,
@@ -37,11 +39,11 @@ from txmq.broker.verbs.transaction_checks import (
     refuse_over_outcomes,
     require_owner,
     state_of,
+    txid_of,
 )
 from txmq.broker.verbs.transaction_offsets import check_offsets, take_offsets
 from txmq.errors import BadRequestError, FencedError, UnknownTransactionError
 from txmq.model import TransactionKind
-from txmq.protocol.branches import split_branches
 from txmq.protocol.parts import split_parts
 from txmq.protocol.requests import Request
 from txmq.redo import entries
@@ -71,18 +73,18 @@ def _decide(
     opaque: bytes,
 ) -> None:
     require_owner(client, session)
-    branches, start = split_branches(body, int(given.get(b"branches", 0)))
+    branches, start = stated.databases(context, client, body, given)
     homes = stated.homes(context, given)
     offsets, messages = take_offsets(given, body, start)
-    parts, keys = placing.check_parts(context, split_parts(messages))
+    parts, keys = placing.check_parts(context, client, split_parts(messages))
     transaction = context.state.transactions.get((session.number, txid.counter))
-    check_streamed(transaction, given)
-    refuse_over_limits(context, transaction, parts)
+    check_streamed(context, client, transaction, given)
+    refuse_over_limits(context, session, transaction, parts)
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
     meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name, "branches": branches, **homes}
     if offsets:
-        meta["offsets"] = check_offsets(context, offsets)
+        meta["offsets"] = check_offsets(context, client, offsets)
     name, kind = (session.number, txid.counter), TransactionKind.XA.value
     lines = turns.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
     context.answer_when_durable(client, opaque, lines)
@@ -93,9 +95,13 @@ def complete(context: Context, client: ClientConnection, request: Request) -> No
     _, arguments, extensions, _body, opaque = request
     given = extensions or {}
     if b"of" in given:
+        require_administrator(context, client, "complete of=")
         give_up_deciding(context, client, arguments[0], given, opaque)
         return
+    if b"branch" in given:
+        require_administrator(context, client, "complete branch=")
     txid, session = locate(context, arguments[0])
+    refuse_others(context, client, (txid.session, txid.counter), given.get(b"uuid", b"").decode())
     state = state_of(context, session, txid.counter)
     decided = context.state.decisions.incomplete.get((session.number, txid.counter))
     action = next_action(state, TransactionEvent.COMPLETE)
@@ -127,6 +133,7 @@ def complete_branch(
         context.group.add_entry(entries.encode_completed(*name, uuid))
     else:
         fact.update(resource=branch["resource"], uuid=uuid)
+        audit_fact(context, client, name, fact)
         context.counters.heuristics += 1
         fields = {"session": name[0], "counter": name[1], "uuid": uuid, "fact": fact}
         context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
@@ -143,11 +150,13 @@ def forget(context: Context, client: ClientConnection, request: Request) -> None
     _, arguments, _extensions, _body, opaque = request
     txid = at_home(context, arguments[0])
     name = (txid.session, txid.counter)
+    refuse_others(context, client, name)
     if name not in context.state.decisions.heuristics:
         raise UnknownTransactionError(f"no heuristic outcome of transaction {txid} is kept")
     fields = {"session": name[0], "counter": name[1]}
     context.group.add_entry(entries.json_entry(entries.FORGOTTEN, fields))
     context.state.decisions.forget(name)
+    audit(context, client, "heuristic outcome forgotten", txid=str(txid))
     context.answer_when_durable(client, opaque)
 
 

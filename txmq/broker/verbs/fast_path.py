@@ -23,8 +23,9 @@ from txmq.broker.verbs import decide as decide_verbs
 from txmq.broker.verbs import placing, prepare_commit, turns
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.placing import check_parts
+from txmq.broker.verbs.transaction_checks import is_over_own
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
-from txmq.protocol.branches import branches_json, split_branches
+from txmq.protocol.branches import branches_json
 from txmq.protocol.parts import split_parts
 from txmq.protocol.requests import Request
 from txmq.redo.entries import json_body
@@ -54,7 +55,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
         counter = _counter_of(client, arguments[0])
         if body:
             if _is_new(context, session, counter, len(body)):
-                parts, keys = check_parts(context, split_parts(body))
+                parts, keys = check_parts(context, client, split_parts(body))
                 if not context.state.order.in_common or not turns.must_queue(context, None, parts, keys):
                     lines = placing.commit(context, session.number, counter, int(floor_text), None, parts)
                     context.answer_as_configured(client, opaque, lines)
@@ -82,7 +83,7 @@ def _decide_over_homes(context: Context, client: ClientConnection, session: Brok
     if session.is_ended or not _is_new(context, session, counter, len(body)):
         return False
     homes = stated.homes(context, extensions)
-    parts, keys = check_parts(context, split_parts(body))
+    parts, keys = check_parts(context, client, split_parts(body))
     if turns.must_queue(context, None, parts, keys):
         return False
     meta = {"decided_ms": context.now_ms, "client": client.name, "branches": [], **homes}
@@ -117,7 +118,7 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     if who is None:
         prepare_commit.prepare(context, client, request)
         return
-    parts, keys = check_parts(context, split_parts(body))
+    parts, keys = check_parts(context, client, split_parts(body))
     deadline_ms, now_ms = int(extensions[b"deadline"]), context.now_ms
     meta: dict[str, Any] = {**who.fields, "deadline_ms": deadline_ms, "prepared_ms": now_ms, "client": client.name}
     # As json.dumps writes it, in a quarter of its time: only the numbers are new each time.
@@ -142,8 +143,8 @@ def decide(context: Context, client: ClientConnection, request: Request) -> None
         return
     counter, floor_text = _counter_of(client, arguments[0]), extensions.get(b"floor", b"0")
     if _is_new(context, session, counter, len(body)):
-        branches, start = split_branches(body, int(extensions[b"branches"]))
-        parts, keys = check_parts(context, split_parts(memoryview(body)[start:]))
+        branches, start = stated.databases(context, client, body, extensions)
+        parts, keys = check_parts(context, client, split_parts(memoryview(body)[start:]))
         if not context.state.order.in_common or not turns.must_queue(context, None, parts, keys):
             now_ms = context.now_ms
             meta = {"decided_ms": now_ms, "client": client.name, "branches": branches}
@@ -197,6 +198,7 @@ def _is_new(context: Context, session: BrokerSession, counter: int, size: int) -
         or state.unsettled >= settings.transactions_open_max
         or size > settings.transaction_size_bytes_max
         or size + state.payload_bytes > settings.prepared_bytes_max
+        or (session.user and is_over_own(context, session))
     )
 
 

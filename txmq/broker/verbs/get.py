@@ -13,11 +13,13 @@ import json
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context, Read
+from txmq.broker.verbs.access.asking import READ, TOPIC, require_seen, sees
+from txmq.broker.verbs.access.audit import refusal_of
 from txmq.broker.verbs.cluster.describe import leaders
 from txmq.broker.verbs.partitions import readable
 from txmq.errors import BadRequestError, BrokerError, OffsetOutOfRangeError, UnknownTopicError
 from txmq.log.partition import Partition
-from txmq.protocol.answers import Records
+from txmq.protocol.answers import Records, Reply
 from txmq.protocol.requests import Request
 
 READ_SIZE_BYTES_MAX = 1 << 20  # per answer: a longer one would hold the loop for over a millisecond
@@ -39,7 +41,7 @@ class Poll:
 def get(context: Context, client: ClientConnection, request: Request) -> None:
     """Read whole batches, the first of which holds the offset."""
     arguments = request[1]
-    partition = readable(context, arguments[0], arguments[1])
+    partition = readable(context, client, arguments[0], arguments[1])
     context.counters.get_requests += 1
     if int(arguments[2]) < partition.high_watermark or not _waits(context, partition, client, request):
         _get_now(context, client, request, partition)
@@ -69,6 +71,16 @@ def _get_now(context: Context, client: ClientConnection, request: Request, parti
     context.waiting_polls.add(poll.deadline_ms, (partition, poll))
 
 
+def was_read(context: Context, read: Read, data: bytes) -> None:
+    """A read was carried out. It may have waited: who may not read any more is refused."""
+    context.counters.get_bytes += len(data)
+    client = read.client
+    reply: Reply = Records(data)
+    if client.permissions is not None:
+        reply = refusal_of(context, client, b"get", READ, TOPIC, read.partition.topic) or reply
+    context.answer(client, read.opaque, reply)
+
+
 def answer_empty(context: Context, client: ClientConnection, opaque: bytes) -> None:
     """Nothing new."""
     context.counters.get_empty += 1
@@ -96,7 +108,7 @@ def refuse_polls(context: Context, partition: Partition) -> None:
         poll.done = True
         error: BrokerError = UnknownTopicError(f"topic {partition.topic!r} was deleted; another one has its name")
         try:
-            readable(context, partition.topic.encode(), b"%d" % partition.number)
+            readable(context, poll.client, partition.topic.encode(), b"%d" % partition.number)
         except BrokerError as refusal:
             error = refusal.with_traceback(None)
         context.counters.errors += 1
@@ -118,7 +130,7 @@ def expire_polls(context: Context) -> None:
 
 def offset(context: Context, client: ClientConnection, request: Request) -> None:
     """Tell start, end, and the offset of ``earliest``, ``latest`` or a time."""
-    partition = readable(context, request[1][0], request[1][1])
+    partition = readable(context, client, request[1][0], request[1][1])
     if not _waits(context, partition, client, request):
         _offset_now(context, client, request, partition)
 
@@ -147,14 +159,18 @@ def _waits(context: Context, partition: Partition, client: ClientConnection, req
 def read_waited(context: Context, client: ClientConnection, request: Request) -> None:
     """Carry out a read that has waited for its group; not once more: under load there is always another one."""
     carry_out = _get_now if request[0] == b"get" else _offset_now
-    carry_out(context, client, request, readable(context, request[1][0], request[1][1]))
+    carry_out(context, client, request, readable(context, client, request[1][0], request[1][1]))
 
 
 def meta(context: Context, client: ClientConnection, request: Request) -> None:
     """Describe one topic, or all."""
     _, arguments, _extensions, _body, opaque = request
     topics = context.state.topics
-    chosen = list(topics) if arguments[0] == b"*" else [topics.named(arguments[0].decode("ascii", "replace"))]
+    if arguments[0] == b"*":
+        chosen = [topic for topic in topics if sees(context, client, TOPIC, topic.config.name)]
+    else:
+        require_seen(context, client, arguments[0])
+        chosen = [topics.named(arguments[0].decode("ascii", "replace"))]
     fields: dict[str, object] = {"topics": [context.state.topic_fields(topic) for topic in chosen]}
     if context.cluster is not None:
         fields |= {"leaders": leaders(context), "map_version": context.cluster.map_version}

@@ -8,11 +8,13 @@ from hmac import compare_digest
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
+from txmq.broker.verbs.access.asking import permissions_of, refuse_nobody
 from txmq.broker.verbs.prepare_commit import owner_gone
 from txmq.broker.verbs.session_expiry import end
 from txmq.errors import (
     BadRequestError,
     FencedError,
+    ForbiddenError,
     InvariantError,
     NotOwnerError,
     OverloadedError,
@@ -39,12 +41,15 @@ def hello(context: Context, client: ClientConnection, request: Request) -> None:
     wish = stated.get(b"session", b"none")
     if wish != b"none" and not context.is_serving:
         raise UnavailableError(WAITS_FOR_REGISTRY)
+    known = permissions_of(context, client)
+    if wish != b"none" and known is not None:
+        refuse_nobody(known)
     if wish == b"new":
-        session: BrokerSession | None = _new_session(context, arguments[1].decode("ascii", "replace"))
+        session: BrokerSession | None = _new_session(context, arguments[1].decode("ascii", "replace"), client.user)
     elif wish == b"none":
         session = None
     else:
-        session = _resumed(context, wish)
+        session = _resumed(context, client, wish)
     client.name = arguments[1].decode("ascii", "replace")
     _bind(context, client, session)
     context.answer_from_state(client, opaque, _introduction(context, session))
@@ -59,16 +64,18 @@ def _refuse_other_home(context: Context, wanted: bytes | None) -> None:
     raise NotOwnerError(f"leader={leader} home={home:016x} is not led here, but home {context.identity.node:016x}")
 
 
-def _new_session(context: Context, name: str) -> BrokerSession:
+def _new_session(context: Context, name: str, user: str) -> BrokerSession:
     sessions = context.state.sessions
     if len(sessions) >= context.settings.sessions_max:
         _make_room(context)
     secret = f"{context.random.bits(_SECRET_BITS):032x}"
     number = max(context.ids.new_session_number(), context.sessions_from)
-    session = BrokerSession(number, 0, name, context.now_ms, secret)
+    session = BrokerSession(number, 0, name, context.now_ms, secret, user)
     if session.number in sessions:
         raise InvariantError(f"session number {session.number} is in use")
     fields = {"session": session.number, "epoch": 0, "name": name, "time_ms": context.now_ms, "secret": secret}
+    if user:
+        fields["user"] = user
     context.group.add_entry(entries.json_entry(entries.SESSION, fields))
     context.group.needs_sync = True
     context.state.put_session(session)
@@ -85,39 +92,53 @@ def _make_room(context: Context) -> None:
     raise OverloadedError(f"sessions_max {context.settings.sessions_max} sessions exist and none can be ended")
 
 
-def _resumed(context: Context, wish: bytes) -> BrokerSession:
+def _resumed(context: Context, client: ClientConnection, wish: bytes) -> BrokerSession:
     """The session that the client resumes with its secret; a higher epoch takes it over.
+
+    One that is nobody's, because it was made before there were users, is the user's from then on.
 
     Raises:
         FencedError: there is no such session, the secret is another one, or it was taken over since.
+        ForbiddenError: it is another user's.
     """
     number, epoch, secret = int(wish.split(b".")[0], 16), int(wish.split(b".")[1]), wish.split(b".")[2]
     session = context.state.sessions.get(number)
     if session is None or not compare_digest(session.secret.encode(), secret):
         raise FencedError(f"session {number:x} is unknown or ended, or its secret is another one")
+    if session.user not in ("", client.user):
+        raise ForbiddenError(f"session {number:x} is another user's: take one of your own (hello session=new)")
     if epoch < session.epoch:
         raise FencedError(f"session {number:x} was taken over: epoch {session.epoch} has it, {epoch} is fenced")
-    if epoch > session.epoch:
-        _take_over(context, session, epoch)
+    if epoch > session.epoch or session.user != client.user:
+        _take_over(context, session, epoch, client.user)
     return session
 
 
-def _take_over(context: Context, session: BrokerSession, epoch: int) -> None:
+def _take_over(context: Context, session: BrokerSession, epoch: int, user: str) -> None:
     if epoch > EPOCH_MAX:
         raise BadRequestError(f"epoch {epoch}: at most {EPOCH_MAX}")
-    fields = {"session": session.number, "epoch": epoch}
+    is_nobodys, former = session.user != user, session.epoch
+    fields = {"session": session.number, "epoch": epoch, **({"user": user} if is_nobodys else {})}
     context.group.add_entry(entries.json_entry(entries.SESSION_TAKEN, fields))
     context.group.needs_sync = True
-    context.state.take_session(session.number, epoch)
-    owner_gone(context, session)  # only the older holder could go on with its streams
+    context.state.take_session(session.number, epoch, user if is_nobodys else "")
+    if epoch > former:
+        owner_gone(context, session)  # only the older holder could go on with its streams
+
+
+def let_go(context: Context, client: ClientConnection) -> None:
+    """The connection speaks for its session no more: as if it had been lost."""
+    session, client.session = client.session, None
+    if session is not None:
+        session.bound = None
+        session.gone_ms = context.now_ms
+        owner_gone(context, session)
 
 
 def _bind(context: Context, client: ClientConnection, session: BrokerSession | None) -> None:
     """One connection speaks for a session: an older one is closed, so that two can never race."""
-    if client.session is not None and client.session is not session:
-        client.session.bound = None
-        client.session.gone_ms = context.now_ms
-        owner_gone(context, client.session)
+    if client.session is not session:
+        let_go(context, client)
     client.session = session
     if session is None:
         return

@@ -1,26 +1,34 @@
 """The door to a partition: the one place where a request's topic and number become a partition.
 
-Every verb that writes asks ``writable``, and every verb that reads asks ``readable``. Permissions are to be decided
-here and nowhere else. ``State.partitions`` holds only the partitions that this home owns. If a look-up fails there,
-``State.placed`` tells which home owns the partition, and ``Context.cluster`` where that home is led.
+Every verb that writes asks ``writable``, and every verb that reads asks ``readable``. Both ask the connection's
+permissions first, so that nobody learns of a topic that is not theirs. What is prepared gets its place without them
+(``placing``): a grant that is revoked meanwhile breaks no promise.
+
+``State.partitions`` holds only the partitions that this home owns. If a look-up fails there, ``State.placed`` tells
+which home owns the partition, and ``Context.cluster`` where that home is led.
 """
 
 from __future__ import annotations
 
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.verbs.access.asking import READ, TOPIC, WRITE, require
 from txmq.errors import BrokerError, NotOwnerError, StaleTopicError, TopicClosedError, UnknownTopicError
 from txmq.log.partition import Partition
 
 
-def writable(context: Context, topic: bytes, number: bytes) -> Partition:
+def writable(context: Context, client: ClientConnection, topic: bytes, number: bytes) -> Partition:
     """The partition that a request writes to, by its words on the wire.
 
     A closed topic is not refused here: a batch that is stored already is answered all the same (``placing``).
 
     Raises:
+        ForbiddenError: the connection's user may not write to the topic.
         UnknownTopicError: no such topic or partition.
         NotOwnerError: another home owns the partition; the text names it and its leader.
     """
+    if client.permissions is not None:
+        require(context, client, WRITE, TOPIC, topic)
     partition = context.state.partitions.get((topic, number))
     if partition is None:
         raise _refusal(context, topic, number)
@@ -33,14 +41,17 @@ def refuse_stale(partition: Partition, topic_id: int) -> None:
         raise StaleTopicError(f"topic {partition.topic!r} has id {partition.topic_id} now, not {topic_id}")
 
 
-def readable(context: Context, topic: bytes, number: bytes) -> Partition:
+def readable(context: Context, client: ClientConnection, topic: bytes, number: bytes) -> Partition:
     """The partition that a request reads from.
 
     Raises:
+        ForbiddenError: the connection's user may not read the topic.
         UnknownTopicError: no such topic or partition.
         NotOwnerError: another home owns the partition; the text names it and its leader.
         TopicClosedError: the topic is closed for reading.
     """
+    if client.permissions is not None:
+        require(context, client, READ, TOPIC, topic)
     partition = context.state.partitions.get((topic, number))
     if partition is None:
         raise _refusal(context, topic, number)

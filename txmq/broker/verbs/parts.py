@@ -5,6 +5,8 @@ from __future__ import annotations
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
+from txmq.broker.verbs.access.asking import READ, TOPIC, require
+from txmq.broker.verbs.access.owners import is_owner, refuse_others
 from txmq.broker.verbs.transaction_checks import locate
 from txmq.errors import UnknownTransactionError
 from txmq.protocol.answers import Records
@@ -18,6 +20,7 @@ def parts(context: Context, client: ClientConnection, request: Request) -> None:
     """Answer the parts behind the first ``after``, as they stand in a body: one at least, as many as fit 1 MiB."""
     _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
+    refuse_others(context, client, (session.number, txid.counter))
     transaction = context.state.transactions.get((session.number, txid.counter))
     if transaction is None or transaction.state is not TransactionState.PREPARED:
         raise UnknownTransactionError(f"transaction {txid} is not prepared here")
@@ -25,6 +28,8 @@ def parts(context: Context, client: ClientConnection, request: Request) -> None:
     for part in transaction.parts[int((extensions or {}).get(b"after", 0)) :]:
         topic = context.state.topics.with_id(part.topic_id)
         name = topic.config.name if topic else f"deleted-{part.topic_id}"
+        if not is_owner(client, session):
+            require(context, client, READ, TOPIC, name)
         piece = b"".join(encode_part(name, part.partition, part.batch))
         if found and size + len(piece) > ANSWER_SIZE_BYTES:
             break

@@ -55,7 +55,9 @@ _MEMORY: Final = Storage.MEMORY  # Python 3.11 looks a member up three times as 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def check_parts(context: Context, stated: list[wire_parts.WirePart]) -> tuple[list[Part], list[Keys]]:
+def check_parts(
+    context: Context, client: ClientConnection, stated: list[wire_parts.WirePart]
+) -> tuple[list[Part], list[Keys]]:
     """Check the messages of a transaction. Hot (once a transaction): one loop, no call that only a refusal needs.
 
     Args:
@@ -72,7 +74,7 @@ def check_parts(context: Context, stated: list[wire_parts.WirePart]) -> tuple[li
     parts: list[Part] = []
     keys: list[Keys] = []
     for topic, number, batch, key_words, topic_id in stated:
-        partition = writable(context, topic, number)
+        partition = writable(context, client, topic, number)
         if topic_id is not None:
             refuse_stale(partition, int(topic_id))
         count, max_timestamp_ms, _, _, sequence, crc = check(batch)

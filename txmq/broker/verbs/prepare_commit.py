@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from itertools import takewhile
 from typing import Any
-from urllib.parse import unquote
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, Look
@@ -28,7 +27,9 @@ from txmq.broker.state.transaction import (
     next_action,
 )
 from txmq.broker.verbs import check_backs, placing, session_expiry, turns
+from txmq.broker.verbs.access.owners import refuse_others
 from txmq.broker.verbs.branches import stated
+from txmq.broker.verbs.branches.heuristics import hazard_of, keep, record
 from txmq.broker.verbs.outbox import drained
 from txmq.broker.verbs.transaction_checks import (
     check_streamed,
@@ -41,7 +42,7 @@ from txmq.broker.verbs.transaction_checks import (
     state_of,
 )
 from txmq.broker.verbs.transaction_offsets import check_offsets, save_with_commit, take_offsets
-from txmq.errors import BadRequestError, OverloadedError, TransactionConflictError
+from txmq.errors import BadRequestError, TransactionConflictError
 from txmq.log.batch import checksum
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.parts import Buffer, WirePart, split_parts
@@ -50,8 +51,6 @@ from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import TxId, home_word
 
-HEURISTICS_MAX = 100_000  # kept of bodies that ended their transactions by themselves; each some 500 bytes
-_WITH_ROWS = (TransactionKind.LAST_RESOURCE.value, TransactionKind.XA.value)
 _IN_ORDER = (TransactionKind.LAST_RESOURCE.value, TransactionKind.BRANCH.value)  # kinds whose keys are kept in order
 _OF_ANOTHER = _IN_ORDER  # kinds of which another home's transaction may be said
 _DECIDED_LATER = (TransactionKind.HALF.value, TransactionKind.FOREIGN.value, TransactionKind.SPARK.value)
@@ -65,9 +64,9 @@ def put_part(context: Context, client: ClientConnection, txid_text: bytes, state
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.PART)
     if action is not Action.ADD_PART:
         raise refusal(action, txid_text)
-    (part,), _ = placing.check_parts(context, [stated])
+    (part,), _ = placing.check_parts(context, client, [stated])
     transaction = context.state.transactions.get((session.number, txid.counter))
-    refuse_over_limits(context, transaction, [part])
+    refuse_over_limits(context, session, transaction, [part])
     refuse_over_outcomes(context, session, 0)
     transaction = placing.add_part(context, session.number, txid.counter, part)
     context.answer_when_durable(client, opaque, b"%d" % (len(transaction.parts) - 1))
@@ -88,9 +87,9 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
         raise refusal(action, arguments[0])
     meta = _prepare_meta(context, client, arguments[1], given)
     transaction = context.state.transactions.get((session.number, txid.counter))
-    parts, keys = placing.check_parts(context, split_parts(messages))
-    check_streamed(transaction, given)
-    refuse_over_limits(context, transaction, parts)
+    parts, keys = placing.check_parts(context, client, split_parts(messages))
+    check_streamed(context, client, transaction, given)
+    refuse_over_limits(context, session, transaction, parts)
     refuse_over_outcomes(context, session, floor_of(given, client, session))
     streamed = len(transaction.parts) if transaction else 0
     if meta["kind"] in _IN_ORDER:
@@ -101,7 +100,7 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
         if context.cluster is not None and meta["kind"] != TransactionKind.SPARK.value:
             meta["decided_keys"] = [ANY_KEY] * streamed + keys
     if offsets:
-        meta["offsets"] = check_offsets(context, offsets)
+        meta["offsets"] = check_offsets(context, client, offsets)
     text = entries.json_body(meta)
     prepared = placing.prepare(context, session.number, txid.counter, parts, meta, text)
     check_backs.prepared(context, prepared)
@@ -126,6 +125,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     if not given.keys().isdisjoint(drained.WORDS):
         drained.commit(context, client, request)
         return
+    refuse_others(context, client, (txid.session, txid.counter))
     event = TransactionEvent.COMMIT_PARTS if body or b"homes" in given else TransactionEvent.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)
     floor = floor_of(given, client, session)
@@ -136,7 +136,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     elif action is Action.SETTLE:
         transaction = context.state.transactions[session.number, txid.counter]
         if b"heuristic" in given and transaction.state is TransactionState.PREPARED:
-            _record(context, transaction, "commit", given[b"heuristic"])
+            record(context, client, transaction, "commit", given[b"heuristic"])
             turns.commit_now(context, transaction, client, opaque, floor)
         elif transaction.meta["kind"] == TransactionKind.SPARK.value:
             raise TransactionConflictError(f"transaction {txid} is part of a batch: query commit decides it")
@@ -153,10 +153,11 @@ def rollback(context: Context, client: ClientConnection, request: Request) -> No
     """
     _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
+    refuse_others(context, client, (txid.session, txid.counter))
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.ROLLBACK)
     given = extensions or {}
     floor = floor_of(given, client, session)
-    hazard = _hazard(context, (session.number, txid.counter), given)
+    hazard = hazard_of(context, (session.number, txid.counter), given)
     if action is Action.REPEAT and b"voided" in given and session.outcomes[txid.counter] != VOIDED:
         roll_back(context, session.number, txid.counter, floor, is_void=True)  # an operator was first, or a fence
         context.answer_when_durable(client, opaque)
@@ -164,7 +165,7 @@ def rollback(context: Context, client: ClientConnection, request: Request) -> No
         if hazard is None:
             context.answer_from_state(client, opaque, b"")
         else:
-            _keep(context, (session.number, txid.counter), hazard)
+            keep(context, (session.number, txid.counter), hazard)
             context.answer_when_durable(client, opaque)
     elif action in (Action.ROLL_BACK, Action.FENCE):
         _refuse_if_committing(context, session.number, txid)
@@ -172,9 +173,9 @@ def rollback(context: Context, client: ClientConnection, request: Request) -> No
             refuse_over_outcomes(context, session, floor, is_fence=True)
         transaction = context.state.transactions.get((session.number, txid.counter))
         if b"heuristic" in given and transaction is not None and transaction.state is TransactionState.PREPARED:
-            _record(context, transaction, "rollback", given[b"heuristic"])
+            record(context, client, transaction, "rollback", given[b"heuristic"])
         if hazard is not None:
-            _keep(context, (session.number, txid.counter), hazard)
+            keep(context, (session.number, txid.counter), hazard)
         roll_back(context, session.number, txid.counter, floor, is_void=b"voided" in given)
         context.answer_when_durable(client, opaque)
     else:
@@ -185,6 +186,7 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
     """Tell what became of a transaction; with ``fence`` an absent one is rolled back first."""
     _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
+    refuse_others(context, client, (txid.session, txid.counter))
     state = state_of(context, session, txid.counter)
     given = extensions or {}
     # To an id that its client is through with, no decision comes any more: its branches need not wait for the owner.
@@ -339,7 +341,7 @@ def _repeat_prepare(
     opaque: bytes,
 ) -> None:
     transaction = context.state.transactions[session.number, txid.counter]
-    parts, _ = placing.check_parts(context, split_parts(messages))
+    parts, _ = placing.check_parts(context, client, split_parts(messages))
     size = crc = 0
     for _, _, batch, *_ in parts:
         size, crc = size + len(batch), checksum(batch, crc)
@@ -361,12 +363,12 @@ def _decide(
     transaction = context.state.transactions.get((session.number, txid.counter))
     homes = stated.homes(context, given)
     offsets, messages = take_offsets(given, body)
-    parts, keys = placing.check_parts(context, split_parts(messages))
-    check_streamed(transaction, given)
-    refuse_over_limits(context, transaction, parts)
+    parts, keys = placing.check_parts(context, client, split_parts(messages))
+    check_streamed(context, client, transaction, given)
+    refuse_over_limits(context, session, transaction, parts)
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
-    saved = check_offsets(context, offsets)
+    saved = check_offsets(context, client, offsets)
     if homes or turns.must_queue(context, transaction, parts, keys):
         meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name}
         if homes:
@@ -383,44 +385,6 @@ def _decide(
         context.answer_as_configured(client, opaque, lines)
     else:
         context.answer_when_durable(client, opaque, lines)
-
-
-def _record(context: Context, transaction: Transaction, what: str, reason: bytes) -> None:
-    """Keep that an operator decided alone."""
-    meta = transaction.meta
-    fact = {
-        "what": f"heuristic-{what}", "reason": unquote(reason.decode(), errors="replace"), "time_ms": context.now_ms,
-        "kind": meta["kind"], "resource": meta["resource"], "uuid": meta["uuid"],
-        "outcome": "committed" if what == "commit" else "rolled-back",
-    }  # fmt: skip
-    if "xid" in meta:
-        fact["xid"] = meta["xid"]  # its transaction manager asks by that
-    _keep(context, (transaction.session, transaction.counter), fact)
-
-
-def _hazard(context: Context, name: Name, given: dict[bytes, bytes]) -> dict[str, Any] | None:
-    """The fact that the body ended a database's transaction by itself; None if it is kept already."""
-    if b"hazard" not in given:
-        return None
-    resource, uuid, kind = (given.get(word, b"").decode() for word in (b"resource", b"uuid", b"kind"))
-    if not is_valid_name(resource) or len(uuid) != 32 or kind not in _WITH_ROWS:
-        raise BadRequestError(f"hazard= needs resource=<name>, uuid=<32 hex> and kind= {' or '.join(_WITH_ROWS)}")
-    known = context.state.decisions.heuristics
-    if any(fact["what"] == "heuristic-hazard" and fact["uuid"] == uuid for fact in known.get(name, ())):
-        return None
-    if len(known) >= HEURISTICS_MAX:
-        raise OverloadedError(f"{HEURISTICS_MAX} heuristic outcomes are kept: txmq tx list --state heuristic")
-    return {
-        "what": "heuristic-hazard", "reason": unquote(given[b"hazard"].decode(), errors="replace"),
-        "time_ms": context.now_ms, "kind": kind, "resource": resource, "uuid": uuid, "outcome": "rolled-back",
-    }  # fmt: skip
-
-
-def _keep(context: Context, name: Name, fact: dict[str, Any]) -> None:
-    fields = {"session": name[0], "counter": name[1], "fact": fact}
-    context.group.add_entry(entries.json_entry(entries.HEURISTIC, fields))
-    context.state.decisions.record(name, fact)
-    context.counters.heuristics += 1
 
 
 def _told(context: Context, state: TransactionState, session: BrokerSession, counter: int) -> bytes:

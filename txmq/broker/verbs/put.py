@@ -39,7 +39,7 @@ _MEMORY: Final = Storage.MEMORY  # Python 3.11 looks a member up three times as 
 def put(context: Context, client: ClientConnection, request: Request) -> None:
     """Take in one batch; the answer follows the journal."""
     _, arguments, extensions, body, opaque = request
-    partition = writable(context, arguments[0], arguments[1])
+    partition = writable(context, client, arguments[0], arguments[1])
     if body is None:
         raise BadRequestError("put needs a body")
     if extensions is not None:

@@ -53,7 +53,7 @@ def take_puts(context: Context, client: ClientConnection, requests: Sequence[Any
         batches = gathered.get(key)
         if batches is None:
             try:
-                partition = writable(context, *key)
+                partition = writable(context, client, *key)
             except BrokerError:
                 break
             if partition.config.storage is not Storage.DISK or not partition.config.accept_publish:

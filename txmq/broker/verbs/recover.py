@@ -24,7 +24,8 @@ from txmq.broker.state.branch_parts import BranchPart
 from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
-from txmq.broker.verbs.transaction_checks import at_home
+from txmq.broker.verbs.access.owners import may_settle
+from txmq.broker.verbs.transaction_checks import at_home, txid_of
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
 from txmq.protocol.requests import Request
@@ -78,7 +79,9 @@ def recover(context: Context, client: ClientConnection, request: Request) -> Non
     name = None if txid is None else at_home(context, txid.encode())[2:]
     wanted = Wanted(_STATES[state], given.get("uuid"), given.get("xid"), name)
     limit = min(int(given.get("limit", ROWS_MAX)), ROWS_MAX)
-    context.answer_from_state(client, opaque, _page(context, wanted, _page_start(context, given.get("after")), limit))
+    context.answer_from_state(
+        client, opaque, _page(context, client, wanted, _page_start(context, given.get("after")), limit)
+    )
 
 
 def _page_start(context: Context, text: str | None) -> PageStart:
@@ -93,11 +96,13 @@ def _page_start(context: Context, text: str | None) -> PageStart:
     return start if start.incarnation == context.state.epoch else beginning
 
 
-def _page(context: Context, wanted: Wanted, start: PageStart, limit: int) -> bytes:
-    """At most ``limit`` rows behind a place, as JSON."""
+def _page(context: Context, client: ClientConnection, wanted: Wanted, start: PageStart, limit: int) -> bytes:
+    """At most ``limit`` rows behind a place, as JSON; those that the connection's user may settle."""
     rows: list[str] = []
     size, following = 0, None
     for found, row in _rows(context, wanted, start):
+        if client.permissions is not None and not may_settle(context, client, TxId.parse(row["txid"])[2:]):
+            continue
         if len(rows) >= limit or size >= ROWS_SIZE_BYTES_MAX:
             following = str(start)
             break
@@ -190,11 +195,6 @@ def _concerns(facts: list[dict[str, Any]], field: str, wanted: str | None) -> bo
 _WALKS: dict[str, Callable[[Context, Wanted, int], Iterator[tuple[int, Row]]]] = {
     _PREPARED: _prepared, _DECIDED: _decided, _PLACED: _placed, _HEURISTIC: _heuristic,
 }  # fmt: skip
-
-
-def txid_of(context: Context, name: Name) -> str:
-    """The transaction's id as text."""
-    return str(TxId(context.identity.cluster, context.identity.node, *name))
 
 
 def _common(context: Context, name: Name, state: str, since_ms: int) -> Row:

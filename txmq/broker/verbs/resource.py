@@ -7,6 +7,7 @@ import json
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.resources import Branch, Reporter, Sighting
+from txmq.broker.verbs.access.asking import RESOURCE, SETTLE, is_administrator, require, require_any, sees
 from txmq.errors import BadRequestError, InvalidNameError
 from txmq.model import TransactionKind, is_valid_name
 from txmq.protocol.json_text import Fields, is_whole, read_json
@@ -25,7 +26,7 @@ def resource(context: Context, client: ClientConnection, request: Request) -> No
     _, arguments, _extensions, body, opaque = request
     action, name = arguments[0].decode(), arguments[1].decode()
     if action == "list":
-        rows = [row for row in context.resources.rows(context.now_ms) if name in ("*", row["resource"])]
+        rows = [row for row in shown_rows(context, client) if name in ("*", row["resource"])]
         answer: Fields = {"resources": rows}
     elif action == "report":
         context.alarms += context.resources.report(_sighting(context, client, name, read_json(body or b"")))
@@ -33,6 +34,14 @@ def resource(context: Context, client: ClientConnection, request: Request) -> No
     else:
         raise BadRequestError(f"resource {action[:40]}: expected report or list")
     context.answer_from_state(client, opaque, json.dumps(answer).encode())
+
+
+def shown_rows(context: Context, client: ClientConnection) -> list[Fields]:
+    """What resolvers reported of databases that the connection's user may do something with."""
+    rows = context.resources.rows(context.now_ms)
+    if is_administrator(context, client):
+        return rows
+    return [row for row in rows if row["uuid"] is not None and sees(context, client, RESOURCE, row["uuid"])]
 
 
 def reporter_of(client: ClientConnection) -> Reporter:
@@ -47,6 +56,11 @@ def _sighting(context: Context, client: ClientConnection, name: str, found: obje
     kind, is_reachable = fields.get("kind"), fields.get("reachable")
     if kind not in _KINDS or not isinstance(is_reachable, bool):
         raise _malformed("kind and reachable")
+    uuid = _uuid(fields.get("uuid"))
+    if uuid is None:
+        require_any(context, client, SETTLE, RESOURCE)
+    else:
+        require(context, client, SETTLE, RESOURCE, uuid)
     reporter = reporter_of(client)
     oldest = fields.get("oldest", [])
     if not (isinstance(oldest, list) and len(oldest) <= BRANCHES_LISTED_MAX):
@@ -54,7 +68,7 @@ def _sighting(context: Context, client: ClientConnection, name: str, found: obje
     why = fields.get("why")
     since_ms = context.now_ms if is_reachable else context.resources.since_ms((kind, name), reporter, context.now_ms)
     return Sighting(
-        kind, name, _uuid(fields.get("uuid")), reporter, f"{client.name or 'somebody'} at {client.address or 'here'}",
+        kind, name, uuid, reporter, f"{client.name or 'somebody'} at {client.address or 'here'}",
         context.now_ms, is_reachable, None if why is None else _text(why), _number(fields.get("branches", 0)),
         _number(fields.get("age_ms", 0)), tuple(_branch(row) for row in oldest), since_ms,
     )  # fmt: skip

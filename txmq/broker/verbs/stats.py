@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
+from txmq.broker.verbs.access.asking import TOPIC, is_administrator, require_administrator, sees
 from txmq.broker.verbs.branches.listing import figures as branch_figures
 from txmq.broker.verbs.hello import VERSION
 from txmq.broker.verbs.outbox.drained import series_rows
+from txmq.broker.verbs.resource import shown_rows
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
 from txmq.protocol.requests import Request
+from txmq.registry.topics import Topic
 
 Value = int | float | str | bool
 HELP = """stats               the broker as a whole
@@ -35,14 +38,14 @@ def stats(context: Context, client: ClientConnection, request: Request) -> None:
     _, arguments, _extensions, _body, opaque = request
     item = arguments[0].decode("ascii", "replace") if arguments else ""
     text = _TEXTS.get(item)
-    if text is None and item in {topic.config.name for topic in context.state.topics}:
+    if text is None and item in {topic.config.name for topic in _shown(context, client)}:
         body = _topic_lines(context, item)
     elif text is None:
         raise BadRequestError(
             f"unknown item {item[:40]!r}; known: {', '.join(filter(None, _TEXTS))}, or a topic's name"
         )
     else:
-        body = text(context)
+        body = text(context, client)
     context.answer(client, opaque, body.encode())
 
 
@@ -137,9 +140,14 @@ def _word(value: object) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _topics(context: Context) -> str:
+def _shown(context: Context, client: ClientConnection) -> list[Topic]:
+    """Topics that the connection's user may do something with."""
+    return [topic for topic in context.state.topics if sees(context, client, TOPIC, topic.config.name)]
+
+
+def _topics(context: Context, client: ClientConnection) -> str:
     lines = []
-    for topic in context.state.topics:
+    for topic in _shown(context, client):
         partitions = context.state.partitions_of[topic.topic_id].values()
         lines.append(
             f"{topic.config.name} partitions {len(partitions)} "
@@ -163,58 +171,65 @@ def _watermarks(context: Context, topic_id: int) -> str:
     )
 
 
-def _offsets(context: Context) -> str:
-    return "".join(_watermarks(context, topic.topic_id) for topic in context.state.topics)
+def _offsets(context: Context, client: ClientConnection) -> str:
+    return "".join(_watermarks(context, topic.topic_id) for topic in _shown(context, client))
 
 
-def _resources(context: Context) -> str:
+def _resources(context: Context, client: ClientConnection) -> str:
     lines = []
-    for row in context.resources.rows(context.now_ms):
+    for row in shown_rows(context, client):
         words = {name: _word(row[name]) for name in ("kind", "reachable", "branches", "age_ms", "uuid", "seen_ms_ago")}
         lines.append(f"{row['resource']} {' '.join(f'{name} {word}' for name, word in words.items())}\n")
     return "".join(lines)
 
 
-def _outboxes(context: Context) -> str:
+def _outboxes(context: Context, client: ClientConnection) -> str:
     return "".join(
         f"{row.pop('series')} {' '.join(f'{name} {_word(value)}' for name, value in row.items())}\n"
-        for row in series_rows(context)
+        for row in series_rows(context, client)
     )
 
 
-def _config(context: Context) -> str:
-    return _lines(context.settings.shown())
+def _for_operators(figures: Callable[[Context], Mapping[str, object]]) -> Callable[[Context, ClientConnection], str]:
+    """Figures that name what others have: administrators' alone, where there are users."""
+
+    def text(context: Context, client: ClientConnection) -> str:
+        require_administrator(context, client, "stats of this item")
+        return _lines(figures(context))
+
+    return text
 
 
-def _json(context: Context) -> str:
+def _json(context: Context, client: ClientConnection) -> str:
+    topics, is_operator = _shown(context, client), is_administrator(context, client)
     offsets = [
         {"topic": p.topic, "partition": p.number, "start": p.log_start, "end": p.high_watermark, "bytes": p.size_bytes}
-        for p in context.state.all_partitions()
+        for topic in topics
+        for p in context.state.partitions_of[topic.topic_id].values()
     ]
-    topics = [topic.to_json() for topic in context.state.topics]
     everything = {
         "broker": broker_figures(context),
-        "transactions": transaction_figures(context),
-        "resources": context.resources.rows(context.now_ms),
-        "outboxes": series_rows(context),
-        "topics": topics,
+        **({"transactions": transaction_figures(context)} if is_operator else {}),
+        "resources": shown_rows(context, client),
+        "outboxes": series_rows(context, client),
+        "topics": [topic.to_json() for topic in topics],
         "offsets": offsets,
-        "config": context.settings.shown(),
+        **({"config": context.settings.shown()} if is_operator else {}),
     }
     if context.cluster is not None:
         everything["registry"] = registry_figures(context)
     return json.dumps(everything)
 
 
-_TEXTS: dict[str, Callable[[Context], str]] = {
-    "": lambda context: _lines(broker_figures(context)),
+_TEXTS: dict[str, Callable[[Context, ClientConnection], str]] = {
+    "": lambda context, _client: _lines(broker_figures(context)),
     "topics": _topics,
     "offsets": _offsets,
-    "transactions": lambda context: _lines(transaction_figures(context)),
+    "transactions": _for_operators(transaction_figures),
     "resources": _resources,
     "outboxes": _outboxes,
-    "registry": lambda context: _lines(registry_figures(context)),
-    "config": _config,
+    "registry": _for_operators(registry_figures),
+    "config": _for_operators(lambda context: context.settings.shown()),
     "json": _json,
-    "help": lambda _context: HELP,
+    "help": lambda _context, _client: HELP,
 }

@@ -7,6 +7,7 @@ import json
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.verbs.access.asking import TOPIC, require_seen, sees
 from txmq.broker.verbs.cluster import topics as cluster_topics
 from txmq.broker.verbs.cluster.describe import leaders
 from txmq.broker.verbs.cluster.topic_map import delete_topic
@@ -65,12 +66,14 @@ def _delete(context: Context, client: ClientConnection, name: str, words: dict[s
 
 def _describe(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     _refuse_settings(words)
+    require_seen(context, client, name)
     context.answer_from_state(client, opaque, _described(context, context.state.topics.named(name)))
 
 
 def _list(context: Context, client: ClientConnection, _name: str, words: dict[str, str], opaque: bytes) -> None:
     _refuse_settings(words)
-    listed = [context.state.topic_fields(item) for item in context.state.topics]
+    shown = [item for item in context.state.topics if sees(context, client, TOPIC, item.config.name)]
+    listed = [context.state.topic_fields(item) for item in shown]
     context.answer_from_state(client, opaque, json.dumps({"topics": listed}).encode())
 
 

@@ -7,8 +7,10 @@ from functools import lru_cache
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, Transaction, TransactionState
+from txmq.broker.verbs.access.asking import TOPIC, WRITE, require
 from txmq.broker.verbs.placing import Part, refuse_unready
 from txmq.errors import (
     BadRequestError,
@@ -78,6 +80,11 @@ def at_home(context: Context, text: bytes) -> TxId:
     return txid
 
 
+def txid_of(context: Context, name: Name) -> str:
+    """The transaction's id as text."""
+    return str(TxId(context.identity.cluster, context.identity.node, *name))
+
+
 @lru_cache(maxsize=4096)
 def _read_txid(text: bytes) -> TxId:
     """Kept: most ids are asked about twice within milliseconds, at the decision and when a branch is complete."""
@@ -108,10 +115,28 @@ def refusal(action: Action, txid: bytes) -> Exception:
     return TransactionConflictError(f"transaction {name} is already decided or prepared otherwise")
 
 
-def refuse_over_limits(context: Context, transaction: Transaction | None, added: Sequence[Part]) -> None:
+def is_over_own(context: Context, session: BrokerSession) -> bool:
+    """Whether the session's user has as many unsettled transactions as one may have."""
+    return context.state.principals.unsettled.get(session.user, 0) >= _unsettled_max(context, session.user)
+
+
+def _unsettled_max(context: Context, user: str) -> int:
+    """What the quota says, or half of what there may be: one user cannot take the room of all others."""
+    limits = context.state.principals.quotas.get(("user", user), {})
+    return limits.get("unsettled_max", max(1, context.settings.transactions_open_max // 2))
+
+
+def refuse_over_limits(
+    context: Context, session: BrokerSession, transaction: Transaction | None, added: Sequence[Part]
+) -> None:
     """Refuse a new transaction, or parts of one, if disk, broker or a limit has no room for it."""
     settings = context.settings
     refuse_unready(context)
+    if transaction is None and session.user and is_over_own(context, session):
+        raise OverloadedError(
+            f"{session.user} has {_unsettled_max(context, session.user)} unsettled transactions: settle them (txmq tx "
+            "list), or have an administrator set the quota unsettled_max"
+        )
     if transaction is None and context.state.unsettled >= settings.transactions_open_max:
         raise OverloadedError(f"transactions_open_max {settings.transactions_open_max} transactions are unsettled")
     added_size = sum(len(batch) for _, _, batch, *_ in added)
@@ -142,8 +167,15 @@ def refuse_over_outcomes(context: Context, session: BrokerSession, floor: int, *
         )
 
 
-def check_streamed(transaction: Transaction | None, given: dict[bytes, bytes]) -> None:
-    """Refuse if the parts that were streamed before are not those that the client states."""
+def check_streamed(
+    context: Context, client: ClientConnection, transaction: Transaction | None, given: dict[bytes, bytes]
+) -> None:
+    """Refuse if the parts that were streamed before are not those that the client states, or may not be written now."""
+    if client.permissions is not None and transaction is not None:
+        for topic_id in {part.topic_id for part in transaction.parts}:
+            topic = context.state.topics.with_id(topic_id)
+            if topic is not None:
+                require(context, client, WRITE, TOPIC, topic.config.name)
     streamed = (len(transaction.parts), transaction.size_bytes, transaction.checksum) if transaction else (0, 0, 0)
     stated = tuple(int(given.get(name, 0)) for name in (b"parts", b"bytes", b"crc"))
     if streamed != stated:

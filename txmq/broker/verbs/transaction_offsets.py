@@ -19,7 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.verbs.access.asking import GROUP, READ, require
 from txmq.broker.verbs.group.request import place_of, refuse_over_bytes
 from txmq.errors import TransactionConflictError
 from txmq.protocol.offsets import GroupOffsets, split_offsets
@@ -44,13 +46,16 @@ def take_offsets(
     return found, memoryview(body or b"")[end:]
 
 
-def check_offsets(context: Context, stated: list[GroupOffsets]) -> Offsets:
+def check_offsets(context: Context, client: ClientConnection, stated: list[GroupOffsets]) -> Offsets:
     """Refuse what may not be saved; the last of a request's checks, because it notes what it lets pass.
 
     Raises:
         TransactionConflictError: a partition has been handed to another member, or another transaction holds it.
         OverloadedError: as much is kept of consumer groups as there may be.
+        ForbiddenError: the connection's user may not read for a group.
     """
+    for asked in stated:
+        require(context, client, READ, GROUP, asked.group)
     rows: Offsets = [[group.group, [_checked(context, group.group, row) for row in group.rows]] for group in stated]
     growth_bytes = context.state.saved.growth_bytes
     refuse_over_bytes(context, sum(growth_bytes(name, offsets) for name, offsets in rows))

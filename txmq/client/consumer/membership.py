@@ -28,6 +28,7 @@ from txmq.client.consumer.options import MemberSettings
 from txmq.errors import (
     ClosedError,
     FencedError,
+    ForbiddenError,
     GroupActiveError,
     OverloadedError,
     StorageError,
@@ -179,6 +180,10 @@ class GroupMember:
                         return
                 except SupersededError as error:
                     self._partitions.refused(FencedError(*error.args))
+                    self._lose_held()
+                    return
+                except ForbiddenError as error:
+                    self._partitions.refused(error)
                     self._lose_held()
                     return
                 except TxmqError as error:

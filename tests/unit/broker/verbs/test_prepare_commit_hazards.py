@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tools.images.node import Answer, Client, Node
-from txmq.broker.verbs import prepare_commit
+from txmq.broker.verbs.branches import heuristics as kept
 
 from ..support import UUID, batch, listed_pages, node, part, prepare, restarted, values
 
@@ -70,7 +70,7 @@ def test_hazard_without_a_place_is_refused_without_a_trace(changed: dict[str, st
 
 
 def test_there_is_an_end_to_how_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_commit, "HEURISTICS_MAX", 2)
+    monkeypatch.setattr(kept, "HEURISTICS_MAX", 2)
     made = node()
     client = made.session()
     codes = [hazard(client, made.txid(1, number)).code for number in (1, 2, 3)]

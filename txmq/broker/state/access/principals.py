@@ -48,6 +48,7 @@ class Principals:
         quotas: limits by kind ("user" or "topic") and name.
         secret: hex, drawn with the first user; no answer tells it.
         version: rises with each change.
+        unsettled: by user, how many of the transactions of their sessions are unsettled; sessions count them.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,7 @@ class Principals:
         self.quotas: dict[tuple[str, str], dict[str, int]] = {}
         self.secret = ""
         self.version = 0
+        self.unsettled: dict[str, int] = {}
 
     def known(self, name: str) -> User:
         """The user of a name.

@@ -7,36 +7,17 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NoReturn
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.access.principals import User
-from txmq.errors import BadRequestError, ForbiddenError, OverloadedError, UnauthenticatedError
+from txmq.broker.verbs.access.audit import audit
+from txmq.broker.verbs.hello import let_go
+from txmq.errors import BadRequestError, OverloadedError, UnauthenticatedError
 from txmq.protocol.requests import Request
 from txmq.protocol.scram import REFUSED, ScramKeys, ScramLogin, has_password, mock_keys
 
 _NONCE_BITS = 192
-_FOR_STRANGERS = frozenset({b"hello", b"version", b"help", b"quit", b"ping", b"auth"})
-_FOR_ADMINISTRATORS = frozenset({b"user", b"acl", b"quota"})
-
-
-def refuse_strangers(users: Mapping[str, User], client: ClientConnection, request: Request) -> None:
-    """Refuse what a connection may not ask that has not logged in, or whose user is no more.
-
-    Raises:
-        UnauthenticatedError: log in first.
-        ForbiddenError: users, grants and quotas are the administrators'.
-    """
-    verb, _, extensions, _body, _opaque = request
-    user = users.get(client.user)
-    if user is None:
-        session = (extensions or {}).get(b"session", b"none")
-        if verb not in _FOR_STRANGERS or (verb == b"hello" and session != b"none"):
-            raise UnauthenticatedError("this broker has users: log in with auth first")
-    elif verb in _FOR_ADMINISTRATORS and not user.is_administrator:
-        raise ForbiddenError(f"{verb.decode()}: {user.name} lacks cluster; an administrator grants it")
 
 
 def auth(context: Context, client: ClientConnection, request: Request) -> None:
@@ -109,11 +90,15 @@ def _succeeded(context: Context, client: ClientConnection, name: str) -> None:
     most = context.state.principals.quotas.get(("user", name), {}).get("connections_max")
     if most is not None and sum(other.user == name for other in context.clients.values()) >= most:
         raise OverloadedError(f"auth: connections_max {most} of user {name} is reached: close some of its connections")
+    if client.session is not None and client.session.user != name:
+        let_go(context, client)  # it was another user's, who is no more
     client.user = name
     context.counters.logins += 1
+    audit(context, client, "login")
 
 
 def _failed(context: Context, client: ClientConnection) -> NoReturn:
     context.failed_logins.failed(client.address, context.now_ms)
     context.counters.logins_failed += 1
+    audit(context, client, "login failed")
     raise UnauthenticatedError(REFUSED)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.access.principals import User
+from txmq.broker.verbs.access.asking import strangers_from_now_on
 from txmq.broker.verbs.access.changes import check_name, chosen, journal, tell
 from txmq.errors import BadRequestError, OverloadedError, UserExistsError
 from txmq.protocol.grants import ADMINISTRATOR
@@ -58,6 +59,7 @@ def _add(context: Context, name: str, body: Body) -> list[dict[str, Any]]:
     journal(context, entries.USER, fields)
     if is_first:  # in the same record: nobody else could grant it
         journal(context, entries.GRANTED, {"user": name, "grants": [ADMINISTRATOR]})
+        strangers_from_now_on(context)
     return [_described(context, name)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
-from txmq.broker.verbs.recover import txid_of
+from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.xid import TxId
 
 ROWS_MAX = 100  # of each state

@@ -26,7 +26,7 @@ from txmq.broker.state.transaction import Transaction, home_group_key
 from txmq.broker.verbs import turns
 from txmq.broker.verbs.branches.complete import reported
 from txmq.broker.verbs.prepare_commit import roll_back
-from txmq.broker.verbs.recover import txid_of
+from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import TxId
 

@@ -1,4 +1,4 @@
-"""The words of transactions over homes in a request: ``of=``, ``held`` and ``homes=``.
+"""The words of transactions over homes in a request: ``of=``, ``held`` and ``homes=``; and a decision's databases.
 
 A *branch* is the part of a transaction at a home that does not decide it. It is prepared under a txid of that home, and
 names the deciding transaction with ``of=``. The decision lists its branches with ``homes=``: the txid of each.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.verbs.access.asking import INSTALL, RESOURCE, require
 from txmq.errors import BadRequestError
+from txmq.protocol.branches import split_branches
 from txmq.xid import TxId
 
 HOMES_MAX = 32  # so that they fit a line
@@ -50,6 +53,22 @@ def homes(context: Context, given: Given) -> dict[str, Any]:
     if len(known) != len(listed):
         raise BadRequestError("homes= has two branches of one home")
     return {"homes": text.decode().split(",")}
+
+
+def databases(
+    context: Context, client: ClientConnection, body: bytes | bytearray, given: Given
+) -> tuple[list[dict[str, Any]], int]:
+    """The branches in databases of a decision, and where its parts begin.
+
+    Raises:
+        BadRequestError: they are malformed.
+        ForbiddenError: the connection's user may have no transactions with one of the databases.
+    """
+    branches, start = split_branches(body, int(given.get(b"branches", 0)))
+    if client.permissions is not None:
+        for branch in branches:
+            require(context, client, INSTALL, RESOURCE, branch["uuid"])
+    return branches, start
 
 
 def _elsewhere(context: Context, text: bytes, word: str) -> TxId:

@@ -7,6 +7,7 @@ from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.verbs.access.asking import TOPIC, is_administrator, sees
 from txmq.broker.verbs.branches.listing import waiting
 from txmq.errors import BadRequestError
 from txmq.protocol.requests import Request
@@ -21,8 +22,12 @@ def cluster(context: Context, client: ClientConnection, request: Request) -> Non
     fields = _homes(context)
     if arguments[0] == b"describe":
         fields |= {"home": f"{context.identity.node:016x}", "registry": registry_fields(context)}
-        fields["topics"] = [_topic(context, topic.topic_id) for topic in context.state.topics]
-        fields["branches"] = waiting(context)
+        fields["topics"] = [
+            _topic(context, topic.topic_id)
+            for topic in context.state.topics
+            if sees(context, client, TOPIC, topic.config.name)
+        ]
+        fields["branches"] = waiting(context) if is_administrator(context, client) else []
     context.answer_from_state(client, opaque, json.dumps(fields).encode())
 
 

@@ -28,6 +28,8 @@ from txmq.broker.context import Context
 from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroup
 from txmq.broker.state.membership import Member, Membership, Owned
 from txmq.broker.state.pending_groups import Beat
+from txmq.broker.verbs.access.asking import GROUP, READ, TOPIC, require
+from txmq.broker.verbs.access.audit import refusal_of
 from txmq.broker.verbs.cluster.events import find_anchor
 from txmq.broker.verbs.group.anchored import (
     anchor_fields,
@@ -84,6 +86,8 @@ def _join(request: GroupRequest) -> None:
         raise BadRequestError(f"join needs member=<name> and topics=<name>,<name>... (at most {TOPICS_MAX})")
     if strategy not in STRATEGIES:
         raise BadRequestError(f"strategy={strategy[:40]}: expected one of {', '.join(STRATEGIES)}")
+    for topic in topics:
+        require(context, request.client, READ, TOPIC, topic)
     timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
     member = Member(
         name, topics, timeout_ms, context.liveness.now_ms, request.client.name, alone="alone" in request.words
@@ -289,8 +293,11 @@ def _answer_heartbeat(context: Context, heartbeat: Beat) -> None:
     """Answer it if its time is over or its member has a new view."""
     membership = context.groups.get(heartbeat.group)
     member = membership.members.get(heartbeat.member) if membership is not None else None
+    refusal = refusal_of(context, heartbeat.client, b"group", READ, GROUP, heartbeat.group)
     if heartbeat.client.gone:
         context.pending_groups.answered(heartbeat)
+    elif refusal is not None:
+        _refuse_heartbeat(context, heartbeat, refusal)
     elif member is None:
         error = UnknownMemberError(f"group {heartbeat.group!r} does not know this member: join (again)")
         _refuse_heartbeat(context, heartbeat, error)

@@ -11,6 +11,7 @@ from typing import Any
 
 from txmq.broker.state.group_offsets import SavedGroup
 from txmq.broker.state.membership import Membership
+from txmq.broker.verbs.access.asking import GROUP, READ, TOPIC, require, sees
 from txmq.broker.verbs.group.handover import settle
 from txmq.broker.verbs.group.request import (
     GroupRequest,
@@ -20,7 +21,7 @@ from txmq.broker.verbs.group.request import (
     refuse_over_bytes,
     refuse_over_groups,
 )
-from txmq.broker.verbs.recover import txid_of
+from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
 from txmq.model import TopicPartition
 from txmq.protocol.group_rows import deferred_row, numbered_row
@@ -48,10 +49,18 @@ def describe(request: GroupRequest) -> None:
     request.answer({**found, **_began(request, saved or SavedGroup())})
 
 
+def _is_shown(request: GroupRequest, topic: str) -> bool:
+    return sees(request.context, request.client, TOPIC, topic)
+
+
 def _began(request: GroupRequest, saved: SavedGroup) -> dict[str, Any]:
     """Where the group began, for the members at other homes; nothing at a broker that is alone."""
     topics = request.context.state.topics
-    began = {topic.config.name: saved.began[topic.topic_id] for topic in topics if topic.topic_id in saved.began}
+    began = {
+        topic.config.name: saved.began[topic.topic_id]
+        for topic in topics
+        if topic.topic_id in saved.began and _is_shown(request, topic.config.name)
+    }
     return {"began": began} if began else {}
 
 
@@ -64,7 +73,7 @@ def _described_partitions(
     ids = {topic_id for topic_id, _ in (*saved.offsets, *saved.generations)}
     names = {*topics, *(topic for member in membership.members.values() for topic in member.topics)}
     for topic in context.state.topics:
-        if topic.topic_id not in ids and topic.config.name not in names:
+        if (topic.topic_id not in ids and topic.config.name not in names) or not _is_shown(request, topic.config.name):
             continue
         for partition in context.state.partitions_of[topic.topic_id].values():
             place, slot = (topic.topic_id, partition.number), (topic.config.name, partition.number)
@@ -86,7 +95,8 @@ def _described_partitions(
 def list_groups(request: GroupRequest) -> None:
     """Every group that has members or saved offsets."""
     context = request.context
-    names = sorted({*context.state.saved.named, *context.groups})
+    known = sorted({*context.state.saved.named, *context.groups})
+    names = [name for name in known if sees(context, request.client, GROUP, name)]
     request.answer(
         {
             "groups": [
@@ -108,6 +118,7 @@ def reset(request: GroupRequest) -> None:
     saved, rows = known or SavedGroup(), list[list[Any]]()
     for row in request.rows:
         slot, offset = numbered_row(row)
+        require(context, request.client, READ, TOPIC, slot[0])
         place = place_of(context, slot)
         if place is None:
             raise UnknownTopicError(f"no partition {slot[1]} of topic {slot[0][:80]!r}")
@@ -141,6 +152,7 @@ def change_deferred(request: GroupRequest) -> None:
     refused: list[list[Any]] = []
     for row in request.rows:
         slot, known, wanted = deferred_row(row)
+        require(context, request.client, READ, TOPIC, slot[0])
         place = place_of(context, slot)
         at = saved.offsets.get(place) if place is not None else None
         if place is None or at is None:

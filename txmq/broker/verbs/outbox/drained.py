@@ -22,6 +22,7 @@ from txmq.broker.context import Context
 from txmq.broker.state.outboxes import SERIES_MAX, DrainedRow, OutboxSeries
 from txmq.broker.state.transaction import Action, TransactionEvent, next_action
 from txmq.broker.verbs import placing, turns
+from txmq.broker.verbs.access.asking import INSTALL, RESOURCE, is_administrator, require, require_any, sees
 from txmq.broker.verbs.transaction_checks import (
     check_streamed,
     floor_of,
@@ -60,6 +61,8 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     txid, session = locate(context, arguments[0])
     require_owner(client, session)
     series = context.state.outboxes.series.get(stated.series)
+    if series is not None and series.uuid:
+        require(context, client, INSTALL, RESOURCE, series.uuid)
     last = series.last if series is not None else 0
     if series is not None and stated.number <= last:
         _answer_again(context, client, opaque, series, stated)
@@ -71,9 +74,9 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.COMMIT_PARTS)
     if action is not Action.DECIDE:
         raise refusal(Action.REFUSE_CONFLICT if action is Action.REPEAT else action, arguments[0])
-    check_streamed(context.state.transactions.get((session.number, txid.counter)), {})
-    parts, keys = placing.check_parts(context, split_parts(body or b""))
-    refuse_over_limits(context, None, parts)
+    check_streamed(context, client, context.state.transactions.get((session.number, txid.counter)), {})
+    parts, keys = placing.check_parts(context, client, split_parts(body or b""))
+    refuse_over_limits(context, session, None, parts)
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
     _take(context, stated, DrainedRow(stated.row, session.number, txid.counter))
@@ -86,13 +89,17 @@ def drained(context: Context, client: ClientConnection, request: Request) -> Non
     if not is_hex32(arguments[0]):
         raise BadRequestError("drained needs a series: 32 hex")
     series = context.state.outboxes.series.get(arguments[0].decode()) or OutboxSeries()
+    if series.uuid:
+        require(context, client, INSTALL, RESOURCE, series.uuid)
+    else:
+        require_any(context, client, INSTALL, RESOURCE)
     start = int((extensions or {}).get(b"from", 0))
     rows = {str(number): taken.row for number, taken in series.behind(start)}
     context.answer_from_state(client, opaque, json.dumps({"last": series.last, "rows": rows}).encode())
 
 
-def series_rows(context: Context) -> list[dict[str, str | int | None]]:
-    """Each series for operators; ``waiting`` rows have a number and no place yet."""
+def series_rows(context: Context, client: ClientConnection) -> list[dict[str, str | int | None]]:
+    """Each series that an operator may see; ``waiting`` rows have a number and no place yet."""
     waiting = Counter(t.meta.get("drained") for t in context.state.transactions.values() if t.meta)
     names = {row["uuid"]: row["resource"] for row in context.resources.rows(context.now_ms)}
     return [
@@ -102,6 +109,7 @@ def series_rows(context: Context) -> list[dict[str, str | int | None]]:
             "last_ms_ago": None if series.taken_ms is None else max(0, context.now_ms - series.taken_ms),
         }
         for name, series in context.state.outboxes.series.items()
+        if (sees(context, client, RESOURCE, series.uuid) if series.uuid else is_administrator(context, client))
     ]  # fmt: skip
 
 

@@ -258,6 +258,7 @@ def test_a_removed_user_is_a_stranger_at_once() -> None:
     add(admin, "shop")
     client, attempt = made.connect(), ScramAttempt("shop", "pencil", "abc")
     assert _logged_in(client, attempt).code == 200
+    assert admin.ask("acl", "grant", "shop", extensions={"may": "write", "topic": "a"}).code == 200
     assert put(client, b"v").code == 200
     assert client.ask("user", "list", "*", body=b"").error == "forbidden"
     assert admin.ask("user", "remove", "shop", body=b"").code == 200

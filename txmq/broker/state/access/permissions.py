@@ -1,0 +1,60 @@
+"""What one connection may do: its user's grants, and what was asked of them, as of one version of the principals.
+
+Invariants:
+    * what no grant covers is denied; who has logged in as nobody has no grants;
+    * a change of any user or grant makes it stale (``version``): it is made anew before it is asked again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from txmq.broker.state.access.principals import User
+from txmq.protocol.grants import OPERATIONS, allows
+
+ANSWERS_MAX: Final = 1000  # that are kept of a connection: names come from requests
+NEVER: Final = -1  # no version of the principals
+
+
+class Permissions:
+    """See the module's docstring.
+
+    Attributes:
+        user: empty: nobody.
+        is_administrator: may do everything.
+        version: of the principals, when these were theirs.
+    """
+
+    __slots__ = ("_answers", "_grants", "is_administrator", "user", "version")
+
+    def __init__(self, user: User | None, version: int) -> None:
+        self.user, self.version = "" if user is None else user.name, version
+        self._grants = () if user is None else user.grants
+        self.is_administrator = user is not None and user.is_administrator
+        self._answers: dict[tuple[str, str, str | bytes], bool] = {}
+
+    def may(self, operation: str, kind: str, name: str | bytes) -> bool:
+        """Whether a grant covers it."""
+        if self.is_administrator:
+            return True
+        key = (operation, kind, name)
+        found = self._answers.get(key)
+        if found is None:
+            if len(self._answers) >= ANSWERS_MAX:
+                self._answers.clear()
+            text = name if isinstance(name, str) else name.decode("ascii", "replace")
+            found = self._answers[key] = allows(self._grants, operation, kind, text)
+        return found
+
+    def may_any(self, kind: str, name: str | bytes) -> bool:
+        """Whether a grant covers any operation on a thing: who may do anything with it sees it."""
+        return any(self.may(operation, kind, name) for operation in OPERATIONS[kind])
+
+    def has(self, operation: str, kind: str) -> bool:
+        """Whether it is granted for any thing at all."""
+        return self.is_administrator or any((one.may, one.kind) == (operation, kind) for one in self._grants)
+
+
+def of_nobody() -> Permissions:
+    """Those of a connection that has not logged in; stale, so that they are made anew when they are asked."""
+    return Permissions(None, NEVER)

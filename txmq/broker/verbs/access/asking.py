@@ -1,0 +1,129 @@
+"""The one place where a connection's permissions are asked.
+
+Theory of operation. ``ClientConnection.permissions`` is None while the broker has no users: then nothing is asked, and
+nothing is looked up. From the first user on every connection has permissions, made anew where they are stale, so a
+change of users or grants counts from the next question on. What waits (a poll, a heartbeat) is asked once more when it
+is answered.
+
+Invariants:
+    * what a verb names and may not be touched is refused before anything is told of it, its existence included;
+    * what is prepared was asked before: its commit, its place and what waits for it ask nothing, so that a grant that
+      is revoked meanwhile breaks no promise.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.state.access.permissions import Permissions, of_nobody
+from txmq.errors import ForbiddenError, UnauthenticatedError
+
+TOPIC: Final = "topic"
+GROUP: Final = "group"
+RESOURCE: Final = "resource"
+READ: Final = "read"
+WRITE: Final = "write"
+DESCRIBE: Final = "describe"
+SETTLE: Final = "settle"
+INSTALL: Final = "install"
+
+
+def permissions_of(context: Context, client: ClientConnection) -> Permissions | None:
+    """What a connection may do now; None while there are no users, and nothing is asked."""
+    known, principals = client.permissions, context.state.principals
+    if known is not None and (known.version != principals.version or known.user != client.user):
+        known = client.permissions = Permissions(principals.users.get(client.user), principals.version)
+    return known
+
+
+def require(context: Context, client: ClientConnection, operation: str, kind: str, name: str | bytes) -> None:
+    """Refuse what the connection's user may not.
+
+    Raises:
+        UnauthenticatedError: it has not logged in, or its user is no more.
+        ForbiddenError: the text says which grant is missing.
+    """
+    known = permissions_of(context, client)
+    if known is None or known.may(operation, kind, name):
+        return
+    refuse_nobody(known)
+    text = name if isinstance(name, str) else name.decode("ascii", "replace")
+    raise ForbiddenError(
+        f"{known.user} may not {operation} {kind} {text[:200]}: an administrator grants it, "
+        f"txmq acl add {known.user} --may {operation} --{kind} {text[:200]}"
+    )
+
+
+def require_any(context: Context, client: ClientConnection, operation: str, kind: str) -> None:
+    """Refuse who may not do it with any thing of the kind.
+
+    Raises:
+        UnauthenticatedError, ForbiddenError: as ``require``.
+    """
+    known = permissions_of(context, client)
+    if known is not None and not known.has(operation, kind):
+        refuse_nobody(known)
+        raise ForbiddenError(
+            f"{known.user} may not {operation} any {kind}: an administrator grants it, "
+            f"txmq acl add {known.user} --may {operation} --{kind} <name>"
+        )
+
+
+def require_administrator(context: Context, client: ClientConnection, what: str) -> None:
+    """Refuse everybody else.
+
+    Raises:
+        UnauthenticatedError, ForbiddenError: as ``require``.
+    """
+    known = permissions_of(context, client)
+    if known is not None and not known.is_administrator:
+        refuse_nobody(known)
+        raise ForbiddenError(
+            f"{what}: {known.user} is no administrator; one makes others by txmq acl add {known.user} --administrator"
+        )
+
+
+def refuse_nobody(known: Permissions) -> None:
+    """Refuse a connection that speaks for no user.
+
+    Raises:
+        UnauthenticatedError: log in first.
+    """
+    if not known.user:
+        raise UnauthenticatedError("this broker has users: log in with auth first")
+
+
+def is_administrator(context: Context, client: ClientConnection) -> bool:
+    """Whether it may do everything: as an administrator, or because there are no users."""
+    known = permissions_of(context, client)
+    return known is None or known.is_administrator
+
+
+def sees(context: Context, client: ClientConnection, kind: str, name: str | bytes) -> bool:
+    """Whether a list shows a thing: who may do anything with it sees it."""
+    known = permissions_of(context, client)
+    return known is None or known.may_any(kind, name)
+
+
+def require_seen(context: Context, client: ClientConnection, topic: str | bytes) -> None:
+    """Refuse to describe a topic to those who may do nothing with it.
+
+    Raises:
+        UnauthenticatedError, ForbiddenError: as ``require``.
+    """
+    known = permissions_of(context, client)
+    if known is not None and not known.may_any(TOPIC, topic):
+        refuse_nobody(known)
+        text = topic if isinstance(topic, str) else topic.decode("ascii", "replace")
+        raise ForbiddenError(
+            f"{known.user} may do nothing with topic {text[:200]}: an administrator grants what is to be done with it, "
+            f"txmq acl add {known.user} --may <operation> --topic {text[:200]}"
+        )
+
+
+def strangers_from_now_on(context: Context) -> None:
+    """The first user was made: nobody is served without a login any more."""
+    for client in context.clients.values():
+        client.permissions = of_nobody()

@@ -1,0 +1,44 @@
+"""Who did what: effects of the core that the shell writes into the audit log.
+
+Every line says user, address and connection. None has a secret or a payload.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.verbs.access.asking import require
+from txmq.errors import BrokerError
+
+LINES_MAX: Final = 1000  # that wait for the shell: who is refused without end fills no memory
+_REFUSALS: Final = (401, 403)
+
+
+def audit(context: Context, client: ClientConnection, event: str, **fields: str | int) -> None:
+    """Have a line written. Beyond LINES_MAX it is counted only (``audit_lost``)."""
+    if len(context.audited) >= LINES_MAX:
+        context.counters.audit_lost += 1
+        return
+    who = {"user": client.user or "-", "address": client.address, "connection": client.number, "client": client.name}
+    context.audited.append({"event": event, **who, **fields})
+
+
+def refused(context: Context, client: ClientConnection, verb: bytes, error: BrokerError) -> None:
+    """A request failed; if it was refused for who asked, count it and have that written."""
+    if error.code in _REFUSALS:
+        context.counters.refused += 1
+        audit(context, client, "refused", verb=verb.decode("ascii", "replace"), reason=str(error))
+
+
+def refusal_of(
+    context: Context, client: ClientConnection, verb: bytes, operation: str, kind: str, name: str
+) -> BrokerError | None:
+    """The refusal of what waited, and may not be answered any more; None if it may."""
+    try:
+        require(context, client, operation, kind, name)
+    except BrokerError as error:
+        refused(context, client, verb, error)
+        return error.with_traceback(None)
+    return None

@@ -1,0 +1,89 @@
+"""Whose a transaction is, and who else may ask for it or settle it.
+
+A session belongs to the user who made it, and so do its transactions. Another user needs ``settle`` on the database of
+a transaction, or ``read`` on the group of a half message or the name of a query; a transaction that has none of these
+is settled by its user and by administrators.
+
+The connection of the session itself is never asked: a grant that is revoked meanwhile breaks no promise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.state.decisions import Name
+from txmq.broker.state.session import BrokerSession
+from txmq.broker.verbs.access.asking import GROUP, READ, RESOURCE, SETTLE, permissions_of, refuse_nobody, require
+from txmq.broker.verbs.access.audit import audit
+from txmq.broker.verbs.transaction_checks import txid_of
+from txmq.errors import ForbiddenError
+from txmq.model import TransactionKind
+
+Thing = tuple[str, str, str]  # operation, kind, name: as ``require`` takes them
+_OF_A_GROUP = (TransactionKind.HALF.value, TransactionKind.SPARK.value)
+
+
+def is_owner(client: ClientConnection, session: BrokerSession) -> bool:
+    """Whether a session is the connection's own, or its user's."""
+    return client.session is session or (bool(session.user) and session.user == client.user)
+
+
+def may_settle(context: Context, client: ClientConnection, name: Name) -> bool:
+    """Whether the connection's user may know a transaction, and settle it."""
+    known = permissions_of(context, client)
+    if known is None or known.is_administrator:
+        return True
+    session = context.state.sessions.get(name[0])
+    if session is not None and is_owner(client, session):
+        return bool(known.user)
+    return any(known.may(*thing) for thing in _things(context, name))
+
+
+def refuse_others(context: Context, client: ClientConnection, name: Name, uuid: str = "") -> None:
+    """Refuse who may not know or settle a transaction.
+
+    Args:
+        uuid: of the branch that is meant, if it is one in a database; else any grant on the transaction will do.
+
+    Raises:
+        UnauthenticatedError: the connection's user is no more.
+        ForbiddenError: the text says which grant is missing.
+    """
+    known = client.permissions
+    if known is None:
+        return
+    session = context.state.sessions.get(name[0])
+    if session is not None and is_owner(client, session):
+        return
+    if uuid:
+        require(context, client, SETTLE, RESOURCE, uuid)
+    elif not may_settle(context, client, name):
+        for thing in _things(context, name):
+            require(context, client, *thing)
+        refuse_nobody(known)
+        raise ForbiddenError(
+            f"transaction {txid_of(context, name)} is another user's: its user or an administrator settles it"
+        )
+
+
+def _things(context: Context, name: Name) -> list[Thing]:
+    """Each of what would do for another user."""
+    found: list[Thing] = []
+    state = context.state
+    transaction, decided = state.transactions.get(name), state.decisions.incomplete.get(name)
+    if transaction is not None and transaction.meta:
+        meta = transaction.meta
+        if meta["uuid"]:
+            found.append((SETTLE, RESOURCE, meta["uuid"]))
+        elif meta["kind"] in _OF_A_GROUP:
+            found.append((READ, GROUP, meta["resource"]))
+    rows = [*(() if decided is None else decided.branches), *state.decisions.heuristics.get(name, ())]
+    return found + [(SETTLE, RESOURCE, row["uuid"]) for row in rows if row.get("uuid")]
+
+
+def audit_fact(context: Context, client: ClientConnection, name: Name, fact: dict[str, Any]) -> None:
+    """Have it written that somebody settled a transaction by their word: who, which, why."""
+    txid = txid_of(context, name)
+    audit(context, client, "settled by hand", txid=txid, what=fact["what"], reason=fact["reason"])
