@@ -86,8 +86,16 @@ def member(recovered: Recovered, incarnation: str, address: str, lock: str) -> M
         incarnation: the one that ``open_store`` has journaled.
         address: where clients reach the broker.
         lock: names the data directory's lock.
+
+    Raises:
+        RegistryError: it has users, whom the other homes would not know: what one home denies, another would allow.
     """
     state, who = recovered.state, recovered.identity
+    if state.principals.users or state.principals.quotas:
+        raise RegistryError(
+            "this data directory has users or quotas, which brokers with a registry do not keep yet: start it without "
+            "registry, and the cluster with a directory that has none"
+        )
     former = frozenset(int(known, 16) for known in state.registration.incarnations)
     candidate = Candidate(
         who.node, who.name, address, int(incarnation, 16), former, recovered.store.journal.epoch, lock

@@ -229,3 +229,15 @@ def test_a_refusal_is_not_repeated() -> None:
     with pytest.raises(HomeSupersededError):
         patience.run()
     assert patience.tries == 1
+
+
+def test_directory_with_users_enters_no_cluster() -> None:
+    disk = SimDisk()
+    lone = Node(disk, SETTINGS)
+    client = lone.connect()
+    keys = b'{"keys": null, "certificate": "CN=ops"}'
+    assert client.ask("user", "add", "ops", body=keys).code == 200
+    ensemble = SimZooKeeper()
+    with pytest.raises(RegistryError, match="has users or quotas"):
+        Start(ensemble, lone.kill()).run()
+    Start(ensemble, SimDisk()).run()  # nothing of it stands in the registry
