@@ -19,12 +19,17 @@ from tools.simulation.loops import SimWorker
 from tools.simulation.run import simulate
 from tools.simulation.threads import required_task
 from txmq.aio import Transaction
+from txmq.broker.context import Context
 from txmq.broker.verbs import get, turns
+from txmq.broker.verbs.access import users
+from txmq.broker.verbs.access.changes import journal
+from txmq.redo import entries
 from txmq.runtime import workers
 
 SOURCE = Path(__file__).resolve().parents[2] / "txmq/broker/commit/pipeline.py"
 SEEDS, HARMLESS = range(1, 21), range(1, 5)
 LOOPS = range(21, 51)  # in half of them something runs on a loop
+WITH_USERS = (60, 64, 74)
 Edits = tuple[tuple[str, str], ...]
 
 ANSWER_BEFORE_SYNC: Edits = (
@@ -96,6 +101,18 @@ def test_connection_without_a_thread_of_its_own_is_caught(monkeypatch: pytest.Mo
     monkeypatch.setattr(SimWorker, "_hand_over", hand_over)
     errors = (simulate(seed, sync="always").error or "" for seed in LOOPS)
     assert any("a second statement" in error for error in errors), f"{len(LOOPS)} seeds found nothing"
+
+
+def test_removal_of_a_user_that_no_journal_has_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(context: Context, kind: int, fields: dict[str, Any]) -> None:
+        if kind == entries.USER_REMOVED:
+            context.state.principals.fold(kind, fields)
+        else:
+            journal(context, kind, fields)
+
+    monkeypatch.setattr(users, "journal", forgetful)
+    errors = (simulate(seed, sync="always").error or "" for seed in WITH_USERS)
+    assert any("U1" in error for error in errors), f"{len(WITH_USERS)} seeds found nothing"
 
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])

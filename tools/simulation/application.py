@@ -35,6 +35,7 @@ from txmq.xa.resolver import Resolver
 from .bank import KEYS_FROM as XA_KEYS_FROM
 from .history import XA_ROW, Put, Shared, Transaction
 from .threads import Host, Threads, pause, required_task
+from .users import bootstrap
 from .world import Violation
 
 RESOURCE = "orders-db"
@@ -113,7 +114,7 @@ class Program:
     def client(self) -> Client:
         """A client of its own."""
         return Client(
-            list(self.shared.addresses), timeout=self.world.rng.choice((0.3, 1.0)), name=self.host.name, clock=self.host
+            bootstrap(self.shared), timeout=self.world.rng.choice((0.3, 1.0)), name=self.host.name, clock=self.host
         )
 
 

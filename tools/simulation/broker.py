@@ -18,6 +18,7 @@ from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import Checkpoint, Part, Step
 from txmq.config import BrokerSettings
 from txmq.errors import JournalFailedError, JournalFullError, StorageError
+from txmq.protocol import commands
 from txmq.protocol.answers import encode_all
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -40,6 +41,11 @@ class Link(NodeClient):
         self._receive, self._lost = receive, lost
         self._free = [0.0, 0.0]  # when each direction has delivered all before
         self.is_lost = self.has_stalled = False
+
+    def log_in(self, user: str) -> None:
+        """By certificate, in front of whatever follows."""
+        self.client.certificates = frozenset({f"CN={user}"})
+        self.write(b"".join(commands.request("auth", "external", body=[b""], opaque=b"login")))
 
     def write(self, data: bytes) -> None:
         """From the client."""

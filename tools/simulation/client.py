@@ -97,6 +97,10 @@ class Process:
 
     def open_link(self, broker: Broker | None = None) -> bool:
         """A new connection, to one of several brokers if it is named; False where nobody listens."""
+        return self.open_link_as(self.shared.user, broker)
+
+    def open_link_as(self, user: str, broker: Broker | None = None) -> bool:
+        """The same, logged in as a user if one is named."""
         box: list[Link] = []
         self._reader, self._answers = AnswerReader(), {}
         link = (broker or self.shared.broker).connect(
@@ -106,6 +110,8 @@ class Process:
             return False
         box.append(link)
         self.link = link
+        if user:
+            link.log_in(user)
         return True
 
     def send(self, verb: str, *arguments: str | int, body: bytes | bytearray | None = None,

@@ -29,6 +29,7 @@ class Load:
             return
         if self._client is None or self._client.node is not node:
             self._client = _Feed(node)
+            self._client.client.user = self._shared.user
         self._count += 1
         value = b"load-%06d-%b" % (self._count, b"." * next(self._sizes))
         put = Put(self._place, (value,))

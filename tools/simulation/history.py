@@ -61,6 +61,7 @@ class Shared:
         brokers: all of them; ``broker`` is the first one.
         addresses: where real clients look for a broker.
         has_outbox: the real clients' database keeps messages while the broker is away.
+        user: as whom everybody logs in; empty: there are no users.
     """
 
     world: Simulation
@@ -73,6 +74,7 @@ class Shared:
     brokers: Sequence[Broker] = ()
     addresses: Sequence[tuple[str, int]] = (("broker", 8123),)
     has_outbox: bool = False
+    user: str = ""
 
     @property
     def may_forget(self) -> bool:

@@ -23,6 +23,7 @@ from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from .application import Application, Resources
 from .history import Transaction
 from .loops import SimLoop
+from .users import PASSWORD
 from .world import Violation
 
 CANCELLED = 0.2  # of what it does
@@ -62,9 +63,12 @@ class LoopApplication(Application):
     def client(self) -> Client:
         """A client of the loop."""
         places = ",".join(f"{host}:{port}" for host, port in self.shared.addresses)
+        user, password = (f"{self.shared.user}@", PASSWORD) if self.shared.user else ("", "")
         timeout = self.world.rng.choice((0.3, 1.0))
         opened = _Strand().call(
-            lambda: txmq.aio.connect(f"txmq://{places}", timeout=timeout, name=self.host.name, lazy=True)
+            lambda: txmq.aio.connect(
+                f"txmq://{user}{places}", timeout=timeout, name=self.host.name, lazy=True, password=password
+            )
         )
         self._loop.hosts.append(opened.original.host)
         return cast("Client", opened)

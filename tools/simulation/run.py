@@ -28,7 +28,7 @@ from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.simulated.clock import SimRandom
 from txmq.xa.last_resource import proof
 
-from . import outbox
+from . import outbox, users
 from .acknowledged import TOPIC as ACKNOWLEDGED
 from .acknowledged import AcknowledgedReader
 from .application import Application, Program, ResolverProgram, watched_prove
@@ -76,6 +76,8 @@ class Operator(Process):
     def main(self) -> Steps:
         """For ever."""
         history, rng = self.shared.history, self.world.rng
+        if len(self.shared.brokers) == 1 and users.has_users(self.world.seed):
+            yield from users.end_anonymity(self)
         wanted = {f"t{n}": rng.randint(1, 4) for n in range(rng.randint(1, 4))} | {"temporary": 1}
         for name, partitions in wanted.items():
             yield from self._topic("create", name, partitions)
@@ -177,7 +179,7 @@ def inhabited(threads: Threads, brokers: Sequence[Broker], network: Network) -> 
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
         logging.configure("info", TracedLog(world))  # type: ignore[arg-type]
         try:
-            with installed(threads, doors):
+            with installed(threads, doors), users.quick_passwords():
                 yield shared, Told(Consumption(), Written(), Dealt(folder, world.chance(0.3)))
         finally:
             block._STREAM_AT_BYTES = _STREAM_AT_BYTES
@@ -218,6 +220,7 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
     ]  # fmt: skip
     programs = _programs(shared, threads, told)
     AcknowledgedReader(shared, "n0")
+    users.population(shared)
     _plan_faults(world, broker, clients, programs)
     drivers = [Driver(shared, told.written, "d0")] if world.rng.random() < 0.5 else []
     _plan_drivers(shared, told.written, drivers)

@@ -43,6 +43,7 @@ SITUATIONS = frozenset(
         "messages went into an outbox", "a row was drained", "a drainer was paused", "a drainer was out of turn",
         "a drained row has no answer", "a row waited for its place",
         "a task was cancelled", "a cancelled end committed",
+        "a user was removed", "a removed user was refused", "a stranger was refused",
         "endless load", "read behind its acknowledgement",
         "bit flip written over by redo", "bit flip in the journal without effect",
     }
@@ -66,6 +67,7 @@ class Simulation:
         self, seed: int, *, sync: str = "", endless: bool = False, situations: frozenset[str] = SITUATIONS
     ) -> None:
         self.sync, self.is_endless, self._situations = sync, endless, situations
+        self.seed = seed
         self.rng = random.Random(seed)
         self.clock = SimClock()
         self.met: set[str] = set()

@@ -1,0 +1,164 @@
+"""Users of a lone broker: everybody logs in, a guest is removed in the middle, and strangers try.
+
+The operator ends anonymity before anything else happens. Scripted clients log in by certificate (``external``), in one
+request in front of the others; the real client and those who guess passwords do it by SCRAM.
+
+What must hold: U1, a removed user is served nothing, through crashes; U2, nobody is who has not logged in.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import scramp.core
+
+from txmq.client.bootstrap import Bootstrap
+from txmq.client.transport.login import Login
+from txmq.protocol.scram import SALT_SIZE, ScramAttempt, keys_of
+
+from .broker import Broker
+from .client import Process, Steps
+from .history import Shared
+from .world import Violation
+
+NAME: Final = "app"
+PASSWORD: Final = "correct horse"
+_GUEST: Final = "guest"
+_STRANGER: Final = "10.9.9.9:1"  # its failed logins make nobody else wait
+
+
+def has_users(seed: int) -> bool:
+    """Whether there are users in a seed's world; drawn apart, so that worlds without them are what they were."""
+    return random.Random(f"users {seed}").random() < 0.3
+
+
+@contextmanager
+def quick_passwords() -> Iterator[None]:
+    """A password's hash is made once, and not some milliseconds at each of a hundred logins."""
+    slow, made = scramp.core.hi, dict[tuple[bytes, bytes, int], Any]()
+
+    def hi(hash_function: Any, password: bytes, salt: bytes, iterations: Any) -> Any:
+        key = password, salt, int(iterations)
+        if key not in made:
+            made[key] = slow(hash_function, password, salt, iterations)
+        return made[key]
+
+    scramp.core.hi = hi
+    try:
+        yield
+    finally:
+        scramp.core.hi = slow
+
+
+def bootstrap(shared: Shared) -> Bootstrap:
+    """How real clients find the broker, and log in."""
+    login = Login(shared.user, lambda: PASSWORD) if shared.user else None
+    return Bootstrap(lambda _timeout: list(shared.addresses), login=login)
+
+
+def _stated(user: str, *, has_password: bool = True) -> bytes:
+    keys = keys_of(PASSWORD, bytes(SALT_SIZE)).to_json() if has_password else None
+    return json.dumps({"keys": keys, "certificate": f"CN={user}"}).encode()
+
+
+def end_anonymity(process: Process) -> Steps:
+    """Add the user as whom all log in."""
+    shared = process.shared
+    while True:
+        if process.link is not None or process.open_link():
+            reply = yield from process.ask("user", "add", NAME, body=_stated(NAME))
+            if reply is not None and reply[0] in (200, 401):  # the latter: it was added, and the answer lost
+                break
+        yield 0.02
+    shared.user = NAME
+    if process.link is not None:
+        process.link.cut()
+
+
+def population(shared: Shared) -> None:
+    """Those who are there because there are users."""
+    if shared.user:
+        removed: list[bool] = []
+        _Warden(shared, "u0", removed)
+        _Guest(shared, "u1", removed)
+        _Stranger(shared, "u2")
+
+
+class _Warden(Process):
+    """Adds the guest, and removes it."""
+
+    def __init__(self, shared: Shared, name: str, removed: list[bool]) -> None:
+        self._removed = removed
+        super().__init__(shared, name)
+
+    def main(self) -> Steps:
+        """Until the guest is gone."""
+        yield from self._until("add", _stated(_GUEST, has_password=False), 409)
+        yield self.world.rng.uniform(0.1, 0.8)
+        yield from self._until("remove", b"", 404)
+        self._removed.append(True)
+        self.world.meet("a user was removed")
+
+    def _until(self, action: str, body: bytes, done: int) -> Steps:
+        while True:
+            if self.link is not None or self.open_link():
+                reply = yield from self.ask("user", action, _GUEST, body=body)
+                if reply is not None and reply[0] in (200, done):
+                    return
+            yield 0.02
+
+
+class _Guest(Process):
+    """Asks and asks."""
+
+    def __init__(self, shared: Shared, name: str, removed: list[bool]) -> None:
+        self._removed = removed
+        super().__init__(shared, name)
+
+    def open_link(self, broker: Broker | None = None) -> bool:
+        """As the guest."""
+        return self.open_link_as(_GUEST, broker)
+
+    def main(self) -> Steps:
+        """Until the end of the world."""
+        while not self.shared.stopping:
+            yield self.world.rng.uniform(0.005, 0.05)
+            if self.link is None and not self.open_link():
+                continue
+            is_removed = bool(self._removed)
+            reply = yield from self.ask("stats", "*")
+            if is_removed and reply is not None:
+                if reply[0] == 200:
+                    raise Violation("U1: a removed user was served")
+                self.world.meet("a removed user was refused")
+
+
+class _Stranger(Process):
+    """Guesses passwords, and asks without."""
+
+    def open_link(self, broker: Broker | None = None) -> bool:
+        """Without a login."""
+        is_open = self.open_link_as("", broker)
+        if self.link is not None:
+            self.link.client.address = _STRANGER
+        return is_open
+
+    def main(self) -> Steps:
+        """Until the end of the world."""
+        while not self.shared.stopping:
+            yield self.world.rng.uniform(0.01, 0.1)
+            if self.link is None and not self.open_link():
+                continue
+            attempt = ScramAttempt(NAME, "wrong", f"{self.world.rng.getrandbits(128):032x}")
+            reply = yield from self.ask("auth", "scram-sha-256", body=attempt.first())
+            if reply is not None and reply[0] == 200:
+                yield from self.ask("auth", "scram-sha-256", body=attempt.final(reply[1].removesuffix(b"\n")))
+            reply = yield from self.ask("stats", "*")
+            if reply is not None:
+                if reply[0] == 200:
+                    raise Violation("U2: a stranger was served")
+                self.world.meet("a stranger was refused")
