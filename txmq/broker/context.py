@@ -16,6 +16,7 @@ from txmq.broker.cluster.branch_asks import BranchAsks, Look, Reminder
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.access.failed_logins import FailedLogins
+from txmq.broker.state.access.refusal_lines import RefusalLines
 from txmq.broker.state.check_backs import CheckBacks
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.identity import BrokerIdentity, Ids
@@ -97,6 +98,7 @@ class Context:
         resources: the reports of resolvers about databases.
         branch_asks: what other homes are asked about branches here.
         failed_logins: by address, since a while.
+        refusal_lines: which refusals are written.
         alarms: effects: errors that an operator must see, as fields of a log line.
         audited: effects: who did, or was refused, what, as fields of a log line (``verbs/access/audit.py``).
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
@@ -136,6 +138,7 @@ class Context:
     pending_groups: PendingGroups = field(default_factory=PendingGroups)
     resources: Resources = field(default_factory=Resources)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
+    refusal_lines: RefusalLines = field(default_factory=RefusalLines)
     alarms: list[dict[str, Any]] = field(default_factory=list)
     audited: list[dict[str, Any]] = field(default_factory=list)
     disk_full: bool = False

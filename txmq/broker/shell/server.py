@@ -43,6 +43,7 @@ from txmq.broker.shell.registry_worker import RegistryWorker
 from txmq.broker.shell.throttle import Throttle
 from txmq.broker.shell.tls_door import BrokerTls, TlsDoor
 from txmq.broker.state.silence_clock import TICK_MS
+from txmq.broker.verbs.access.audit import WARNINGS
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
 from txmq.protocol.requests import ByteBudget
@@ -246,6 +247,8 @@ class Server:
             self.core.wake_memory()
         started = self.clock.monotonic()
         pipeline, context = self.pipeline, self.context
+        if context.audited:  # before the record of what they tell of
+            self._write_audit()
         while (step := pipeline.next_step(started)) is not None:
             if step.thread is not LOOP:
                 self._run_in_thread(step)
@@ -274,6 +277,11 @@ class Server:
         now = self.clock.monotonic()
         if now - started >= NOTICED_S:
             self._stalls.worked(now, now - started)
+
+    def _write_audit(self) -> None:
+        lines, self.context.audited = self.context.audited, []
+        for line in lines:
+            (log.warning if line["event"] in WARNINGS else log.info)(audit=True, **line)
 
     def _run_in_thread(self, step: Step) -> None:
         self._jobs += 1
@@ -375,9 +383,6 @@ class Server:
         self.core.tick(self.clock.now_ms(), is_reading=not self.paused)
         while self.context.alarms:
             log.error(**self.context.alarms.pop(0))
-        audited, self.context.audited = self.context.audited, []
-        for line in audited:
-            log.info(**line)
         if now >= self._retention_at and self.context.is_serving:
             self._retention_at = now + self.settings.retention_check_interval_ms / 1000
             retire(self.context, self.clock.now_ms())

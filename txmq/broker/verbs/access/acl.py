@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.access.changes import chosen, journal, tell
 from txmq.broker.verbs.access.users import refuse_last_administrator
 from txmq.errors import BadRequestError, OverloadedError
@@ -15,6 +16,7 @@ from txmq.redo import entries
 
 GRANTS_MAX: Final = 1000  # of one user
 _KINDS: Final = (b"topic", b"group", b"resource")
+_TOLD: Final = {"grant": "granted", "revoke": "revoked"}
 
 
 def acl(context: Context, client: ClientConnection, request: Request) -> None:
@@ -23,7 +25,11 @@ def acl(context: Context, client: ClientConnection, request: Request) -> None:
     action, name = arguments[0].decode(), arguments[1].decode()
     is_new = False
     if action in ("grant", "revoke"):
-        is_new = _change(context, name, _stated(extensions), is_grant=action == "grant")
+        stated = _stated(extensions)
+        is_new = _change(context, name, stated, is_grant=action == "grant")
+        if is_new:
+            may, (_, kind, thing) = ",".join(grant.may for grant in stated), stated[0]
+            audit(context, client, _TOLD[action], whom=name, may=may, kind=kind, name=thing)
     elif action != "list" or extensions:
         raise BadRequestError(f"acl {action[:40]}: expected grant or revoke with grants, or list without")
     rows = [{"user": one, "grants": _described(context, one)} for one in chosen(context, name)]

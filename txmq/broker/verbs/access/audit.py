@@ -1,6 +1,10 @@
-"""Who did what: effects of the core that the shell writes into the audit log.
+"""Who did what: effects of the core that the shell writes into the log.
 
-Every line says user, address and connection. None has a secret or a payload.
+Invariants:
+    * every line says user, address and connection; none has a secret or a payload;
+    * the shell writes a line before the journal record of what it tells of (``Server``): a broker that dies in between
+      leaves a line about a change that was not made, never a change without a line;
+    * refusals without end fill neither memory (LINES_MAX) nor the log (``refusal_lines``).
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from txmq.broker.verbs.access.asking import require
 from txmq.errors import BrokerError
 
 LINES_MAX: Final = 1000  # that wait for the shell: who is refused without end fills no memory
+REFUSED: Final = "refused"
+LOGIN_FAILED: Final = "login failed"
+WARNINGS: Final = frozenset({REFUSED, LOGIN_FAILED})
 _REFUSALS: Final = (401, 403)
 
 
@@ -27,9 +34,13 @@ def audit(context: Context, client: ClientConnection, event: str, **fields: str 
 
 def refused(context: Context, client: ClientConnection, verb: bytes, error: BrokerError) -> None:
     """A request failed; if it was refused for who asked, count it and have that written."""
-    if error.code in _REFUSALS:
-        context.counters.refused += 1
-        audit(context, client, "refused", verb=verb.decode("ascii", "replace"), reason=str(error))
+    if error.code not in _REFUSALS:
+        return
+    context.counters.refused += 1
+    left_out = context.refusal_lines.take(client.user, client.address, context.now_ms)
+    if left_out is not None and verb != b"auth":  # which has a line of its own
+        more = {"left_out": left_out} if left_out else {}
+        audit(context, client, REFUSED, verb=verb.decode("ascii", "replace"), reason=str(error), **more)
 
 
 def refusal_of(

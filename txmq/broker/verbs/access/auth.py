@@ -11,9 +11,10 @@ from typing import NoReturn
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.verbs.access.audit import audit
+from txmq.broker.verbs.access.audit import LOGIN_FAILED, audit
 from txmq.broker.verbs.hello import let_go
 from txmq.errors import BadRequestError, OverloadedError, UnauthenticatedError
+from txmq.model import is_valid_name
 from txmq.protocol.requests import Request
 from txmq.protocol.scram import REFUSED, ScramKeys, ScramLogin, has_password, mock_keys
 
@@ -52,11 +53,11 @@ def _scram(context: Context, client: ClientConnection, message: bytes) -> bytes:
             return told
         told = login.final(message)
     except UnauthenticatedError:
-        _failed(context, client)
+        _failed(context, client, "scram-sha-256", "" if login is None else login.user)
     known = context.state.principals.users.get(login.user)
     if known is None or known.keys != login.keys:  # removed, or given another password, meanwhile
-        _failed(context, client)
-    _succeeded(context, client, login.user)
+        _failed(context, client, "scram-sha-256", login.user)
+    _succeeded(context, client, "scram-sha-256", login.user)
     return told
 
 
@@ -74,19 +75,19 @@ def _plain(context: Context, client: ClientConnection, message: bytes) -> None:
     if len(words) != 3 or words[0]:
         raise BadRequestError("auth plain: expected \\0<user>\\0<password>")
     if not has_password(_keys(context, words[1]), words[2]):
-        _failed(context, client)
-    _succeeded(context, client, words[1])
+        _failed(context, client, "plain", words[1])
+    _succeeded(context, client, "plain", words[1])
 
 
 def _external(context: Context, client: ClientConnection, wished: str) -> None:
     users = context.state.principals.users.values()
     names = [user.name for user in users if user.certificate in client.certificates]
     if len(names) != 1 or wished not in ("", names[0]):
-        _failed(context, client)
-    _succeeded(context, client, names[0])
+        _failed(context, client, "external", wished)
+    _succeeded(context, client, "external", names[0])
 
 
-def _succeeded(context: Context, client: ClientConnection, name: str) -> None:
+def _succeeded(context: Context, client: ClientConnection, mechanism: str, name: str) -> None:
     most = context.state.principals.quotas.get(("user", name), {}).get("connections_max")
     if most is not None and sum(other.user == name for other in context.clients.values()) >= most:
         raise OverloadedError(f"auth: connections_max {most} of user {name} is reached: close some of its connections")
@@ -94,11 +95,12 @@ def _succeeded(context: Context, client: ClientConnection, name: str) -> None:
         let_go(context, client)  # it was another user's, who is no more
     client.user = name
     context.counters.logins += 1
-    audit(context, client, "login")
+    audit(context, client, "login", mechanism=mechanism)
 
 
-def _failed(context: Context, client: ClientConnection) -> NoReturn:
+def _failed(context: Context, client: ClientConnection, mechanism: str, name: str) -> NoReturn:
     context.failed_logins.failed(client.address, context.now_ms)
     context.counters.logins_failed += 1
-    audit(context, client, "login failed")
+    tried = name if is_valid_name(name) else "-"  # a stranger's text: no user has such a name
+    audit(context, client, LOGIN_FAILED, mechanism=mechanism, tried=tried)
     raise UnauthenticatedError(REFUSED)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.access.changes import check_name, journal, tell
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.protocol.grants import ALL
@@ -30,6 +31,10 @@ def quota(context: Context, client: ClientConnection, request: Request) -> None:
         raise BadRequestError(f"quota {action[:40]}: expected set with limits, or remove or list without")
     elif action == "remove":
         is_new = _set(context, kind, name, {})
+    if is_new:
+        now = context.state.principals.quotas.get((kind, name), {})
+        told = ",".join(f"{limit}={value}" for limit, value in now.items())
+        audit(context, client, "quota changed", kind=kind, name=name, limits=told or "none")
     rows = [
         {"kind": of[0], "name": of[1], "limits": limits}
         for of, limits in context.state.principals.quotas.items()

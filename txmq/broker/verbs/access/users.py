@@ -9,6 +9,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.access.principals import User
 from txmq.broker.verbs.access.asking import strangers_from_now_on
+from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.access.changes import check_name, chosen, journal, tell
 from txmq.errors import BadRequestError, OverloadedError, UserExistsError
 from txmq.protocol.grants import ADMINISTRATOR
@@ -31,6 +32,7 @@ def user(context: Context, client: ClientConnection, request: Request) -> None:
     if change is not None:
         check_name("user", name)
         described = change(context, name, body or b"")
+        audit(context, client, _TOLD[action], whom=name)
     elif action == "list":
         described = [_described(context, known) for known in chosen(context, name)]
     else:
@@ -83,6 +85,8 @@ def _remove(context: Context, name: str, body: Body) -> list[dict[str, Any]]:
 _CHANGES: Final[dict[str, Callable[[Context, str, Body], list[dict[str, Any]]]]] = {
     "add": _add, "passwd": _passwd, "remove": _remove,
 }  # fmt: skip
+
+_TOLD: Final = {"add": "user added", "passwd": "user changed", "remove": "user removed"}
 
 
 def refuse_last_administrator(context: Context, known: User) -> None:

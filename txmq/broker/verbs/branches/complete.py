@@ -17,6 +17,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.session import CommittedParts
+from txmq.broker.verbs.access.owners import audit_fact
 from txmq.broker.verbs.recover import placed_rows
 from txmq.broker.verbs.transaction_checks import at_home, txid_of
 from txmq.errors import BadRequestError, FencedError, TransactionConflictError, UnknownTransactionError
@@ -44,6 +45,7 @@ def complete_home(
         fields: dict[str, Any] = {"session": name[0], "counter": name[1], "branch": txid}
         if fact is not None:
             fields["fact"] = fact = _home_given_up(context, fact, txid, decided.parts)
+            audit_fact(context, client, name, fact)
         context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
         context.group.needs_sync = True
         crash_point("broker.decision.reported")
@@ -88,6 +90,7 @@ def give_up_deciding(
         session = context.state.sessions.get(part.name[0])
         kept = None if session is None else session.outcomes.get(part.name[1])
         reported(context, part.name, _home_given_up(context, fact, of, kept if isinstance(kept, tuple) else ()))
+        audit_fact(context, client, part.name, fact)
     elif not any(known.get("branch") == of for known in context.state.decisions.heuristics.get(name, ())):
         raise UnknownTransactionError(f"no part {parsed} of transaction {of[:80]} waits for the home that decided")
     context.answer_when_durable(client, opaque)

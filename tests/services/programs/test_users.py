@@ -1,0 +1,169 @@
+"""Programs beside the plain client at a broker with users: each logs in, again behind a kill, with its grants alone."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import txmq
+import txmq.aio
+from tests.services.consumer.retrying import NOW
+from txmq.client.admin.users import Users
+from txmq.errors import UnauthenticatedError
+from txmq.testing.eventually import eventually
+from txmq.testing.processes import fork_server
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.xa import LastResource
+
+PASSWORD = "pencil"
+SELECTOR = txmq.KeyHashSelector()
+OWNER = """
+import sqlite3, sys, txmq
+from txmq.xa import LastResource
+resource = LastResource("shop", connect=lambda: sqlite3.connect(sys.argv[2], check_same_thread=False))
+with txmq.connect(sys.argv[1]) as client, client.producer().transaction(resource) as tx:
+    tx.connection(resource).execute("INSERT INTO orders VALUES (1)")
+    tx.send("orders", b"one")
+"""
+
+
+class Guarded:
+    """A broker with an administrator, and a user ``shop`` whose password is in a file."""
+
+    def __init__(self, broker: BrokerProcess, folder: Path) -> None:
+        self.broker = broker
+        secret = folder / "shop.password"
+        secret.write_text(PASSWORD)
+        secret.chmod(0o600)
+        with txmq.connect(broker.address) as client:
+            Users(client.control, client.timeout).add("ops", PASSWORD)
+        with self.operator() as client:
+            client.topics.create("orders", partitions=2)
+            Users(client.control, client.timeout).add("shop", PASSWORD)
+        self.address = f"{self.of('shop')}?password_file={secret}"
+
+    def of(self, user: str) -> str:
+        return self.broker.address.replace("://", f"://{user}@")
+
+    def operator(self) -> txmq.Client:
+        return txmq.connect(self.of("ops"), password=PASSWORD)
+
+    def grant(self, **words: str) -> None:
+        with self.operator() as client:
+            Users(client.control, client.timeout).acl("grant", "shop", words)
+
+    def values(self) -> list[bytes | None]:
+        with self.operator() as client:
+            return [message.value for message in client.browse("orders")]
+
+
+@pytest.fixture
+def guarded(broker: BrokerProcess, tmp_path: Path) -> Guarded:
+    return Guarded(broker, tmp_path)
+
+
+def test_ordered_producer_logs_in_again_and_drains_its_spool(guarded: Guarded, tmp_path: Path) -> None:
+    guarded.grant(may="write,read", topic="orders")
+    spool, options = str(tmp_path / "spool"), txmq.OrderedOptions(timeout=30.0)
+    with (
+        txmq.connect(guarded.address) as client,
+        client.ordered_producer(SELECTOR, spool, options=options) as producer,
+    ):
+        producer.send("orders", b"0", key=b"k")
+        guarded.broker.kill()
+        for number in (b"1", b"2"):
+            assert producer.send("orders", number, key=b"k").status is txmq.SendStatus.SPOOLED
+        guarded.broker.start()
+        eventually(lambda: guarded.values() == [b"0", b"1", b"2"], "the spool is drained")
+
+
+def test_retry_store_keeps_and_delivers_under_a_user(guarded: Guarded, tmp_path: Path) -> None:
+    guarded.grant(may="write,read", topic="orders")
+    guarded.grant(may="read", group="billing")
+    failures = [RuntimeError("once"), RuntimeError("and once more")]
+    taken: list[bytes | None] = []
+
+    def take(message: txmq.Message) -> None:
+        if failures:
+            raise failures.pop()
+        taken.append(message.value)
+
+    with txmq.connect(guarded.address) as client:
+        client.producer().send("orders", b"bad")
+        store = str(tmp_path / "retry")
+        consumer = client.consumer(
+            "billing", ["orders"], start="earliest", max_retries=1, retry_store=store, options=NOW
+        )
+        thread = threading.Thread(target=lambda: consumer.run(take))
+        thread.start()
+        try:
+            eventually(lambda: taken == [b"bad"], "it is delivered again")
+        finally:
+            consumer.close()
+            thread.join()
+
+
+def test_client_on_an_event_loop_logs_in_again(guarded: Guarded) -> None:
+    guarded.grant(may="write,read", topic="orders")
+
+    async def played() -> None:
+        async with await txmq.aio.connect(guarded.address) as client, client.producer(timeout=30.0) as producer:
+            await producer.send("orders", b"one")
+            await asyncio.to_thread(guarded.broker.restart)
+            await producer.send("orders", b"two")
+
+    asyncio.run(played())
+    assert sorted(filter(None, guarded.values())) == [b"one", b"two"]
+
+
+def test_resolver_settles_with_settle_alone(guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE orders (value BLOB)")
+    resource = LastResource("shop", connect=lambda: sqlite3.connect(path, check_same_thread=False))
+    with guarded.operator() as client:
+        resource.install(client)
+        Users(client.control, client.timeout).add("settler", PASSWORD)
+        Users(client.control, client.timeout).acl("grant", "settler", {"may": "settle", "resource": "*"})
+    monkeypatch.setenv("TXMQ_PASSWORD", PASSWORD)
+    monkeypatch.setenv("TXMQ_CRASH", "client.tx.prepared:1")
+    dead = subprocess.run([sys.executable, "-c", OWNER, guarded.of("ops"), str(path)], check=False, timeout=60)
+    assert dead.returncode == -9
+    monkeypatch.delenv("TXMQ_CRASH")
+    config = tmp_path / "resolver.toml"
+    config.write_text(
+        f'bootstrap = "{guarded.of("settler")}"\n[[resource]]\nname = "shop"\ndriver = "sqlite3"\n'
+        f'connect = {{ database = "{path}" }}\n'
+    )
+    command = [sys.executable, "-m", "txmq.cli.main", "resolver", "--config", str(config), "--once"]
+
+    def settled() -> bool:
+        done = fork_server.run(command, timeout=60)
+        assert PASSWORD.encode() not in done.stdout + done.stderr
+        with guarded.operator() as client:
+            return done.returncode == 0 and not client.transactions.list("in-doubt")
+
+    eventually(settled, "the resolver has settled it", 30.0)
+    assert guarded.values() == []
+
+
+def test_changed_password_leaves_connections_and_is_read_again(guarded: Guarded, tmp_path: Path) -> None:
+    guarded.grant(may="write,read", topic="orders")
+    with txmq.connect(guarded.address) as client, client.producer(timeout=30.0) as producer:
+        producer.send("orders", b"before")
+        with guarded.operator() as operator:
+            Users(operator.control, operator.timeout).passwd("shop", "crayon")
+        producer.send("orders", b"on a connection that was there")
+        with pytest.raises(UnauthenticatedError):
+            txmq.connect(guarded.of("shop"), password=PASSWORD)
+        (tmp_path / "shop.password").write_text("crayon")
+        guarded.broker.restart()
+        producer.send("orders", b"on another one")
+    assert len(guarded.values()) == 3
