@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from txmq.addresses import is_ensemble, parse_password_file, parse_tls, parse_user
-from txmq.client.passwords import of_environment, read_password
 from txmq.errors import ConfigError
 
 NEW_PASSWORD = "TXMQ_NEW_PASSWORD"  # noqa: S105  the name of a variable
@@ -28,6 +27,8 @@ def own_password(bootstrap: str) -> str:
     """
     if is_ensemble(bootstrap) or not (user := parse_user(bootstrap)) or not sys.stdin.isatty():
         return ""
+    from txmq.client.passwords import of_environment
+
     tls = parse_tls(bootstrap)
     if of_environment() or parse_password_file(bootstrap) or (tls is not None and tls.cert):
         return ""
@@ -41,6 +42,8 @@ def new_password(path: str | None) -> str:
     Raises:
         ConfigError: there is none; the text does not hold it.
     """
+    from txmq.client.passwords import of_environment, read_password
+
     if path is not None:
         return read_password(path)
     given = of_environment(NEW_PASSWORD)
