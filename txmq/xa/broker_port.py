@@ -56,8 +56,18 @@ class Control(Protocol):
     ) -> Answer:  # fmt: skip
         """Send a request."""
 
-    def submit_transactions(self, requests: Sequence[TransactionRequest], timeout: float) -> Sequence[Answer]:
-        """Send many requests of transactions together, unchecked (``commands.transaction_line``)."""
+    @property
+    def live(self) -> object | None:
+        """What stands for the connection that there is now: another one for each; None if there is none."""
+
+    def submit_transactions(
+        self, requests: Sequence[TransactionRequest], timeout: float, over: object = None
+    ) -> Sequence[Answer]:
+        """Send many requests of transactions together, unchecked (``commands.transaction_line``).
+
+        Args:
+            over: the connection that was ``live``; ConnectionLostError if it is another one by now.
+        """
 
 
 class Session(Protocol):

@@ -126,13 +126,15 @@ class ReconnectingConnection:
                 if connection.failure is None:  # pragma: no cover - a connection raises its own failure only
                     raise
 
-    def submit_transactions(self, requests: Sequence[TransactionRequest], timeout: float) -> list[Reply]:
-        """``submit`` for many requests of transactions, which go out together in few writes; unchecked, too.
+    def submit_transactions(
+        self, requests: Sequence[TransactionRequest], timeout: float, over: object = None
+    ) -> list[Reply]:
+        """``submit`` for many requests of transactions, in few writes, unchecked. If it raises, some may be sent.
 
-        If it raises, some of them may have been sent.
-        """
-        deadline = self._clock.monotonic() + timeout
-        connection, last = self.connect(deadline), len(requests) - 1
+        ``over`` was ``live``: no other will do, as behind it there may be a broker that was restored."""
+        deadline, last = self._clock.monotonic() + timeout, len(requests) - 1
+        if (connection := self.connect(deadline)) is not over and over is not None:
+            raise ConnectionLostError("it was made anew")
         return [
             connection.transaction(deadline, *request, more_follows=at < last) for at, request in enumerate(requests)
         ]

@@ -188,7 +188,14 @@ class SimulatedBroker:
         left_s = max(deadline - self.clock.monotonic(), 0.0)
         return self.submit(verb, *arguments, extensions=dict(fields), body=body, timeout=left_s)
 
-    def submit_transactions(self, requests: Sequence[TransactionRequest], timeout: float) -> list[FakeReply]:
+    @property
+    def live(self) -> object:
+        """As of ``ReconnectingConnection``: its one connection."""
+        return self
+
+    def submit_transactions(
+        self, requests: Sequence[TransactionRequest], timeout: float, over: object = None
+    ) -> list[FakeReply]:
         """As ``Connection.submit_transactions``."""
         deadline = self.clock.monotonic() + timeout
         return [self.submit_transaction(*request, deadline) for request in requests]

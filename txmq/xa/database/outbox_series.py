@@ -27,6 +27,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+from txmq.errors import TxmqError
 from txmq.xa.database.dbapi import Connection, run, text
 from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.marker_table import own_transaction
@@ -44,6 +45,10 @@ _PAGE = 500
 _FIRST = 1  # the id of the first numbering
 _HOME = re.compile(r"[0-9a-f]{16}\Z")
 _RECALL_ENDS = f"state = CASE WHEN state = '{RECALLED}' THEN '{WAITING}' ELSE state END"
+
+
+class SeriesChangedError(TxmqError):
+    """An operator has numbered the outbox anew meanwhile: compared again in the next round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +317,15 @@ class OutboxSeries:
             )
         return {int(number): text(row_id) for number, row_id in rows}
 
-    def numbered(self, connection: Connection, after: int, limit: int) -> list[OutboxRow]:
-        """Rows with numbers behind ``after``, in order; fewer if they are large. Own transaction."""
+    def numbered(self, connection: Connection, after: int, limit: int, series: str | None = None) -> list[OutboxRow]:
+        """Rows with numbers behind ``after``, in order; fewer if they are large. Own transaction.
+
+        Args:
+            series: whose numbers; None for those that there are.
+
+        Raises:
+            SeriesChangedError: the numbers are of another series by now.
+        """
         with own_transaction(connection, self.dialect, self.place):
             sizes = self._run(
                 connection,
@@ -332,6 +344,13 @@ class OutboxSeries:
                 f"WHERE {self._ours} AND number > ? AND number <= ? ORDER BY number",
                 (after, upto),
             )
+            # Read behind the rows: they are of this series, or of one before it.
+            ((name,),) = self._run(
+                connection,
+                f"SELECT series FROM {self.series_table} WHERE id = {self._series_id}",  # noqa: S608
+            )
+        if series is not None and text(name) != series:
+            raise SeriesChangedError("the outbox was numbered anew")
         return [OutboxRow(int(number), text(row_id), text(state), bytes(it)) for number, row_id, state, it in rows]
 
     def delete(self, connection: Connection, drained: Sequence[OutboxRow]) -> None:

@@ -10,12 +10,15 @@ A row that the broker refuses for good is parked, and its number is used up by a
 behind it of its keys are recalled; the others go on.
 
 What the broker says of the series is compared with the table before anything is sent. Both may have been restored from
-a backup: then nothing is sent, and an operator is to look (``txmq outbox``).
+a backup: then nothing is sent, and an operator is to look (``txmq outbox``). Rows whose number a restored broker has
+taken leave first: under new numbers they would be sent twice.
 
 Invariants:
     * a row is deleted only behind the broker's answer that it is placed;
     * a row is parked, durably, before a void for its number is sent; the number is taken from it only behind the
       answer to that. What took a number the broker says;
+    * numbers are sent over the connection over which they were compared: behind another one there may be a broker that
+      was restored, while this process stood still;
     * another database than the known one (``fingerprint``) drains nothing.
 """
 
@@ -29,6 +32,7 @@ from typing import Any, NamedTuple, cast
 from txmq.errors import (
     BadRequestError,
     BrokerError,
+    ConnectionLostError,
     ForbiddenError,
     InvalidBatchError,
     OutOfTurnError,
@@ -47,7 +51,7 @@ from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer, Client, NumberingSession
 from txmq.xa.database.marker_table import own_transaction
-from txmq.xa.database.outbox_series import LONE, NUMBERED_MAX, WAITING, OutboxRow
+from txmq.xa.database.outbox_series import LONE, NUMBERED_MAX, WAITING, OutboxRow, SeriesChangedError
 from txmq.xa.database.outbox_tables import OutboxSize, OutboxTables
 from txmq.xa.last_resource.outbox import OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection
@@ -64,6 +68,7 @@ ALARM_EVERY_S = 60.0
 COUNT_EVERY_S, COUNT_SHARE = 0.4, 20  # at most a twentieth of the time is spent on it
 LOOK_EVERY_S = 5.0  # for rows that other processes have left
 VOID = "void"
+_CALLS_MAX = 3  # until one goes over the connection that there was before
 _FOR_GOOD = (
     BadRequestError, UnknownTopicError, StaleTopicError, ForbiddenError, TopicClosedError, InvalidBatchError,
     TooLargeError,
@@ -126,6 +131,8 @@ class Drainer:
         self._series, self._taken = "", Taken(0, {})
         self._sent_through = 0
         self._is_compared = False  # with what the broker knows
+        self._connection: object = None  # over which they were compared
+        self._is_behind = False  # it lacks numbers that have left: of it only the answers to what it took are wanted
         self._look_at = self._alarm_at = self._count_at = 0.0
         self._log = get_logger(resource=name)
 
@@ -185,6 +192,7 @@ class Drainer:
         self._delete(connection, outbox)
         if not is_more:
             self._count_at = 0.0
+            self._is_compared = self._is_compared and not self._is_behind
         self._count(connection, outbox)
         return is_more
 
@@ -215,27 +223,40 @@ class Drainer:
         self._series = outbox.series(connection).name
         taken = self._ask()
         series, numbers = outbox.series(connection), outbox.numbers(connection)
+        if series.name != self._series:
+            raise SeriesChangedError("the outbox was numbered anew")
         left = series.last  # the highest number that has left: a row below it may still wait for its place
         while left in numbers:
             left -= 1
         if taken.last < left:  # perhaps others have gone on meanwhile
             taken = self._ask()
         at, given = taken.last, series.last
-        self._require(at >= left, f"the broker took {at} rows, and number {left} has left: was it restored?")
+        problem = f"the broker took {at} rows, and number {left} has left: was it restored?" if at < left else None
+        self._require(problem is None or min(numbers, default=given) <= at, problem or "")
         self._require(at <= given, f"the broker took {at} rows, and {given} have a number: was the database restored?")
         for number, row_id in numbers.items():
             if number <= taken.last:
                 known = taken.rows.get(number)
                 self._require(known in (row_id, VOID), f"row {number} is {row_id} here, and {known} at the broker")
         self._taken, self._sent_through, self._is_compared = taken, 0, True
-        self._state.problem = None
+        self._state.problem, self._is_behind = problem, problem is not None
         return Agreed(at, given)
 
     def _ask(self) -> Taken:
-        answer = self._client.control.call("drained", self._series, timeout=REQUEST_TIMEOUT_S)
+        answer = self._call()
         self._state.close()
         told = json_object(answer)
         return Taken(int(told["last"]), {int(number): str(row) for number, row in told["rows"].items()})
+
+    def _call(self) -> bytes:
+        """Ask, and know over which connection."""
+        for _ in range(_CALLS_MAX):
+            control = self._client.control
+            self._connection = control.live
+            answer = control.call("drained", self._series, timeout=REQUEST_TIMEOUT_S)
+            if self._connection is not None and self._connection is control.live:
+                return answer
+        raise ConnectionLostError("the connection is made anew each time")
 
     def _require(self, holds: bool, problem: str) -> None:
         if not holds:
@@ -250,9 +271,11 @@ class Drainer:
         in_flight_bytes = sum(len(flight.row.batches) for flight in flying)
         if len(flying) + size > IN_FLIGHT_MAX or in_flight_bytes > IN_FLIGHT_BYTES_MAX:
             return False
-        rows = outbox.numbered(connection, self._sent_through, size)
-        if len(rows) < size and outbox.number(connection):
-            rows = outbox.numbered(connection, self._sent_through, size)
+        rows = outbox.numbered(connection, self._sent_through, size, self._series)
+        if self._is_behind:
+            rows = [row for row in rows if row.number <= self._taken.last]
+        elif len(rows) < size and outbox.number(connection):
+            rows = outbox.numbered(connection, self._sent_through, size, self._series)
         crash_point("client.outbox.numbered")
         if rows:
             self._submit(rows)
@@ -277,7 +300,7 @@ class Drainer:
             for row, is_void, (_, txid) in zip(rows, voids, ids, strict=True)
         ]  # fmt: skip
         try:
-            answers = self._client.control.submit_transactions(requests, ANSWER_S)
+            answers = self._client.control.submit_transactions(requests, ANSWER_S, self._connection)
         except BaseException:
             for counter, _ in ids:
                 session.finished(counter)

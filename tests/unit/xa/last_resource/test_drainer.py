@@ -17,7 +17,7 @@ from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dialects import SQLITE
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.outbox_keys import OutboxKey
-from txmq.xa.database.outbox_series import NUMBERED_MAX
+from txmq.xa.database.outbox_series import NUMBERED_MAX, SeriesChangedError
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.last_resource import drainer
 from txmq.xa.last_resource.drainer import (
@@ -74,9 +74,10 @@ class FakeBroker:
         self.answers: dict[str, FakeAnswer] = {}
         self.finished_through, self._numbers = 0, count(1)
         self.open = Counter[int]()
+        self.live: object = object()
 
     @property
-    def control(self) -> FakeBroker:
+    def control(self) -> Any:
         return self
 
     @property
@@ -100,7 +101,11 @@ class FakeBroker:
     def submit(self, verb: str, *arguments: str | int, **_: Any) -> Any:
         raise AssertionError((verb, arguments))
 
-    def submit_transactions(self, requests: Sequence[TransactionRequest], timeout: float) -> list[FakeAnswer]:
+    def submit_transactions(
+        self, requests: Sequence[TransactionRequest], timeout: float, over: object
+    ) -> list[FakeAnswer]:
+        if over is not self.live:
+            raise ConnectionLostError("made anew")
         self.pages.append([str(fields["row"]) for _, fields, _ in requests])
         self.sent_at.append(self.clock.monotonic())
         self.sent_bytes.append(sum(len(buffer) for _, _, body in requests for buffer in body or ()))
@@ -183,6 +188,63 @@ def test_restored_broker_is_found_behind_row_that_waits(world: World) -> None:
     another = Drainer(world.broker, world.state, UUID, "shop", world.broker.clock)
     with pytest.raises(DrainError, match="took 0 rows, and number 3 has left"):
         another.round(world.database)
+    assert world.broker.taken == []
+
+
+def test_rows_that_a_restored_broker_took_leave_first(world: World) -> None:
+    world.waiting("row-0", "row-1", "row-2", "row-3")
+    world.broker.late = {"row-0", "row-2"}
+    world.drainer.round(world.database)
+    assert world.left() == ["row-0", "row-2"]
+    del world.broker.taken[1:]  # the copy has the first one
+    world.broker.late.clear()
+    another = Drainer(world.broker, world.state, UUID, "shop", world.broker.clock)
+    another.compare(world.database)  # not to be numbered anew yet
+    assert "number 4 has left" in (world.state.problem or "")
+    another.round(world.database)
+    assert (world.left(), world.broker.taken) == (["row-2"], ["row-0"])
+    with pytest.raises(DrainError, match="took 1 rows, and number 4 has left"):
+        another.compare(world.database)
+
+
+def test_rows_are_sent_over_the_connection_that_compared_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process stands still behind its numbering: it goes on with a broker that may have been restored."""
+    world.waiting("row-0")
+    points: list[str] = []
+
+    def connected_anew(point: str) -> None:
+        if not points:
+            world.broker.live = object()
+        points.append(point)
+
+    monkeypatch.setattr(drainer, "crash_point", connected_anew)
+    with pytest.raises(ConnectionLostError, match="made anew"):
+        world.drainer.round(world.database)
+    assert points == ["client.outbox.numbered"]
+    assert world.broker.taken == []
+    world.drainer.round(world.database)
+    assert (world.broker.taken, world.left()) == (["row-0"], [])
+
+
+@pytest.mark.parametrize("is_compared", [False, True])
+def test_rows_numbered_anew_are_not_sent_under_former_series(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_compared: bool
+) -> None:
+    world.waiting("row-0")
+    call = world.broker.call
+
+    def then_renumber(*words: Any, **named: Any) -> bytes:
+        answer = call(*words, **named)
+        world.outbox.begin_series(world.connection, "6" * 32)
+        return answer
+
+    if is_compared:
+        world.drainer.compare(world.database)
+        world.outbox.begin_series(world.connection, "6" * 32)
+    else:
+        monkeypatch.setattr(world.broker, "call", then_renumber)
+    with pytest.raises(SeriesChangedError):
+        world.drainer.round(world.database)
     assert world.broker.taken == []
 
 
