@@ -86,6 +86,7 @@ def _idle(surroundings: Surroundings) -> Iterator[Measure]:
             before = rss_mib(broker.pid)
             for _ in range(count):
                 bare = socket.create_connection((broker.host, broker.port), 30)
+                bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # 40 ms each without
                 connection = stack.enter_context(context.wrap_socket(bare, server_hostname="localhost"))
                 connection.sendall(_PING)
                 connection.recv(100)

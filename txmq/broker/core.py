@@ -36,25 +36,19 @@ from txmq.broker.verbs.cluster import events, parking
 from txmq.broker.verbs.group import group as groups
 from txmq.broker.verbs.put_pipelined import take_puts
 from txmq.broker.verbs.resource import reporter_of
-from txmq.broker.verbs.table import LONG_ANSWERS, VERBS, VERBS_BEFORE_LEADING
+from txmq.broker.verbs.table import LONG_ANSWERS, TELL_A_STATE, VERBS, VERBS_BEFORE_LEADING
 from txmq.config import BrokerSettings
 from txmq.errors import (
     BrokerError,
-    FencedError,
     InvariantError,
-    OutOfTurnError,
     StaleTopicError,
-    TransactionConflictError,
-    UnknownQueryError,
     UnknownTopicError,
-    UnknownTransactionError,
 )
 from txmq.log.partition import Partition
 from txmq.protocol.requests import Request, Violation
 from txmq.registry.port import Home, Leadership, TopicMap
 from txmq.runtime.ports import Random
 
-_TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError, OutOfTurnError)
 REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes
 ANSWERED_BYTES_A_TURN = 64 << 10  # the same: an outcome asked a thousand times has as many lines as its commit had
 
@@ -239,7 +233,7 @@ class Core:
             if client.permissions is not None:
                 admit(context, client, request)
             self._verbs[request[0]](context, client, request)
-        except _TELL_A_STATE as error:
+        except TELL_A_STATE as error:
             # This error reports state that may not be durable yet: sent before the sync, a crash could make it false.
             context.counters.errors += 1
             context.answer_from_state(client, opaque, error.with_traceback(None))

@@ -28,7 +28,16 @@ from txmq.broker.verbs.parts import parts
 from txmq.broker.verbs.put import put
 from txmq.broker.verbs.query import query
 from txmq.broker.verbs.resource import resource
-from txmq.errors import UnavailableError
+from txmq.errors import (
+    FencedError,
+    OutOfTurnError,
+    TransactionConflictError,
+    UnavailableError,
+    UnknownQueryError,
+    UnknownTransactionError,
+    UnknownUserError,
+    UserExistsError,
+)
 from txmq.protocol.requests import Request
 
 Verb = Callable[[Context, ClientConnection, Request], None]
@@ -79,4 +88,8 @@ LONG_ANSWERS = frozenset(
         b"get", b"meta", b"recover", b"parts", b"checks", b"group", b"query", b"resource", b"topic", b"cluster",
         b"stats", b"help", b"drained", b"user", b"acl", b"quota",
     }
+)  # fmt: skip
+TELL_A_STATE = (
+    TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError, OutOfTurnError,
+    UserExistsError, UnknownUserError,
 )  # fmt: skip

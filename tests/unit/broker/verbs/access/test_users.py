@@ -108,3 +108,19 @@ def test_wrong_names_and_actions_are_refused() -> None:
     assert add(client, "*").error == "invalid-name"
     assert add(client, ".ops").error == "invalid-name"
     assert client.ask("user", "make", "ops", body=b"").error == "bad-request"
+
+
+@pytest.mark.parametrize(("action", "error"), [("add", "user-exists"), ("remove", "unknown-user")])
+def test_refusal_waits_for_the_change_that_it_tells(action: str, error: str) -> None:
+    made = node()
+    first, second = operator(made), operator(made)
+    add(first, "ops")
+    if action == "remove":
+        add(first, "shop")
+    body = json.dumps({"keys": keys(), "certificate": None}).encode() if action == "add" else b""
+    first.send("user", action, "shop", body=body)
+    asked = second.send("user", action, "shop", body=body)
+    made.flush()
+    assert asked not in second.received  # a crash now would make it false
+    made.pump()
+    assert second.received[asked].error == error
