@@ -123,6 +123,7 @@ class Outboxing:
             except TransactionAwayError:
                 self.is_away = True
             return
+        self.is_away = self.is_away and broker.is_alone  # it cannot wait: a home that is away refuses it
         broker.find_homes(self._messages)
 
     def _is_known_away(self, home: Broker) -> bool:
