@@ -7,25 +7,27 @@ from functools import cache
 
 import pytest
 
-from tools.simulation.__main__ import campaign, digest_elsewhere, report
+from tools.simulation.__main__ import World, campaign, digest_elsewhere, report
 from tools.simulation.homes.run import HOMES, SITUATIONS_OF_HOMES, simulate_homes
 from tools.simulation.run import Result
 from txmq.client.client import Client
+from txmq.client.transaction.last_resource.outboxing import Outboxing
 from txmq.registry.port import Leadership
 from txmq.registry.zookeeper.homes import HomeNodes
 
 SEEDS, MUTATED_SEEDS = 36, range(1, 13)
+WORLD = World(HOMES)
 MISSED_MAX = 3  # of so few seeds; ``python -m tools.simulation --homes 3 --seeds 500`` must meet all
 
 
 @cache
 def _campaign() -> tuple[list[Result], frozenset[str]]:
-    return campaign(1, SEEDS, homes=HOMES)
+    return campaign(1, SEEDS, world=WORLD)
 
 
 def test_promises_hold_over_the_seeds() -> None:
     failures, _met = _campaign()
-    assert not failures, f"{len(failures)} failed, the first:\n{report(failures[0], HOMES)}"
+    assert not failures, f"{len(failures)} failed, the first:\n{report(failures[0], WORLD)}"
 
 
 def test_most_situations_were_met_by_one_of_the_seeds() -> None:
@@ -34,7 +36,7 @@ def test_most_situations_were_met_by_one_of_the_seeds() -> None:
 
 
 def test_histories_do_not_depend_on_the_hash_seed() -> None:
-    assert {digest_elsewhere(3, hash_seed, HOMES) for hash_seed in ("1", "2")} == {simulate_homes(3).digest}
+    assert {digest_elsewhere(3, hash_seed, WORLD) for hash_seed in ("1", "2")} == {simulate_homes(3).digest}
 
 
 def test_leader_that_is_announced_only_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +49,13 @@ def test_leader_that_is_announced_only_once_is_caught(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(HomeNodes, "announce", once)
     assert any(simulate_homes(seed).error for seed in MUTATED_SEEDS)
+
+
+def test_row_of_an_outbox_for_one_home_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block over several homes has a row for each."""
+    waiting = Outboxing.waiting
+    monkeypatch.setattr(Outboxing, "waiting", lambda outboxing, parts: waiting(outboxing, parts)[:1])
+    assert any("P2: a part of" in (simulate_homes(seed).error or "") for seed in MUTATED_SEEDS)
 
 
 def test_topic_map_that_is_not_taken_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,16 +20,18 @@ from tools.simulation.run import simulate
 from tools.simulation.threads import required_task
 from txmq.aio import Transaction
 from txmq.broker.context import Context
-from txmq.broker.verbs import get, turns
+from txmq.broker.verbs import get, prepare_commit, turns
 from txmq.broker.verbs.access import users
 from txmq.broker.verbs.access.changes import journal
+from txmq.broker.verbs.outbox import drained
 from txmq.redo import entries
 from txmq.runtime import workers
 
 SOURCE = Path(__file__).resolve().parents[2] / "txmq/broker/commit/pipeline.py"
 SEEDS, HARMLESS = range(1, 21), range(1, 5)
+OUTBOXED = (2, 3, 68, 123, 148)  # where rows that somebody has read are kept back
 LOOPS = range(21, 51)  # in half of them something runs on a loop
-WITH_USERS = (60, 64, 74)
+WITH_USERS = (25, 45, 65, 68)
 Edits = tuple[tuple[str, str], ...]
 
 ANSWER_BEFORE_SYNC: Edits = (
@@ -79,6 +81,26 @@ def test_outbox_row_that_overtakes_prepared_ones_is_caught(monkeypatch: pytest.M
     monkeypatch.setattr(turns, "must_queue", lambda *_: False)
     errors = (simulate(seed, sync="always").error or "" for seed in SEEDS)
     assert any("P7" in error for error in errors), f"{len(SEEDS)} seeds found nothing"
+
+
+def test_number_that_another_row_took_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drainer that was paused sends a row whose number went to a void."""
+    answer_again = drained._answer_again
+
+    def answer_any_row(context: Any, client: Any, opaque: bytes, series: Any, stated: Any) -> None:
+        taken = series.at(stated.number)
+        answer_again(context, client, opaque, series, stated if taken is None else stated._replace(row=taken.row))
+
+    monkeypatch.setattr(drained, "_answer_again", answer_any_row)
+    errors = (simulate(seed, sync="always", outbox=True).error or "" for seed in OUTBOXED)
+    assert any("P6: number" in error for error in errors), f"{len(OUTBOXED)} seeds found nothing"
+
+
+def test_void_that_is_told_as_a_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    roll_back = prepare_commit.roll_back
+    monkeypatch.setattr(prepare_commit, "roll_back", lambda *words, is_void=False: roll_back(*words))
+    errors = (simulate(seed, sync="always", outbox=True).error or "" for seed in OUTBOXED)
+    assert any("is in an outbox, and the broker says" in error for error in errors), "no seed found anything"
 
 
 async def _unshielded_end(self: Transaction, _kind: object, error: BaseException | None, _trace: object) -> None:

@@ -27,6 +27,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.testing.simulated.clock import SimRandom
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
+from txmq.xa.database.outbox_tables import row_id
 from txmq.xa.last_resource import proof
 from txmq.xa.last_resource.outbox import OutboxOptions
 from txmq.xa.last_resource.resource import LastResource
@@ -67,6 +68,8 @@ class Program:
         self.host = Host(self._threads, f"{self.name}{self._lives}")
         if self.world.chance(0.4) and not self.shared.stopping:
             self.host.countdown = self.world.rng.randint(1, 80)
+        if self.shared.has_outbox and self.world.chance(0.5) and not self.shared.stopping:
+            self.host.stops_at = self.world.rng.randint(1, 4)
         self.host.on_death.append(self._died)
         self._set_out()
 
@@ -315,6 +318,8 @@ class Application(Program):
         assert self.shared.rows is not None
         if self.shared.has_outbox and self.shared.rows.markers().get(transaction.txid) == "outboxed":
             self.world.meet("real messages went into an outbox")
+            if row_id(transaction.txid, 1) in self.shared.rows.waiting():
+                self.world.meet("messages for several homes went into an outbox")
         for result, (place, values) in zip(block.results, transaction.parts, strict=True):
             if result.offset is not None:
                 transaction.placed[values[0]] = place, result.offset

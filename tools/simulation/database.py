@@ -22,33 +22,70 @@ class Session:
     marker: str | None = None
 
 
+WAITING, PARKED, RECALLED = "waiting", "parked", "recalled"
+
+
 @dataclass(eq=False, slots=True)
 class OutboxRow:
-    """The messages of a committed transaction that wait; ``number`` is 0 until a drainer gives one."""
+    """The messages of a committed transaction that wait; ``number`` is 0 until a drainer gives one.
+
+    Attributes:
+        state: parked by an operator, recalled behind such a row of its slots, or waiting.
+    """
 
     name: str
     body: bytes
     slots: frozenset[Slot]
     number: int = 0
+    state: str = WAITING
 
 
 @dataclass(slots=True)
 class Outbox:
-    """The table, as of its committed transactions."""
+    """The table, as of its committed transactions, and what drainers were told.
+
+    Attributes:
+        taken: the row that took a number, or ``void``, as the broker told the first who asked.
+    """
 
     rows: list[OutboxRow] = field(default_factory=list)
     last: int = 0
+    taken: dict[int, str] = field(default_factory=dict)
 
     def holds(self, slots: set[Slot]) -> bool:
         """Whether a row of one of these partitions and keys waits."""
         return any(row.slots & slots for row in self.rows)
 
     def number(self) -> None:
-        """Number what has no number yet, in the order of its commits."""
+        """Number what has no number yet, in the order of its commits, but for rows behind one that is kept back."""
+        held = set[Slot]()
         for row in self.rows:
-            if not row.number:
+            if row.state != WAITING or row.slots & held:
+                held |= row.slots
+            elif not row.number:
                 self.last += 1
                 row.number = self.last
+
+    def park(self, row: OutboxRow) -> None:
+        """Keep a row back, and recall those behind it of its slots; their numbers are to be used up by voids."""
+        row.state, held = PARKED, set(row.slots)
+        for later in self.rows[self.rows.index(row) + 1 :]:
+            if later.slots & held:
+                held |= later.slots
+                if later.number and later.state == WAITING:
+                    later.state = RECALLED
+
+    def release(self) -> None:
+        """Let parked rows go whose numbers are used up."""
+        for row in self.rows:
+            if row.state == PARKED and not row.number:
+                row.state = WAITING
+
+    def voided(self, number: int, name: str) -> None:
+        """The broker has a void for a row's number."""
+        for row in self.rows:
+            if (row.number, row.name) == (number, name):
+                row.number, row.state = 0, PARKED if row.state == PARKED else WAITING
 
     @property
     def gone(self) -> int:

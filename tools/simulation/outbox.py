@@ -1,21 +1,24 @@
 """An outbox in the database: writers that put their messages there, and drainers that bring them to the broker.
 
-A writer commits row and messages in one transaction of the database, with or without a prepare that it gave up.
-Drainers number what is committed, send it in order and remove what is answered. They repeat, sleep while others go on,
-and die. What must hold is what holds of a last resource: rows and messages agree, nothing is twice, each key is in
-order. A marker is refused while a row of its partition and key waits, so that nothing overtakes it.
+A writer commits row and messages in one transaction of the database, with or without a prepare that it gave up, which
+is void then. Drainers number what is committed, send it in order and remove what is answered. They repeat, sleep while
+others go on, and die. An operator keeps rows back: their numbers go to voids, also while a drainer that has read them
+sleeps. What must hold is what holds of a last resource: rows and messages agree, nothing is twice, each key is in
+order. A marker is refused while a row of its partition and key waits, so that nothing overtakes it. A number is taken
+once, whoever asks, and of what went to an outbox the broker never says that it was rolled back.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from txmq.xa.last_resource.coordinator import LastResourceEffect, LastResourceEvent
+from txmq.xa.last_resource.drainer import VOID
 
-from .client import UUID, Client, Reply, Steps
-from .database import OutboxRow, Session
+from .client import UUID, Client, Process, Reply, Steps
+from .database import WAITING, OutboxRow, Session
 from .history import Shared, Transaction
 from .world import Violation
 
@@ -68,7 +71,14 @@ class OutboxWriter(Client):
             self.world.meet("messages went into an outbox")
         self.open = None
         if is_prepared and session.marker is not None:
-            yield from self.ask("rollback", transaction.txid)
+            yield from self._void(transaction)
+
+    def _void(self, transaction: Transaction) -> Steps:
+        reply = yield from self.ask("rollback", transaction.txid, extensions={"voided": None})
+        if reply is not None and reply[0] == 200:
+            reply = yield from self.ask("outcome", transaction.txid)
+            if reply is not None and reply[0] == 200 and not reply[1].startswith(b"unknown"):
+                raise Violation(f"P6: {transaction.txid} is in an outbox, and the broker says {reply[1]!r}")
 
     def _commit(self, transaction: Transaction, session: Session, body: bytes) -> bool:
         """Whether the writer is told that it is committed."""
@@ -81,6 +91,20 @@ class OutboxWriter(Client):
         database.commit(session, "outboxed")
         self.shared.database.outbox.rows.append(OutboxRow(transaction.txid, body, slots))
         return self.world.chance(0.9)
+
+
+class _Sent(NamedTuple):
+    """A row as a drainer has read it; others may have gone on since."""
+
+    number: int
+    row: str
+    body: bytes
+    is_void: bool
+
+
+def _read(row: OutboxRow, took: str | None) -> _Sent:
+    is_void = row.state != WAITING if took is None else took == VOID
+    return _Sent(row.number, row.name, row.body, is_void)
 
 
 class Drainer(Client):
@@ -97,8 +121,9 @@ class Drainer(Client):
             gone = self.shared.database.outbox.gone  # looked at before the broker is asked
             reply = yield from self.ask("drained", SERIES)
             if reply is not None and reply[0] == 200:
-                self._check(gone, json.loads(reply[1]))
-                yield from self._drain()
+                told = json.loads(reply[1])
+                self._check(gone, told)
+                yield from self._drain(told["rows"])
             yield self.world.rng.uniform(0.0, 0.05)
 
     def _check(self, gone: int, told: dict[str, Any]) -> None:
@@ -106,14 +131,12 @@ class Drainer(Client):
         if told["last"] < gone:
             raise Violation(f"P1: rows up to {gone} are placed, the broker knows {told['last']}")
         for row in self.shared.database.outbox.rows:
-            known = told["rows"]
-            if known.get(str(row.number), row.name) != row.name:
-                raise Violation(f"P6: {row.name} has number {row.number}, the broker knows {known[str(row.number)]}")
+            known = told["rows"].get(str(row.number), row.name)
+            if known != row.name and (known != VOID or row.state == WAITING):
+                raise Violation(f"P6: {row.name} has number {row.number}, the broker knows {known}")
 
-    def _drain(self) -> Steps:
-        outbox = self.shared.database.outbox
-        outbox.number()
-        rows = sorted(outbox.rows, key=lambda row: row.number)[: self.world.rng.randint(1, IN_FLIGHT_MAX)]
+    def _drain(self, known: Mapping[str, str]) -> Steps:
+        rows = self._numbered(known)
         if self.world.chance(0.05):
             del rows[:1]  # such a drainer would be wrong: the broker takes nothing of it
         if self.world.chance(0.2):
@@ -135,26 +158,63 @@ class Drainer(Client):
                 self.link.cut() if self.link is not None else None
                 return
             elif reply[0] < 429 and reply[0] != 200:
-                raise Violation(f"P3: row {row.name} is refused: {reply}")
+                raise Violation(f"P3: row {row.row} is refused: {reply}")
             if reply[0] != 200:
                 return
             yield self.world.rng.uniform(0.0, 0.01)
-            self.world.meet("a row was drained")
-            outbox.delete(row.number, row.name)
+            self._taken(row)
 
-    def _send(self, row: OutboxRow) -> bytes:
-        words: dict[str, str | int | None] = {"drained": SERIES, "number": row.number, "row": row.name, "uuid": UUID}
-        return self.send("commit", self.next_txid(), body=row.body, extensions=words)
+    def _numbered(self, known: Mapping[str, str]) -> list[_Sent]:
+        """Rows that have a number now; what took it the broker may have said."""
+        outbox = self.shared.database.outbox
+        outbox.number()
+        numbered = sorted((row for row in outbox.rows if row.number), key=lambda row: row.number)
+        return [_read(row, known.get(str(row.number))) for row in numbered[: self.world.rng.randint(1, IN_FLIGHT_MAX)]]
+
+    def _taken(self, sent: _Sent) -> None:
+        outbox, took = self.shared.database.outbox, VOID if sent.is_void else sent.row
+        first = outbox.taken.setdefault(sent.number, took)
+        if first != took:
+            raise Violation(f"P6: number {sent.number} was taken by {first}, and is by {took}")
+        if sent.is_void:
+            self.world.meet("a number was used up by a void")
+            outbox.voided(sent.number, sent.row)
+        else:
+            self.world.meet("a row was drained")
+            outbox.delete(sent.number, sent.row)
+
+    def _send(self, sent: _Sent) -> bytes:
+        words: dict[str, str | int | None] = {
+            "drained": SERIES, "number": sent.number, "row": VOID if sent.is_void else sent.row, "uuid": UUID,
+        }  # fmt: skip
+        return self.send("commit", self.next_txid(), body=b"" if sent.is_void else sent.body, extensions=words)
+
+
+class OutboxOperator(Process):
+    """Keeps rows back, and lets them go: for ever."""
+
+    def main(self) -> Steps:
+        """See the class."""
+        outbox = self.shared.database.outbox
+        while True:
+            yield self.world.rng.uniform(0.0, 0.1)
+            waiting = [row for row in outbox.rows if row.state == WAITING]
+            if waiting and not self.shared.stopping and self.world.chance(0.5):
+                outbox.park(self.world.rng.choice(waiting))
+            else:
+                outbox.release()
 
 
 def population(shared: Shared, seconds: float) -> list[Client]:
     """The writers and drainers of a world, none in most; all drainers but one may die."""
     world, rng = shared.world, shared.world.rng
-    if not world.chance(0.4):
+    if not (world.chance(0.4) or world.has_outbox):
         return []
     writers: list[Client] = [OutboxWriter(shared, f"w{n}") for n in range(rng.randint(1, 2))]
     drainers = [Drainer(shared, writers, f"x{n}") for n in range(rng.randint(1, 3))]
     for drainer in drainers[1:]:
         if world.chance(0.5):
             world.after(rng.uniform(0, seconds), drainer.die)
+    if world.chance(0.5) or world.has_outbox:
+        OutboxOperator(shared, "xo")
     return writers + drainers

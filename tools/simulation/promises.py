@@ -34,7 +34,7 @@ class Told(NamedTuple):
 def check_promises(shared: Shared, told: Told) -> Visible:
     """What must hold at the end; the messages that readers see."""
     for node in shared.nodes():
-        _check_settled(node)
+        check_settled(node)
     assert shared.bank is not None
     shared.bank.check()
     visible = visible_messages(shared.nodes(), shared.history)
@@ -45,7 +45,8 @@ def check_promises(shared: Shared, told: Told) -> Visible:
     return visible
 
 
-def _check_settled(node: Node) -> None:
+def check_settled(node: Node) -> None:
+    """P5: nothing is in doubt."""
     unsettled = (TransactionState.PREPARED, TransactionState.PLACING)
     in_doubt = [number for number, t in node.state.transactions.items() if t.state in unsettled]
     if in_doubt:
@@ -65,11 +66,11 @@ def _check_all(shared: Shared, visible: Visible) -> None:
             continue
         _check_put(put, visible, history, weak)
     for one in history.transactions.values():
-        _check_transaction(one, visible, shared, weak and not one.row)
+        check_transaction(one, visible, shared, weak and not one.row)
     for (topic, partition, offset), value in history.seen.items():
         if visible.get(value) != ((f"t{topic}", partition), offset):
             raise Violation(f"P1: {value[:12]!r} was read and is gone")
-    _check_order(history, visible)
+    check_order(history, visible)
     for node in nodes:
         if not (verdict := verify_log(node.disk)).is_sound:
             raise Violation(f"P10: {verdict.findings}")
@@ -114,7 +115,8 @@ def _check_put(put: Put, visible: Visible, history: History, weak: bool) -> None
         raise Violation(f"P1: acknowledged and not there: {put.place} {put.told} {put.values[0][:12]!r}")
 
 
-def _check_transaction(transaction: Transaction, visible: Visible, shared: Shared, weak: bool) -> None:
+def check_transaction(transaction: Transaction, visible: Visible, shared: Shared, weak: bool) -> None:
+    """P1, P2, P3 and P6 of one transaction; ``weak`` if the broker may have lost it."""
     parts = [(place, values) for place, values in transaction.parts if place[0] not in shared.history.deleted]
     there = {value in visible for _, values in parts for value in values}
     name = f"{transaction.txid[34:]} told {transaction.told}"
@@ -149,7 +151,8 @@ def _check_places(transaction: Transaction, visible: Visible, shared: Shared, na
             raise Violation(f"P1: {name} is not at {line}")
 
 
-def _check_order(history: History, visible: Visible) -> None:
+def check_order(history: History, visible: Visible) -> None:
+    """P7 of what is there."""
     last: dict[tuple[TopicPartition, object], int] = {}
     for put in history.puts:
         if put.values[0] in visible and put.place[0] not in history.deleted:

@@ -43,14 +43,16 @@ class Resolver(Process):
             elif step is proof.Step.READ:
                 found = {
                     "committed": proof.Found.COMMITTED, "rolled-back": proof.Found.ROLLED_BACK,
-                    "outboxed": proof.Found.ROLLED_BACK, None: proof.Found.FAILED,
+                    "outboxed": proof.Found.OUTBOXED, None: proof.Found.FAILED,
                 }[database.markers.get(txid)]  # fmt: skip
             else:
-                found = yield from self._tell(step is proof.Step.REPORT_COMMIT, txid)
+                found = yield from self._tell(step, txid)
             step = next_step(proof.TRANSITIONS, step, found)
 
-    def _tell(self, is_commit: bool, txid: str) -> Generator[float | bytes, Reply, proof.Found]:
-        reply = yield from self.ask("commit" if is_commit else "rollback", txid, body=b"" if is_commit else None)
+    def _tell(self, step: proof.Step, txid: str) -> Generator[float | bytes, Reply, proof.Found]:
+        is_commit, body = step is proof.Step.REPORT_COMMIT, b"" if step is proof.Step.REPORT_COMMIT else None
+        words: dict[str, str | int | None] = {"voided": None} if step is proof.Step.REPORT_VOID else {}
+        reply = yield from self.ask("commit" if is_commit else "rollback", txid, body=body, extensions=words)
         if reply is None or reply[0] >= 500:
             return proof.Found.FAILED
         if reply[0] != 200:

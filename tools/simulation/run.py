@@ -26,7 +26,7 @@ from txmq.log import records
 from txmq.runtime import crashpoints, logging, loop_stream, net, workers
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.simulated.clock import SimRandom
-from txmq.xa.last_resource import proof
+from txmq.xa.last_resource import drainer, proof
 
 from . import outbox, users
 from .acknowledged import TOPIC as ACKNOWLEDGED
@@ -45,6 +45,7 @@ from .loop_programs import LoopApplication
 from .loops import SimWorker, connect_by_loop
 from .members import GROUPS, OUTPUT, Consumption, Member
 from .ordered import OrderedProgram
+from .outbox_programs import ParkingProgram
 from .promises import Told, check_promises, visible_messages
 from .resolver import Resolver
 from .rows import Rows
@@ -56,8 +57,9 @@ SECONDS = 1.3
 ALONE_S = 0.7  # of endless load: others' requests force what ``sync`` lets wait
 HEAL_S = 5.0
 END_S = 25.0 + 2 * VISIBILITY_WAIT_S  # an ordered producer killed behind its look into the log may need another one
-_STREAM_AT_BYTES = block._STREAM_AT_BYTES
+_STREAM_AT_BYTES, _LEASE_MS = block._STREAM_AT_BYTES, drainer.LEASE_MS
 _MEMORY = "/dev/shm"
+NOT_DRAINED = "the outbox is not drained"  # what a drainer says if broker and database do not agree
 
 
 class Result(NamedTuple):
@@ -134,9 +136,9 @@ class Operator(Process):
             self.shared.check_row(value)
 
 
-def simulate(seed: int, *, sync: str = "", endless: bool = False) -> Result:
-    """Run one seed; ``sync`` and ``endless`` as of ``Simulation``."""
-    return played(seed, Simulation(seed, sync=sync, endless=endless), _simulate)
+def simulate(seed: int, *, sync: str = "", endless: bool = False, outbox: bool = False) -> Result:
+    """Run one seed; the others as of ``Simulation``."""
+    return played(seed, Simulation(seed, sync=sync, endless=endless, outbox=outbox), _simulate)
 
 
 def played(seed: int, world: Simulation, play: Callable[[Simulation], None]) -> Result:
@@ -166,23 +168,30 @@ def _simulate(world: Simulation) -> None:
 
 
 @contextmanager
-def inhabited(threads: Threads, brokers: Sequence[Broker], network: Network) -> Iterator[tuple[Shared, Told]]:
-    """Databases, files and doors of a world, in which real clients can live."""
+def inhabited(
+    threads: Threads, brokers: Sequence[Broker], network: Network, *, log: TracedLog | None = None
+) -> Iterator[tuple[Shared, Told]]:
+    """Databases, files and doors of a world, in which real clients can live.
+
+    Args:
+        log: where their log lines go; None: into the trace, and what tells of a defect fails the world.
+    """
     world = threads.world
     with TemporaryDirectory(prefix="txmq", dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:  # noqa: PTH112
         rows = Rows(world, f"{folder}/orders.db")
         shared = Shared(world, brokers[0], Database(world), History(), rows, Bank(world), brokers=brokers)
-        shared.has_outbox = len(brokers) == 1 and world.chance(0.5)
+        shared.has_outbox = world.chance(0.5) or world.has_outbox
         doors = {net.connect: network.connect, OSClock: lambda: required_task().host,
                  OSRandom: lambda: SimRandom(world.rng), proof.prove: watched_prove(shared),
                  loop_stream.connect: connect_by_loop(network), workers.Worker: SimWorker}  # fmt: skip
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
-        logging.configure("info", TracedLog(world))  # type: ignore[arg-type]
+        drainer.LEASE_MS = world.rng.choice((50, _LEASE_MS)) if shared.has_outbox else _LEASE_MS
+        logging.configure("info", log or TracedLog(world))  # type: ignore[arg-type]
         try:
             with installed(threads, doors), users.quick_passwords():
                 yield shared, Told(Consumption(), Written(), Dealt(folder, world.chance(0.3)))
         finally:
-            block._STREAM_AT_BYTES = _STREAM_AT_BYTES
+            block._STREAM_AT_BYTES, drainer.LEASE_MS = _STREAM_AT_BYTES, _LEASE_MS
             rows.close()
 
 
@@ -190,17 +199,28 @@ class TracedLog:
     """Log lines become lines of the trace, without their time."""
 
     def __init__(self, world: Simulation) -> None:
-        self._world = world
+        self.world = world
 
     def write(self, text: str) -> None:
         """One line."""
         fields = json.loads(text)
-        self._world.trace("log", fields["event"], fields.get("txid", "")[34:], fields.get("error", "")[:80])
+        txid, error = fields.get("txid", ""), fields.get("error", "")
+        self.world.trace("log", fields["event"], txid[34:], error[:80])
         if fields["event"].startswith("heuristic"):
-            raise Violation(f"P3: {text}")
+            self.contradicted(txid, text)
+        if NOT_DRAINED in error:
+            self.stopped(text)
 
     def flush(self) -> None:
         """Nothing is kept."""
+
+    def contradicted(self, _txid: str, text: str) -> None:
+        """The broker has decided otherwise than the database."""
+        raise Violation(f"P3: {text}")
+
+    def stopped(self, text: str) -> None:
+        """A drainer stands still, as broker and database do not agree."""
+        raise Violation(f"P6: nobody was restored: {text}")
 
 
 def _live(shared: Shared, threads: Threads, told: Told) -> None:
@@ -238,8 +258,19 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
     if drivers:
         drivers.append(Driver(shared, told.written, "d9", batches_max=0))  # what was left is rolled back
         world.run(60.0, until=lambda: drivers[-1].is_over)
+    await_drained(shared)
     world.run(HEAL_S)
     assert resolvers, broker.node
+
+
+def await_drained(shared: Shared) -> None:
+    """What waits in the real outbox leaves soon; rows of a process that has gone are looked for now and then."""
+    assert shared.rows is not None
+    until = shared.world.now + drainer.LOOK_EVERY_S + HEAL_S
+    while shared.rows.waiting():
+        if shared.world.now > until:
+            raise Violation(f"P5: in the outbox after healing: {sorted(shared.rows.waiting())}")
+        shared.world.run(0.5)
 
 
 def _programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
@@ -251,6 +282,7 @@ def _programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
         (1, 2, lambda n: ResolverProgram(shared, threads, f"s{n}_")),
         (0, 2, lambda n: ConsumerProgram(shared, threads, f"k{n}_", dealt)),
         (0, 1, lambda n: ExactProgram(shared, threads, f"e{n}_")),
+        (int(shared.world.has_outbox), int(shared.has_outbox), lambda n: ParkingProgram(shared, threads, f"p{n}_")),
         (0, 2, lambda n: OrderedProgram(shared, threads, f"o{n}_", dealt.folder)),
     ]
     return [make(n) for least, most, make in kinds for n in range(shared.world.rng.randint(least, most))]

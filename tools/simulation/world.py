@@ -42,6 +42,8 @@ SITUATIONS = frozenset(
         "a fenced ack rolled its transaction back", "an offset was saved by a transaction",
         "messages went into an outbox", "a row was drained", "a drainer was paused", "a drainer was out of turn",
         "a drained row has no answer", "a row waited for its place",
+        "a number was used up by a void", "a process was stopped while it drained", "real rows were kept back",
+        "a real row's number went to a void",
         "a task was cancelled", "a cancelled end committed",
         "a user was removed", "a removed user was refused", "a stranger was refused",
         "endless load", "read behind its acknowledgement",
@@ -60,13 +62,15 @@ class Simulation:
     Args:
         sync: the broker's setting; drawn if empty.
         endless: its queue is never empty; else drawn.
+        outbox: the databases have outboxes, and an operator who keeps rows back; else drawn.
         situations: those that may be met.
     """
 
     def __init__(
-        self, seed: int, *, sync: str = "", endless: bool = False, situations: frozenset[str] = SITUATIONS
-    ) -> None:
-        self.sync, self.is_endless, self._situations = sync, endless, situations
+        self, seed: int, *, sync: str = "", endless: bool = False, outbox: bool = False,
+        situations: frozenset[str] = SITUATIONS,
+    ) -> None:  # fmt: skip
+        self.sync, self.is_endless, self.has_outbox, self._situations = sync, endless, outbox, situations
         self.seed = seed
         self.rng = random.Random(seed)
         self.clock = SimClock()

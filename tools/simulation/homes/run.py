@@ -22,7 +22,7 @@ from functools import partial
 from tools.simulation.application import Program, ResolverProgram
 from tools.simulation.history import Shared
 from tools.simulation.promises import Told, check_promises
-from tools.simulation.run import END_S, Result, heal, inhabited, played
+from tools.simulation.run import END_S, Result, await_drained, heal, inhabited, played
 from tools.simulation.stream import Network
 from tools.simulation.threads import Threads
 from tools.simulation.world import SITUATIONS, Simulation, Violation
@@ -49,6 +49,7 @@ SITUATIONS_OF_HOMES = frozenset(
         "not the owner", "acknowledged at its home", "broker killed", "power lost", "died at a crash point",
         "a batch was committed over homes", "a driver died behind its decision, and told no home",
         "a former driver of the sink was fenced",
+        "real messages went into an outbox", "messages for several homes went into an outbox",
         "recovery crashed", "broker paused", "link lost", "client died at a crash point",
     }
 )  # fmt: skip
@@ -95,6 +96,7 @@ def _live(shared: Shared, threads: Threads, homes: list[Home], ensemble: Ensembl
     for program in finite:
         if not program.is_over:
             raise Violation(f"{program.name} has not come to its end {END_S:.0f} s after healing")
+    await_drained(shared)
     world.run(HEAL_S)
     visible = check_promises(shared, told)
     check_sink(shared, visible)

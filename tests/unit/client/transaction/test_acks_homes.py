@@ -65,7 +65,8 @@ def test_block_with_offsets_at_another_home_cannot_wait_in_outbox(tmp_path: Path
     outboxing.is_away = True  # so it was before the body
     outboxing.find_homes()
     assert broker.acks is None  # they are the other home's
-    assert not (outboxing.may_wait or outboxing.is_away)
+    assert not outboxing.may_wait
+    assert not outboxing.is_away
 
 
 def test_next_acknowledgement_waits_for_the_answer_to_the_one_before() -> None:
