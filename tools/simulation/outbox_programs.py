@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing, suppress
 
-from txmq.xa.database.outbox_series import PARKED, WAITING
+from txmq.xa.database.outbox_homes import PARKED, WAITING
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.last_resource.resolving import ResolvingConnection
 

@@ -163,8 +163,9 @@ class RenumberingProgram(Program):
         except DrainError as error:
             self.world.trace(self.host.name, "finds", error)
             pause(self.world.rng.uniform(0.0, NUMBERED_S_MAX))
-            database.outbox.begin_series(database.connection, f"{SimRandom(self.world.rng).bits(128):032x}")
-            self.world.meet("rows were numbered anew")
+            series = f"{SimRandom(self.world.rng).bits(128):032x}"
+            if database.outbox.begin_series(database.connection, series, drainer.series):
+                self.world.meet("rows were numbered anew")
         else:
             self.world.meet("a restored broker agreed with the database")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -64,7 +64,10 @@ def drain(
     bootstrap: Bootstrap = None,
     as_json: output.Json = False,
 ) -> None:
-    """Send what waits, and end when nothing is left that can be sent. A service's own drainers may be running.
+    """Send what waits now, and end when nothing of it is left that can be sent. A service's own drainers may run.
+
+    What comes meanwhile may be sent with it, and is not waited for. Exit status 1 if anything of it is left: parked
+    (txmq outbox list says why), behind a parked row, or for a broker that is away.
 
     [bold]Examples[/bold]
 
@@ -74,14 +77,15 @@ def drain(
 
     address, _ = read_config(config)
     resources = _with_outbox(config)
+    begun_ms = {resource.name: _now_ms(resource) for resource in resources}
     with connected(bootstrap or address or output.DEFAULT_BOOTSTRAP) as client:
         resolver = Resolver(client, resources)
         resolver.round()
-        while resolver.has_more:
+        while resolver.has_older(begun_ms):
             resolver.round()
         problems = [f"{name}: {error}" for name, error in resolver.problems()]
         resolver.close()
-    left = {resource.name: _left(resource) for resource in resources}
+    left = {resource.name: _left(resource, begun_ms[resource.name]) for resource in resources}
     text = ", ".join(f"{name}: {count} left" for name, count in left.items())
     output.report({"left": left, "problems": problems}, "; ".join([text, *problems]), as_json=as_json)
     if problems or any(left.values()):
@@ -138,26 +142,36 @@ def renumber(
     from txmq.runtime.os_clock import OSRandom
 
     found = _named(config, resource)
-    problems = _disagreements(found, bootstrap or read_config(config)[0] or output.DEFAULT_BOOTSTRAP)
-    problem = "; ".join(problems.values())
+    wrong = _disagreements(found, bootstrap or read_config(config)[0] or output.DEFAULT_BOOTSTRAP)
+    problem = "; ".join(one.problem for one in wrong)
     if not yes:
         question = "Everything that waits is sent, also what the broker may have taken before it was restored. Go on?"
         typer.confirm(f"{problem}. {question}", abort=True, err=True)
-    series = ""
+    begun = list[str]()
     with closing(found.open_for_operator()) as database:
-        for home in problems:
+        for one in wrong:
             series = f"{OSRandom().bits(128):032x}"
-            _tables(database).at(home).begin_series(database.connection, series)
-    output.report({"series": series, "problem": problem}, f"new series: {series} ({problem})", as_json=as_json)
+            if not _tables(database).at(one.home).begin_series(database.connection, series, one.series):
+                output.fail(f"{resource} was numbered anew by somebody else meanwhile; look again: txmq outbox drain")
+            begun.append(series)
+    output.report({"series": begun, "problem": problem}, f"new series: {', '.join(begun)} ({problem})", as_json=as_json)
 
 
-def _disagreements(resource: LastResource, bootstrap: str) -> dict[str, str]:
-    """What brokers and database do not agree about, by home; fails if they agree."""
+class _Disagreement(NamedTuple):
+    """A home whose broker and the database do not agree about the rows that are drained."""
+
+    home: str
+    series: str
+    problem: str
+
+
+def _disagreements(resource: LastResource, bootstrap: str) -> list[_Disagreement]:
+    """What brokers and database do not agree about; fails if they agree."""
     from txmq.runtime.os_clock import OSClock
-    from txmq.xa.database.outbox_series import LONE
+    from txmq.xa.database.outbox_homes import LONE
     from txmq.xa.last_resource.drainer import Drainer, DrainError
 
-    state, found, agreed = resource.outbox, dict[str, str](), list[str]()
+    state, found, agreed = resource.outbox, list[_Disagreement](), list[str]()
     assert state is not None  # ``_with_outbox``
     with connected(bootstrap) as client, closing(resource.open_for_operator()) as database:
         for link in client.routes.all_links():
@@ -166,7 +180,7 @@ def _disagreements(resource: LastResource, bootstrap: str) -> dict[str, str]:
             try:
                 numbers = drainer.compare(database)
             except DrainError as error:
-                found[home] = str(error)
+                found.append(_Disagreement(home, drainer.series, str(error)))
             except ConnectionLostError as error:
                 agreed.append(f"home {home} is away: {error}")
             else:
@@ -180,10 +194,14 @@ def _disagreements(resource: LastResource, bootstrap: str) -> dict[str, str]:
     return found
 
 
-def _left(resource: LastResource) -> int:
+def _now_ms(resource: LastResource) -> int:
     with closing(resource.open_for_operator()) as database:
-        tables = _tables(database)
-        return sum(tables.at(home).size(database.connection).rows for home in tables.homes(database.connection))
+        return database.table.now_ms(database.connection)
+
+
+def _left(resource: LastResource, until_ms: int) -> int:
+    with closing(resource.open_for_operator()) as database:
+        return _tables(database).older(database.connection, until_ms)
 
 
 def _with_outbox(config: Path) -> list[LastResource]:

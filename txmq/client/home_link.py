@@ -23,7 +23,7 @@ from txmq.client.transport.login import Login
 from txmq.client.transport.presence import Presence
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
-from txmq.errors import TxmqError
+from txmq.errors import BrokerAwayError, ConnectionLostError, TxmqError
 from txmq.model import Outcome
 from txmq.protocol.json_text import Fields
 from txmq.runtime.ports import Clock
@@ -140,6 +140,26 @@ class HomeLink:
     def is_away(self) -> bool:
         """Whether the home does not answer, as far as that is known; asks nobody."""
         return self._presence.is_away
+
+    def look(self) -> None:
+        """Make sure that a home of a cluster is there, as far as that can be known, for callers that serve others, too.
+
+        One that does not answer is waited for once, ``LOOK_S`` if it has answered before, and set aside: this costs no
+        time until it answers again. A broker that is alone is not looked at.
+
+        Raises:
+            BrokerAwayError: it is away.
+        """
+        if not self.is_bound:
+            return
+        if self.is_away:
+            raise BrokerAwayError(f"{self} is away")
+        wait_s = LOOK_S if self.control.live is not None else self.timeout
+        try:
+            self.control.reach(self.clock.monotonic() + wait_s)
+        except ConnectionLostError:
+            self.was_silent()
+            raise
 
     def was_silent(self) -> None:
         """A request was not answered in time: the home is away until it answers again, which a thread looks for."""

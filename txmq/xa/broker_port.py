@@ -123,6 +123,16 @@ class Client(SessionOwner, Protocol):
         """A connection to the broker."""
 
 
+class Home(Client, Protocol):
+    """One home of a client."""
+
+    def look(self) -> None:
+        """Make sure that it is there, if others wait for their turn meanwhile; one that is away costs them one wait.
+
+        Raises BrokerAwayError.
+        """
+
+
 class Homes(Protocol):
     """The choice among a client's homes."""
 
@@ -130,13 +140,13 @@ class Homes(Protocol):
     def is_lone(self) -> bool:
         """Whether there is one broker, without a registry."""
 
-    def link_of_home(self, home: int) -> Client:
+    def link_of_home(self, home: int) -> Home:
         """The home in a transaction's id; a lone broker answers for every home."""
 
-    def links(self) -> Sequence[Client]:
+    def links(self) -> Sequence[Home]:
         """All that are known."""
 
-    def all_links(self) -> Sequence[Client]:
+    def all_links(self) -> Sequence[Home]:
         """All that there are; raises TxmqError if that cannot be known now."""
 
 
@@ -167,7 +177,7 @@ class InstallingClient(SessionOwner, Protocol):
         """Its topics."""
 
 
-def home_of(homes: Homes, txid: str) -> Client:
+def home_of(homes: Homes, txid: str) -> Home:
     """The home that answers for a transaction; any of them if that is no id of ours."""
     try:
         home = TxId.parse(txid).home

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from txmq.errors import ConfigError, TxmqError
+from txmq.errors import ConfigError, RolledBackError, TxmqError
 from txmq.model import TransactionKind
 from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Client
@@ -81,7 +81,7 @@ class Reporter:
 
     def report(self, *, is_reachable: bool, problem: Exception | None) -> None:
         """Send a report, if it is time or if something has changed."""
-        if isinstance(problem, TxmqError) and not isinstance(problem, ConfigError):
+        if isinstance(problem, TxmqError) and not isinstance(problem, ConfigError | RolledBackError):
             return  # it is the broker that is away
         now = self._clock.monotonic()
         ages = {one.txid: self._age_ms(one, now) for one in self._branches}

@@ -4,13 +4,14 @@ Theory of operation. Each resource has a resolver of its own at each home: ``las
 database decides, ``two_phase/branch_resolver.py`` if the broker does. A round (``run_once``) lets each have its turn.
 Before that the brokers hear of transactions that a body has ended by itself (``report``).
 
-Invariant: a database or broker that is away costs the others nothing but its turn.
+Invariant: a database or broker that is away costs the others nothing but its turn; a home that hangs costs them one
+wait, and is set aside until it answers (``Home.look``).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from txmq.errors import ClosedError, FencedError, TransactionConflictError, TxmqError, UnknownTransactionError
 from txmq.runtime.logging import get_logger
@@ -20,7 +21,7 @@ from txmq.xa.broker_port import (
     FAILED_POLL_S_MAX,
     POLL_S,
     REPORT_TIMEOUT_S,
-    Client,
+    Home,
     RoutedClient,
     Stop,
     home_of,
@@ -50,7 +51,7 @@ class Resolver:
         self.client, self._clock = client, clock or OSClock()
         self._resources: list[LastResource | XAResource] = []
         # A cluster's are found by the rounds: to look may take time.
-        self._homes: tuple[Client, ...] = tuple(client.routes.links()) if client.routes.is_lone else ()
+        self._homes: tuple[Home, ...] = tuple(client.routes.links()) if client.routes.is_lone else ()
         self._resource_resolvers: list[LastResourceResolver | BranchResolver] = []
         self._hazards: deque[tuple[Hazard, Callable[[], None]]] = deque()
         for resource in resources:
@@ -65,7 +66,7 @@ class Resolver:
         for home in self._homes:
             self._add_at(home, resource)
 
-    def _add_at(self, home: Client, resource: LastResource | XAResource) -> None:
+    def _add_at(self, home: Home, resource: LastResource | XAResource) -> None:
         if isinstance(resource, LastResource):
             self._resource_resolvers.append(LastResourceResolver(home, resource, self._clock, self.client.routes))
         else:
@@ -144,7 +145,9 @@ class Resolver:
             hazard, on_reported = self._hazards[0]
             log = get_logger(resource=hazard.resource)
             try:
-                home_of(self.client.routes, hazard.txid).control.submit(
+                home = home_of(self.client.routes, hazard.txid)
+                home.look()
+                home.control.submit(
                     "rollback", hazard.txid, extensions=hazard.extensions(), timeout=REPORT_TIMEOUT_S
                 ).result()
             except ClosedError:
@@ -199,6 +202,13 @@ class Resolver:
     def has_more(self) -> bool:
         """Whether messages wait in an outbox that can be sent now."""
         return any(isinstance(one, LastResourceResolver) and one.has_more for one in self._resource_resolvers)
+
+    def has_older(self, until_ms: Mapping[str, int]) -> bool:
+        """Whether messages can be sent that waited at some moment, by the name of the resource and its clock."""
+        return any(
+            isinstance(one, LastResourceResolver) and one.has_older(until_ms[one.resource.name])
+            for one in self._resource_resolvers
+        )
 
     def _delay_s(self) -> float:
         known = self._resource_resolvers

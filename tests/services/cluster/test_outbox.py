@@ -2,111 +2,23 @@
 
 from __future__ import annotations
 
-import sqlite3
+import itertools
+import shutil
 from collections.abc import Iterator
-from contextlib import closing
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import txmq
 from tests.crash_points import at_moment, crash_at
 from txmq import Outcome
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.eventually import eventually
-from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
-from txmq.xa import LastResource
-from txmq.xa.last_resource.outbox import OutboxOptions
+from txmq.xa.last_resource import drainer
+from txmq.xa.resolver import Resolver
 
-from .conftest import NUMBERS
-
-PARTITIONS = 2
-
-
-class Shop:
-    """Orders in a database, and a message for each, to partitions of two homes."""
-
-    def __init__(self, cluster: Cluster, path: Path) -> None:
-        self.cluster, self._path = cluster, path
-        self._opened: list[txmq.Client] = []
-        self.client, self.resource = self.process()
-        eventually(lambda: len(self.client.routes.all_links()) == len(cluster.brokers), "both homes are known")
-        self.topic = f"orders-{next(NUMBERS)}"
-        self.client.topics.create(self.topic, partitions=PARTITIONS)
-        with closing(self.connect()) as connection:
-            connection.execute("CREATE TABLE sold (place INTEGER PRIMARY KEY, pieces INTEGER)")
-            connection.executemany("INSERT INTO sold VALUES (?, 0)", [(place,) for place in range(PARTITIONS)])
-            connection.commit()
-        self.resource.install(self.client)
-
-    def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=30.0, check_same_thread=False)
-
-    def process(self) -> tuple[txmq.Client, LastResource]:
-        """One more, as far as brokers and database can tell."""
-        client = txmq.connect(self.cluster.address, timeout=3.0, lazy=True)
-        self._opened.append(client)
-        return client, LastResource("shop", connect=self.connect, outbox=OutboxOptions(away_after_ms=300))
-
-    def order(self, *places: int, process: tuple[txmq.Client, LastResource] | None = None) -> txmq.Transaction:
-        """One piece in each of these places, and its number as a message for the partition."""
-        client, resource = process or (self.client, self.resource)
-        with client.producer().transaction(resource, timeout=60.0) as tx:
-            connection = tx.connection(resource)
-            for place in places:
-                connection.execute("UPDATE sold SET pieces = pieces + 1 WHERE place = ?", (place,))
-                ((pieces,),) = connection.execute("SELECT pieces FROM sold WHERE place = ?", (place,)).fetchall()
-                tx.send(self.topic, str(pieces).encode(), key=b"k%d" % place, partition=place)
-        assert tx.outcome is Outcome.COMMITTED
-        return tx
-
-    def away(self, place: int) -> BrokerProcess:
-        """The broker of a partition."""
-        homes = self.client.routes.homes_of(self.topic)
-        assert homes is not None
-        link = self.client.routes.link_of_home(homes[place])
-        leader = link.address
-        if leader is None:
-            link.control.call("ping", timeout=3.0)
-            leader = link.address
-        assert leader is not None
-        (found,) = [broker for broker in self.cluster.brokers if broker.port == leader[1]]
-        return found
-
-    def waiting(self) -> list[str]:
-        """The home of each row in the outbox."""
-        return [str(home) for (home,) in self.run("SELECT home FROM txmq_marker_outbox ORDER BY seq")]
-
-    def run(self, statement: str) -> list[Any]:
-        with closing(self.connect()) as connection:
-            return connection.execute(statement).fetchall()
-
-    def values(self, place: int) -> list[int]:
-        """What readers of a partition see."""
-        end = self.client.offsets(self.topic, place).end
-        found = list[int]()
-        while len(found) < end:
-            found += [int(m.value or b"") for m in self.client.fetch(self.topic, place, len(found))]
-        return found
-
-    def check(self) -> None:
-        """Each piece is a message, once, in order; nothing waits in the database or at a home."""
-        for place, pieces in self.run("SELECT place, pieces FROM sold"):
-            expected = list(range(1, int(pieces) + 1))
-            eventually(partial(self._has, int(place), expected), f"partition {place} has its messages")
-        eventually(lambda: not self.waiting(), "the outbox is empty")
-        eventually(lambda: not list(self.client.transactions.list(state="in-doubt")), "nothing is in doubt")
-
-    def _has(self, place: int, expected: list[int]) -> bool:
-        return self.values(place) == expected
-
-    def close(self) -> None:
-        for client in self._opened:
-            client.close()
+from .outbox_shop import NAME, Shop
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +29,8 @@ def two_homes(tmp_path_factory: pytest.TempPathFactory, ensemble: Ensemble) -> I
 
 
 @pytest.fixture
-def shop(tmp_path: Path, two_homes: Cluster) -> Iterator[Shop]:
+def shop(tmp_path: Path, two_homes: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    monkeypatch.setattr(drainer, "LEASE_MS", 3_600_000)  # for ``Shop.held``
     made = Shop(two_homes.start(), tmp_path / "shop.db")
     yield made
     made.close()
@@ -175,3 +88,111 @@ def test_service_starts_while_both_homes_are_away(shop: Shop) -> None:
     assert len(set(shop.waiting())) == 2
     shop.cluster.start()
     shop.check()
+
+
+@pytest.mark.parametrize(
+    "point", ["numbered:1", "numbered:3", "sent:1", "sent:2", "answered:2", "deleted:1", "deleted:2"]
+)
+def test_killed_drainer_of_two_homes_sends_nothing_twice(shop: Shop, point: str) -> None:
+    shop.order(0, 1)
+    with shop.held():
+        for _ in range(3):
+            shop.order(0, 1)
+        shop.drain_until_dead(f"client.outbox.{point}")
+    shop.check()
+
+
+def test_home_that_hangs_is_set_aside_until_it_answers(shop: Shop) -> None:
+    shop.order(0, 1)
+    hung = shop.away(1)
+    client, resource = shop.process()
+    resolver = Resolver(client, [resource])
+    resolver.round()
+    with shop.held():
+        for _ in range(3):
+            shop.order(0, 1)
+    hung.pause()
+    try:
+        eventually(lambda: shop.values(0) == [1, 2, 3, 4], "the home that is there has its part")
+        eventually(lambda: "is away" in str(_round(resolver)), "the other one is not asked any more")
+        shop.order(0, 1)
+        eventually(lambda: shop.values(0) == [1, 2, 3, 4, 5], "what comes meanwhile goes on")
+    finally:
+        hung.resume()
+    shop.check()
+    eventually(lambda: not _round(resolver), "it is asked again")
+    resolver.close()
+
+
+def _round(resolver: Resolver) -> list[tuple[str, Exception]]:
+    resolver.round()
+    return resolver.problems()
+
+
+def test_restored_home_stops_alone_until_it_is_numbered_anew(shop: Shop, tmp_path: Path) -> None:
+    """What it had taken since the backup has left the database: an operator goes on without it."""
+    restored, backup = shop.away(1), tmp_path / "backup"
+    shop.order(0, 1)
+    with shop.held():
+        shop.order(0, 1)
+    eventually(lambda: shop.values(1) == [1, 2], "the outbox is drained")
+    restored.pause()  # as a snapshot of its file system, without a restart since
+    shutil.copytree(restored.data_dir, backup)
+    restored.resume()
+    with shop.held():
+        shop.order(0, 1)
+    eventually(lambda: shop.values(1) == [1, 2, 3] and not shop.waiting(), "the outbox is drained")
+    restored.kill()
+    shutil.rmtree(restored.data_dir)
+    shutil.copytree(backup, restored.data_dir)
+    shop.order(0, 1)
+    shop.order(1)
+    restored.start()
+    home = shop.home_of(1)
+    eventually(lambda: shop.state_of(1).problem is not None, "the drainer has found it")
+    assert "the broker took 1 rows, and number 2 has left: was it restored?" in str(shop.state_of(1).problem)
+    shop.order(0, 1)
+    eventually(lambda: shop.values(0) == [1, 2, 3, 4, 5], "the other home has all of its own")
+    assert (shop.waiting(), shop.values(1)) == ([home] * 3, [1, 2])
+    before = shop.series()
+    done = shop.txmq("renumber", "--yes", NAME)
+    assert (done.exit_code, "was it restored?" in done.output) == (0, True), done.output
+    changed = {name for name, numbering in shop.series().items() if numbering != before[name]}
+    assert changed == {home}
+    eventually(lambda: shop.values(1) == [1, 2, 4, 5, 6], "what waited has gone on, in order")
+    assert shop.txmq("renumber", "--yes", NAME).exit_code != 0
+
+
+def test_topic_made_anew_at_another_home_parks_its_rows(shop: Shop) -> None:
+    """They were for another topic of that name; others of the former home go on."""
+    topic = f"{shop.topic}-moves"
+    shop.order(0, 1)
+    shop.client.topics.create(topic, partitions=1)
+    home = _home(shop, topic)
+    place = 0 if shop.home_of(0) == home else 1
+    with shop.held():
+        shop.order(0, topic=topic)
+        shop.order(place)
+        _move(shop, topic)
+    eventually(lambda: shop.run("SELECT state, home FROM txmq_marker_outbox") == [("parked", home)], "it is parked")
+    assert shop.values(place) == [1, 2 + (place == 0)]
+    ((reason,),) = shop.run("SELECT reason FROM txmq_marker_outbox")
+    assert "stale-topic" in reason
+    shop.order(0, topic=topic).wait_visible(30.0)
+    assert [int(message.value or b"") for message in shop.client.browse(topic)] == [3 + (place == 0)]
+
+
+def _home(shop: Shop, topic: str) -> str:
+    shop.client.topics.describe(topic)
+    return shop.home_of(0, topic)
+
+
+def _move(shop: Shop, topic: str) -> None:
+    """Delete it, and make it anew elsewhere: each goes to the home that has the fewest."""
+    former = _home(shop, topic)
+    for number in itertools.count():
+        shop.client.topics.delete(topic)
+        shop.client.topics.create(f"{topic}-{number}", partitions=1)
+        shop.client.topics.create(topic, partitions=1)
+        if _home(shop, topic) != former:
+            return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,14 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 import txmq
-from tests.crash_points import at_moment, crash_at
+from tests.crash_points import at_moment, crash_at, hooked
 from tests.services.xa.mysql_orders import NAME, MySQLOrders
 from txmq import Outcome, RolledBackError
 from txmq.cli.main import app
 from txmq.errors import RequestTimeoutError
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.eventually import eventually
-from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess, free_port
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource
 from txmq.xa.last_resource import drainer
@@ -44,9 +45,9 @@ class Shop:
         self.resource.install(self.client)
         self.order()
 
-    def process(self) -> tuple[txmq.Client, LastResource]:
-        """One more, as far as broker and database can tell."""
-        client = txmq.connect(self.broker.address, timeout=2.0)
+    def process(self, address: str = "") -> tuple[txmq.Client, LastResource]:
+        """One more, as far as broker and database can tell; or one that reaches no broker at an address."""
+        client = txmq.connect(address or self.broker.address, timeout=2.0, lazy=bool(address))
         connections = list[Any]()
 
         def connect() -> Any:
@@ -354,12 +355,8 @@ def test_restored_database_stops_the_drainer(sqlite_shop: Shop) -> None:
 
 
 def test_series_is_numbered_anew_only_where_both_disagree(sqlite_shop: Shop, tmp_path: Path) -> None:
-    shop, config = sqlite_shop, tmp_path / "resolver.toml"
-    config.write_text(
-        f'bootstrap = "{shop.broker.address}"\n[[resource]]\nname = "shop"\nkind = "last-resource"\n'
-        f'driver = "sqlite3"\noutbox = true\nconnect = {{ database = "{tmp_path / "shop.db"}" }}\n'
-    )
-    renumber = ["outbox", "renumber", "--config", str(config), "--yes", "shop"]
+    shop = sqlite_shop
+    renumber = ["outbox", "renumber", "--config", str(_config(shop, tmp_path)), "--yes", "shop"]
     _drain_one(shop)
     eventually(lambda: not shop.waiting(), "the row has left")
     refused = CliRunner().invoke(app, renumber)
@@ -371,6 +368,42 @@ def test_series_is_numbered_anew_only_where_both_disagree(sqlite_shop: Shop, tmp
     assert done.exit_code == 0
     assert "took 1 rows, and 0 have a number" in " ".join(done.output.split())
     shop.check()
+
+
+def test_drain_ends_while_orders_go_on(sqlite_shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for what waits when it begins."""
+    shop = sqlite_shop
+    monkeypatch.setattr(drainer, "ROUND_S", 0.02)  # behind each round it looks whether it is done
+    shop.hold()
+    _trip(shop)
+    for _ in range(3):
+        shop.order()
+    shop.client.close()  # nobody else drains
+    away, came = shop.process(f"txmq://127.0.0.1:{free_port()}"), 0
+
+    def go_on(point: str) -> None:
+        nonlocal came
+        if point == "client.outbox.sent":
+            came += 1
+            assert came < 1000, "it does not end"
+            assert shop.order(away, key=f"k{came}".encode()).pending
+
+    shop.hold(-1)
+    with hooked(go_on):
+        done = CliRunner().invoke(app, ["outbox", "drain", "--config", str(_config(shop, tmp_path)), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)) == (0, {"left": {"shop": 0}, "problems": []}), done.output
+    assert came
+    shop.client, _ = shop.process()
+    assert shop.values() == list(range(1, 5 + came - shop.waiting()))
+
+
+def _config(shop: Shop, folder: Path) -> Path:
+    config = folder / "resolver.toml"
+    config.write_text(
+        f'bootstrap = "{shop.broker.address}"\n[[resource]]\nname = "shop"\nkind = "last-resource"\n'
+        f'driver = "sqlite3"\noutbox = true\nconnect = {{ database = "{folder / "shop.db"}" }}\n'
+    )
+    return config
 
 
 def _drain_one(shop: Shop) -> None:

@@ -14,14 +14,15 @@ import psycopg
 import pytest
 
 from txmq.errors import ConfigError, RolledBackError
+from txmq.protocol.grammar import is_hex32
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa import LastResource
 from txmq.xa.database import outbox_series
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 from txmq.xa.database.marker_table import MarkerTable
+from txmq.xa.database.outbox_homes import LONE
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
-from txmq.xa.database.outbox_series import LONE
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.last_resource.branch import Waiting
@@ -84,6 +85,12 @@ class World:
             (txid, self.uuid, *parameters),
         )
         return bool(cursor.rowcount == 1)
+
+    def run(self, statement: str) -> None:
+        """One statement of its own."""
+        connection = self.begin()
+        connection.cursor().execute(statement)
+        connection.commit()
 
     def outboxed(self, row_id: str, *keys: OutboxKey) -> None:
         """A transaction that waits, committed."""
@@ -326,7 +333,8 @@ def test_new_series_numbers_everything_anew(world: World) -> None:
     connection = world.connect()
     world.outboxed("t1", K)
     world.outbox.number(connection)
-    world.outbox.begin_series(connection, "6" * 32)
+    assert not world.outbox.begin_series(connection, "7" * 32, former="6" * 32)
+    assert world.outbox.begin_series(connection, "6" * 32, former=SERIES)
     assert world.outbox.series(connection) == ("6" * 32, 0)
     assert world.outbox.numbers(connection) == {}
     assert world.outbox.number(connection) == 1
@@ -394,6 +402,67 @@ def test_key_that_moved_homes_waits_for_its_former_one(world: World) -> None:
     assert world.outbox.at(A).number(connection) == 1
     world.outbox.at(A).delete(connection, world.outbox.at(A).numbered(connection, 0, 9))
     assert there.number(connection) == 2
+
+
+def test_key_waits_for_none_of_topics_whose_names_begin_alike(world: World) -> None:
+    connection = world.connect()
+    there = world.outbox.at(B)
+    there.begin(connection, SERIES)
+    world.outbox.add(connection, "t1", b"x", [OutboxKey("orders-dlq-0", "1a")], A)
+    world.outbox.add(connection, "t2", b"x", [MOVED], B)
+    connection.commit()
+    assert there.number(connection) == 1
+
+
+def test_numbering_of_a_lone_broker_is_retired_when_there_are_homes(world: World) -> None:
+    """An older txmq drains by it, whichever home a row is for: every broker refuses the name."""
+    connection = world.connect()
+    world.outboxed(f"{1:016x}-{A}-1-1", K)
+    assert world.outbox.number(connection) == 1
+    world.outbox.tell_topics(connection, {"orders": TopicSize(1, 1, (0xA,))})
+    for row in range(2, 4):
+        retired, _ = world.outbox.series(connection)
+        assert not is_hex32(retired.encode())
+        world.outboxed(f"{1:016x}-{A}-1-{row}", L)
+        numbers = world.outbox.numbers(connection)
+        with suppress(OverflowError, MySQLdb.Error, psycopg.Error):  # there is none behind the highest one
+            world.outbox.number(connection)
+        assert world.outbox.numbers(connection) == numbers
+        world.outbox.at(A).begin(connection, "f" * 32)
+        world.outbox.create(connection, "f" * 32)
+        assert world.outbox.at(A).series(connection).name == SERIES
+    assert world.outbox.at(A).number(connection) == 2
+
+
+def test_row_that_is_numbered_while_an_operator_parks_it_is_parked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, park = world.connect(), world.outbox.park
+    world.outboxed("t1", K)
+
+    def park_late(*arguments: Any) -> bool:
+        world.outbox.number(connection)
+        return park(*arguments)
+
+    monkeypatch.setattr(world.outbox, "park", park_late)
+    assert world.outbox.park_waiting(connection, "t1", "by an operator")
+    assert [row.state for row in world.outbox.numbered(connection, 0, 9)] == ["parked"]
+    assert not world.outbox.park_waiting(connection, "t1", "by an operator")
+
+
+def test_rows_of_before_are_told_from_what_came_later(world: World) -> None:
+    connection = world.connect()
+    world.outboxed("t1", K)
+    world.outboxed("t2", K)
+    world.outboxed("t3", L)
+    world.run("UPDATE txmq_marker_outbox SET written_ms = seq")
+    assert world.outbox.park_waiting(connection, "t1", "by an operator")
+    assert [world.outbox.older(connection, until_ms) for until_ms in range(4)] == [0, 1, 2, 3]
+    assert [world.outbox.has_older(connection, until_ms) for until_ms in (2, 3)] == [False, True]  # t2 is behind t1
+    assert world.outbox.release(connection, "t1")
+    assert [world.outbox.has_older(connection, until_ms) for until_ms in (0, 1)] == [False, True]
+    world.outbox.number(connection)
+    assert [world.outbox.has_older(connection, until_ms) for until_ms in (0, 1)] == [False, True]
 
 
 def test_rows_of_a_lone_broker_go_on_as_its_homes(world: World) -> None:

@@ -40,9 +40,10 @@ def batch(
     return bytes(made)
 
 
-def part(topic: str, partition: int, content: bytes, keys: str = "") -> bytes:
+def part(topic: str, partition: int, content: bytes, keys: str = "", topic_id: int = 0) -> bytes:
     """One part of a transaction."""
     words = f"{topic} {partition} {len(content)}" + (f" keys={keys}" if keys else "")
+    words += f" id={topic_id}" if topic_id else ""
     return f"{words}\r\n".encode() + content
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from txmq.errors import ConnectionLostError, FencedError, UnavailableError
 from txmq.testing.simulated.faults import Fault
+from txmq.xa import LastResource
 from txmq.xa.reporter import LISTED_MAX, REPORT_EVERY_S
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import Bqual, encode_bqual
@@ -142,5 +145,10 @@ def test_last_resource_is_reported_when_asked_and_when_unreachable(tmp_path: Pat
     lost_path.rename(world.path)
     resolver.run_once()
     assert [body["reachable"] for body in told(world)] == [True]
+    busy = LastResource("orders-db", connect=lambda: sqlite3.connect(world.path, timeout=0.01))
+    with closing(sqlite3.connect(world.path)) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        Resolver(world.home, [busy]).run_once()
+    assert [body["why"].partition(" ")[0] for body in told(world)] == ["RolledBackError:"]
     resolver.close()
     world.close()

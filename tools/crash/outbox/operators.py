@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from tools.crash.outbox.directory import OutboxCampaignDirectory
 from tools.crash.processes import CampaignError
 from txmq.cli.outbox import app
-from txmq.xa.database.outbox_series import PARKED
+from txmq.xa.database.outbox_homes import PARKED
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.last_resource.resolving import ResolvingConnection
 

@@ -17,28 +17,34 @@ from txmq.errors import BrokerError, NotOwnerError, StaleTopicError, TopicClosed
 from txmq.log.partition import Partition
 
 
-def writable(context: Context, client: ClientConnection, topic: bytes, number: bytes) -> Partition:
+def writable(
+    context: Context, client: ClientConnection, topic: bytes, number: bytes, topic_id: bytes | None = None
+) -> Partition:
     """The partition that a request writes to, by its words on the wire.
 
     A closed topic is not refused here: a batch that is stored already is answered all the same (``placing``).
 
+    Args:
+        topic_id: of the topic that is meant; None for any of that name.
+
     Raises:
         ForbiddenError: the connection's user may not write to the topic.
         UnknownTopicError: no such topic or partition.
+        StaleTopicError: the partition is elsewhere, and of another topic than is meant.
         NotOwnerError: another home owns the partition; the text names it and its leader.
     """
     if client.permissions is not None:
         require(context, client, WRITE, TOPIC, topic)
     partition = context.state.partitions.get((topic, number))
     if partition is None:
-        raise _refusal(context, topic, number)
+        raise _refusal(context, topic, number, topic_id)
     return partition
 
 
 def refuse_stale(partition: Partition, topic_id: int) -> None:
     """Refuse what is meant for another topic of that name."""
     if topic_id != partition.topic_id:
-        raise StaleTopicError(f"topic {partition.topic!r} has id {partition.topic_id} now, not {topic_id}")
+        raise _stale(partition.topic, partition.topic_id, topic_id)
 
 
 def readable(context: Context, client: ClientConnection, topic: bytes, number: bytes) -> Partition:
@@ -60,9 +66,15 @@ def readable(context: Context, client: ClientConnection, topic: bytes, number: b
     return partition
 
 
-def _refusal(context: Context, name: bytes, number: bytes) -> BrokerError:
+def _stale(name: str, found: int, meant: int) -> StaleTopicError:
+    return StaleTopicError(f"topic {name!r} has id {found} now, not {meant}")
+
+
+def _refusal(context: Context, name: bytes, number: bytes, topic_id: bytes | None = None) -> BrokerError:
     text = name.decode("ascii", "replace")
     topic = context.state.topics.named(text)  # raises for an unknown topic
+    if topic_id is not None and int(topic_id) != topic.topic_id:
+        return _stale(text, topic.topic_id, int(topic_id))
     placed = context.state.placed.get(topic.topic_id)
     if placed is not None and context.cluster is not None and int(number) < len(placed.homes):
         home = placed.homes[int(number)]

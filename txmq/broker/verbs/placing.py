@@ -74,7 +74,7 @@ def check_parts(
     parts: list[Part] = []
     keys: list[Keys] = []
     for topic, number, batch, key_words, topic_id in stated:
-        partition = writable(context, client, topic, number)
+        partition = writable(context, client, topic, number, topic_id)
         if topic_id is not None:
             refuse_stale(partition, int(topic_id))
         count, max_timestamp_ms, _, _, sequence, crc = check(batch)

@@ -27,7 +27,7 @@ from typing import Protocol
 
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.refusals import LOST
-from txmq.client.transport.ports import Broker, RoutedBroker, Routing
+from txmq.client.transport.ports import RoutedBroker, RoutedHome, Routing
 from txmq.errors import (
     FencedError,
     NotOwnerError,
@@ -307,7 +307,7 @@ def _is_waited_for(branch: Committed, slot: TopicPartition, besides: str) -> boo
     return slot in branch.slots and not (besides and branch.uuid == besides)
 
 
-class BranchHome(Broker, Protocol):
+class BranchHome(RoutedHome, Protocol):
     """``HomeLink``, as transactions over homes use it."""
 
     @property

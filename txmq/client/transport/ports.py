@@ -110,7 +110,14 @@ class OwnCommits(Protocol):
         """Whether a transaction is among them."""
 
 
-class HomeBroker(Broker, Protocol):
+class RoutedHome(Broker, Protocol):
+    """One of a client's homes."""
+
+    def look(self) -> None:
+        """Make sure that it is there, for callers that serve other homes, too; raises BrokerAwayError."""
+
+
+class HomeBroker(RoutedHome, Protocol):
     """``HomeLink``: the client's side of one home."""
 
     @property
@@ -182,7 +189,7 @@ class RoutedBroker(Broker, Protocol):
     """A client: any of its brokers, and the routes to all of them."""
 
     @property
-    def routes(self) -> Routing[Broker]:
+    def routes(self) -> Routing[RoutedHome]:
         """The choice among the homes."""
 
 

@@ -131,6 +131,9 @@ class SimulatedBroker:
         if self.is_away:
             raise BrokerAwayError("planned")
 
+    def look(self) -> None:
+        """As ``HomeLink.look`` of a broker that is alone."""
+
     def regain(self, deadline: float) -> None:
         """As ``Connection.regain``."""
         if self.is_away:
@@ -442,7 +445,6 @@ class SimulatedBroker:
         return encode_result_line(topic, partition, base, count)
 
     def _append(self, topic: str, partition: int, batch: bytearray) -> bytes:
-        place = self.log[topic, partition]
-        base = len(place)
+        place, base = self.log[topic, partition], len(self.log[topic, partition])
         place.extend(decode(batch, topic, partition))
         return encode_result_line(topic, partition, base, len(place) - base)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from txmq.errors import ConfigError, TransactionStateError
+from txmq.errors import ConfigError, RolledBackError, TransactionStateError
 from txmq.model import is_valid_name
 from txmq.runtime.logging import get_logger
 from txmq.runtime.owner import silence
@@ -164,7 +164,15 @@ class Installation:
         Args:
             topics: for the outbox to know.
         """
-        table = self._table_on(connection)
+        table = MarkerTable.on(connection, self.table, self._dialect)
+        with self._unless_busy(connection, table):
+            self._install(connection, table, cluster, random, topics, adopt=adopt)
+
+    def _install(
+        self, connection: Connection, table: MarkerTable, cluster: str | None, random: Random,
+        topics: Mapping[str, TopicSize], *, adopt: bool,
+    ) -> None:  # fmt: skip
+        self._require_usable(connection, table)
         if adopt:
             self._check_identity(connection, table, cluster)  # a database that is not installed is a mistake
         if not table.is_there(connection):
@@ -203,8 +211,14 @@ class Installation:
         Raises:
             TransactionStateError: it is in autocommit or in a transaction.
             ConfigError: see the module.
+            RolledBackError: the database is locked by others, full or the like; the same call may succeed later.
         """
-        table = self._table_on(connection)
+        table = MarkerTable.on(connection, self.table, self._dialect)
+        with self._unless_busy(connection, table):
+            return self._verified(connection, table, cluster)
+
+    def _verified(self, connection: Any, table: MarkerTable, cluster: str | None) -> DatabaseSession:
+        self._require_usable(connection, table)
         weakness = table.dialect.weakness(connection)
         if weakness is not None and not self._demands.allow_weak_durability:
             raise ConfigError(
@@ -254,12 +268,10 @@ class Installation:
                 f"SET {level} ISOLATION LEVEL READ COMMITTED (of MariaDB with binlog_format other than STATEMENT)"
             )
 
-    def _table_on(self, connection: Connection) -> MarkerTable:
-        table = MarkerTable.on(connection, self.table, self._dialect)
+    def _require_usable(self, connection: Connection, table: MarkerTable) -> None:
         self.require_idle(connection, table)
         if table.dialect.name == "sqlite":
             self.sqlite_path(connection)
-        return table
 
     def keep(self, session: DatabaseSession) -> None:
         """Know a connection of the resource's own, for when this process is forked."""
@@ -371,10 +383,22 @@ class Installation:
 
     @contextmanager
     def _named(self, connection: Connection, table: MarkerTable, says: str) -> Iterator[None]:
-        """Turn a refusal of the database into an error of the configuration; a lost connection stays one."""
+        """Turn a refusal of the database into an error of the configuration, unless it says nothing about that."""
         try:
             yield
         except Exception as error:
-            if not is_error(error) or table.dialect.is_lost(connection, error):
+            if not is_error(error) or table.dialect.is_retriable(connection, error):
                 raise
             raise ConfigError(f"resource {self.name!r}{says}: {error}") from error
+
+    @contextmanager
+    def _unless_busy(self, connection: Connection, table: MarkerTable) -> Iterator[None]:
+        """Turn what may pass (a lock that others hold, a full disk, ...) into an error that says so."""
+        try:
+            yield
+        except Exception as error:
+            dialect = table.dialect
+            if not is_error(error) or dialect.is_lost(connection, error) or not dialect.may_pass(error):
+                raise
+            text = f"resource {self.name!r} is busy: {error}; nothing happened, and the same call may succeed later"
+            raise RolledBackError(text, retriable=True) from error

@@ -121,6 +121,7 @@ class MarkerSweep:
         over = set(self._over([txid for txid in page if is_of_this_broker(self._client.session, txid)]))
         if over:
             for home in self._homes.all_links():
+                home.look()
                 listed = list_transactions(home, database.uuid, "all", PAGE_SIZE)
                 over.difference_update(row.get("of") or row["txid"] for row in listed)
         if over:

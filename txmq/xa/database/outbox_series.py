@@ -1,17 +1,11 @@
 """The rows of an outbox that one home is to get: numbered, sent in that order, and taken away (``outbox_tables``).
 
-Theory of operation. Each home of a cluster has a numbering of its own, so that one that is away holds up no row of
-another. A broker that is alone has the first numbering; that of its rows which are left when it founds a cluster goes
-on as its home's (``adopt``).
-
-Rows of one key are in one partition, and so at one home, unless the topic has grown, and the key has moved to a
-partition of another home. Then the later row gets no number before the earlier one has left.
+Theory of operation. Rows of one key are in one partition, and so at one home, unless the topic has grown, and the key
+has moved to a partition of another home. Then the later row gets no number before the earlier one has left.
 
 A parked row was refused by the broker for good. Rows behind it that share a key with it get no number; those that had
 one are recalled. The number of a parked or recalled row is used up by a void before it is taken from it: what a number
 stood for never changes, so that a drainer that was paused can send nothing twice.
-
-``holder`` drains until ``until_ms``. That only keeps others from doing the same work: two that drain are no harm.
 
 Invariants:
     * a number of a series is given once, and numbers have no gaps, also when the table was empty in between;
@@ -21,30 +15,19 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
 
 from txmq.errors import TxmqError
-from txmq.xa.database.dbapi import Connection, run, text
-from txmq.xa.database.dialects import Dialect
+from txmq.xa.database.dbapi import Connection, text
 from txmq.xa.database.marker_table import own_transaction
+from txmq.xa.database.outbox_homes import LONE, PARKED, RECALL_ENDS, RECALLED, WAITING, OutboxNumberings
 from txmq.xa.database.outbox_keys import ANY_KEY, HeldKeys, OutboxKey
-from txmq.xa.database.outbox_topics import OutboxTopics
-from txmq.xa.database.sqlite_turns import WriterTurn
-from txmq.xid import NO_HOME, home_word
 
-WAITING, PARKED, RECALLED = "waiting", "parked", "recalled"
-LONE = ""  # the home of a row that was written for a broker without a registry
 NUMBERED_MAX = 256  # from the lowest number to the highest: of so many a broker knows which row took them
 REASON_LENGTH_MAX = 180
 PAGE_BYTES_MAX = 4 << 20  # that are read at once, but for a row that is larger
 _PAGE = 500
-_FIRST = 1  # the id of the first numbering
-_HOME = re.compile(r"[0-9a-f]{16}\Z")
-_RECALL_ENDS = f"state = CASE WHEN state = '{RECALLED}' THEN '{WAITING}' ELSE state END"
 
 
 class SeriesChangedError(TxmqError):
@@ -61,129 +44,8 @@ class OutboxRow:
     batches: bytes
 
 
-class Series(NamedTuple):
-    """The numbering: its name, and the highest number that was given."""
-
-    name: str
-    last: int
-
-
-class OutboxSeries:
-    """The statements for the rows of one home. Has no connection of its own and keeps no state.
-
-    Attributes:
-        home: 16 hex digits, or LONE.
-        topics: what the database knows of them.
-    """
-
-    home = LONE
-
-    def __init__(self, table: str, dialect: Dialect, placeholder: str, place: WriterTurn | None = None) -> None:
-        self.marker, self.name = table, f"{table}_outbox"
-        self.keys, self.series_table = f"{table}_outbox_keys", f"{table}_outbox_series"
-        self.dialect, self.place, self._mark = dialect, place, placeholder
-        self.topics = OutboxTopics(table, dialect, placeholder)
-
-    def at(self, home: str) -> Self:
-        """The same tables, for the rows of another home.
-
-        Raises:
-            ValueError: it is none.
-        """
-        if home != LONE and not _HOME.match(home):
-            raise ValueError(f"not a home: {home[:40]!r}")
-        found = copy(self)
-        found.home = home
-        return found
-
-    @property
-    def _ours(self) -> str:
-        return f"home = '{self.home}'"
-
-    @property
-    def _series_id(self) -> int:
-        return _signed(int(self.home, 16)) if self.home else _FIRST
-
-    def begin(self, connection: Connection, series: str) -> None:
-        """Make sure that the home has a numbering: rows that were left to it as a lone broker's, or a new one.
-
-        Args:
-            series: the name of a new one. Raises as drivers do, also if another process was faster: to be called again.
-        """
-        with own_transaction(connection, self.dialect, self.place):
-            is_there = self._has_series(connection, self._series_id)
-            if self.home != LONE and self._lone_home(connection) == self.home:
-                self._adopt(connection, with_numbers=not is_there)
-                is_there = self._has_series(connection, self._series_id)
-            if not is_there:
-                self._run(
-                    connection,
-                    f"INSERT INTO {self.series_table} (id, series, number, holder, until_ms) VALUES (?, ?, 0, '', 0)",  # noqa: S608
-                    (self._series_id, series),
-                )
-
-    def _has_series(self, connection: Connection, series_id: int) -> bool:
-        return bool(self._run(connection, f"SELECT 1 FROM {self.series_table} WHERE id = ?", (series_id,)))  # noqa: S608
-
-    def _lone_home(self, connection: Connection) -> str | None:
-        """The home that was a lone broker when rows were written for it; None if there are none, or none tells."""
-        rows = self._run(connection, f"SELECT id FROM {self.name} WHERE home = '{LONE}' ORDER BY seq LIMIT {_PAGE}")  # noqa: S608
-        ids = [text(row_id) for (row_id,) in rows]
-        known = (home for row_id in ids if (home := home_word(row_id)) != f"{NO_HOME:016x}")
-        return next(known, None) or self._home_of_slots(connection, ids)
-
-    def _home_of_slots(self, connection: Connection, ids: Sequence[str]) -> str | None:
-        """The same by the partitions of these rows, if the database knows their homes."""
-        if not ids:
-            return None
-        marks = ", ".join("?" * len(ids))
-        slots = self._run(connection, f"SELECT DISTINCT slot FROM {self.keys} WHERE id IN ({marks})", ids)  # noqa: S608
-        known = self.topics.newest(connection)
-        for (slot,) in slots:
-            topic, _, partition = text(slot).rpartition("-")
-            homes = known[topic].homes if topic in known else ()
-            if int(partition) < len(homes):
-                return f"{homes[int(partition)]:016x}"
-        return None
-
-    def _adopt(self, connection: Connection, *, with_numbers: bool) -> None:
-        """Take over rows that were written for a lone broker, which is this home; the numbers they have stay true."""
-        if with_numbers:
-            self._run(
-                connection,
-                f"UPDATE {self.series_table} SET id = ?, holder = '', until_ms = 0 WHERE id = {_FIRST}",  # noqa: S608
-                (self._series_id,),
-            )
-        unless = "" if with_numbers else " AND number = 0"
-        self._run(connection, f"UPDATE {self.name} SET {self._ours} WHERE home = '{LONE}'{unless}")  # noqa: S608
-
-    # --- drainers ----------------------------------------------------------------------------------------------------
-
-    def series(self, connection: Connection) -> Series:
-        """The numbering. Own transaction."""
-        with own_transaction(connection, self.dialect, self.place):
-            ((name, last),) = self._run(
-                connection,
-                f"SELECT series, number FROM {self.series_table} WHERE id = {self._series_id}",  # noqa: S608
-            )
-        return Series(text(name), int(last))
-
-    def hold(self, connection: Connection, holder: str, lease_ms: int) -> bool:
-        """Take, or keep, the turn to drain; False if another has it. Own transaction.
-
-        A turn that ends later than a lease from now was given before the clock was set back.
-        """
-        now = self.dialect.now_ms
-        with own_transaction(connection, self.dialect, self.place):
-            self._run(
-                connection,
-                f"UPDATE {self.series_table} SET holder = ?, until_ms = {now} + {int(lease_ms)} "  # noqa: S608
-                f"WHERE id = {self._series_id} AND "
-                f"(holder = ? OR until_ms < {now} OR until_ms > {now} + {int(lease_ms)})",
-                (holder, holder),
-            )
-            rows = self._run(connection, f"SELECT holder FROM {self.series_table} WHERE id = {self._series_id}")  # noqa: S608
-        return bool(rows) and text(rows[0][0]) == holder
+class OutboxSeries(OutboxNumberings):
+    """The statements for the rows of one home. Has no connection of its own and keeps no state."""
 
     def number(self, connection: Connection, limit: int = NUMBERED_MAX) -> int:
         """Number committed rows that wait and have none, behind no parked row of their keys; how many.
@@ -271,13 +133,15 @@ class OutboxSeries:
         found = set[int]()
         for topic in sorted({OutboxKey(text(slot), ANY_KEY).topic for (slot,) in slots}):
             first, end = f"{topic}-", f"{topic}."  # the dot comes next behind the hyphen
+            longer = f"{topic}-%-%"  # a topic whose name begins so
             rows = self._run(
                 connection,
                 f"SELECT DISTINCT o.seq FROM {self.name} o JOIN {self.keys} k ON k.id = o.id "  # noqa: S608
-                f"WHERE {within[0]} AND k.hash <> '{ANY_KEY}' AND k.slot >= ? AND k.slot < ? AND ("
-                f"{before.format('p.slot >= ? AND p.slot < k.slot')} OR "
-                f"{before.format('p.slot > k.slot AND p.slot < ?')})",
-                (*within[1], first, end, first, end),
+                f"WHERE {within[0]} AND k.hash <> '{ANY_KEY}' "
+                "AND k.slot >= ? AND k.slot < ? AND k.slot NOT LIKE ? AND ("
+                f"{before.format('p.slot >= ? AND p.slot < k.slot AND p.slot NOT LIKE ?')} OR "
+                f"{before.format('p.slot > k.slot AND p.slot < ? AND p.slot NOT LIKE ?')})",
+                (*within[1], first, end, longer, first, longer, end, longer),
             )
             found |= {int(seq) for (seq,) in rows}
         return found
@@ -307,6 +171,15 @@ class OutboxSeries:
             for place, slot, key in rows:
                 found.get(int(place), []).append(OutboxKey(text(slot), text(key)))
         return found
+
+    def has_older(self, connection: Connection, until_ms: int) -> bool:
+        """Whether a row of the home that was written until then can be sent, or is on its way. Own transaction."""
+        older = f"SELECT 1 FROM {self.name} WHERE written_ms <= ? AND {{}} LIMIT 1"  # noqa: S608
+        with own_transaction(connection, self.dialect, self.place):
+            if self._run(connection, older.format(f"{self._ours} AND number > 0"), (until_ms,)):
+                return True
+            first = self._unhindered(connection, 1)
+            return bool(first and self._run(connection, older.format("seq = ?"), (until_ms, first[0])))
 
     def numbers(self, connection: Connection) -> dict[int, str]:
         """The id of the row with each number that was given and not used up. Own transaction."""
@@ -367,21 +240,25 @@ class OutboxSeries:
             for table in (self.name, self.keys) if gone else ():
                 self._run(connection, f"DELETE FROM {table} WHERE id IN ({', '.join('?' * len(gone))})", gone)  # noqa: S608
 
-    def park(self, connection: Connection, row: OutboxRow, reason: str) -> None:
+    def park(self, connection: Connection, row: OutboxRow, reason: str) -> bool:
         """Keep a row that the broker refuses for good, and recall numbered ones behind it of its keys. Own transaction.
 
         Their numbers are to be used up by voids (``voided``).
+
+        Returns:
+            False if it has another number by now, or is gone.
         """
         reason = reason.encode("ascii", "replace").decode()[:REASON_LENGTH_MAX]
         with own_transaction(connection, self.dialect, self.place):
             self._lock_numbers(connection)
-            self._run(
+            _, count = self._counted(
                 connection,
                 f"UPDATE {self.name} SET state = '{PARKED}', reason = ? WHERE id = ? AND number = ?",  # noqa: S608
                 (reason, row.id, row.number),
             )
-            if row.number:
+            if count and row.number:
                 self._recall_behind(connection, row.number)
+        return count == 1
 
     def _recall_behind(self, connection: Connection, number: int) -> None:
         """Rows behind a numbered one of its keys, and those behind them: their numbers are to be used up, too."""
@@ -404,39 +281,17 @@ class OutboxSeries:
 
     def park_waiting(self, connection: Connection, row_id: str, reason: str) -> bool:
         """As ``park``, for an operator; False if no such row waits."""
-        with own_transaction(connection, self.dialect, self.place):
-            found = f"SELECT number FROM {self.name} WHERE id = ? AND state = '{WAITING}'"  # noqa: S608
-            rows = self._run(connection, found, (row_id,))
-        for (number,) in rows:
-            self.park(connection, OutboxRow(int(number), row_id, WAITING, b""), reason)
-        return bool(rows)
+        found = f"SELECT number FROM {self.name} WHERE id = ? AND state = '{WAITING}'"  # noqa: S608
+        while True:
+            with own_transaction(connection, self.dialect, self.place):
+                rows = self._run(connection, found, (row_id,))
+            if not rows:
+                return False
+            if self.park(connection, OutboxRow(int(rows[0][0]), row_id, WAITING, b""), reason):
+                return True
 
     def voided(self, connection: Connection, row: OutboxRow) -> None:
         """The broker has a void for the row's number: it has none any more. Own transaction."""
         with own_transaction(connection, self.dialect, self.place):
-            change = f"UPDATE {self.name} SET number = 0, {_RECALL_ENDS} WHERE id = ? AND number = ?"  # noqa: S608
+            change = f"UPDATE {self.name} SET number = 0, {RECALL_ENDS} WHERE id = ? AND number = ?"  # noqa: S608
             self._run(connection, change, (row.id, row.number))
-
-    def begin_series(self, connection: Connection, series: str) -> None:
-        """Number anew, in a series that no broker knows: for an operator who goes on behind a restored one."""
-        with own_transaction(connection, self.dialect, self.place):
-            begin = f"UPDATE {self.series_table} SET series = ?, number = 0, holder = '', until_ms = 0"  # noqa: S608
-            self._run(connection, f"{begin} WHERE id = {self._series_id}", (series,))
-            self._run(
-                connection,
-                f"UPDATE {self.name} SET number = 0, {_RECALL_ENDS} WHERE {self._ours} AND number > 0",  # noqa: S608
-            )
-
-    def _run(self, connection: Connection, operation: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._counted(connection, operation, parameters)[0]
-
-    def _counted(
-        self, connection: Connection, operation: str, parameters: Sequence[Any] = ()
-    ) -> tuple[list[tuple[Any, ...]], int]:
-        written = operation if self._mark == "?" else operation.replace("?", self._mark)
-        return run(connection, written, parameters)
-
-
-def _signed(home: int) -> int:
-    """A home's id as a database's number of 64 bits."""
-    return home - (1 << 64) if home >> 63 else home

@@ -13,23 +13,18 @@ prepared before and has no marker yet still finds the keys.
 Tables::
 
     <table>_outbox        seq (primary key, given by the database in the order of the INSERTs), number (0: none), id
-                          (the txid), state ('waiting' | 'parked' | 'recalled'), written_ms, size_bytes, reason, batches
+                          (the txid), state ('waiting' | 'parked' | 'recalled'), written_ms, size_bytes, reason,
+                          batches, home
     <table>_outbox_keys   slot ('topic-partition'), hash ('*': an unkeyed message, or more keys than are listed), id
     <table>_outbox_topics see ``outbox_topics``
-    <table>_outbox_series id (always 1), series, number (the highest that was given), holder, until_ms
-
-A parked row was refused by the broker for good. Rows behind it that share a key with it get no number; those that had
-one are recalled. The number of a parked or recalled row is used up by a void before it is taken from it: what a number
-stood for never changes, so that a drainer that was paused can send nothing twice.
-
-``holder`` drains until ``until_ms``. That only keeps others from doing the same work: two that drain are no harm.
+    <table>_outbox_series id (a home's; 1: a lone broker's, ``outbox_homes``), series, number (the highest that was
+                          given), holder, until_ms
 
 Invariants:
     * a row and its keys come in one transaction, and leave in one;
     * of two rows of one key the later one has the higher ``seq``: its INSERT came behind the commit of the other. A
       clock would not do: two rows of one millisecond, or a clock that is set back;
-    * a number of a series is given once, and numbers have no gaps, also when the table was empty in between;
-    * a row leaves by its id and its number.
+    * numbers, and how rows leave: see ``outbox_series``.
 """
 
 from __future__ import annotations
@@ -39,9 +34,10 @@ from typing import NamedTuple
 
 from txmq.xa.database.dbapi import Connection, is_error, run, text
 from txmq.xa.database.marker_table import OUTBOXED, MarkerTable, own_transaction
+from txmq.xa.database.outbox_homes import LONE, PARKED, WAITING
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
 from txmq.xa.database.outbox_schema import additions, indexes, statements
-from txmq.xa.database.outbox_series import LONE, PARKED, WAITING, OutboxSeries
+from txmq.xa.database.outbox_series import OutboxSeries
 from txmq.xa.database.outbox_topics import TopicSize
 
 OUTBOXED_KEPT_MS = 24 * 3600 * 1000  # markers, as long as rolled-back ones
@@ -109,6 +105,8 @@ class OutboxTables(OutboxSeries):
         with own_transaction(connection, self.dialect, self.place):
             known = self.topics.newest(connection)
             self.topics.tell(connection, [(name, size) for name, size in topics.items() if known.get(name) != size])
+            if any(size.homes for size in topics.values()):
+                self.retire_first(connection)
 
     # --- writers -----------------------------------------------------------------------------------------------------
 
@@ -177,6 +175,13 @@ class OutboxTables(OutboxSeries):
                 (self.home,),
             )
         return OutboxSize(int(rows), int(size), int(parked), max(int(age), 0))
+
+    def older(self, connection: Connection, until_ms: int) -> int:
+        """How many rows wait, for all homes, that were written until then, by the database's clock. Own transaction."""
+        with own_transaction(connection, self.dialect, self.place):
+            written = f"SELECT COUNT(*) FROM {self.name} WHERE written_ms <= ?"  # noqa: S608
+            ((count,),) = self._run(connection, written, (until_ms,))
+        return int(count)
 
     def homes(self, connection: Connection) -> list[str]:
         """Those for which messages wait. Own transaction."""

@@ -51,7 +51,8 @@ from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer, Client, NumberingSession
 from txmq.xa.database.marker_table import own_transaction
-from txmq.xa.database.outbox_series import LONE, NUMBERED_MAX, WAITING, OutboxRow, SeriesChangedError
+from txmq.xa.database.outbox_homes import LONE, WAITING
+from txmq.xa.database.outbox_series import NUMBERED_MAX, OutboxRow, SeriesChangedError
 from txmq.xa.database.outbox_tables import OutboxSize, OutboxTables
 from txmq.xa.last_resource.outbox import OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection
@@ -60,7 +61,7 @@ IN_FLIGHT_MAX = NUMBERED_MAX  # requests
 IN_FLIGHT_BYTES_MAX = 16 << 20  # but for a row that is larger
 PAGE_SIZE_MIN, PAGE_SIZE_MAX = 8, 128  # rows that are numbered and sent at once: few behind one that was refused
 DELETE_SIZE = 128  # rows in one commit
-ANSWER_S = 30.0  # a row may wait in the broker for an earlier transaction's end
+SEND_S = 1.0  # for a connection, and for the socket to take a page; answers are waited for as long as it takes
 ROUND_S = 0.5  # then the resolver has its turn
 WAIT_S = 0.1  # for the first answer of those in flight
 LEASE_MS = 2000  # of a turn to drain
@@ -118,6 +119,7 @@ class Drainer:
 
     Attributes:
         home: whose rows it drains, 16 hex digits; LONE at a broker without a registry.
+        series: the numbering that was compared last.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Drainer:
         self._flying: list[_Flight] = []
         self._page_size = PAGE_SIZE_MAX
         self._drained: list[OutboxRow] = []  # placed, and not deleted yet
-        self._series, self._taken = "", Taken(0, {})
+        self.series, self._taken = "", Taken(0, {})
         self._sent_through = 0
         self._is_compared = False  # with what the broker knows
         self._connection: object = None  # over which they were compared
@@ -161,6 +163,11 @@ class Drainer:
             DrainError: they do not fit together; the text has the numbers.
         """
         return self._compare(database, self._outbox_of(database))
+
+    def has_older(self, database: ResolvingConnection, until_ms: int) -> bool:
+        """See ``OutboxSeries``."""
+        assert database.outbox is not None
+        return database.outbox.at(self.home).has_older(database.connection, until_ms)
 
     def _outbox_of(self, database: ResolvingConnection) -> OutboxTables:
         """The rows of the home, which has a numbering from then on, and what was left to it as a lone broker's."""
@@ -219,21 +226,22 @@ class Drainer:
         connection = database.connection
         with own_transaction(connection, outbox.dialect, outbox.place):
             database.table.require_known(connection)
-        # In this order: a number that the broker has is in the table by then.
-        self._series = outbox.series(connection).name
+        # In this order: a number that the broker has is in the table by then. Others may go on all the time: what they
+        # have taken out of the table by then, the broker has when it is asked once more.
+        self.series = outbox.series(connection).name
         taken = self._ask()
         series, numbers = outbox.series(connection), outbox.numbers(connection)
-        if series.name != self._series:
+        if series.name != self.series:
             raise SeriesChangedError("the outbox was numbered anew")
-        left = series.last  # the highest number that has left: a row below it may still wait for its place
+        at, given = taken.last, series.last
+        left = given  # the highest number that has left: a row below it may still wait for its place
         while left in numbers:
             left -= 1
-        if taken.last < left:  # perhaps others have gone on meanwhile
-            taken = self._ask()
-        at, given = taken.last, series.last
-        problem = f"the broker took {at} rows, and number {left} has left: was it restored?" if at < left else None
-        self._require(problem is None or min(numbers, default=given) <= at, problem or "")
         self._require(at <= given, f"the broker took {at} rows, and {given} have a number: was the database restored?")
+        later = at if at >= left else self._asked_again().last
+        found = f"the broker took {later} rows, and number {left} has left: was it restored?"
+        problem = found if later < left else None
+        self._require(problem is None or min(numbers, default=given) <= at, problem or "")
         for number, row_id in numbers.items():
             if number <= taken.last:
                 known = taken.rows.get(number)
@@ -248,12 +256,20 @@ class Drainer:
         told = json_object(answer)
         return Taken(int(told["last"]), {int(number): str(row) for number, row in told["rows"].items()})
 
+    def _asked_again(self) -> Taken:
+        """Ask over the same connection."""
+        connection = self._connection
+        taken = self._ask()
+        if self._connection is not connection:
+            raise ConnectionLostError("the connection was made anew meanwhile")
+        return taken
+
     def _call(self) -> bytes:
         """Ask, and know over which connection."""
         for _ in range(_CALLS_MAX):
             control = self._client.control
             self._connection = control.live
-            answer = control.call("drained", self._series, timeout=REQUEST_TIMEOUT_S)
+            answer = control.call("drained", self.series, timeout=REQUEST_TIMEOUT_S)
             if self._connection is not None and self._connection is control.live:
                 return answer
         raise ConnectionLostError("the connection is made anew each time")
@@ -271,11 +287,11 @@ class Drainer:
         in_flight_bytes = sum(len(flight.row.batches) for flight in flying)
         if len(flying) + size > IN_FLIGHT_MAX or in_flight_bytes > IN_FLIGHT_BYTES_MAX:
             return False
-        rows = outbox.numbered(connection, self._sent_through, size, self._series)
+        rows = outbox.numbered(connection, self._sent_through, size, self.series)
         if self._is_behind:
             rows = [row for row in rows if row.number <= self._taken.last]
         elif len(rows) < size and outbox.number(connection):
-            rows = outbox.numbered(connection, self._sent_through, size, self._series)
+            rows = outbox.numbered(connection, self._sent_through, size, self.series)
         crash_point("client.outbox.numbered")
         if rows:
             self._submit(rows)
@@ -292,7 +308,7 @@ class Drainer:
             TransactionRequest(
                 f"commit {txid}",
                 {
-                    "drained": self._series, "number": row.number, "row": VOID if is_void else row.id,
+                    "drained": self.series, "number": row.number, "row": VOID if is_void else row.id,
                     "uuid": self._uuid, "floor": floor,
                 },
                 [] if is_void else [row.batches],
@@ -300,7 +316,7 @@ class Drainer:
             for row, is_void, (_, txid) in zip(rows, voids, ids, strict=True)
         ]  # fmt: skip
         try:
-            answers = self._client.control.submit_transactions(requests, ANSWER_S, self._connection)
+            answers = self._client.control.submit_transactions(requests, SEND_S, self._connection)
         except BaseException:
             for counter, _ in ids:
                 session.finished(counter)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from txmq.errors import ConfigError
 from txmq.runtime.ports import Clock
-from txmq.xa.database.outbox_series import LONE
+from txmq.xa.database.outbox_homes import LONE
 from txmq.xa.database.outbox_tables import OutboxSize
 from txmq.xa.database.outbox_topics import TopicSize
 

@@ -40,7 +40,7 @@ from txmq.xa.broker_port import (
     PAGE_SIZE,
     REPORT_TIMEOUT_S,
     Answer,
-    Client,
+    Home,
     Homes,
     cluster_of,
     home_of,
@@ -51,7 +51,7 @@ from txmq.xa.broker_port import (
 from txmq.xa.database import marker_table
 from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.marker_sweep import MarkerSweep
-from txmq.xa.database.outbox_series import LONE
+from txmq.xa.database.outbox_homes import LONE
 from txmq.xa.last_resource.drainer import Drainer
 from txmq.xa.last_resource.proof import Step, prove
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
@@ -91,7 +91,7 @@ class LastResourceResolver:
         homes: all of them.
     """
 
-    def __init__(self, client: Client, resource: LastResource, clock: Clock, homes: Homes) -> None:
+    def __init__(self, client: Home, resource: LastResource, clock: Clock, homes: Homes) -> None:
         self.resource, self.has_failed = resource, False
         self._homes = homes
         self.problem: Exception | None = None  # kept the last round from the database or the broker
@@ -114,6 +114,7 @@ class LastResourceResolver:
         left = {item.txid: item for item in self._own()}
         own = set(left)
         try:
+            self._client.look()
             if self._reporter.is_unreachable:
                 self._open()
             left.update((item.txid, item) for item in self._due() if item.txid not in own)
@@ -263,6 +264,16 @@ class LastResourceResolver:
             except Exception:
                 self.close()
                 raise
+
+    def has_older(self, until_ms: int) -> bool:
+        """Whether messages can be sent that were written until then, by the database's clock."""
+        if self.has_more and self._drainer is not None:
+            try:
+                return self._drainer.has_older(self._open(), until_ms)
+            except Exception as error:  # noqa: BLE001  as of a round
+                self._failed("resource away", error)
+                self.close()
+        return False
 
     # --- markers -----------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ from txmq.xa.broker_port import (
     PAGE_SIZE,
     REQUEST_TIMEOUT_S,
     Answer,
-    Client,
+    Home,
     Homes,
     is_of_another,
     is_of_this_broker,
@@ -87,7 +87,7 @@ class BranchResolver:
     Thread safety: ``completed`` and ``watch`` from any thread; the rest from one.
     """
 
-    def __init__(self, client: Client, resource: XAResource, clock: Clock, homes: Homes) -> None:
+    def __init__(self, client: Home, resource: XAResource, clock: Clock, homes: Homes) -> None:
         self.resource, self.has_failed = resource, False
         self.problem: Exception | None = None
         self.client, self._clock, self._homes = client, clock, homes
@@ -137,6 +137,7 @@ class BranchResolver:
         was_failing, self.has_failed, self._failures = self.has_failed, False, 0
         self.problem, self._is_reached, resolved = None, False, set[str]()
         try:
+            self.client.look()
             self._take_answers()
             resolved = self._resolve()
             self._sweep.keep(self._database)
@@ -206,10 +207,8 @@ class BranchResolver:
     def _due(self, row: Mapping[str, Any], deadlines: Mapping[Xid, int], now_ms: int) -> Decided | None:
         """The branch of a decision here, if its owner has gone or has had its turn."""
         txid = row["txid"]
-        branch = next(
-            (b for b in row["branches"] if b["uuid"] == self.resource.uuid and not b["complete"]),
-            None,
-        )
+        uuid = self.resource.uuid
+        branch = next((b for b in row["branches"] if b["uuid"] == uuid and not b["complete"]), None)
         is_gone = not row["owner_connected"] and row["owner_gone_ms"] >= OWNER_GONE_MS
         is_left = txid in self._watched
         if branch is None or not (is_left or not row["owner_connected"] or row["age_ms"] >= OWNER_TURN_MS):

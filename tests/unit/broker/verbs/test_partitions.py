@@ -7,11 +7,14 @@ import json
 import pytest
 
 from tools.images.node import Node, small_settings
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.registration import INCARNATIONS_MAX, Registration
 from txmq.broker.verbs.cluster.topic_map import delete_topic
-from txmq.errors import ConfigError
+from txmq.broker.verbs.placing import check_parts
+from txmq.errors import ConfigError, NotOwnerError, StaleTopicError
 from txmq.model import TopicConfig
+from txmq.protocol.parts import split_parts
 from txmq.redo import entries, inspect
 from txmq.registry.port import Home, PlacedTopic
 from txmq.registry.topics import Topic
@@ -92,6 +95,15 @@ def test_pipelined_put_to_a_foreign_partition_is_refused_alone() -> None:
     broker.pump()
     assert {opaque: answer.code for opaque, answer in client.received.items()} == {b"1": 200, b"2": 409, b"3": 200}
     assert values(broker) == [b"1", b"3"]
+
+
+def test_part_for_a_former_topic_is_stale_wherever_its_partition_is() -> None:
+    """Its partition may be elsewhere now: whoever brings the part must not look for it there."""
+    broker, client = sharing(), ClientConnection(1, "")
+    with pytest.raises(StaleTopicError, match="topic 'a' has id 1 now, not 9"):
+        check_parts(broker.context, client, split_parts(part("a", 1, batch(b"v"), topic_id=9)))
+    with pytest.raises(NotOwnerError):
+        check_parts(broker.context, client, split_parts(part("a", 1, batch(b"v"), topic_id=1)))
 
 
 def test_group_hands_out_only_partitions_of_this_home() -> None:

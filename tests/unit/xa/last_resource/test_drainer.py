@@ -235,12 +235,12 @@ def test_rows_numbered_anew_are_not_sent_under_former_series(
 
     def then_renumber(*words: Any, **named: Any) -> bytes:
         answer = call(*words, **named)
-        world.outbox.begin_series(world.connection, "6" * 32)
+        world.outbox.begin_series(world.connection, "6" * 32, world.outbox.series(world.connection).name)
         return answer
 
     if is_compared:
         world.drainer.compare(world.database)
-        world.outbox.begin_series(world.connection, "6" * 32)
+        world.outbox.begin_series(world.connection, "6" * 32, world.outbox.series(world.connection).name)
     else:
         monkeypatch.setattr(world.broker, "call", then_renumber)
     with pytest.raises(SeriesChangedError):
@@ -267,6 +267,30 @@ def test_few_rows_are_sent_behind_refused_one(world: World) -> None:
     assert [row for row in world.broker.taken if row != "void"] == [row for row in rows if row not in world.left()]
     assert [len(page) for page in world.broker.pages[:3]] == [PAGE_SIZE_MAX, PAGE_SIZE_MIN, PAGE_SIZE_MIN]
     assert not +world.broker.open
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_drainer_that_compares_while_another_drains_finds_nothing_wrong(world: World, asked: int) -> None:
+    """Its answers, and what it reads between them, are of different moments."""
+    other = Drainer(world.broker, world.state, UUID, "shop", world.broker.clock)
+    asks, tell = count(1), world.broker.call
+
+    def call(verb: str, *arguments: str | int, **named: Any) -> bytes:
+        answer = tell(verb, *arguments, **named)
+        number = next(asks)
+        if number == 1 or asked == 2:
+            world.broker.call = tell  # type: ignore[method-assign]
+            world.waiting(f"row-{number}")
+            world.broker.clock.advance(1.0)
+            assert not other.round(world.database)
+            world.broker.call = call  # type: ignore[method-assign]
+        return answer if number == 1 else tell(verb, *arguments, **named)
+
+    world.broker.call = call  # type: ignore[method-assign]
+    world.waiting("row-0")
+    assert not world.drainer.round(world.database)
+    assert world.left() == []
+    assert (world.state.problem, len(world.broker.taken)) == (None, 1 + asked)
 
 
 def test_row_without_proper_id_is_not_sent(world: World) -> None:

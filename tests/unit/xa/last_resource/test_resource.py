@@ -42,6 +42,21 @@ def test_install_is_idempotent_and_keeps_the_identity(world: LastResourceFixture
     assert (len(first), other.uuid) == (32, first)
 
 
+@pytest.mark.parametrize("lock", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
+def test_locked_database_is_busy_and_not_misconfigured(tmp_path: Path, lock: str) -> None:
+    """By a process that was stopped in the middle of its transaction, for instance."""
+    path = tmp_path / "shop.db"
+    resource = LastResource("shop", connect=lambda: sqlite3.connect(path, timeout=0.01), outbox=True)
+    resource.install()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(lock)
+        for call in (resource.install, resource.open_for_operator):
+            with pytest.raises(RolledBackError, match=r"resource 'shop' is busy: .* locked") as refused:
+                call()
+            assert refused.value.retriable
+    resource.open_for_operator().close()
+
+
 def test_install_without_client_is_bound_by_first_transaction(tmp_path: Path, world: LastResourceFixture) -> None:
     path = tmp_path / "other.db"
     resource = LastResource("other", connect=lambda: sqlite3.connect(path))

@@ -32,8 +32,8 @@ from txmq.client.transport.session import ClientSession
 from txmq.errors import DiskFullError, OverloadedError, RolledBackError, TransactionAwayError, TxmqError
 from txmq.runtime.os_clock import OSRandom
 from txmq.xa import LastResource
+from txmq.xa.database.outbox_homes import LONE
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
-from txmq.xa.database.outbox_series import LONE
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.last_resource.branch import Branch, Waiting
 from txmq.xa.last_resource.outbox import OutboxState
@@ -57,6 +57,7 @@ class Outboxing:
         self._broker, self._messages, self.state, self._resource = broker, messages, state, resource
         self._topics, self._changes = topics, topics.changes
         self._news: dict[str, TopicSize] = {}
+        self._rows: Sequence[Waiting] = ()
         self.is_away = self.is_unknown = False
 
     def begin(self) -> None:
@@ -211,8 +212,10 @@ class Outboxing:
         self._news = sizes
 
     def committed(self) -> None:
-        """The database has what it was told."""
+        """The database has what it was told, and the rows: a drainer that counted before has not seen them."""
         self.state.told.update(self._news)
+        for row in self._rows:
+            self.state.at(row.home).added(len(row.batches))
 
     def _sizes(self) -> dict[str, TopicSize]:
         seen = ((topic, self._topics.seen(topic)) for topic, _ in self._messages.slots())
@@ -236,6 +239,7 @@ class Outboxing:
             count, waiting_bytes = self.state.total
             text = f"the broker is away, and the outbox is full: {count} rows, {waiting_bytes} bytes wait"
             raise RolledBackError(text, broker.txid)
+        self._rows = rows
         return rows
 
     def _encoded(self, home: str, parts: Sequence[EncodedPart]) -> Waiting:
@@ -253,11 +257,6 @@ class Outboxing:
             text = f"the home of {part.topic}-{part.partition} is not known, and the brokers are away"
             raise TransactionAwayError(text, self._broker.txid)
         return LONE
-
-    def added(self, rows: Sequence[Waiting]) -> None:
-        """They are part of the transaction."""
-        for row in rows:
-            self.state.at(row.home).added(len(row.batches))
 
 
 def keys_of(parts: Sequence[EncodedPart]) -> frozenset[OutboxKey]:

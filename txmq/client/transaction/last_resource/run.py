@@ -285,7 +285,6 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             self.error = rolled_back(error, broker.txid)
             return LastResourceEvent.OUTBOX_REFUSED
         crash_point("client.outbox.filled")
-        outboxing.added(rows)
         return LastResourceEvent.OUTBOX_FILLED
 
     def _void_prepare(self) -> LastResourceEvent:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash_points import at_moment
 from tests.unit.client.transaction.last_resource.test_run_unanswered import another, order
 from tests.unit.xa.support import LastResourceFixture, Quiet, quiet_resolver
 from txmq.client.transaction.block import Transaction
@@ -15,6 +16,7 @@ from txmq.client.transaction.messages import EncodedPart
 from txmq.errors import RolledBackError
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
+from txmq.xa.database.outbox_tables import OutboxSize
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.last_resource.outbox import TRIPPED_S_MIN, OutboxOptions, OutboxState
 
@@ -66,6 +68,17 @@ def test_block_without_messages_leaves_no_row(world: LastResourceFixture) -> Non
     assert (world.rows(), tx.pending) == ([b"1"], ())
     assert resource.outbox is not None
     assert resource.outbox.size.rows == 0
+
+
+def test_rows_are_counted_behind_their_commit(world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drainer that counts before does not see them, and would look for them much later."""
+    resource = with_outbox(world)
+    outbox = resource.outbox
+    assert outbox is not None
+    with at_moment("client.tx.db_committed", lambda: outbox.counted(OutboxSize(0, 0, 0, 0))):
+        put(world, resource, b"1")
+    outbox.is_tripped = False
+    assert (outbox.size.rows, outbox.is_to_be_looked_at) == (1, True)
 
 
 def known_topics(world: LastResourceFixture) -> list[tuple[str, int, int]]:
