@@ -51,8 +51,12 @@ def test_user_produces_and_consumes_what_is_granted_through_kills(tmp_path: Path
             with producer.transaction() as tx:
                 tx.send("orders", b"two")
             _grant(broker, "shop", may="describe", topic="secrets")
-            with pytest.raises(RolledBackError, match="--may write --topic secrets"), producer.transaction() as tx:
+            with (
+                pytest.raises(RolledBackError, match="--may write --topic secrets") as unwritten,
+                producer.transaction() as tx,
+            ):
                 _send_both(tx)
+            assert not unwritten.value.retriable
             with (
                 client.consumer("billing", ["orders"], start="earliest") as consumer,
                 pytest.raises(ForbiddenError, match="--may read --group billing"),
@@ -94,6 +98,7 @@ def test_service_with_a_database_needs_its_resource(tmp_path: Path) -> None:
 
             with pytest.raises(RolledBackError, match="--may install --resource ") as refused:
                 order(b"refused")
+            assert not refused.value.retriable
             uuid = str(refused.value).rsplit("--resource ", 1)[1][:32]
             _grant(broker, "shop", may="install,settle", resource=uuid)
             order(b"one")
