@@ -414,7 +414,7 @@ def test_key_waits_for_none_of_topics_whose_names_begin_alike(world: World) -> N
     assert there.number(connection) == 1
 
 
-def test_numbering_of_a_lone_broker_is_retired_when_there_are_homes(world: World) -> None:
+def test_numbering_of_a_lone_broker_retires_behind_homes(world: World) -> None:
     """An older txmq drains by it, whichever home a row is for: every broker refuses the name."""
     connection = world.connect()
     world.outboxed(f"{1:016x}-{A}-1-1", K)
@@ -434,9 +434,7 @@ def test_numbering_of_a_lone_broker_is_retired_when_there_are_homes(world: World
     assert world.outbox.at(A).number(connection) == 2
 
 
-def test_row_that_is_numbered_while_an_operator_parks_it_is_parked(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_numbered_while_an_operator_parks_it_is_parked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     connection, park = world.connect(), world.outbox.park
     world.outboxed("t1", K)
 
@@ -452,9 +450,8 @@ def test_row_that_is_numbered_while_an_operator_parks_it_is_parked(
 
 def test_rows_of_before_are_told_from_what_came_later(world: World) -> None:
     connection = world.connect()
-    world.outboxed("t1", K)
-    world.outboxed("t2", K)
-    world.outboxed("t3", L)
+    for txid, key in (("t1", K), ("t2", K), ("t3", L)):
+        world.outboxed(txid, key)
     world.run("UPDATE txmq_marker_outbox SET written_ms = seq")
     assert world.outbox.park_waiting(connection, "t1", "by an operator")
     assert [world.outbox.older(connection, until_ms) for until_ms in range(4)] == [0, 1, 2, 3]
@@ -477,9 +474,8 @@ def test_rows_of_a_lone_broker_go_on_as_its_homes(world: World) -> None:
 
 
 def test_tables_of_before_get_their_columns(world: World) -> None:
-    connection = world.connect()
+    connection, name = world.connect(), "txmq_marker_outbox"
     cursor = connection.cursor()
-    name = "txmq_marker_outbox"
     if world.dialect is not MYSQL:
         cursor.execute("DROP INDEX txmq_marker_outbox_homes")
     else:

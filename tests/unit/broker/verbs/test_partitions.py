@@ -97,7 +97,7 @@ def test_pipelined_put_to_a_foreign_partition_is_refused_alone() -> None:
     assert values(broker) == [b"1", b"3"]
 
 
-def test_part_for_a_former_topic_is_stale_wherever_its_partition_is() -> None:
+def test_part_for_a_former_topic_is_stale_at_any_home() -> None:
     """Its partition may be elsewhere now: whoever brings the part must not look for it there."""
     broker, client = sharing(), ClientConnection(1, "")
     with pytest.raises(StaleTopicError, match="topic 'a' has id 1 now, not 9"):
