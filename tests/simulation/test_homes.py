@@ -64,7 +64,12 @@ def test_topic_map_that_is_not_taken_over_is_caught(monkeypatch: pytest.MonkeyPa
 
 
 def test_clients_of_a_history_are_freed_with_it() -> None:
+    before = _clients()  # mutated histories end in the middle, and keep some
     simulate_homes(4)
     gc.collect()
     gc.collect()  # what compiled objects kept
-    assert not [client for client in gc.get_objects() if type(client) is Client]
+    assert not [client for client in _clients() if not any(client is known for known in before)]
+
+
+def _clients() -> list[Client]:
+    return [client for client in gc.get_objects() if type(client) is Client]

@@ -79,7 +79,7 @@ def test_read_that_does_not_wait_for_partition_files_is_caught(monkeypatch: pyte
 
 def test_outbox_row_that_overtakes_prepared_ones_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "must_queue", lambda *_: False)
-    errors = (simulate(seed, sync="always").error or "" for seed in SEEDS)
+    errors = (simulate(seed, sync="always", outbox=True).error or "" for seed in SEEDS)
     assert any("P7" in error for error in errors), f"{len(SEEDS)} seeds found nothing"
 
 
