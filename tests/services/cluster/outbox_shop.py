@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -15,21 +16,20 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 import txmq
+from tests.services.cluster import outbox_drainer
+from tests.services.cluster.outbox_drainer import HOLDER, NAME
 from txmq import Outcome
 from txmq.cli.main import app
 from txmq.runtime import crashpoints
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.cluster import Cluster
+from txmq.testing.processes.fork_server import start_logged
 from txmq.xa import LastResource
 from txmq.xa.last_resource import drainer
-from txmq.xa.last_resource.outbox import OutboxOptions, OutboxState
-from txmq.xa.resolver import Resolver
+from txmq.xa.last_resource.outbox import OutboxState
 
-NAME = "shop"
 PARTITIONS = 2
-HOLDER = "the process that dies"
-ROUNDS_MAX = 20
 _NOW_MS = "(julianday('now') - 2440587.5) * 86400000"
 _NUMBERINGS = "SELECT id, series, number FROM txmq_marker_outbox_series WHERE series <> 'retired'"
 _numbers = itertools.count(1)
@@ -52,13 +52,13 @@ class Shop:
         self.resource.install(self.client)
 
     def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=30.0, check_same_thread=False)
+        return outbox_drainer.connect(str(self._path))
 
     def process(self) -> tuple[txmq.Client, LastResource]:
         """One more, as far as brokers and database can tell."""
-        client = txmq.connect(self.cluster.address, timeout=3.0, lazy=True)
+        client, resource = outbox_drainer.open_shop(self.cluster.address, str(self._path))
         self._opened.append(client)
-        return client, LastResource(NAME, connect=self.connect, outbox=OutboxOptions(away_after_ms=300))
+        return client, resource
 
     def order(
         self, *places: int, process: tuple[txmq.Client, LastResource] | None = None, topic: str = ""
@@ -123,20 +123,10 @@ class Shop:
 
     def drain_until_dead(self, point: str) -> None:
         """A process that has the turn drains, and is killed where ``TXMQ_CRASH`` says."""
-        child = os.fork()
-        if child == 0:
-            try:
-                crashpoints.arm(point)
-                client, resource = self.process()
-                assert resource.outbox is not None
-                resource.outbox.holder = HOLDER
-                resolver = Resolver(client, [resource])
-                for _ in range(ROUNDS_MAX):
-                    resolver.round()
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        command = [sys.executable, "-m", "tests.services.cluster.outbox_drainer", self.cluster.address, str(self._path)]
+        log = self._path.with_name("drainer.log")
+        child = start_logged(command, log, {**os.environ, crashpoints.VARIABLE: point})
+        assert child.wait(60.0) == -signal.SIGKILL, log.read_text()
 
     def txmq(self, *words: str) -> Result:
         """A command of the operator's, about the database and both homes."""

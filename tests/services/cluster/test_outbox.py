@@ -18,7 +18,8 @@ from txmq.testing.processes.zookeeper import Ensemble
 from txmq.xa.last_resource import drainer
 from txmq.xa.resolver import Resolver
 
-from .outbox_shop import NAME, Shop
+from .outbox_drainer import NAME
+from .outbox_shop import Shop
 
 
 @pytest.fixture(scope="module")

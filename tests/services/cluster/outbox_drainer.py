@@ -1,0 +1,44 @@
+"""A process that drains an outbox until it dies: ``python -m tests.services.cluster.outbox_drainer ADDRESS PATH``.
+
+It is started rather than forked by a test: the thread of another client may be in SQLite at that moment, and a forked
+child would wait for ever for the lock that this thread holds.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+
+import txmq
+from txmq.xa import LastResource
+from txmq.xa.last_resource.outbox import OutboxOptions
+from txmq.xa.resolver import Resolver
+
+NAME = "shop"
+HOLDER = "the process that dies"
+ROUNDS_MAX = 20
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """A connection to the shop's database."""
+    return sqlite3.connect(path, timeout=30.0, check_same_thread=False)
+
+
+def open_shop(address: str, path: str) -> tuple[txmq.Client, LastResource]:
+    """The client and the database of one process."""
+    client = txmq.connect(address, timeout=3.0, lazy=True)
+    return client, LastResource(NAME, connect=lambda: connect(path), outbox=OutboxOptions(away_after_ms=300))
+
+
+def main(address: str, path: str) -> None:
+    """Drain as the one that has the turn."""
+    client, resource = open_shop(address, path)
+    assert resource.outbox is not None
+    resource.outbox.holder = HOLDER
+    resolver = Resolver(client, [resource])
+    for _ in range(ROUNDS_MAX):
+        resolver.round()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
