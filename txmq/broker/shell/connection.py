@@ -16,6 +16,7 @@ from txmq.broker.core import REQUESTS_A_TURN, Core
 from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import OWN_BYTES, AnswerBudget
 from txmq.broker.shell.throttle import Throttle
+from txmq.broker.verbs.access.asking import permissions_of
 from txmq.config import BrokerSettings
 from txmq.protocol import answers
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
@@ -202,7 +203,8 @@ class Connection(asyncio.BufferedProtocol):
         """Those in front that quotas let through; a list of its own, whose length is noted behind it."""
         host = self._host
         now_s = host.clock.monotonic()
-        return requests[: host.throttle.admitted(self, self.client.user, requests, self._paid, now_s)]
+        known = permissions_of(host.context, self.client)
+        return requests[: host.throttle.admitted(self, known, requests, self._paid, now_s)]
 
     def _delay(self) -> None:
         """A quota says so. What waits counts as a body that has not come whole."""

@@ -11,6 +11,9 @@ from those of its user and of its topics, and waits while one of them is closed:
     all others             never                                          1, its body
     =====================  =============================================  ================
 
+What its user may not do to a topic takes nothing from that topic's bucket and does not wait for it: it is refused, and
+who is refused must not use up what others may take.
+
 Those of transactions (``put tx=`` too) and of groups are among the others: row locks and heartbeats wait behind them.
 What they take is paid for by the next put or get.
 
@@ -20,6 +23,7 @@ is, and stands at the end if he wants more.
 Invariants:
     * who comes later takes nothing from a bucket that others wait for;
     * a quota that changes counts from the next ``look`` on, for those who wait as well;
+    * who may not write to a topic, or read it, has no effect on its buckets;
     * where nothing is limited nothing is counted: ``is_on`` is False.
 """
 
@@ -29,7 +33,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from txmq.broker.shell.bucket import Bucket
+from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.access.principals import Principals
+from txmq.broker.verbs.access.asking import READ, TOPIC, WRITE
 from txmq.errors import BadRequestError
 from txmq.protocol.branches import split_branches
 from txmq.protocol.parts import split_parts
@@ -111,26 +117,34 @@ class Throttle:
             _count(buckets, -1)
 
     def admitted(
-        self, waiter: Waiter, user: str, requests: Sequence[Request | Violation], paid: int, now_s: float
+        self,
+        waiter: Waiter,
+        known: Permissions | None,
+        requests: Sequence[Request | Violation],
+        paid: int,
+        now_s: float,
     ) -> int:
         """How many of a connection's next requests may be taken in; the one behind them waits.
 
         Args:
+            known: what its user may do; None while there are no users.
             paid: so many of them were admitted before.
         """
         if waiter in self._waiting:
             return paid
         for index in range(paid, len(requests)):
             request = requests[index]
-            if not isinstance(request, Violation) and not self._take(waiter, user, request, now_s):
+            if not isinstance(request, Violation) and not self._take(waiter, known, request, now_s):
                 return index
         return len(requests)
 
-    def _take(self, waiter: Waiter, user: str, request: Request, now_s: float) -> bool:
+    def _take(self, waiter: Waiter, known: Permissions | None, request: Request, now_s: float) -> bool:
         verb, arguments, extensions, body, _ = request
-        of_user, size = self._users.get(user, _UNLIMITED), len(body or b"")
+        of_user, size = self._users.get("" if known is None else known.user, _UNLIMITED), len(body or b"")
         is_put = verb == b"put"
-        of_topic = self._topics.get(arguments[0], _UNLIMITED) if is_put or verb == b"get" else _UNLIMITED
+        of_topic = _UNLIMITED
+        if is_put or verb == b"get":
+            of_topic = self._of_topic(known, WRITE if is_put else READ, arguments[0])
         counted, sized = of_user.requests + of_topic.requests, of_user.bytes + of_topic.bytes
         is_delayed = verb == b"get" or (is_put and not (extensions and b"tx" in extensions))
         if is_delayed and not self._may_take(waiter, counted + sized if is_put else counted, now_s):
@@ -139,10 +153,16 @@ class Throttle:
         _take_from(sized, size, now_s)
         if self._topics and verb in _WITH_PARTS and body:
             for topic, part_size in _parts_of(request):
-                of_part = self._topics.get(topic, _UNLIMITED)
+                of_part = self._of_topic(known, WRITE, topic)
                 _take_from(of_part.requests, 1, now_s)
                 _take_from(of_part.bytes, part_size, now_s)
         return True
+
+    def _of_topic(self, known: Permissions | None, operation: str, topic: bytes) -> _Limits:
+        limits = self._topics.get(topic, _UNLIMITED)
+        if limits is _UNLIMITED or known is None or known.may(operation, TOPIC, topic):
+            return limits
+        return _UNLIMITED
 
     def readable_bytes(self, waiter: Waiter, user: str, topic: bytes, size: int, now_s: float) -> int:
         """How many of ``size`` bytes may be read now; 0: none, the read waits."""

@@ -54,6 +54,7 @@ def decide(context: Context, client: ClientConnection, request: Request) -> None
     """Force messages, decision and branches in one record; the same txid again gets the same answer."""
     _, arguments, extensions, body, opaque = request
     txid, session = locate(context, arguments[0])
+    refuse_others(context, client, (txid.session, txid.counter))
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.DECIDE)
     if action is Action.REPEAT:
         context.answer_from_state(client, opaque, placing.kept_lines(context, session, txid.counter))

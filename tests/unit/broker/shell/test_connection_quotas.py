@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from txmq.broker.core import REQUESTS_A_TURN
+from txmq.broker.verbs.access.asking import strangers_from_now_on
 from txmq.redo import entries
 
 from .test_connection import connected, receive, tick, turn
@@ -73,5 +74,21 @@ def test_turns_of_the_loop_pay_for_each_put_once() -> None:
         assert len(connection.client.unanswered) > REQUESTS_A_TURN
         paid_s = next(iter(host.throttle._topics[b"a"].requests))._paid_s
         assert round((paid_s - host.clock.monotonic()) * 10_000) == len(connection.client.unanswered)
+
+    asyncio.run(played())
+
+
+def test_refused_puts_wait_for_no_quota_of_a_topic() -> None:
+    async def played() -> None:
+        connection, transport, host = connected()
+        principals = host.core.state.principals
+        principals.fold(entries.USER, {"user": "shop", "keys": None, "certificate": "CN=shop"})
+        principals.fold(entries.QUOTA_SET, {"kind": "topic", "name": "a", "limits": {"bytes_per_s": 1000}})
+        strangers_from_now_on(host.core.context)
+        connection.client.user = "shop"
+        host.throttle.look()
+        receive(connection, puts(1, 40))
+        assert (transport.is_read, host.throttle.waiting) == (True, 0)
+        assert next(iter(host.throttle._topics[b"a"].bytes))._paid_s == 0.0
 
     asyncio.run(played())

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from txmq.broker.shell.throttle import BURST_S, READ_SIZE_BYTES_MIN, Throttle
-from txmq.broker.state.access.principals import Principals
+from txmq.broker.state.access.permissions import Permissions
+from txmq.broker.state.access.principals import Principals, User
+from txmq.protocol.grants import ADMINISTRATOR, Grant
 from txmq.protocol.parts import encode_part
 from txmq.protocol.requests import Request, Violation
 from txmq.redo import entries
@@ -39,13 +41,16 @@ def request(verb: bytes, size: int = 0, body: bytes | None = None, **extensions:
 class Peer:
     """A connection that has as many requests as it may send."""
 
-    def __init__(self, throttle: Throttle, user: str, what: Request | None = None) -> None:
-        self.throttle, self.user, self.what = throttle, user, what or put()
+    def __init__(
+        self, throttle: Throttle, user: str, what: Request | None = None, grants: tuple[Grant, ...] = (ADMINISTRATOR,)
+    ) -> None:
+        self.throttle, self.what = throttle, what or put()
+        self.known = Permissions(User(user, None, None, grants), 0)
         self.now_s, self.taken, self.is_gone = 0.0, 0, False
 
     def send(self, now_s: float, count: int = 1000) -> int:
         self.now_s = now_s
-        admitted = self.throttle.admitted(self, self.user, [self.what] * count, 0, now_s)
+        admitted = self.throttle.admitted(self, self.known, [self.what] * count, 0, now_s)
         self.taken += admitted
         return admitted
 
@@ -139,6 +144,29 @@ def test_parts_of_a_transaction_count_for_their_topics() -> None:
     assert malformed.send(0.0, 1) == 1
 
 
+@pytest.mark.parametrize("verb", [b"put", b"get", b"prepare", b"commit"])
+def test_who_is_refused_uses_up_nothing_of_a_topic(verb: bytes) -> None:
+    throttle, principals = throttle_of()
+    limit(principals, "topic", "a", bytes_per_s=1000, requests_per_s=10)
+    throttle.look()
+    body = b"".join(bytes(piece) for piece in encode_part("a", 0, bytes(3000)))
+    refused: dict[bytes, Request] = {
+        b"put": put(3000), b"get": (b"get", [b"a", b"0", b"0", b"1000"], None, None, b"1"),
+    }  # fmt: skip
+    grants = (Grant("write", "topic", "b"), Grant("write" if verb == b"get" else "read", "topic", "a"))
+    stranger = Peer(throttle, "mallory", refused.get(verb, request(verb, body=body)), grants)
+    assert (stranger.send(0.0), throttle.waiting) == (1000, 0)
+    assert Peer(throttle, "shop", grants=(Grant("write", "topic", "a"),)).send(0.0) == 6
+    assert stranger.send(0.0) == 1000
+
+
+def test_before_there_are_users_topics_are_limited_for_all() -> None:
+    throttle, principals = throttle_of()
+    limit(principals, "topic", "a", bytes_per_s=1000)
+    throttle.look()
+    assert throttle.admitted(Peer(throttle, "-"), None, [put()] * 10, 0, 0.0) == 6
+
+
 def test_get_waits_for_requests_and_its_answer_for_bytes() -> None:
     throttle, _ = throttle_of(shop={"bytes_per_s": 100_000, "requests_per_s": 10})
     get: Request = b"get", [b"a", b"0", b"0", b"1000"], None, None, b"1"
@@ -199,7 +227,7 @@ def test_who_is_gone_holds_nobody_up() -> None:
 def test_what_was_admitted_is_not_paid_twice() -> None:
     throttle, _ = throttle_of(shop={"bytes_per_s": 1000})
     peer = Peer(throttle, "shop")
-    assert throttle.admitted(peer, "shop", [put()] * 3, 0, 0.0) == 3
-    assert throttle.admitted(peer, "shop", [put()] * 3, 3, 0.0) == 3
-    assert throttle.admitted(peer, "shop", [put()] * 10, 3, 0.0) == 6
-    assert throttle.admitted(peer, "shop", [put()] * 10, 6, 0.0) == 6
+    assert throttle.admitted(peer, peer.known, [put()] * 3, 0, 0.0) == 3
+    assert throttle.admitted(peer, peer.known, [put()] * 3, 3, 0.0) == 3
+    assert throttle.admitted(peer, peer.known, [put()] * 10, 3, 0.0) == 6
+    assert throttle.admitted(peer, peer.known, [put()] * 10, 6, 0.0) == 6

@@ -127,3 +127,10 @@ def strangers_from_now_on(context: Context) -> None:
     """The first user was made: nobody is served without a login any more."""
     for client in context.clients.values():
         client.permissions = of_nobody()
+
+
+def log_out(context: Context, user: str) -> None:
+    """A user is no more: connections in that name are nobody's, also if another user is given the name later."""
+    for client in context.clients.values():
+        if client.user == user:
+            client.user, client.permissions = "", of_nobody()

@@ -4,6 +4,7 @@ Invariants:
     * every line says user, address and connection; none has a secret or a payload;
     * the shell writes a line before the journal record of what it tells of (``Server``): a broker that dies in between
       leaves a line about a change that was not made, never a change without a line;
+    * warnings of strangers keep no other line out; those of others are as many as requests in a turn of the loop;
     * refusals without end fill neither memory (LINES_MAX) nor the log (``refusal_lines``).
 """
 
@@ -24,8 +25,8 @@ _REFUSALS: Final = (401, 403)
 
 
 def audit(context: Context, client: ClientConnection, event: str, **fields: str | int) -> None:
-    """Have a line written. Beyond LINES_MAX it is counted only (``audit_lost``)."""
-    if len(context.audited) >= LINES_MAX:
+    """Have a line written. Beyond LINES_MAX a warning is counted only (``audit_lost``)."""
+    if event in WARNINGS and len(context.audited) >= LINES_MAX:
         context.counters.audit_lost += 1
         return
     who = {"user": client.user or "-", "address": client.address, "connection": client.number, "client": client.name}

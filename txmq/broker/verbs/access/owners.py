@@ -49,7 +49,7 @@ def refuse_others(context: Context, client: ClientConnection, name: Name, uuid: 
 
     Raises:
         UnauthenticatedError: the connection's user is no more.
-        ForbiddenError: the text says which grant is missing.
+        ForbiddenError: the text says which grants would do.
     """
     known = client.permissions
     if known is None:
@@ -60,11 +60,10 @@ def refuse_others(context: Context, client: ClientConnection, name: Name, uuid: 
     if uuid:
         require(context, client, SETTLE, RESOURCE, uuid)
     elif not may_settle(context, client, name):
-        for thing in _things(context, name):
-            require(context, client, *thing)
         refuse_nobody(known)
-        raise ForbiddenError(
-            f"transaction {txid_of(context, name)} is another user's: its user or an administrator settles it"
+        raise ForbiddenError(  # the same for one that never was: neither its existence nor its database is told
+            f"transaction {txid_of(context, name)} is another user's: its user settles it, an administrator, or who "
+            "has settle on its database, or read on its producer group or query (txmq acl add)"
         )
 
 

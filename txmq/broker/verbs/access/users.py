@@ -8,7 +8,7 @@ from typing import Any, Final
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.access.principals import User
-from txmq.broker.verbs.access.asking import strangers_from_now_on
+from txmq.broker.verbs.access.asking import log_out, strangers_from_now_on
 from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.access.changes import check_name, chosen, journal, tell
 from txmq.errors import BadRequestError, OverloadedError, UserExistsError
@@ -79,6 +79,7 @@ def _remove(context: Context, name: str, body: Body) -> list[dict[str, Any]]:
     refuse_last_administrator(context, known)
     described = [_described(context, name)]
     journal(context, entries.USER_REMOVED, {"user": name})
+    log_out(context, name)
     return described
 
 

@@ -297,3 +297,5 @@ def test_lines_that_wait_for_the_shell_are_bounded(monkeypatch: pytest.MonkeyPat
         put(made.shop, b"v")
     counters = made.made.context.counters
     assert (counters.refused, counters.audit_lost) == (5, 3)
+    change(made, "grant", may="write", topic="a")
+    assert made.made.context.audited[-1]["event"] == "granted"  # strangers keep no change out

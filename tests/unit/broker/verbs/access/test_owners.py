@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.images.node import Client
 from txmq.protocol.grants import ADMINISTRATOR, Grant
 
-from ...support import UUID, batch, listed_pages, prepare, restarted, values
+from ...support import UUID, batch, listed_pages, part, prepare, restarted, values
 from ..test_check_backs import foreign, half
 from ..test_decide import decide, listed
 from .access_support import add, lives, node, operator
@@ -102,6 +102,27 @@ def test_others_transactions_are_listed_to_those_who_may_settle_them() -> None:
     world.allow(*EVERY)
     assert world.shop.ask("commit", world.others(3), body=b"").error == "forbidden"
     assert values(world.made) == []
+
+
+def test_stranger_learns_nothing_of_a_transaction() -> None:
+    world = World()
+    assert prepare(world.ops, world.others(1), ("a", 0, batch())).code == 200
+    assert half(world.ops, world.others(2), group="g").code == 200
+    assert foreign(world.ops, world.others(3)).code == 200
+    assert decide(world.ops, world.others(4), ("a", 1, batch())).code == 200
+    assert world.ops.ask("commit", world.others(5), body=part("a", 0, batch())).code == 200
+    world.allow(Grant("write", "topic", "a"), Grant("install", "resource", UUID))
+    never = world.others(99)
+    for verb, body in (
+        ("outcome", None), ("rollback", None), ("commit", b""), ("complete", None), ("forget", None), ("parts", None),
+        ("decide", b""),
+    ):  # fmt: skip
+        words = {"fence": None} if verb == "outcome" else {}
+        told = {
+            world.shop.ask(verb, txid, extensions=words, body=body).text.replace(txid, "-")
+            for txid in (*(world.others(counter) for counter in range(1, 6)), never)
+        }
+        assert (len(told), UUID in str(told), "forbidden" in str(told)) == (1, False, True), told
 
 
 def test_filtered_list_goes_on_over_pages() -> None:

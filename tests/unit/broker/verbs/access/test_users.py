@@ -67,6 +67,24 @@ def test_last_administrator_is_not_removed() -> None:
         assert [row["user"] for row in told(operator(life, "shop").ask("user", "list", "*", body=b""))] == ["shop"]
 
 
+def test_who_is_given_a_removed_name_has_no_connection_yet() -> None:
+    made = node()
+    client = operator(made)
+    add(client, "ops")
+    add(client, "shop")
+    former, other = operator(made, "shop"), operator(made, "ops")
+    assert former.hello().code == 200
+    client.ask("user", "remove", "shop", body=b"")
+    add(client, "shop", keys=keys("another"))  # in the same turn: nothing was refused in between
+    client.ask("acl", "grant", "shop", extensions={"cluster": None})
+    assert former.ask("stats", "json").error == "unauthenticated"
+    assert former.client.user == ""
+    assert other.ask("stats", "json").code == 200
+    former.client.binding = bytes(32)
+    assert former.ask("auth", "plain", body=b"\0shop\0another").code == 200
+    assert former.ask("stats", "json").code == 200
+
+
 def test_a_name_is_taken_once() -> None:
     client = operator(node())
     add(client, "ops")
