@@ -284,9 +284,15 @@ class TopicClosedError(BrokerError):
 
 
 class ForbiddenError(BrokerError):
-    """Its user lacks a grant, which the text names (an administrator adds it); or it acts for another session."""
+    """Its user lacks a grant, which the text names (an administrator adds it); or what it names is another user's."""
 
     code, wire_name = 403, "forbidden"
+
+
+class OtherSessionError(ForbiddenError):
+    """The connection does not speak for the session that the request is for: say ``hello`` with it first."""
+
+    code, wire_name = 403, "other-session"
 
 
 class NotOwnerError(BrokerError):

@@ -15,6 +15,7 @@ from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
 
 PASSWORD = "pencil"
+PATIENT_S = 600.0
 
 
 def _connected(broker: BrokerProcess, user: str) -> txmq.Client:
@@ -46,6 +47,9 @@ def test_user_produces_and_consumes_what_is_granted_through_kills(tmp_path: Path
         with _connected(broker, "shop") as client, client.producer() as producer:
             with pytest.raises(ForbiddenError):
                 producer.send("orders", b"refused")
+            _grant(broker, "shop", may="describe", topic="orders")
+            with pytest.raises(ForbiddenError, match="--may write --topic orders"):
+                producer.send("orders", b"refused", timeout=PATIENT_S)
             _grant(broker, "shop", may="write,read", topic="orders")
             producer.send("orders", b"one")
             with producer.transaction() as tx:

@@ -19,6 +19,7 @@ from txmq.errors import (
     DiskFullError,
     ForbiddenError,
     LocalProtocolError,
+    OtherSessionError,
     OverloadedError,
     RequestTimeoutError,
     TooLargeError,
@@ -62,7 +63,7 @@ def test_lost_answer_is_asked_for_again_and_stores_nothing_twice(broker: Scripte
 @pytest.mark.parametrize("verb", ["hello", "put"])
 def test_who_is_refused_again_and_again_asks_now_and_then(client: Client, broker: ScriptedBroker, verb: str) -> None:
     """A session that the broker does not give, or a connection that it does not take a batch from."""
-    error = OverloadedError("sessions_max") if verb == "hello" else ForbiddenError("not this connection's session")
+    error = OverloadedError("sessions_max") if verb == "hello" else OtherSessionError("not this connection's session")
     producer = client.producer()
     if verb == "put":
         producer.send("t", b"0", partition=0)
@@ -79,12 +80,23 @@ def test_who_is_refused_again_and_again_asks_now_and_then(client: Client, broker
 def test_batch_refused_after_a_takeover_goes_out_on_another_connection(client: Client, broker: ScriptedBroker) -> None:
     producer = client.producer()
     producer.send("t", b"0", partition=0)
-    broker.faults["put"] = deque([ForbiddenError("not this connection's session")])
+    broker.faults["put"] = deque([OtherSessionError("not this connection's session")])
     assert producer.send("t", b"1", partition=0).offset == 1
     assert values(client.fetch("t", 0, 0)) == [b"0", b"1"]
     assert (
         len({id(stream) for stream in broker.streams if not stream.is_over}) == 2
     )  # the sender's new one, the reader's
+
+
+def test_missing_grant_is_told_at_once_and_costs_no_connection(client: Client, broker: ScriptedBroker) -> None:
+    producer = client.producer()
+    producer.send("t", b"0", partition=0)
+    streams = len(broker.streams)
+    broker.faults["put"] = deque([ForbiddenError("shop may not write topic t")])
+    with pytest.raises(ForbiddenError, match="may not write"):
+        producer.send("t", b"1", partition=0, timeout=600.0)
+    assert producer.send("t", b"2", partition=0).offset == 1
+    assert len(broker.streams) == streams
 
 
 @pytest.mark.parametrize("error", [DiskFullError("full"), OverloadedError("busy")])

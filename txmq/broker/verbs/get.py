@@ -16,7 +16,7 @@ from txmq.broker.context import Context, Read
 from txmq.broker.verbs.access.asking import READ, TOPIC, require_seen, sees
 from txmq.broker.verbs.access.audit import refusal_of
 from txmq.broker.verbs.cluster.describe import leaders
-from txmq.broker.verbs.partitions import readable
+from txmq.broker.verbs.partitions import measured, readable
 from txmq.errors import BadRequestError, BrokerError, OffsetOutOfRangeError, UnknownTopicError
 from txmq.log.partition import Partition
 from txmq.protocol.answers import Records, Reply
@@ -130,7 +130,7 @@ def expire_polls(context: Context) -> None:
 
 def offset(context: Context, client: ClientConnection, request: Request) -> None:
     """Tell start, end, and the offset of ``earliest``, ``latest`` or a time."""
-    partition = readable(context, client, request[1][0], request[1][1])
+    partition = measured(context, client, request[1][0], request[1][1])
     if not _waits(context, partition, client, request):
         _offset_now(context, client, request, partition)
 
@@ -158,8 +158,8 @@ def _waits(context: Context, partition: Partition, client: ClientConnection, req
 
 def read_waited(context: Context, client: ClientConnection, request: Request) -> None:
     """Carry out a read that has waited for its group; not once more: under load there is always another one."""
-    carry_out = _get_now if request[0] == b"get" else _offset_now
-    carry_out(context, client, request, readable(context, client, request[1][0], request[1][1]))
+    find, carry_out = (readable, _get_now) if request[0] == b"get" else (measured, _offset_now)
+    carry_out(context, client, request, find(context, client, request[1][0], request[1][1]))
 
 
 def meta(context: Context, client: ClientConnection, request: Request) -> None:

@@ -1,8 +1,8 @@
 """The door to a partition: the one place where a request's topic and number become a partition.
 
-Every verb that writes asks ``writable``, and every verb that reads asks ``readable``. Both ask the connection's
-permissions first, so that nobody learns of a topic that is not theirs. What is prepared gets its place without them
-(``placing``): a grant that is revoked meanwhile breaks no promise.
+Every verb that writes asks ``writable``, every verb that reads ``readable``, and ``offset`` asks ``measured``. All ask
+the connection's permissions first, so that nobody learns of a topic that is not theirs. What is prepared gets its place
+without them (``placing``): a grant that is revoked meanwhile breaks no promise.
 
 ``State.partitions`` holds only the partitions that this home owns. If a look-up fails there, ``State.placed`` tells
 which home owns the partition, and ``Context.cluster`` where that home is led.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.verbs.access.asking import READ, TOPIC, WRITE, require
+from txmq.broker.verbs.access.asking import READ, TOPIC, WRITE, require, require_seen
 from txmq.errors import BrokerError, NotOwnerError, StaleTopicError, TopicClosedError, UnknownTopicError
 from txmq.log.partition import Partition
 
@@ -58,6 +58,24 @@ def readable(context: Context, client: ClientConnection, topic: bytes, number: b
     """
     if client.permissions is not None:
         require(context, client, READ, TOPIC, topic)
+    return _open(context, topic, number)
+
+
+def measured(context: Context, client: ClientConnection, topic: bytes, number: bytes) -> Partition:
+    """The partition whose start and end a request asks for: whoever may do anything with the topic is told those.
+
+    ``topic describe`` tells them as well, and a producer waits by them until what it sent can be read.
+
+    Raises:
+        ForbiddenError: the connection's user may do nothing with the topic.
+        UnknownTopicError, NotOwnerError, TopicClosedError: as ``readable``.
+    """
+    if client.permissions is not None:
+        require_seen(context, client, topic)
+    return _open(context, topic, number)
+
+
+def _open(context: Context, topic: bytes, number: bytes) -> Partition:
     partition = context.state.partitions.get((topic, number))
     if partition is None:
         raise _refusal(context, topic, number)

@@ -21,9 +21,9 @@ from txmq.broker.verbs.placing import place, refuse_batch, refuse_unready
 from txmq.errors import (
     BadRequestError,
     FencedError,
-    ForbiddenError,
     InvalidBatchError,
     InvariantError,
+    OtherSessionError,
     TooLargeError,
 )
 from txmq.log import records
@@ -95,7 +95,7 @@ def _duplicate_of(partition: Partition, producer: int, sequence: int, crc: int) 
 def _check_producer(client: ClientConnection, producer: int, epoch: int, sequence: int) -> None:
     session = client.session
     if session is None or session.number != producer:
-        raise ForbiddenError(f"producer id {producer} is not this connection's session; send hello first")
+        raise OtherSessionError(f"producer id {producer} is not this connection's session; send hello first")
     if epoch > session.epoch:
         # A lower one is the former holder's: the client that took the session over repeats those bytes as they were.
         raise FencedError(f"producer epoch {epoch} is over {session.epoch}, the session's")

@@ -15,8 +15,8 @@ from txmq.broker.verbs.placing import Part, refuse_unready
 from txmq.errors import (
     BadRequestError,
     FencedError,
-    ForbiddenError,
     NotOwnerError,
+    OtherSessionError,
     OverloadedError,
     SessionFullError,
     TooLargeError,
@@ -102,7 +102,7 @@ def floor_of(given: dict[bytes, bytes], client: ClientConnection, session: Broke
 def require_owner(client: ClientConnection, session: BrokerSession) -> None:
     """Refuse what only the session's own connection may ask for."""
     if client.session is not session:
-        raise ForbiddenError("the transaction belongs to another session than this connection's; send hello first")
+        raise OtherSessionError("the transaction belongs to another session than this connection's; send hello first")
 
 
 def refusal(action: Action, txid: bytes) -> Exception:

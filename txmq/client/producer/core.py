@@ -52,8 +52,8 @@ from txmq.client.producer.batches import (
 from txmq.errors import (
     BrokerError,
     FencedError,
-    ForbiddenError,
     NotOwnerError,
+    OtherSessionError,
     RequestTimeoutError,
     SequenceError,
     StaleTopicError,
@@ -231,11 +231,11 @@ class ProducerCore:
             return
         batch.queue.in_flight -= 1
         batch.state = BatchState.WAITING
-        if isinstance(error, FencedError | ForbiddenError):
+        if isinstance(error, FencedError | OtherSessionError):
             # Not stored by this transmission: the numbers stand, and another session or connection is needed.
             batch.is_uncertain = batch.was_uncertain
             self.needs_session |= isinstance(error, FencedError)
-            self.needs_connection |= isinstance(error, ForbiddenError)
+            self.needs_connection |= isinstance(error, OtherSessionError)
         elif isinstance(error, SequenceError):
             self._refused_sequence(batch)
         elif isinstance(error, UnknownTopicError):

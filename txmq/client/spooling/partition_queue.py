@@ -65,8 +65,8 @@ from txmq.client.transport.reply import Reply
 from txmq.errors import (
     ClosedError,
     FencedError,
-    ForbiddenError,
     NotOwnerError,
+    OtherSessionError,
     SequenceError,
     StaleTopicError,
     StorageError,
@@ -289,7 +289,7 @@ class PartitionQueue:
 
     def _look_after_session(self, error: TxmqError, identity: SpoolIdentity, deadline: float) -> None:
         self._is_misrouted = self._is_misrouted or isinstance(error, NotOwnerError | StaleTopicError)
-        if isinstance(error, ForbiddenError):
+        if isinstance(error, OtherSessionError):
             self.home.sessions.reconnect()
         elif isinstance(error, FencedError | SequenceError):
             self.home.sessions.renew(identity, deadline)
@@ -387,7 +387,7 @@ class PartitionQueue:
             else:
                 self._park(entry, f"refused {self._attempts_max} times: {error}", renumber=True)
         else:
-            if isinstance(error, ForbiddenError):
+            if isinstance(error, OtherSessionError):
                 self.home.sessions.reconnect()
             elif isinstance(error, NotOwnerError):
                 self._is_misrouted = True

@@ -30,7 +30,7 @@ from txmq.client.transaction.refusals import raise_rolled_back
 from txmq.errors import (
     ConnectionLostError,
     FencedError,
-    ForbiddenError,
+    OtherSessionError,
     RequestTimeoutError,
     RolledBackError,
     TransactionConflictError,
@@ -46,7 +46,7 @@ from txmq.xa.xopen import XACode
 from txmq.xid import FORMAT_ID_MAX, XID_PART_BYTES_MAX, Xid
 
 Row = dict[str, Any]
-_LOST_SESSION = (TransactionConflictError, FencedError, ForbiddenError)
+_LOST_SESSION = (TransactionConflictError, FencedError, OtherSessionError)
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead
 
 

@@ -292,7 +292,7 @@ def test_two_branches_of_one_resource_are_refused() -> None:
 def test_only_the_owner_decides_and_anybody_completes() -> None:
     made = node()
     client, other, txid = made.session(), made.session(), made.txid(1, 1)
-    assert decide(other, txid, ("a", 0, batch(b"x"))).error == "forbidden"
+    assert decide(other, txid, ("a", 0, batch(b"x"))).error == "other-session"
     decide(client, txid, ("a", 0, batch(b"x")))
     assert complete(other, txid, OTHER_UUID).error == "bad-request"
     assert complete(other, txid).code == 200

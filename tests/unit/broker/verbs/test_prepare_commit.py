@@ -89,10 +89,10 @@ def test_a_transaction_belongs_to_its_session() -> None:
     broker, _owner = _begun()
     stranger = broker.session()
     body = part("a", 0, batch())
-    assert stranger.ask("commit", broker.txid(1, 1), body=body).error == "forbidden"
-    assert prepare(stranger, broker.txid(1, 1), ("a", 0, batch())).error == "forbidden"
+    assert stranger.ask("commit", broker.txid(1, 1), body=body).error == "other-session"
+    assert prepare(stranger, broker.txid(1, 1), ("a", 0, batch())).error == "other-session"
     refused = stranger.ask("put", "a", 0, extensions={"tx": broker.txid(1, 1)}, body=batch())
-    assert (refused.code, refused.error) == (403, "forbidden")
+    assert (refused.code, refused.error) == (403, "other-session")
 
 
 # --- identity --------------------------------------------------------------------------------------------------------

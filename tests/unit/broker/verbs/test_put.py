@@ -126,8 +126,8 @@ def test_duplicate_is_answered_by_closed_topic_and_on_full_disk() -> None:
 def test_a_producer_id_needs_its_session() -> None:
     broker = node()
     owner, other = broker.session(), broker.session()
-    assert put(broker.connect(), producer=1).error == "forbidden"
-    assert put(other, producer=1).error == "forbidden"
+    assert put(broker.connect(), producer=1).error == "other-session"
+    assert put(other, producer=1).error == "other-session"
     assert put(owner, producer=1).code == 200
 
 

@@ -81,7 +81,7 @@ RULES: Final[dict[bytes, Rule | dict[bytes, Rule]]] = {
     b"ping": _FOR_ANYBODY,
     b"put": Rule((Ask(WRITE, TOPIC, where="its partition"),)),
     b"get": Rule((Ask(READ, TOPIC, where="its partition, and again when it is answered"),)),
-    b"offset": Rule((Ask(READ, TOPIC, where="its partition"),)),
+    b"offset": Rule((_SHOWN,)),
     b"meta": Rule((_SHOWN,)),
     b"prepare": Rule(
         (_PARTS, _OFFSETS, _UUID, Ask(READ, GROUP, word=b"group"), Ask(READ, GROUP, word=b"query")),

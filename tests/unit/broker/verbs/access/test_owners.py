@@ -72,7 +72,7 @@ def test_connection_that_logs_in_as_another_user_loses_its_session() -> None:
     world.shop.client.binding = bytes(32)
     assert world.shop.ask("auth", "plain", body=b"\0card\0pencil").code == 200
     assert world.shop.client.session is None
-    assert prepare(world.shop, world.own(), ("a", 0, batch())).error == "forbidden"
+    assert prepare(world.shop, world.own(), ("a", 0, batch())).error == "other-session"
 
 
 def test_another_connection_of_the_user_settles_without_a_grant() -> None:

@@ -213,7 +213,7 @@ def test_the_txid_of_a_row_takes_no_other_number() -> None:
 def test_only_the_owner_of_the_txid_drains() -> None:
     client = node().session()
     other = client.node.session()
-    assert drain(other, 1, b"v", session=1).error == "forbidden"
+    assert drain(other, 1, b"v", session=1).error == "other-session"
 
 
 @pytest.mark.parametrize(

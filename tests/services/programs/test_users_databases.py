@@ -1,0 +1,208 @@
+"""Programs with databases at a broker with TLS and users: they work with the grants of docs/how-to/secure.md alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+import txmq
+from tests.services.xa.xa_owner import resources, transfer
+from txmq import Outcome, RolledBackError, Xid
+from txmq.addresses import TlsFiles
+from txmq.client.admin.users import Users
+from txmq.client.transaction.background_resolver import resolver_of
+from txmq.testing.certificates import CertificateAuthority
+from txmq.testing.eventually import eventually
+from txmq.testing.processes import fork_server
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.xa import LastResource, XACode
+from txmq.xa.last_resource.outbox import OutboxOptions
+
+PASSWORD = "pencil"
+WAIT_S = 60.0
+
+
+class Guarded:
+    """A broker that speaks TLS only and has the users ``ops``, an administrator, and ``shop``."""
+
+    def __init__(self, broker: BrokerProcess, files: TlsFiles, folder: Path) -> None:
+        self.broker, self._ca = broker, files.ca
+        self._secret = folder / "password"
+        self._secret.write_text(PASSWORD)
+        self._secret.chmod(0o600)
+        with txmq.connect(self.of("")) as client:
+            client.topics.create("orders")
+            Users(client.control, client.timeout).add("ops", PASSWORD)
+        with txmq.connect(self.of("ops")) as client:
+            Users(client.control, client.timeout).add("shop", PASSWORD)
+
+    def of(self, user: str) -> str:
+        words = {"ca": self._ca} | ({"password_file": str(self._secret)} if user else {})
+        name = f"{user}@" if user else ""
+        return f"txmqs://{name}{self.broker.host}:{self.broker.port}?{urlencode(words)}"
+
+    def grant(self, *, action: str = "grant", **words: str) -> None:
+        with txmq.connect(self.of("ops")) as client:
+            Users(client.control, client.timeout).acl(action, "shop", words)
+
+    def install(self, resource: Any) -> None:
+        """An operator makes the tables; the service gets its uuid."""
+        with txmq.connect(self.of("ops")) as client:
+            resource.install(client)
+        self.grant(may="install,settle", resource=str(resource.uuid))
+
+    def values(self, topic: str = "orders") -> list[bytes | None]:
+        with txmq.connect(self.of("ops")) as client:
+            return [message.value for message in client.browse(topic)]
+
+    def has_topic(self, name: str) -> bool:
+        with txmq.connect(self.of("ops")) as client:
+            return name in {topic.name for topic in client.topics.list()}
+
+    def refused(self) -> int:
+        with txmq.connect(self.of("ops")) as client:
+            text = client.control.call("stats", "json", timeout=10.0)
+            return int(json.loads(text)["broker"]["refused"])
+
+
+@pytest.fixture(scope="module")
+def binlog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
+    with MariaDB(tmp_path_factory.mktemp("binlog"), binary_log=True) as server:
+        yield server
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    files = CertificateAuthority(tmp_path / "ca").issue("broker")
+    settings = {"tls_certificate": files.cert, "tls_key": files.key}
+    with BrokerProcess(tmp_path / "broker", settings=settings) as broker:
+        yield Guarded(broker, files, tmp_path)
+
+
+def test_xa_over_two_databases_needs_both(guarded: Guarded, mariadb: MariaDB) -> None:
+    mariadb.execute("CREATE OR REPLACE TABLE transfers (value VARCHAR(20)) ENGINE=InnoDB")
+    mariadb.execute("CREATE DATABASE IF NOT EXISTS other")
+    mariadb.execute("CREATE OR REPLACE TABLE other.transfers (value VARCHAR(20)) ENGINE=InnoDB")
+    places = [mariadb.connect_arguments(), {**mariadb.connect_arguments(), "db": "other"}]
+    banks = resources(places)
+    guarded.grant(may="write", topic="orders")
+    guarded.install(banks[0])
+    with txmq.connect(guarded.of("ops")) as client:
+        banks[1].install(client)
+    with txmq.connect(guarded.of("shop")) as client, client.producer() as producer:
+        with pytest.raises(RolledBackError, match="--may install --resource") as refused:
+            transfer(producer, banks, "refused", "orders")
+        assert not refused.value.retriable
+        guarded.install(banks[1])
+        transfer(producer, banks, "one", "orders").wait_visible(timeout=WAIT_S)
+        eventually(lambda: not client.transactions.list(), "nothing is in doubt", WAIT_S)
+    assert guarded.values() == [b"one"]
+    assert [mariadb.execute(f"SELECT value FROM {name}transfers") for name in ("", "other.")] == [[("one",)]] * 2
+
+
+def test_binlog_is_published_and_applied_under_a_user(guarded: Guarded, binlog: MariaDB, tmp_path: Path) -> None:
+    binlog.execute("CREATE OR REPLACE TABLE orders (id INT PRIMARY KEY, v VARCHAR(20))")
+    binlog.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+    config = tmp_path / "binlog.toml"
+    place = f'host = "127.0.0.1"\nport = {binlog.port}\nuser = "root"\n'
+    config.write_text(
+        f'name = "s"\nbootstrap = "{guarded.of("shop")}"\n[source]\n{place}tables = ["shop.*"]\nstart = "earliest"\n'
+        f'[snapshot]\nmode = "never"\n[apply]\n{place}database = "copy_{{database}}"\nstate_database = "state"\n'
+    )
+    command = [sys.executable, "-m", "txmq.cli.main", "binlog"]
+    refused = fork_server.run([*command, "run", "--config", str(config)], timeout=WAIT_S)
+    assert b"txmq acl add shop --may" in refused.stderr
+    guarded.grant(may="create,write,read", topic="s.*")
+    guarded.grant(may="read", group="binlog-s")
+    reader = fork_server.start_logged([*command, "run", "--config", str(config)], tmp_path / "log", os.environ)
+    try:
+        eventually(lambda: guarded.has_topic("s.shop.orders"), lambda: (tmp_path / "log").read_text(), WAIT_S)
+        eventually(lambda: len(guarded.values("s.shop.orders")) >= 2, "both rows are published", WAIT_S)
+    finally:
+        reader.kill()
+    guarded.grant(action="revoke", may="create,write", topic="s.*")
+    guarded.grant(action="revoke", may="read", group="binlog-s")
+    guarded.grant(may="read", group="apply-s")
+    applied = fork_server.run([*command, "apply", "--config", str(config), "--until-end"], timeout=WAIT_S)
+    assert applied.returncode == 0, applied.stderr
+    assert binlog.execute("SELECT id, v FROM copy_shop.orders ORDER BY id") == [(1, "a"), (2, "b")]
+
+
+def test_outbox_is_drained_when_the_broker_returns(guarded: Guarded, tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    resource = LastResource(
+        "shop", connect=lambda: sqlite3.connect(path, check_same_thread=False),
+        outbox=OutboxOptions(away_after_ms=200),
+    )  # fmt: skip
+    guarded.install(resource)
+    guarded.grant(may="write", topic="orders")
+    with txmq.connect(guarded.of("shop"), timeout=2.0) as client, client.producer() as producer:
+        resolver_of(client).add(resource)
+        guarded.broker.kill()
+        with producer.transaction(resource) as tx:
+            tx.send("orders", b"one", key=b"k")
+        assert tx.pending
+        guarded.broker.start()
+        eventually(lambda: guarded.values() == [b"one"], "the outbox is drained", WAIT_S)
+    assert guarded.refused() == 0
+
+
+def test_half_message_is_checked_under_a_user(guarded: Guarded) -> None:
+    guarded.grant(may="write", topic="orders")
+    guarded.grant(may="read", group="billing")
+    with txmq.connect(guarded.of("shop")) as client:
+        producer = client.producer(group="billing", checker=lambda _half: txmq.Resolution.COMMIT)
+        with pytest.raises(RuntimeError), producer.half("orders", b"one"):
+            raise RuntimeError
+        eventually(lambda: guarded.values() == [b"one"], "the checker was asked", WAIT_S)
+    assert guarded.refused() == 0
+
+
+def test_external_transaction_manager_works_and_recovers_under_a_user(guarded: Guarded) -> None:
+    guarded.grant(may="write", topic="orders")
+    names = [Xid(4711, b"g%d" % number, b"b") for number in range(2)]
+    with txmq.connect(guarded.of("shop")) as client, client.producer() as producer:
+        manager = client.xa_resource()
+        for name in names:
+            manager.start(name)
+            producer.send("orders", name.gtrid)
+            manager.end(name)
+            assert manager.prepare(name) is XACode.XA_OK
+    with txmq.connect(guarded.of("shop")) as client:  # another process of the user's
+        manager = client.xa_resource()
+        assert sorted(manager.recover(), key=str) == sorted(names, key=str)
+        assert manager.commit(names[0]) is XACode.XA_OK
+        manager.rollback(names[1])
+    assert guarded.values() == [b"g0"]
+    assert guarded.refused() == 0
+
+
+def test_child_of_a_fork_leaves_the_parents_connection_alone(guarded: Guarded) -> None:
+    guarded.grant(may="write", topic="orders")
+    with txmq.connect(guarded.of("shop")) as client, client.producer() as producer:
+        producer.send("orders", b"parent")
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                with client.producer() as own:
+                    own.send("orders", b"child")
+                client.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        producer.send("orders", b"parent again")
+        with producer.transaction() as tx:
+            tx.send("orders", b"in a transaction")
+        assert tx.outcome is Outcome.COMMITTED
+    assert sorted(filter(None, guarded.values())) == [b"child", b"in a transaction", b"parent", b"parent again"]
