@@ -160,6 +160,7 @@ class Client(Facade[LoopClient]):
 
         It goes to its end also if the task that calls it is cancelled.
         """
+        self.host.require_loop()
         await asyncio.shield(self.host.loop.create_task(self._close(), name="txmq-close"))
 
     async def _close(self) -> None:

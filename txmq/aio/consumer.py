@@ -73,6 +73,7 @@ class Consumer(Facade[consumer.Consumer]):
         return self
 
     async def __anext__(self) -> Message:
+        self.host.require_loop()
         if self.host.has_kept_loop():
             await asyncio.sleep(0)
         message = self.inner.take_next()
@@ -95,6 +96,7 @@ class Consumer(Facade[consumer.Consumer]):
             connection: one of a synchronous driver; it is used in a thread.
         """
         if connection is None and not sync:
+            self.host.require_loop()
             self.inner.ack(message)  # waits for nothing
         else:
             await self.host.to_end(partial(self.inner.ack, message, connection, sync=sync))

@@ -163,6 +163,7 @@ class Transaction(Facade[block.Transaction]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
+        self.host.require_loop()
         self.inner.leave_contexts()
         _blocks.pop(self.inner, None)
         ending = self.host.begin_end(partial(self._in_turn, partial(self.inner.__exit__, None, error, None)))

@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -306,10 +307,9 @@ class Host:
         """Run synchronous code in a strand; its result, or its exception.
 
         Raises:
-            RuntimeError: another loop runs.
+            RuntimeError: the caller is not in this loop.
         """
-        if asyncio.get_running_loop() is not self.loop:
-            raise RuntimeError("this client belongs to another event loop: make one in each loop")
+        self.require_loop()
         fiber = self.take_fiber()
         handed = fiber.switch(work)
         while type(handed) is not _End:
@@ -321,6 +321,16 @@ class Host:
                 handed = fiber.switch(found)
         return cast("T", self._result(fiber, handed))
 
+    def require_loop(self) -> None:
+        """Refuse other loops and threads before anything is touched: a strand that a thread has made is no one else's.
+
+        Raises:
+            RuntimeError: this is another loop, or another thread. Where none runs, this one may have stopped.
+        """
+        running = _get_running_loop()
+        if running is not self.loop and (running is not None or threading.get_ident() != self.thread):
+            raise RuntimeError("this client belongs to another event loop: make one in each loop, and use it there")
+
     def has_kept_loop(self) -> bool:
         """Whether it is time to let the loop go on; for callers whose calls often wait for nothing."""
         now = time.monotonic()  # uvloop's own stands still meanwhile
@@ -331,6 +341,7 @@ class Host:
 
     def call(self, work: Callable[[], T], *, may_block: bool = False) -> T:
         """Outside of coroutines: run code that never parks; its result. It waits for a disk only with ``may_block``."""
+        self.require_loop()
         fiber = self.take_fiber()
         fiber.strand.may_block = may_block
         handed = fiber.switch(work)
@@ -369,7 +380,12 @@ class Host:
         task.add_done_callback(self._daemons.discard)
 
     def begin_end(self, work: Callable[[], T]) -> Running[T]:
-        """Begin, in a coroutine, what goes to its end whatever becomes of its caller; ``await_ends`` waits for it."""
+        """Begin, in a coroutine, what goes to its end whatever becomes of its caller; ``await_ends`` waits for it.
+
+        Raises:
+            RuntimeError: as ``run``.
+        """
+        self.require_loop()
         running = Running(self, work)
         if not running.is_done:
             self._ends.add(running)
