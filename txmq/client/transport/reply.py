@@ -104,6 +104,7 @@ class Reply(Waiter):
         conversation = self._conversation
         if not self.done:
             conversation.wait(self, self._deadline if timeout is None else conversation.clock.monotonic() + timeout)
+            self.look()  # a caller that comes late: its answer may have been there in time
         if not self.done:
             if timeout is None:
                 conversation.abandon(self.opaque)

@@ -27,6 +27,8 @@ from txmq.xid import NO_HOME, TxId
 
 PROTOCOL = 1
 REQUEST_SIZE_BYTES_MAX = 16 << 20  # until the broker has announced its own
+_SESSION_BITS = 48  # as many as an id has room for; a counter has 64
+UNKNOWN_BITS = _SESSION_BITS + 55  # the id of a row has room for "-1f" behind it
 _KNOWN_OUTCOMES_MAX = 4096  # outcomes of lost transactions that are kept
 
 
@@ -69,18 +71,21 @@ class ClientSession:
         self._outcomes: dict[int, Outcome] = {}
 
     @classmethod
-    def unknown(cls, cluster: str, number: int) -> ClientSession:
+    def unknown(cls, cluster: str, chance: int) -> ClientSession:
         """A session that no broker has given, for ids of transactions that no broker is asked about.
 
         Args:
             cluster: 16 hex digits.
-            number: a random one.
+            chance: a random number of UNKNOWN_BITS: the database keeps millions of ids for a day, and takes none twice.
         """
+        first, number = divmod(chance, 1 << _SESSION_BITS)
         fields = {
             "cluster": cluster, "home": f"{NO_HOME:016x}", "session": f"{number:x}", "epoch": 0, "secret": "",
             "in_flight_max": 1, "request_size_bytes_max": REQUEST_SIZE_BYTES_MAX,
         }  # fmt: skip
-        return cls(fields)
+        session = cls(fields)
+        session._numbers = count(first + 1)
+        return session
 
     def next_txid(self) -> tuple[int, str]:
         """A new transaction id as counter and text, without making a ``TxId``."""

@@ -33,7 +33,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from txmq.xa.database.dbapi import Connection, is_error, run, text
-from txmq.xa.database.marker_table import OUTBOXED, MarkerTable, own_transaction
+from txmq.xa.database.marker_table import EXPIRED_SIZE, OUTBOXED, MarkerTable, own_transaction
 from txmq.xa.database.outbox_homes import LONE, PARKED, WAITING
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
 from txmq.xa.database.outbox_schema import additions, indexes, statements
@@ -41,7 +41,6 @@ from txmq.xa.database.outbox_series import OutboxSeries
 from txmq.xa.database.outbox_topics import TopicSize
 
 OUTBOXED_KEPT_MS = 24 * 3600 * 1000  # markers, as long as rolled-back ones
-_PAGE = 500
 
 
 class OutboxSize(NamedTuple):
@@ -208,14 +207,17 @@ class OutboxTables(OutboxSeries):
             return bool(self._run(connection, f"SELECT 1 FROM {self.name} WHERE id >= ? AND id < ?", _rows_of(txid)))  # noqa: S608
 
     def delete_expired_markers(self, connection: Connection) -> int:
-        """Remove outboxed markers 24 h after they were written, once their messages have gone. Own transaction."""
+        """Remove outboxed markers 24 h after they were written, once their messages have gone, at most EXPIRED_SIZE.
+
+        Own transaction. How many.
+        """
         end = f"{self.marker}.txid || '.'" if self.dialect.name != "mysql" else f"CONCAT({self.marker}.txid, '.')"
         expired = self._run(
             connection,
             f"SELECT txid FROM {self.marker} WHERE outcome = '{OUTBOXED}' "  # noqa: S608
             f"AND written_ms < {self.dialect.now_ms} - {OUTBOXED_KEPT_MS} "
             f"AND NOT EXISTS (SELECT 1 FROM {self.name} WHERE {self.name}.id >= {self.marker}.txid "
-            f"AND {self.name}.id < {end}) LIMIT {_PAGE}",
+            f"AND {self.name}.id < {end}) LIMIT {EXPIRED_SIZE}",
         )
         connection.rollback()
         if expired:

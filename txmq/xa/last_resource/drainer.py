@@ -181,10 +181,13 @@ class Drainer:
     def _drain(self, database: ResolvingConnection, outbox: OutboxTables) -> bool:
         connection, state = database.connection, self._state
         self._count(connection, outbox)
-        size = state.size
-        if state.is_tripped or (size.rows and not self._is_compared):
+        if state.is_tripped:  # also if nothing can be drained: blocks are to try the broker again
+            self._client.control.call("ping", timeout=REQUEST_TIMEOUT_S)
+            state.close()
+        may_wait = state.may_wait
+        if may_wait and not self._is_compared:
             self._compare(database, outbox)
-        if not size.rows or not outbox.hold(connection, state.holder, LEASE_MS):
+        if not may_wait or not outbox.hold(connection, state.holder, LEASE_MS):
             self._land()
             return False
         until = self._clock.monotonic() + ROUND_S
@@ -207,8 +210,9 @@ class Drainer:
         """Count what waits, now and then: that reads the whole table."""
         began = self._clock.monotonic()
         if began >= self._count_at:
+            newest = self._state.newest
             size = outbox.size(connection)
-            self._state.counted(size)
+            self._state.counted(size, newest)
             now = self._clock.monotonic()
             self._count_at = now + max(COUNT_EVERY_S, COUNT_SHARE * (now - began))
             self._alarm(size)

@@ -2,7 +2,7 @@
 
 Theory of operation. A block that finds the broker away, or that waits for it longer than ``away_after_ms``, trips the
 breaker: the blocks behind it do not try. The drainer, which looks at the broker in the background, closes it again.
-Several prepares in turn that were slower than ``slow_after_ms`` trip it, too.
+Several blocks in turn that waited for a prepare for longer than ``slow_after_ms`` trip it, too.
 
 Each home of a cluster is away, or there, by itself: ``at`` has what is known of one.
 
@@ -31,7 +31,7 @@ class OutboxOptions:
 
     Attributes:
         away_after_ms: a broker that has not prepared by then is away.
-        slow_after_ms: so is one whose prepares take longer, three in turn.
+        slow_after_ms: so is one that keeps blocks waiting for longer, three in turn.
         rows_max: of the outbox; a block beyond it fails, as without an outbox.
         size_bytes_max: the same for its messages.
         alarm_after_s: messages that have waited for longer are logged as an error.
@@ -59,6 +59,7 @@ class OutboxState:
         size: how much waits, when it was counted last.
         problem: why nothing is drained, or None.
         told: topics as the database has them, as far as this process has told it.
+        newest: stands for the last block that has added to it.
 
     Thread safety: any thread; counts may be off by what is under way.
     """
@@ -74,6 +75,7 @@ class OutboxState:
         self.told: dict[str, TopicSize] = {} if told is None else told
         self._slow_in_turn, self._tripped_at = 0, float("-inf")
         self._is_used = True  # perhaps by a process before this one: looked at once
+        self.newest: object = None
 
     def at(self, home: str) -> OutboxState:
         """The same outbox, as far as one home is concerned; LONE is this one."""
@@ -88,7 +90,12 @@ class OutboxState:
     @property
     def is_to_be_looked_at(self) -> bool:
         """Whether a drainer may have something to do: messages wait, or the broker was away."""
-        return self._is_used or self.is_tripped or self.size.rows > 0
+        return self.is_tripped or self.may_wait
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether messages wait, as far as was counted or added."""
+        return self._is_used or self.size.rows > 0
 
     def trip(self) -> None:
         """The broker is away, or too slow."""
@@ -99,9 +106,9 @@ class OutboxState:
         if self._clock.monotonic() >= self._tripped_at + TRIPPED_S_MIN:
             self.is_tripped, self._slow_in_turn = False, 0
 
-    def prepared(self, took_s: float) -> None:
-        """The broker has prepared a block."""
-        is_slow = took_s * 1000 > self.options.slow_after_ms
+    def prepared(self, waited_s: float) -> None:
+        """The broker has prepared a block, which waited for that alone so long."""
+        is_slow = waited_s * 1000 > self.options.slow_after_ms
         self._slow_in_turn = self._slow_in_turn + 1 if is_slow else 0
         if self._slow_in_turn >= SLOW_IN_TURN:
             self.trip()
@@ -119,9 +126,15 @@ class OutboxState:
 
     def added(self, size_bytes: int) -> None:
         """A block of this process has put its messages there."""
-        self._is_used = True
+        self._is_used, self.newest = True, object()
         self.size = self.size._replace(rows=self.size.rows + 1, size_bytes=self.size.size_bytes + size_bytes)
 
-    def counted(self, size: OutboxSize) -> None:
-        """How much waits, by the database."""
-        self.size, self._is_used = size, False
+    def counted(self, size: OutboxSize, newest: object) -> None:
+        """How much waits, by the database.
+
+        Args:
+            newest: when the counting began; a block that has committed since is perhaps not counted.
+        """
+        self.size = size
+        if newest is self.newest:
+            self._is_used = False

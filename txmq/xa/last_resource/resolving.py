@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error
-from txmq.xa.database.marker_table import MarkerTable
-from txmq.xa.database.outbox_tables import OutboxTables
+from txmq.xa.database.marker_table import EXPIRED_SIZE, MarkerTable
+from txmq.xa.database.outbox_tables import OUTBOXED_KEPT_MS, OutboxTables
 
 
 def _nothing() -> None:
@@ -23,6 +23,7 @@ class Unresolved(NamedTuple):
     deadline_ms: int
     on_resolved: Callable[[], None] = _nothing
     of: str | None = None  # the transaction of whose marker it is a part at another home
+    may_be_outboxed: bool = False  # its COMMIT was to take an outboxed marker along, and was not answered
 
     @property
     def marker(self) -> str:
@@ -42,6 +43,13 @@ class ResolvingConnection(NamedTuple):
         """Whether an INSERT failed because the row is there."""
         return is_integrity_error(error)
 
+    def may_be_swept(self, deadline_ms: int) -> bool:
+        """Whether an outboxed marker may have been removed by now, so that its absence proves no rollback.
+
+        They stay for twice as long: the deadline is the broker's time, and the marker was written before it.
+        """
+        return self.table.now_ms(self.connection) >= deadline_ms + OUTBOXED_KEPT_MS // 2
+
     def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
         """See ``Markers``."""
         return self.table.committed_before(self.connection, age_ms, after, limit)
@@ -50,11 +58,12 @@ class ResolvingConnection(NamedTuple):
         """See ``Markers``."""
         self.table.delete_committed(self.connection, txids)
 
-    def delete_expired(self) -> None:
-        """Remove rolled-back and outboxed markers that are old enough."""
-        self.table.delete_expired_rolled_back(self.connection)
+    def delete_expired(self) -> bool:
+        """Remove rolled-back and outboxed markers that are old enough, some of each; whether more may be left."""
+        gone = [self.table.delete_expired_rolled_back(self.connection)]
         if self.outbox is not None:
-            self.outbox.delete_expired_markers(self.connection)
+            gone.append(self.outbox.delete_expired_markers(self.connection))
+        return max(gone) >= EXPIRED_SIZE
 
     def close(self) -> None:
         """End the session."""

@@ -102,6 +102,7 @@ class LastResourceResolver:
         self._drainer: Drainer | None = None
         self.has_more = False  # messages wait that can be sent now
         self._is_reached = False  # in this round
+        self._has_expired = False  # markers, more than one round takes: an outage a day ago may have left a million
         self._is_strange = False  # the database may be a copy, and that was logged
         self._log = get_logger(resource=resource.name)
 
@@ -117,6 +118,7 @@ class LastResourceResolver:
             self._client.look()
             if self._reporter.is_unreachable:
                 self._open()
+            self._read_swept(left)
             left.update((item.txid, item) for item in self._due() if item.txid not in own)
             resolved = self._resolve(left)
             self._clean_up()
@@ -192,6 +194,22 @@ class LastResourceResolver:
         if self._is_strange:
             self.close()  # of SQLite it may lead to a file that another one has taken the place of
         return proved
+
+    def _read_swept(self, left: dict[str, Unresolved]) -> None:
+        """Of old blocks whose COMMIT was to fill the outbox a missing marker proves nothing: it is read, or they end.
+
+        The broker may never have heard of such a transaction, and is told of no rollback then.
+        """
+        for txid, item in list(left.items()):
+            if item.outcome is None and item.may_be_outboxed and self._open().may_be_swept(item.deadline_ms):
+                database = self._open()
+                found = database.table.read_durably(database.connection, item.marker)
+                if found is not None:
+                    left[txid] = item._replace(outcome=found)
+                    continue
+                self._log.error("the outcome of a transaction cannot be known any more", txid=txid)
+                item.on_resolved()
+                del left[txid]
 
     def _prove(self, item: Unresolved) -> Step:
         if item.outcome is not None:
@@ -280,8 +298,9 @@ class LastResourceResolver:
     def _clean_up(self) -> None:
         try:
             # A connection is not opened for others' markers alone.
-            if self._sweep.keep(self._open, sweeps=self._database is not None):
-                self._open().delete_expired()
+            is_time = self._sweep.keep(self._open, sweeps=self._database is not None)
+            if is_time or (self._has_expired and self._database is not None):
+                self._has_expired = self._open().delete_expired()
         except Exception:
             self.close()
             raise

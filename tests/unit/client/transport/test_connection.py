@@ -69,6 +69,13 @@ def test_without_answer_call_times_out_and_late_answer_is_dropped(broker: Script
     assert len(broker.streams) == 1
 
 
+def test_answer_that_was_there_in_time_counts_for_late_caller(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    asked = connection.submit("offset", "t", 0, "latest", timeout=0.5)
+    broker.clock.now += 0.6
+    assert asked.result() == b"0 0 0\n"
+
+
 def test_a_broker_that_answers_nothing_any_more_is_given_up(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     broker.hold = {"ping"}

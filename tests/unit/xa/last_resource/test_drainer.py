@@ -15,10 +15,11 @@ from txmq.errors import ConnectionLostError, OutOfTurnError, RequestTimeoutError
 from txmq.protocol.commands import TransactionRequest
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dialects import SQLITE
+from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_series import NUMBERED_MAX, SeriesChangedError
-from txmq.xa.database.outbox_tables import OutboxTables
+from txmq.xa.database.outbox_tables import OutboxSize, OutboxTables
 from txmq.xa.last_resource import drainer
 from txmq.xa.last_resource.drainer import (
     IN_FLIGHT_BYTES_MAX,
@@ -28,7 +29,7 @@ from txmq.xa.last_resource.drainer import (
     Drainer,
     DrainError,
 )
-from txmq.xa.last_resource.outbox import OutboxOptions, OutboxState
+from txmq.xa.last_resource.outbox import TRIPPED_S_MIN, OutboxOptions, OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
 SERIES, UUID = "5" * 32, "e" * 32
@@ -93,6 +94,8 @@ class FakeBroker:
         self.open[counter] -= 1
 
     def call(self, verb: str, *arguments: str | int, **_: Any) -> bytes:
+        if verb == "ping":
+            return b""
         assert (verb, *arguments) == ("drained", SERIES)
         last = len(self.taken)
         rows = {number: row for number, row in enumerate(self.taken, 1) if number > last - NUMBERED_MAX}
@@ -291,6 +294,42 @@ def test_drainer_that_compares_while_another_drains_finds_nothing_wrong(world: W
     assert not world.drainer.round(world.database)
     assert world.left() == []
     assert (world.state.problem, len(world.broker.taken)) == (None, 1 + asked)
+
+
+def test_row_committed_while_others_are_counted_goes_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its block adds it before the drainer has its count, which is of a moment before."""
+    size = OutboxTables.size
+
+    def then_commit(outbox: OutboxTables, connection: sqlite3.Connection) -> OutboxSize:
+        monkeypatch.setattr(OutboxTables, "size", size)
+        found = size(outbox, connection)
+        world.waiting("row-0")
+        world.state.added(1)
+        return found
+
+    monkeypatch.setattr(OutboxTables, "size", then_commit)
+    world.drainer.round(world.database)
+    assert world.broker.taken == ["row-0"]
+    assert world.left() == []
+    assert not world.drainer.is_due
+
+
+def test_blocks_try_the_broker_again_though_nothing_is_drained(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """The database is perhaps a copy, which stays so until an operator comes."""
+
+    def strange(_: object) -> None:
+        raise StrangeServerError("a copy")
+
+    monkeypatch.setattr(world.database.table, "require_known", strange)
+    world.waiting("row-0")
+    world.state.trip()
+    world.broker.clock.advance(TRIPPED_S_MIN)
+    with pytest.raises(StrangeServerError):
+        world.drainer.round(world.database)
+    assert not world.state.is_tripped
+    assert world.broker.taken == []
 
 
 def test_row_without_proper_id_is_not_sent(world: World) -> None:

@@ -299,7 +299,10 @@ class LastResourceBlock:
         if self._outboxing is not None and self._outboxing.is_unknown:
             broker.finished()  # no broker has it, and the database knows the outcome
             return
-        left.append(Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished_here))
+        is_filled = self.run.is_filled
+        left.append(
+            Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished_here, may_be_outboxed=is_filled)
+        )
         for home in self.run.homes:
             if home.has_ended:
                 home.close()

@@ -28,7 +28,7 @@ from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.preparing import NOT_KNOWN, attach_for_caller
 from txmq.client.transaction.refusals import raise_rolled_back, rolled_back
 from txmq.client.transport.ports import BlockTopics, Broker
-from txmq.client.transport.session import ClientSession
+from txmq.client.transport.session import UNKNOWN_BITS, ClientSession
 from txmq.errors import DiskFullError, OverloadedError, RolledBackError, TransactionAwayError, TxmqError
 from txmq.runtime.os_clock import OSRandom
 from txmq.xa import LastResource
@@ -84,7 +84,7 @@ class Outboxing:
         if not cluster:
             name = self._resource.name
             raise TransactionAwayError(f"the broker is away, and {name} knows of none: call install(client) once")
-        broker.attach_alone(ClientSession.unknown(cluster, random.bits(40) | 1))
+        broker.attach_alone(ClientSession.unknown(cluster, random.bits(UNKNOWN_BITS)))
 
     def begun(self, branch: Branch) -> None:
         """The database has begun: without the broker it says which topics there are."""

@@ -97,6 +97,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         commit: at the home of the id; None before the decision.
         hazard: for the broker to keep, if the body had ended the database's transaction by itself.
         has_asked: a prepare may have been sent.
+        is_filled: the messages were put beside the rows.
 
     Args:
         outboxing: the way into the resource's outbox; None without one.
@@ -118,7 +119,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self.hazard: Hazard | None = None
         self._parts: list[EncodedPart] = []
         self._keys: frozenset[OutboxKey] = frozenset()
-        self._sent_at, self._is_prepared = 0.0, False
+        self._is_prepared = self.is_filled = False
         self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
 
     @property
@@ -173,7 +174,6 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
 
     def _send_prepare(self) -> LastResourceEvent | None:
         crash_point("client.tx.body_done")
-        self._sent_at = self._broker.home.clock.monotonic()
         try:
             self._take_parts()
             self._preparing.send()
@@ -232,6 +232,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return LastResourceEvent.MARKER_REFUSED
 
     def _await_prepared(self) -> LastResourceEvent:
+        clock = self._broker.home.clock
+        began = clock.monotonic()  # not when it was sent: the marker's INSERT may have waited for the database
         try:
             self._preparing.wait()
         except TxmqError as error:
@@ -248,8 +250,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
                 return LastResourceEvent.PREPARE_REFUSED if is_refused else LastResourceEvent.PREPARE_UNKNOWN
         crash_point("client.tx.prepared")
         if self._outboxing is not None:
-            took_s = self._broker.home.clock.monotonic() - self._sent_at
-            self._outboxing.state_at(self._broker.home).prepared(took_s)
+            self._outboxing.state_at(self._broker.home).prepared(clock.monotonic() - began)
         return LastResourceEvent.PREPARED
 
     def _not_prepared(self, error: TxmqError) -> LastResourceEvent:
@@ -277,6 +278,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
                 self._parts = broker.take_parts(self._messages)
             outboxing.agree_on_topics(self._branch)
             rows = outboxing.waiting(self._all_parts())
+            self.is_filled = True
             self._branch.fill_outbox(broker.txid, broker.timeout_s, rows)
         except TransactionError as error:
             self.error = error
@@ -327,6 +329,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             if step is Step.REPORT_ROLLBACK:
                 return LastResourceEvent.PROVED_ROLLED_BACK
             if step is Step.REPORT_VOID:
+                if self._outboxing is not None:
+                    self._outboxing.committed()
                 return LastResourceEvent.PROVED_OUTBOXED
             if self._broker.remaining_s <= until_s:
                 return LastResourceEvent.LOOKUP_FAILED
@@ -342,7 +346,11 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         except Exception:  # noqa: BLE001  unreachable, in whatever way of the driver: nothing is known
             return Step.UNDECIDED
         try:
+            if self.is_filled and database.may_be_swept(self._broker.deadline_ms):  # this machine was asleep
+                return Step.UNDECIDED
             return prove(database, self._broker.txid, self._broker.deadline_ms)[0]
+        except Exception:  # noqa: BLE001  as above
+            return Step.UNDECIDED
         finally:
             database.close()
 

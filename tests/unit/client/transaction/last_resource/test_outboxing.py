@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.last_resource.outboxing import keys_of
 from txmq.client.transaction.messages import EncodedPart
 from txmq.errors import RolledBackError
+from txmq.model import Outcome
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
 from txmq.xa.database.outbox_tables import OutboxSize
@@ -75,7 +77,7 @@ def test_rows_are_counted_behind_their_commit(world: LastResourceFixture, monkey
     resource = with_outbox(world)
     outbox = resource.outbox
     assert outbox is not None
-    with at_moment("client.tx.db_committed", lambda: outbox.counted(OutboxSize(0, 0, 0, 0))):
+    with at_moment("client.tx.db_committed", lambda: outbox.counted(OutboxSize(0, 0, 0, 0), outbox.newest)):
         put(world, resource, b"1")
     outbox.is_tripped = False
     assert (outbox.size.rows, outbox.is_to_be_looked_at) == (1, True)
@@ -142,6 +144,30 @@ def test_full_outbox_refuses(world: LastResourceFixture, options: OutboxOptions)
     with pytest.raises(RolledBackError, match="full"):
         put(world, resource, b"2")
     assert world.rows() == [b"1"]
+
+
+def test_slow_database_does_not_trip_the_breaker(world: LastResourceFixture) -> None:
+    """The prepare was answered long before, beside the marker's INSERT."""
+    resource = with_outbox(world)
+    state = resource.outbox
+    assert state is not None
+    state.is_tripped = False
+    for value in (b"1", b"2", b"3"):
+        with at_moment("client.tx.marker_inserted", lambda: world.home.clock.advance(0.3)):
+            put(world, resource, value)
+    assert not state.is_tripped
+
+
+def test_rows_of_a_commit_without_an_answer_are_counted(world: LastResourceFixture) -> None:
+    resource = with_outbox(world)
+    assert resource.outbox is not None
+    resource.outbox.counted(OutboxSize(0, 0, 0, 0), resource.outbox.newest)
+    with world.block(resource=resource) as tx:
+        tx.connection(resource).execute("INSERT INTO orders (value) VALUES (x'31')")
+        tx.send("orders", b"1")
+        world.opened[-1].fail_behind = sqlite3.OperationalError("connection lost")
+    assert tx.outcome is Outcome.COMMITTED
+    assert (resource.outbox.size.rows, resource.outbox.may_wait) == (1, True)
 
 
 def test_slow_prepares_in_turn_trip_the_breaker(world: LastResourceFixture) -> None:
