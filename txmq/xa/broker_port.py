@@ -90,6 +90,10 @@ class NumberingSession(Session, Protocol):
     """A session that gives ids to transactions."""
 
     @property
+    def request_size_bytes_max(self) -> int:
+        """Largest body of a request."""
+
+    @property
     def finished_through(self) -> int:
         """The highest counter up to which all are finished."""
 

@@ -286,6 +286,24 @@ def test_refused_row_is_parked_and_others_go_on(sqlite_shop: Shop) -> None:
     assert [int(m.value or b"") for m in sqlite_shop.client.browse("stays")] == [3, 7]
 
 
+def test_row_larger_than_the_broker_takes_by_now_is_parked(sqlite_shop: Shop) -> None:
+    """It is not sent: that would end the connection, on which others' rows are on their way."""
+    shop = sqlite_shop
+    shop.order()
+    shop.hold()
+    _trip(shop)
+    with shop.block() as tx:
+        tx.send("elsewhere", bytes(6 << 20), key=b"large")
+    shop.order()
+    shop.broker.kill()
+    limit = str(1 << 20)
+    shop.broker.start(env={"TXMQ_REQUEST_SIZE_BYTES_MAX": limit, "TXMQ_BATCH_SIZE_BYTES_MAX": limit})
+    shop.hold(-1)
+    eventually(lambda: shop.states() == ["parked"], "the others have gone")
+    assert "the broker takes 1048576" in shop.run("SELECT reason FROM txmq_marker_outbox")[0][0]
+    assert shop.values() == [1, 2, 3]
+
+
 @pytest.mark.parametrize("point", ["numbered", "sent", "answered", "deleted"])
 def test_drainer_that_dies_sends_nothing_twice(sqlite_shop: Shop, point: str) -> None:
     shop = sqlite_shop

@@ -121,6 +121,7 @@ class ScriptedBroker:
 
     def __init__(self, partitions: int = 2) -> None:
         self.clock = TurnedClock()
+        self.request_size_bytes_max = 1 << 20
         self.partitions, self.topic_id = partitions, TOPIC_ID
         self.streams: list[ScriptedStream] = []
         self.connections_refused = 0
@@ -194,8 +195,8 @@ class ScriptedBroker:
             "cluster": "00000000000000c1", "broker": "b", "version": "1", "protocol": 1,
             "session": None if stream.session is None else f"{stream.session:x}", "epoch": 0, "in_flight_max": 8,
             "secret": None if stream.session is None else f"{stream.session:032x}",
-            "request_size_bytes_max": 1 << 20, "outcomes_kept": 8, "compression": [], "time_ms": self.time_ms,
-            **self.told,
+            "request_size_bytes_max": self.request_size_bytes_max, "outcomes_kept": 8, "compression": [],
+            "time_ms": self.time_ms, **self.told,
         }  # fmt: skip
         return answers.result(200, request[4], json.dumps(fields).encode())
 

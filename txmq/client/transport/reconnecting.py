@@ -385,6 +385,7 @@ class ReconnectingConnection:
             self._introduce(connection, address, deadline, wish="new")
         else:
             known.clock_ahead_ms = resumed.clock_ahead_ms
+            known.request_size_bytes_max = resumed.request_size_bytes_max  # the broker may have another setting by now
             self._session = connection.session = known  # this object counts the transactions
 
     def _introduce(self, connection: Connection, address: Address, deadline: float, wish: str) -> ClientSession | None:

@@ -45,7 +45,7 @@ from txmq.xa.database.sqlite_turns import WriterTurn
 COMMITTED, ROLLED_BACK, OUTBOXED = "committed", "rolled-back", "outboxed"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
 EXPIRED_SIZE = 500  # rows in one DELETE
-_LITERAL = re.compile(r"[0-9A-Za-z._-]{1,220}\Z|\*\Z")
+_LITERAL = re.compile(r"[0-9A-Za-z._-]{1,220}(?:-%-%)?\Z|\*\Z")  # ids, slots, patterns of slots; any key
 
 Condition = tuple[str, list[str]]
 """Of an INSERT, as SQL with ``?`` for its parameters, and these."""

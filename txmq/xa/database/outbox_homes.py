@@ -175,6 +175,15 @@ class OutboxNumberings:
             rows = self._run(connection, f"SELECT holder FROM {self.series_table} WHERE id = {self._series_id}")  # noqa: S608
         return bool(rows) and text(rows[0][0]) == holder
 
+    def let_go(self, connection: Connection, holder: str) -> None:
+        """Give the turn to drain away. Own transaction."""
+        with own_transaction(connection, self.dialect, self.place):
+            self._run(
+                connection,
+                f"UPDATE {self.series_table} SET until_ms = 0 WHERE id = {self._series_id} AND holder = ?",  # noqa: S608
+                (holder,),
+            )
+
     def begin_series(self, connection: Connection, series: str, former: str) -> bool:
         """Number anew, in a series that no broker knows: for an operator who goes on behind a restored one.
 

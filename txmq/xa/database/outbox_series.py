@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from txmq.errors import TxmqError
@@ -47,10 +47,15 @@ class OutboxRow:
 class OutboxSeries(OutboxNumberings):
     """The statements for the rows of one home. Has no connection of its own and keeps no state."""
 
-    def number(self, connection: Connection, limit: int = NUMBERED_MAX) -> int:
+    def number(
+        self, connection: Connection, limit: int = NUMBERED_MAX, without: Collection[frozenset[str]] = ()
+    ) -> int:
         """Number committed rows that wait and have none, behind no parked row of their keys; how many.
 
         Own transaction; drainers wait for each other, writers for none of them.
+
+        Args:
+            without: rows for all topics of one of these are left to others, with what waits behind them.
         """
         with own_transaction(connection, self.dialect, self.place):
             last = self._lock_numbers(connection)
@@ -59,7 +64,7 @@ class OutboxSeries(OutboxNumberings):
                 f"SELECT MIN(number) FROM {self.name} WHERE {self._ours} AND number > 0",  # noqa: S608
             )
             room = NUMBERED_MAX - (0 if oldest is None else last + 1 - int(oldest))
-            found = self._unhindered(connection, min(limit, room))
+            found = self._unhindered(connection, min(limit, room), without)
             if found:
                 pairs = [word for number, seq in enumerate(found, last + 1) for word in (seq, number)]
                 self._run(
@@ -84,7 +89,9 @@ class OutboxSeries(OutboxNumberings):
         )
         return int(last)
 
-    def _unhindered(self, connection: Connection, limit: int) -> list[int]:
+    def _unhindered(
+        self, connection: Connection, limit: int, without: Collection[frozenset[str]] = ()
+    ) -> list[int]:  # fmt: skip
         """Rows to be numbered, oldest first."""
         held, has_others = self._held(connection), self._has_others(connection)
         found, after = list[int](), 0
@@ -97,9 +104,10 @@ class OutboxSeries(OutboxNumberings):
             )
             places = [int(seq) for (seq,) in page]
             others = self._behind_others(connection, places) if has_others else set[int]()
-            keys = self._keys_by(connection, "seq", places) if held or others else {}
+            keys = self._keys_by(connection, "seq", places) if held or others or without else {}
             for place in places:
-                if place in others or held.hold(keys.get(place, ()), place):
+                theirs = keys.get(place, ())
+                if place in others or held.hold(theirs, place) or (without and _is_among(without, theirs)):
                     held.add(keys[place], place)
                 elif len(found) < limit:
                     found.append(place)
@@ -248,16 +256,32 @@ class OutboxSeries(OutboxNumberings):
         Returns:
             False if it has another number by now, or is gone.
         """
-        reason = reason.encode("ascii", "replace").decode()[:REASON_LENGTH_MAX]
         with own_transaction(connection, self.dialect, self.place):
-            self._lock_numbers(connection)
-            _, count = self._counted(
-                connection,
-                f"UPDATE {self.name} SET state = '{PARKED}', reason = ? WHERE id = ? AND number = ?",  # noqa: S608
-                (reason, row.id, row.number),
-            )
-            if count and row.number:
-                self._recall_behind(connection, row.number)
+            return self._keep_back(connection, row, PARKED, reason)
+
+    def recall(self, connection: Connection, row: OutboxRow, reason: str) -> frozenset[str]:
+        """Leave a numbered row, and those behind it of its keys, to who may send it: their numbers go to voids.
+
+        Own transaction.
+
+        Returns:
+            Its topics; none if it has another number by now, or is gone.
+        """
+        with own_transaction(connection, self.dialect, self.place):
+            if not self._keep_back(connection, row, RECALLED, reason):
+                return frozenset()
+            slots = self._run(connection, f"SELECT slot FROM {self.keys} WHERE id = ?", (row.id,))  # noqa: S608
+        return frozenset(OutboxKey(text(slot), ANY_KEY).topic for (slot,) in slots)
+
+    def _keep_back(self, connection: Connection, row: OutboxRow, state: str, reason: str) -> bool:
+        self._lock_numbers(connection)
+        _, count = self._counted(
+            connection,
+            f"UPDATE {self.name} SET state = '{state}', reason = ? WHERE id = ? AND number = ?",  # noqa: S608
+            (reason.encode("ascii", "replace").decode()[:REASON_LENGTH_MAX], row.id, row.number),
+        )
+        if count and row.number:
+            self._recall_behind(connection, row.number)
         return count == 1
 
     def _recall_behind(self, connection: Connection, number: int) -> None:
@@ -295,3 +319,8 @@ class OutboxSeries(OutboxNumberings):
         with own_transaction(connection, self.dialect, self.place):
             change = f"UPDATE {self.name} SET number = 0, {RECALL_ENDS} WHERE id = ? AND number = ?"  # noqa: S608
             self._run(connection, change, (row.id, row.number))
+
+
+def _is_among(without: Collection[frozenset[str]], keys: Collection[OutboxKey]) -> bool:
+    topics = {key.topic for key in keys}
+    return any(these <= topics for these in without)

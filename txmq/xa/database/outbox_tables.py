@@ -139,8 +139,11 @@ class OutboxTables(OutboxSeries):
         keyed = [key for key in keys if key.hash != ANY_KEY]
         for topic in sorted({key.topic for key in keyed}):
             hashes = sorted({key.hash for key in keyed if key.topic == topic})
-            conditions.append(f"(hash IN ({', '.join('?' * len(hashes))}) AND slot >= ? AND slot < ?)")
-            parameters += [*hashes, f"{topic}-", f"{topic}."]  # the dot comes next behind the hyphen
+            conditions.append(
+                f"(hash IN ({', '.join('?' * len(hashes))}) AND slot >= ? AND slot < ? AND slot NOT LIKE ?)"
+            )
+            # The dot comes next behind the hyphen; between them are topics, too, whose names begin so.
+            parameters += [*hashes, f"{topic}-", f"{topic}.", f"{topic}-%-%"]
         slots = sorted({key.slot for key in keyed})
         if slots:
             conditions.append(f"(hash = '{ANY_KEY}' AND slot IN ({', '.join('?' * len(slots))}))")

@@ -30,7 +30,7 @@ from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import Condition
 from txmq.xa.database.mysql_server import KEPT_OUT, code_of, commit, discard_results, is_answer_of_server, send
 from txmq.xa.database.outbox_keys import OutboxKey
-from txmq.xa.database.outbox_tables import row_id
+from txmq.xa.database.outbox_tables import OUTBOXED_KEPT_MS, row_id
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
 from txmq.xa.database.thread_connection import return_lent
@@ -214,6 +214,13 @@ class Branch:
 
     def _deadline_ms(self, timeout_s: float) -> int:
         return self._deadline_base_ms + int(timeout_s * 1000)
+
+    def proves_until_ms(self, timeout_s: float) -> int:
+        """Until when, by the database's clock, the absence of an outboxed marker proves that it was never there.
+
+        They are kept for twice as long behind their writing, which is before the deadline.
+        """
+        return self._deadline_ms(timeout_s) + OUTBOXED_KEPT_MS // 2
 
     def _insert_marker(self, txid: str, deadline_ms: int, condition: Condition | None) -> bool:
         session, uuid = self._session, self.uuid

@@ -7,7 +7,8 @@ that takes long (the messages wait there for an earlier transaction of their key
 looked at in each round.
 
 A row that the broker refuses for good is parked, and its number is used up by a void: a commit without messages. Rows
-behind it of its keys are recalled; the others go on.
+behind it of its keys are recalled; the others go on. What this process's user may not send is left to other processes
+for a while, which may be other users, before it is parked.
 
 What the broker says of the series is compared with the table before anything is sent. Both may have been restored from
 a backup: then nothing is sent, and an operator is to look (``txmq outbox``). Rows whose number a restored broker has
@@ -24,7 +25,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -68,6 +69,8 @@ LEASE_MS = 2000  # of a turn to drain
 ALARM_EVERY_S = 60.0
 COUNT_EVERY_S, COUNT_SHARE = 0.4, 20  # at most a twentieth of the time is spent on it
 LOOK_EVERY_S = 5.0  # for rows that other processes have left
+FORBIDDEN_RETRY_S = 10.0  # what this user may not send others may have sent by then
+FORBIDDEN_MAX = 1000
 VOID = "void"
 _CALLS_MAX = 3  # until one goes over the connection that there was before
 _FOR_GOOD = (
@@ -135,6 +138,8 @@ class Drainer:
         self._is_compared = False  # with what the broker knows
         self._connection: object = None  # over which they were compared
         self._is_behind = False  # it lacks numbers that have left: of it only the answers to what it took are wanted
+        self._forbidden: dict[str, float] = {}  # rows, and since when
+        self._left: dict[frozenset[str], float] = {}  # topics of such rows, and until when they are left to others
         self._look_at = self._alarm_at = self._count_at = 0.0
         self._log = get_logger(resource=name)
 
@@ -201,6 +206,8 @@ class Drainer:
                 self._delete(connection, outbox)
         self._delete(connection, outbox)
         if not is_more:
+            if self._left_to_others():
+                outbox.let_go(connection, state.holder)
             self._count_at = 0.0
             self._is_compared = self._is_compared and not self._is_behind
         self._count(connection, outbox)
@@ -294,18 +301,33 @@ class Drainer:
         rows = outbox.numbered(connection, self._sent_through, size, self.series)
         if self._is_behind:
             rows = [row for row in rows if row.number <= self._taken.last]
-        elif len(rows) < size and outbox.number(connection):
+        elif len(rows) < size and outbox.number(connection, without=self._left_to_others()):
             rows = outbox.numbered(connection, self._sent_through, size, self.series)
         crash_point("client.outbox.numbered")
+        most = self._session.request_size_bytes_max
+        large = next((row for row in rows if len(row.batches) > most and not self._needs_no_body(row)), None)
+        if large is not None and large is rows[0]:
+            # Not sent: the broker ends the connection with its answer, which is lost with that more often than not.
+            self._park(connection, outbox, large, TooLargeError(f"{len(large.batches)} bytes, the broker takes {most}"))
+            return True
+        rows = [row for row in rows if large is None or row.number < large.number]
         if rows:
             self._submit(rows)
             self._sent_through = rows[-1].number
             self._page_size = min(2 * size, PAGE_SIZE_MAX)
         return bool(rows)
 
+    @property
+    def _session(self) -> NumberingSession:
+        return cast("NumberingSession", self._client.session)
+
+    def _needs_no_body(self, row: OutboxRow) -> bool:
+        """Whether the broker takes no messages for its number: it is void, or it has them and is only asked again."""
+        return row.state != WAITING or self._taken.rows.get(row.number) == row.id
+
     def _submit(self, rows: Sequence[OutboxRow]) -> None:
         voids = [self._is_void(row) for row in rows]
-        session = cast("NumberingSession", self._client.session)
+        session = self._session
         ids = [session.next_txid() for _ in rows]
         floor = session.finished_through
         requests = [
@@ -315,7 +337,7 @@ class Drainer:
                     "drained": self.series, "number": row.number, "row": VOID if is_void else row.id,
                     "uuid": self._uuid, "floor": floor,
                 },
-                [] if is_void else [row.batches],
+                [] if is_void or len(row.batches) > session.request_size_bytes_max else [row.batches],
             )
             for row, is_void, (_, txid) in zip(rows, voids, ids, strict=True)
         ]  # fmt: skip
@@ -389,14 +411,39 @@ class Drainer:
         self._delete(connection, outbox)
         self._land()
         self._page_size = PAGE_SIZE_MIN
-        if flight.is_void or not isinstance(error, _FOR_GOOD) or not isinstance(error, BrokerError):
+        row = flight.row
+        is_taken = self._taken.rows.get(row.number) == row.id  # only the answer was lost
+        if flight.is_void or is_taken or not isinstance(error, _FOR_GOOD) or not isinstance(error, BrokerError):
             if not isinstance(error, OutOfTurnError):
                 raise error
             return
-        row = flight.row
+        if isinstance(error, ForbiddenError) and self._leave_to_others(connection, outbox, row, error):
+            return
+        self._park(connection, outbox, row, error)
+
+    def _park(self, connection: Any, outbox: OutboxTables, row: OutboxRow, error: BrokerError) -> None:
         self._log.error("outbox: parked, the broker refuses it", row=row.id, number=row.number, error=str(error))
         outbox.park(connection, row, f"{error.wire_name}: {error}")
         crash_point("client.outbox.parked")
+
+    def _leave_to_others(self, connection: Any, outbox: OutboxTables, row: OutboxRow, error: ForbiddenError) -> bool:
+        """Leave a row that this process's user may not send to other users; False if none has sent it for long."""
+        now = self._clock.monotonic()
+        if len(self._forbidden) >= FORBIDDEN_MAX:
+            self._forbidden.clear()
+        if now >= self._forbidden.setdefault(row.id, now) + self._state.options.alarm_after_s:
+            del self._forbidden[row.id]
+            return False
+        topics = outbox.recall(connection, row, f"{error.wire_name}: {error}")
+        if topics:
+            self._left[topics] = now + FORBIDDEN_RETRY_S
+            self._log.warning("outbox: left to other users, this one may not send it", row=row.id, error=str(error))
+        return True
+
+    def _left_to_others(self) -> Collection[frozenset[str]]:
+        now = self._clock.monotonic()
+        self._left = {topics: until for topics, until in self._left.items() if until > now}
+        return self._left.keys()
 
     def _land(self) -> None:
         """Forget what is in flight: the broker knows what it took."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error
 from txmq.xa.database.marker_table import EXPIRED_SIZE, MarkerTable
-from txmq.xa.database.outbox_tables import OUTBOXED_KEPT_MS, OutboxTables
+from txmq.xa.database.outbox_tables import OutboxTables
 
 
 def _nothing() -> None:
@@ -23,7 +23,8 @@ class Unresolved(NamedTuple):
     deadline_ms: int
     on_resolved: Callable[[], None] = _nothing
     of: str | None = None  # the transaction of whose marker it is a part at another home
-    may_be_outboxed: bool = False  # its COMMIT was to take an outboxed marker along, and was not answered
+    proves_until_ms: int | None = None  # of one that went to the outbox: later, by the database's clock, a missing
+    # marker proves nothing
 
     @property
     def marker(self) -> str:
@@ -43,12 +44,9 @@ class ResolvingConnection(NamedTuple):
         """Whether an INSERT failed because the row is there."""
         return is_integrity_error(error)
 
-    def may_be_swept(self, deadline_ms: int) -> bool:
-        """Whether an outboxed marker may have been removed by now, so that its absence proves no rollback.
-
-        They stay for twice as long: the deadline is the broker's time, and the marker was written before it.
-        """
-        return self.table.now_ms(self.connection) >= deadline_ms + OUTBOXED_KEPT_MS // 2
+    def may_be_swept(self, proves_until_ms: int | None) -> bool:
+        """Whether an outboxed marker may have been removed by now, so that its absence proves no rollback."""
+        return proves_until_ms is not None and self.table.now_ms(self.connection) >= proves_until_ms
 
     def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
         """See ``Markers``."""

@@ -201,7 +201,8 @@ class LastResourceResolver:
         The broker may never have heard of such a transaction, and is told of no rollback then.
         """
         for txid, item in list(left.items()):
-            if item.outcome is None and item.may_be_outboxed and self._open().may_be_swept(item.deadline_ms):
+            is_asked = item.outcome is None and item.proves_until_ms is not None
+            if is_asked and self._open().may_be_swept(item.proves_until_ms):
                 database = self._open()
                 found = database.table.read_durably(database.connection, item.marker)
                 if found is not None:

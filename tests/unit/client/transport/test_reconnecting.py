@@ -291,10 +291,12 @@ def test_a_new_connection_resumes_the_session(broker: ScriptedBroker) -> None:
     broker.cut()
     broker.clock.now += 1
     broker.time_ms += 601_000
+    broker.request_size_bytes_max = 1 << 16
     link, resumed = connection.connect_with_session(broker.clock.now + 1)
     assert resumed is session
     assert (link.session, broker.streams[1].session) == (session, 1)
     assert session.clock_ahead_ms == ahead_ms + 600_000  # deadlines are told by the broker's clock of now
+    assert session.request_size_bytes_max == 1 << 16
 
 
 def test_brokers_clock_is_measured_again_on_link_that_is_there(broker: ScriptedBroker) -> None:

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from txmq.errors import ConnectionLostError, OutOfTurnError, RequestTimeoutError, TxmqError, UnknownTopicError
+from txmq.errors import (
+    ConnectionLostError,
+    ForbiddenError,
+    OutOfTurnError,
+    RequestTimeoutError,
+    TxmqError,
+    UnknownTopicError,
+)
 from txmq.protocol.commands import TransactionRequest
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dialects import SQLITE
@@ -22,6 +29,7 @@ from txmq.xa.database.outbox_series import NUMBERED_MAX, SeriesChangedError
 from txmq.xa.database.outbox_tables import OutboxSize, OutboxTables
 from txmq.xa.last_resource import drainer
 from txmq.xa.last_resource.drainer import (
+    FORBIDDEN_RETRY_S,
     IN_FLIGHT_BYTES_MAX,
     PAGE_SIZE_MAX,
     PAGE_SIZE_MIN,
@@ -71,11 +79,13 @@ class FakeBroker:
         self.taken: list[str] = []
         self.late: set[str] = set()
         self.gone: set[str] = set()
+        self.forbidden: set[str] = set()  # to whoever sends now
         self.is_lost = False
         self.answers: dict[str, FakeAnswer] = {}
         self.finished_through, self._numbers = 0, count(1)
         self.open = Counter[int]()
         self.live: object = object()
+        self.request_size_bytes_max = 16 << 20
 
     @property
     def control(self) -> Any:
@@ -121,6 +131,8 @@ class FakeBroker:
         return [self.answers[row] for row in self.pages[-1]]
 
     def _taken(self, row: str, number: int) -> TxmqError | None:
+        if row in self.forbidden:
+            return ForbiddenError("shop may not write topic orders")
         if number != len(self.taken) + 1:
             return None if self.taken[number - 1 : number] == [row] else OutOfTurnError(f"{number}")
         if row in self.gone:
@@ -142,11 +154,11 @@ class World:
         self.state = OutboxState(OutboxOptions(), self.broker.clock, "me")
         self.drainer = Drainer(self.broker, self.state, UUID, "shop", self.broker.clock)
 
-    def waiting(self, *rows: str, size: int = 1) -> None:
-        """Rows that are committed, each of its own key."""
+    def waiting(self, *rows: str, size: int = 1, topic: str = "orders", key: str = "") -> None:
+        """Rows that are committed, each of its own key, or all of one."""
         for row in rows:
             self.connection.execute("BEGIN")
-            self.outbox.add(self.connection, row, b"x" * size, [OutboxKey("orders-0", row)])
+            self.outbox.add(self.connection, row, b"x" * size, [OutboxKey(f"{topic}-0", key or row)])
             self.connection.commit()
 
     def left(self) -> list[str]:
@@ -330,6 +342,81 @@ def test_blocks_try_the_broker_again_though_nothing_is_drained(
         world.drainer.round(world.database)
     assert not world.state.is_tripped
     assert world.broker.taken == []
+
+
+def test_row_that_the_broker_takes_no_more_is_parked_unsent(world: World) -> None:
+    world.waiting("row-0")
+    world.waiting("large", size=101)
+    world.waiting("row-1")
+    world.broker.request_size_bytes_max = 100
+    drain_all(world, world.drainer)
+    assert states(world) == {"large": "parked"}
+    assert world.broker.taken == ["row-0", "void", "row-1"]
+    assert max(world.broker.sent_bytes) <= 2
+
+
+def test_row_that_the_broker_has_goes_without_messages(world: World) -> None:
+    """It was sent while the broker took more, and its answer was lost."""
+    world.waiting("large", size=101)
+    world.outbox.number(world.connection)
+    world.broker.taken.append("large")
+    world.broker.request_size_bytes_max = 100
+    drain_all(world, world.drainer)
+    assert (world.left(), world.broker.sent_bytes) == ([], [0])
+
+
+def states(world: World) -> dict[str, str]:
+    return {row_id: state for row_id, state, *_ in world.outbox.listed(world.connection, 100)}
+
+
+def drain_all(world: World, one: Drainer) -> None:
+    while one.round(world.database):
+        pass
+
+
+def test_row_that_another_user_may_send_is_left_to_him(world: World) -> None:
+    """Two services, users of their own, share a database; both drain."""
+    world.waiting("pay-0", topic="payments")
+    world.waiting("order-0", "order-1", topic="orders", key="k")
+    world.waiting("pay-1", topic="payments", key="k")
+    world.waiting("order-2", topic="orders")
+    world.broker.forbidden = {"order-0", "order-1", "order-2"}
+    drain_all(world, world.drainer)
+    assert [row for row in world.broker.taken if row != "void"] == ["pay-0", "pay-1"]
+    assert states(world) == dict.fromkeys(["order-0", "order-1", "order-2"], "waiting")
+    world.broker.forbidden.clear()
+    other = OutboxState(OutboxOptions(), world.broker.clock, "the other service")
+    drain_all(world, Drainer(world.broker, other, UUID, "shop", world.broker.clock))
+    assert world.left() == [], "he has the turn at once"
+    assert world.broker.taken[-3:] == ["order-0", "order-1", "order-2"]
+
+
+def test_row_that_nobody_may_send_is_parked_late(world: World) -> None:
+    world.waiting("order-0", topic="orders")
+    world.waiting("pay-0", topic="payments")
+    world.broker.forbidden = {"order-0"}
+    pages = len(world.broker.pages)
+    while states(world) != {"order-0": "parked"}:
+        drain_all(world, world.drainer)
+        world.broker.clock.advance(FORBIDDEN_RETRY_S / 2)
+        assert world.broker.clock.monotonic() < 2 * OutboxOptions().alarm_after_s
+    assert "pay-0" in world.broker.taken
+    assert world.broker.clock.monotonic() > OutboxOptions().alarm_after_s
+    assert len(world.broker.pages) - pages < 4 * OutboxOptions().alarm_after_s / FORBIDDEN_RETRY_S, "now and then"
+
+
+def test_row_that_the_broker_has_is_not_parked(world: World) -> None:
+    """Another drainer has sent it, and died; this one may not even ask about it."""
+    world.waiting("row-0")
+    world.outbox.number(world.connection)
+    world.broker.taken.append("row-0")
+    world.broker.forbidden = {"row-0"}
+    with pytest.raises(ForbiddenError):
+        world.drainer.round(world.database)
+    assert states(world) == {"row-0": "waiting"}
+    world.broker.forbidden.clear()
+    drain_all(world, world.drainer)
+    assert (world.left(), world.broker.taken) == ([], ["row-0"])
 
 
 def test_row_without_proper_id_is_not_sent(world: World) -> None:

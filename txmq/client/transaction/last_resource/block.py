@@ -299,9 +299,9 @@ class LastResourceBlock:
         if self._outboxing is not None and self._outboxing.is_unknown:
             broker.finished()  # no broker has it, and the database knows the outcome
             return
-        is_filled = self.run.is_filled
+        until_ms = self.run.proves_until_ms
         left.append(
-            Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished_here, may_be_outboxed=is_filled)
+            Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished_here, proves_until_ms=until_ms)
         )
         for home in self.run.homes:
             if home.has_ended:

@@ -97,7 +97,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         commit: at the home of the id; None before the decision.
         hazard: for the broker to keep, if the body had ended the database's transaction by itself.
         has_asked: a prepare may have been sent.
-        is_filled: the messages were put beside the rows.
+        proves_until_ms: as of ``Unresolved``, once the messages are put beside the rows.
 
     Args:
         outboxing: the way into the resource's outbox; None without one.
@@ -119,7 +119,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self.hazard: Hazard | None = None
         self._parts: list[EncodedPart] = []
         self._keys: frozenset[OutboxKey] = frozenset()
-        self._is_prepared = self.is_filled = False
+        self._is_prepared, self.proves_until_ms = False, None  # type: bool, int | None
         self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
 
     @property
@@ -278,7 +278,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
                 self._parts = broker.take_parts(self._messages)
             outboxing.agree_on_topics(self._branch)
             rows = outboxing.waiting(self._all_parts())
-            self.is_filled = True
+            self.proves_until_ms = self._branch.proves_until_ms(broker.timeout_s)
             self._branch.fill_outbox(broker.txid, broker.timeout_s, rows)
         except TransactionError as error:
             self.error = error
@@ -346,7 +346,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         except Exception:  # noqa: BLE001  unreachable, in whatever way of the driver: nothing is known
             return Step.UNDECIDED
         try:
-            if self.is_filled and database.may_be_swept(self._broker.deadline_ms):  # this machine was asleep
+            if database.may_be_swept(self.proves_until_ms):  # this machine was asleep
                 return Step.UNDECIDED
             return prove(database, self._broker.txid, self._broker.deadline_ms)[0]
         except Exception:  # noqa: BLE001  as above

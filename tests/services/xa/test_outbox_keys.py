@@ -1,0 +1,74 @@
+"""Keys behind which rows of an outbox wait, as each database compares them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.services.xa.test_outbox_tables import World, world
+from txmq.xa import LastResource
+from txmq.xa.database.outbox_homes import PARKED, WAITING
+from txmq.xa.database.outbox_keys import OutboxKey
+from txmq.xa.last_resource.branch import Waiting
+
+__all__ = ["world"]
+ORDERS, EUROPE, MOVED = OutboxKey("orders-0", "1a"), OutboxKey("orders-eu-0", "1a"), OutboxKey("orders-10", "1a")
+UNDERLINED = OutboxKey("orders_eu-0", "1a")
+
+
+@pytest.mark.parametrize(
+    ("waits", "ours", "gets_in"),
+    [
+        (EUROPE, ORDERS, True), (ORDERS, EUROPE, True), (MOVED, ORDERS, False), (EUROPE, EUROPE, False),
+        (UNDERLINED, UNDERLINED, False), (UNDERLINED, EUROPE, True),
+    ],
+)  # fmt: skip
+def test_topic_whose_name_begins_alike_is_another(
+    world: World, waits: OutboxKey, ours: OutboxKey, gets_in: bool
+) -> None:  # fmt: skip
+    """Otherwise what cannot wait, an order with tx.ack, is refused for as long as a row of that topic is parked."""
+    world.outboxed("t1", waits)
+    connection = world.begin()
+    assert world.mark(connection, "t2", ours) is gets_in
+    connection.rollback()
+
+
+def test_condition_goes_in_one_packet_with_the_marker(world: World) -> None:
+    """As text without parameters, where the driver sends several statements at once."""
+    resource = LastResource("shop", connect=world.connect, outbox=True)
+    for txid, gets_in in (("t1", True), ("t2", False)):
+        branch = resource.enlist("c1" * 8)
+        branch.end_body()
+        assert branch.insert_marker(txid, 60.0, [ORDERS, OutboxKey("orders.x_y-1", "2b")]) is gets_in
+        branch.fill_outbox(txid, 60.0, [Waiting("", b"x", [ORDERS])])
+        branch.commit()
+        branch.finish()
+    resource.close()
+
+
+def test_recalled_row_waits_again_and_keeps_those_behind_it(world: World) -> None:
+    connection, outbox = world.connect(), world.outbox
+    for row_id, keys in {"t1": [ORDERS], "t2": [EUROPE], "t3": [ORDERS, UNDERLINED]}.items():
+        world.outboxed(row_id, *keys)
+    outbox.number(connection)
+    first, *_ = outbox.numbered(connection, 0, 9)
+    assert outbox.recall(connection, first, "forbidden") == {"orders"}
+    for row in outbox.numbered(connection, 0, 9):
+        if row.state != WAITING:
+            outbox.voided(connection, row)
+    assert outbox.numbers(connection) == {2: "t2"}
+    assert outbox.number(connection, without=[frozenset({"orders"})]) == 0
+    states = {row_id: (state, reason) for row_id, state, _, _, _, reason, _ in outbox.listed(connection, 9)}
+    assert states["t1"] == (WAITING, "forbidden")
+    assert PARKED not in {state for state, _ in states.values()}
+    assert outbox.number(connection) == 2
+    assert outbox.numbers(connection) == {2: "t2", 4: "t1", 5: "t3"}
+
+
+def test_turn_that_is_given_away_is_taken_at_once(world: World) -> None:
+    connection = world.connect()
+    assert world.outbox.hold(connection, "one", 60_000)
+    assert not world.outbox.hold(connection, "other", 60_000)
+    world.outbox.let_go(connection, "other")
+    assert not world.outbox.hold(connection, "other", 60_000), "it is not his to give"
+    world.outbox.let_go(connection, "one")
+    assert world.outbox.hold(connection, "other", 60_000)
