@@ -64,7 +64,7 @@ def bootstrap_of(text: str, files: TlsFiles | None = None, password: str = "") -
 def _login(user: str, password: str, file: str, *, has_certificate: bool) -> Login | None:
     if not user:
         if password or file:
-            raise ConfigError("user and password go together; there is not a user: write txmqs://USER@HOST")
+            raise ConfigError("user and password go together; there is no user: write txmqs://USER@HOST")
         return None
     if password and file:
         raise ConfigError("the password is given twice, as password= and as password_file: give it once")
@@ -74,7 +74,7 @@ def _login(user: str, password: str, file: str, *, has_certificate: bool) -> Log
     password = password or of_environment()
     if not password and not has_certificate:
         raise ConfigError(
-            f"user and password go together; there is not a password of {user}: set {PASSWORD}, write "
+            f"user and password go together; there is no password of {user}: set {PASSWORD}, write "
             "?password_file=FILE behind the address, or give password="
         )
     return Login(user, (lambda: password) if password else None)

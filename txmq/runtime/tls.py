@@ -309,6 +309,7 @@ def _closed_on_error(connected: socket.socket) -> Iterator[None]:
         raise
 
 
+_UNKNOWN_CA: Final = frozenset({18, 19, 20})  # of X509_verify_cert: self-signed, in the chain, too, and no issuer
 _REASONS: Final = {
     "WRONG_VERSION_NUMBER": "the other side does not speak TLS there; a broker's setting is tls_certificate",
     "HTTP_REQUEST": "the other side does not speak TLS there; a broker's setting is tls_certificate",
@@ -324,7 +325,8 @@ _REASONS: Final = {
 def explained(error: ssl.SSLError) -> OSError:
     """What failed, in words that say what to look at."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return OSError(f"TLS failed: the other side's certificate is refused: {error.verify_message}")
+        hint = "; name its CA (ca=FILE)" if error.verify_code in _UNKNOWN_CA else ""
+        return OSError(f"TLS failed: the other side's certificate is refused: {error.verify_message}{hint}")
     known = _REASONS.get(error.reason or "")
     return OSError(f"TLS failed: {known or error.reason or error}")
 

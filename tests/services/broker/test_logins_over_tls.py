@@ -98,7 +98,7 @@ def test_certificate_logs_its_user_in(fresh: BrokerProcess, shop: TlsFiles, cert
         txmq.connect(as_user("ops", fresh, shop))
     with pytest.raises(UnauthenticatedError, match="this client's certificate is not shop's"):
         txmq.connect(as_user("shop", fresh, certificate))
-    with pytest.raises(ConfigError, match="there is not a password of shop"):
+    with pytest.raises(ConfigError, match="there is no password of shop"):
         txmq.connect(as_user("shop", fresh, TlsFiles(shop.ca)))
 
 

@@ -141,9 +141,9 @@ def test_password_comes_from_one_place(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("text", "password", "told"),
     [
-        ("txmq://shop@a", "", "there is not a password of shop: set TXMQ_PASSWORD"),
-        ("txmq://a", "hidden", "there is not a user: write txmqs://USER@HOST"),
-        ("txmq://a?password_file=x", "", "there is not a user"),
+        ("txmq://shop@a", "", "there is no password of shop: set TXMQ_PASSWORD"),
+        ("txmq://a", "hidden", "there is no user: write txmqs://USER@HOST"),
+        ("txmq://a?password_file=x", "", "there is no user"),
         ("txmq://shop@a?password_file=x", "hidden", "the password is given twice"),
         ("txmq://shop@a?password_file=/nowhere", "", "/nowhere: cannot be read"),
         ("txmq://shop@a?ca=x", "hidden", "what stands behind [?] is for TLS"),

@@ -27,7 +27,7 @@ from txmq.broker.state.transaction import (
     next_action,
 )
 from txmq.broker.verbs import check_backs, placing, session_expiry, turns
-from txmq.broker.verbs.access.owners import refuse_others
+from txmq.broker.verbs.access.owners import audit_fence, refuse_others
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.branches.heuristics import hazard_of, keep, record
 from txmq.broker.verbs.outbox import drained
@@ -196,6 +196,7 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
     if action in (Action.FENCE, Action.ROLL_BACK):
         if action is Action.FENCE:
             refuse_over_outcomes(context, session, 0, is_fence=True)
+        audit_fence(context, client, (session.number, txid.counter))
         roll_back(context, session.number, txid.counter, 0)
         if b"branch" in given:
             crash_point("broker.decision.fenced")

@@ -414,7 +414,10 @@ class Connection:
                 pending.answered(code, body)
             elif self.failure is None:
                 # A token ``-`` comes before the broker closes; any other was never sent.
-                self.fail(BrokenAnswerError(f"{self.address} answered {opaque!r}: {body[:200]!r}"))
+                told = (
+                    body[:200].decode("ascii", "replace").strip() if opaque == b"-" else f"{opaque!r}: {body[:200]!r}"
+                )
+                self.fail(BrokenAnswerError(f"{self.address} answered {told}"))
         self._answering = None
         if self._answers.failure is not None:
             self.fail(BrokenAnswerError(*self._answers.failure.args))

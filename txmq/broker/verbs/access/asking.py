@@ -92,7 +92,9 @@ def refuse_nobody(known: Permissions) -> None:
         UnauthenticatedError: log in first.
     """
     if not known.user:
-        raise UnauthenticatedError("this broker has users: log in with auth first")
+        raise UnauthenticatedError(
+            "this broker has users, and nobody has logged in here: txmq://USER@HOST, or the verb auth"
+        )
 
 
 def is_administrator(context: Context, client: ClientConnection) -> bool:

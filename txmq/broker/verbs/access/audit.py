@@ -22,6 +22,7 @@ REFUSED: Final = "refused"
 LOGIN_FAILED: Final = "login failed"
 WARNINGS: Final = frozenset({REFUSED, LOGIN_FAILED})
 _REFUSALS: Final = (401, 403)
+_NAME_LENGTH_MAX: Final = 200  # of a client, as it calls itself before it has logged in
 
 
 def audit(context: Context, client: ClientConnection, event: str, **fields: str | int) -> None:
@@ -29,7 +30,12 @@ def audit(context: Context, client: ClientConnection, event: str, **fields: str 
     if event in WARNINGS and len(context.audited) >= LINES_MAX:
         context.counters.audit_lost += 1
         return
-    who = {"user": client.user or "-", "address": client.address, "connection": client.number, "client": client.name}
+    who = {
+        "user": client.user or "-",
+        "address": client.address,
+        "connection": client.number,
+        "client": client.name[:_NAME_LENGTH_MAX],
+    }
     context.audited.append({"event": event, **who, **fields})
 
 

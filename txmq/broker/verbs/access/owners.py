@@ -86,3 +86,10 @@ def audit_fact(context: Context, client: ClientConnection, name: Name, fact: dic
     """Have it written that somebody settled a transaction by their word: who, which, why."""
     txid = txid_of(context, name)
     audit(context, client, "settled by hand", txid=txid, what=fact["what"], reason=fact["reason"])
+
+
+def audit_fence(context: Context, client: ClientConnection, name: Name) -> None:
+    """Have it written that somebody fenced another user's transaction; asked where there are users."""
+    session = context.state.sessions.get(name[0])
+    if client.permissions is not None and (session is None or not is_owner(client, session)):
+        audit(context, client, "fenced", txid=txid_of(context, name))

@@ -93,7 +93,9 @@ _TOLD: Final = {"add": "user added", "passwd": "user changed", "remove": "user r
 def refuse_last_administrator(context: Context, known: User) -> None:
     """Refuse what would leave nobody who may change anything."""
     if context.state.principals.is_last_administrator(known):
-        raise BadRequestError(f"{known.name} is the last administrator: grant cluster to another user first")
+        raise BadRequestError(
+            f"{known.name} is the last administrator: make another one first, txmq acl add USER --administrator"
+        )
 
 
 def _fields(name: str, keys: ScramKeys | None, certificate: str | None) -> dict[str, Any]:

@@ -290,6 +290,13 @@ def test_refusals_are_counted_and_written_with_who_and_where() -> None:
     assert made.made.context.counters.refused == 1
 
 
+def test_name_of_a_client_is_cut_in_a_line() -> None:
+    made = world()
+    assert made.shop.ask("hello", 1, "n" * 3000).code == 200
+    put(made.shop, b"v")
+    assert made.made.context.audited[-1]["client"] == "n" * 200
+
+
 def test_lines_that_wait_for_the_shell_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = world()
     monkeypatch.setattr(audits, "LINES_MAX", len(made.made.context.audited) + 2)

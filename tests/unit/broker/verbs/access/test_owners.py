@@ -150,6 +150,15 @@ def test_settling_by_hand_is_written_with_who_and_why() -> None:
     ]
 
 
+def test_fence_of_another_users_transaction_is_written() -> None:
+    world = World()
+    world.allow(ADMINISTRATOR)
+    for client, txid in ((world.shop, world.own(1)), (world.shop, world.others(1)), (world.ops, world.own(2))):
+        assert client.ask("outcome", txid, extensions={"fence": None}).text == "rolled-back\n"
+    lines = [line for line in world.made.context.audited if line["event"] == "fenced"]
+    assert [(line["user"], line["txid"]) for line in lines] == [("shop", world.others(1)), ("ops", world.own(2))]
+
+
 def test_unsettled_transactions_of_a_user_are_bounded_over_sessions() -> None:
     world = World()
     world.allow(*EVERY)
