@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 from typing import Any
 
 import pytest
@@ -90,6 +92,54 @@ def test_connect_has_the_same_parameters() -> None:
     assert inspect.iscoroutinefunction(txmq.aio.connect)
 
 
-@pytest.mark.parametrize("cls", [txmq.aio.Client, txmq.aio.Producer, txmq.aio.Transaction])
-def test_what_is_opened_is_a_block(cls: type) -> None:
-    assert {"__aenter__", "__aexit__"} <= set(dir(cls))
+# What is awaited, iterated over or entered otherwise there; every other annotation is the same, by its last name.
+RETURNS = {
+    ("Client", "browse"): ("AsyncIterator[Message]", "Iterator[Message]"),
+    ("HalfMessage", "result"): ("Coroutine[Any, Any, SendResult]", "SendResult"),
+    ("Transaction", "connection"): ("Connection", "Any"),
+    ("Transaction", "pending"): ("Coroutine[Any, Any, tuple[str, ...]]", "tuple[str, ...]"),
+    ("Transaction", "results"): ("Coroutine[Any, Any, list[SendResult]]", "list[SendResult]"),
+    ("Transaction", "savepoint"): ("AsyncIterator[None]", "Iterator[None]"),
+}
+BLOCKS = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}
+
+
+def _annotations(function: Any) -> dict[str, str]:
+    """Without modules: ``producer.Pair`` and ``Pair`` are one."""
+    called: Any = function.fget if isinstance(function, property) else function
+    signature = inspect.signature(called)
+    found = {name: str(parameter.annotation) for name, parameter in signature.parameters.items() if name != "self"}
+    found["return"] = str(signature.return_annotation)
+    return {name: re.sub(r"\b(\w+\.)+(?=\w)", "", annotation) for name, annotation in found.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_method_has_the_same_annotations(name: str) -> None:
+    theirs, ours = getattr(sync, name), getattr(txmq.aio, name)
+    for method in _public(ours) - {"inner", "host"} - OF_AIO[name]:
+        mine, original = _annotations(getattr(ours, method)), _annotations(getattr(theirs, method))
+        if (name, method) in RETURNS:
+            assert (mine.pop("return"), original.pop("return")) == RETURNS[name, method]
+        assert mine == original, method
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_a_block_or_iterated_over_is_so_there(name: str) -> None:
+    theirs, ours = getattr(sync, name), getattr(txmq.aio, name)
+    for synchronous, awaited in BLOCKS.items():
+        assert hasattr(theirs, synchronous) == hasattr(ours, awaited), synchronous
+        assert not hasattr(ours, synchronous)
+
+
+def test_module_has_a_counterpart_for_each_class_and_no_errors_of_its_own() -> None:
+    assert set(txmq.aio.__all__) == {*NAMES, "Message", "connect"}
+    assert set(txmq.aio.__all__) <= {*txmq.__all__, *sync.__all__}
+    assert txmq.aio.Message is txmq.Message  # at run time
+    modules = [module for name, module in sys.modules.items() if name.startswith("txmq.aio")]
+    defined = [
+        found
+        for module in modules
+        for found in vars(module).values()
+        if isinstance(found, type) and issubclass(found, BaseException) and found.__module__.startswith("txmq.aio")
+    ]
+    assert defined == []
