@@ -17,6 +17,7 @@ from tests.cancelled import cancelled_at
 from txmq.errors import RolledBackError, TransactionStateError
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
+from txmq.xa.database import resource as databases
 
 from .shops import MariaDBShop, Service, Shop, SQLiteShop, TwoShops, on_loop, serving
 
@@ -214,6 +215,48 @@ def test_cancelled_statement_ends_the_block_at_once(shared_broker: BrokerProcess
 def _is_waiting(shop: MariaDBShop) -> bool:
     running = shop.database.execute("SELECT info FROM information_schema.processlist WHERE info LIKE 'UPDATE stock%'")
     return bool(running)
+
+
+def test_statements_that_were_given_up_are_bounded(
+    shared_broker: BrokerProcess, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that time out behind a held row leave a connection each: no more than a few, however many come."""
+    monkeypatch.setattr(databases, "GIVEN_UP_MAX", 3)
+    shop = MariaDBShop(mariadb)
+
+    async def work() -> None:
+        async with serving(shared_broker, shop, "given-up") as service:
+
+            async def late(number: int) -> None:
+                async with asyncio.timeout(0.3):
+                    await service.order(b"late %d" % number)
+
+            with shop.stock_held():
+                for number in range(3):
+                    with pytest.raises(TimeoutError):
+                        await late(number)
+                opened = len(shop.opened)
+                for number in range(3, 8):
+                    with pytest.raises(RolledBackError, match="run on whose tasks were cancelled") as refused:
+                        await late(number)
+                    assert refused.value.retriable
+                assert len(shop.opened) == opened
+            async with asyncio.timeout(30.0):
+                while _is_waiting(shop):
+                    await asyncio.sleep(0.005)
+                while await _is_refused(service.order(b"next")):
+                    await asyncio.sleep(0.005)
+            assert await service.check() == [b"next"]
+
+    on_loop(work)
+
+
+async def _is_refused(order: Awaitable[object]) -> bool:
+    try:
+        await order
+    except RolledBackError:
+        return True
+    return False
 
 
 def test_timeout_around_a_statement_dooms_the_block(shared_broker: BrokerProcess, mariadb: MariaDB) -> None:

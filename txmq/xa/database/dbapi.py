@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from inspect import iscoroutinefunction
+from inspect import iscoroutine, iscoroutinefunction
 from types import ModuleType
 from typing import Any, Protocol
 
 from txmq.errors import ConfigError
-from txmq.xa.database.thread_connection import ThreadConnection
+from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 
 _INNER = ("__wrapped__", "driver_connection")
 _WRAPPERS_MAX = 8
@@ -78,7 +78,14 @@ def driver_of(connection: Any) -> ModuleType | None:
         ConfigError: it is no connection, or one of an asynchronous driver.
     """
     if not _is_connection(connection):
-        raise ConfigError(f"connect= must return a DB-API connection, not {type(connection).__qualname__}")
+        found = of_driver(connection)
+        if iscoroutine(found):
+            found.close()  # nobody awaits it
+            raise ConfigError(
+                "connect= is a coroutine function, as of an asynchronous driver: give one of a DB-API driver, which "
+                "txmq.aio uses in a thread"
+            )
+        raise ConfigError(f"connect= must return a DB-API connection, not {type(found).__qualname__}")
     inner = innermost(connection)
     if iscoroutinefunction(inner.commit):
         which = type(inner).__module__

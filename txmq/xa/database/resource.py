@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from txmq.errors import BrokerAwayError
+from txmq.errors import BrokerAwayError, RolledBackError
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.broker_port import InstallingClient, cluster_of
 from txmq.xa.database.connection_pool import ConnectionPool, close_connection
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
 from txmq.xa.database.outbox_topics import TopicSize
-from txmq.xa.database.thread_connection import opened
+from txmq.xa.database.thread_connection import GivenUp, opened
 
 S = TypeVar("S", bound=DatabaseSession)
+GIVEN_UP_MAX: Final = 64  # calls of cancelled tasks that run on; no more connections for blocks until one has ended
 
 
 class DatabaseResource(ABC, Generic[S]):
@@ -41,6 +42,7 @@ class DatabaseResource(ABC, Generic[S]):
         self._random: Random = random or OSRandom()
         self._lent = Lent()
         self._pool: ConnectionPool[S] = ConnectionPool()
+        self._given_up = GivenUp()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -71,7 +73,7 @@ class DatabaseResource(ABC, Generic[S]):
         away: BrokerAwayError | None = None
         cluster: str | None = None
         topics: Mapping[str, TopicSize] = {}
-        connection = opened(self._connect)
+        connection = opened(self._connect, self._given_up)
         try:
             self._check_driver(connection)
             if client is not None:
@@ -96,8 +98,21 @@ class DatabaseResource(ABC, Generic[S]):
         """Keep a connection whose transaction has ended."""
         self._pool.give_back(session)
 
+    def _open_for_block(self, cluster: str) -> S:
+        """As ``_open``, within bounds: tasks that time out behind a held row would open as many as the server has.
+
+        Raises:
+            RolledBackError: too many calls run on that were given up.
+        """
+        if self._given_up.count >= GIVEN_UP_MAX:
+            raise RolledBackError(
+                f"{GIVEN_UP_MAX} statements in {self.name!r} run on whose tasks were cancelled, each on a connection "
+                "of its own: none is opened until one of them has ended"
+            )
+        return self._open(cluster)
+
     def _open(self, cluster: str | None, connect: Callable[[], Any] | None = None) -> S:
-        connection = opened(connect or self._connect)
+        connection = opened(connect or self._connect, self._given_up)
         try:
             session = self._verified(connection, cluster)
         except BaseException:

@@ -13,7 +13,9 @@ is a hop.
 Invariants:
     * never a second statement while one runs;
     * a call whose caller was interrupted (a cancelled task) goes on, and the connection is *left*: it takes nothing
-      more, and is closed behind that call. What it had sent decides nothing: a COMMIT's outcome is to be looked up.
+      more, and is closed behind that call. What it had sent decides nothing: a COMMIT's outcome is to be looked up;
+    * such calls are counted while they run (``GivenUp``): each has a connection and a thread, which no semaphore of the
+      application holds any more.
 """
 
 from __future__ import annotations
@@ -35,6 +37,24 @@ class LeftConnectionError(Exception):
     """The connection takes nothing more: a call on it was given up while it ran."""
 
 
+class GivenUp:
+    """How many calls run on that their callers have given up. Thread safety: any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threads.Lock()
+        self.count = 0
+
+    def begun(self) -> None:
+        """One more."""
+        with self._lock:
+            self.count += 1
+
+    def ended(self) -> None:
+        """One has come to its end."""
+        with self._lock:
+            self.count -= 1
+
+
 class ThreadConnection:
     """See the module's docstring.
 
@@ -45,10 +65,10 @@ class ThreadConnection:
     Thread safety: any thread, any strand.
     """
 
-    __slots__ = ("_has_ended", "_is_lent", "_worker", "driver_connection", "is_left")
+    __slots__ = ("_given_up", "_has_ended", "_is_lent", "_worker", "driver_connection", "is_left")
 
-    def __init__(self, connect: Callable[[], Any], *, is_lent: bool = False) -> None:
-        self._is_lent = is_lent
+    def __init__(self, connect: Callable[[], Any], *, is_lent: bool = False, given_up: GivenUp | None = None) -> None:
+        self._is_lent, self._given_up = is_lent, given_up
         self.driver_connection: Any = None
         self.is_left = self._has_ended = False
         self._worker = Worker(_THREAD_NAME)
@@ -74,6 +94,9 @@ class ThreadConnection:
         return self._worker.call(lambda: work(connection, *args, **named), self._leave)
 
     def _leave(self) -> None:
+        if self._given_up is not None and not self.is_left:
+            self._given_up.begun()
+            self._worker.post(self._given_up.ended)  # behind what runs
         self.is_left = True
         with suppress(Exception):  # only SQLite's can be interrupted from here, and costs nobody else anything
             self.driver_connection.interrupt()
@@ -114,9 +137,9 @@ def _call_method(connection: Any, name: str, args: Any, named: Any) -> Any:
     return getattr(connection, name)(*args, **named)
 
 
-def opened(connect: Callable[[], Any]) -> Any:
-    """A connection made by ``connect``; a strand's has a thread of its own."""
-    return connect() if threads.current_strand() is None else ThreadConnection(connect)
+def opened(connect: Callable[[], Any], given_up: GivenUp) -> Any:
+    """A connection made by ``connect``; a strand's has a thread of its own, and counts what was given up on it."""
+    return connect() if threads.current_strand() is None else ThreadConnection(connect, given_up=given_up)
 
 
 def lent(connection: Any) -> Any:

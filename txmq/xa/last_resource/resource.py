@@ -94,6 +94,7 @@ class LastResource(DatabaseResource[DatabaseSession]):
         Raises:
             TransactionStateError: the connection is in autocommit or in a transaction.
             ConfigError: weak durability, not installed, or installed for another resource or cluster.
+            RolledBackError: too many statements of cancelled tasks run on.
             Exception: the driver's own, if it cannot connect or begin (a lock that is held).
         """
         if connection is not None:
@@ -107,7 +108,7 @@ class LastResource(DatabaseResource[DatabaseSession]):
                 close_connection(session.connection)
                 if session.table.dialect.is_local_clock or not isinstance(error, Exception):
                     raise  # no server that ends idle connections: locked, full, ... and waiting again does not help
-        session = self._open(cluster)
+        session = self._open_for_block(cluster)
         try:
             return Branch(self, session, is_own=True)
         except BaseException:

@@ -85,7 +85,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
                 close_connection(session.connection)
                 if not isinstance(error, Exception) or not session.table.dialect.is_lost(session.connection, error):
                     raise
-        session = self._open(cluster)
+        session = self._open_for_block(cluster)
         try:
             return self._begin(session, txid, timeout_s)
         except BaseException:

@@ -189,3 +189,12 @@ def test_connection_of_an_asynchronous_driver_is_refused_by_name() -> None:
     for connection in (_Asynchronous(), ThreadConnection(_Asynchronous)):
         with pytest.raises(ConfigError, match="asynchronous driver: give a DB-API one"):
             driver_of(connection)
+
+
+def test_coroutine_function_in_place_of_connect_is_named() -> None:
+    async def connect() -> _Asynchronous:
+        return _Asynchronous()
+
+    for connection in (connect(), ThreadConnection(connect)):
+        with pytest.raises(ConfigError, match="connect= is a coroutine function"):
+            driver_of(connection)
