@@ -150,6 +150,12 @@ class _ShownMessage(Shown):
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(name) if name in ("ack", "reject") else getattr(self.original, name)
 
+    def __eq__(self, other: object) -> bool:
+        return bool(self.original == (other.original if isinstance(other, Shown) else other))
+
+    def __hash__(self) -> int:
+        return hash(self.original)
+
 
 @contextmanager
 def connected_by_loop() -> Iterator[Connect]:

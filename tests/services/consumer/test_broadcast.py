@@ -14,6 +14,7 @@ import pytest
 
 import txmq
 from tests.services.consumer.consuming import WAIT_S, take, values
+from tests.services.loop_client import Connect
 from txmq.client.consumer.consumer import Consumer
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -36,9 +37,9 @@ for message in consumer:
 
 
 @pytest.fixture
-def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(shared_broker: BrokerProcess, connect: Connect) -> Iterator[txmq.Client]:
     """A client of a broker with the topic, which holds a message that is older than every member, and nothing else."""
-    with txmq.connect(shared_broker.address, timeout=30.0) as made:
+    with connect(shared_broker.address, timeout=30.0) as made:
         made.topics.create(TOPIC, partitions=PARTITIONS)
         made.producer().send(TOPIC, b"old")
         yield made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 import txmq
 from tests.services.consumer.consuming import WAIT_S, take, values
+from tests.services.loop_client import Connect
 from txmq.client.consumer.consumer import ConsumerOptions
 from txmq.model import Message
 from txmq.testing.eventually import eventually
@@ -52,9 +52,9 @@ while True:
 
 
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(broker: BrokerProcess, connect: Connect) -> Iterator[txmq.Client]:
     """A client of a broker with the topic."""
-    with txmq.connect(broker.address) as made:
+    with connect(broker.address) as made:
         made.topics.create(TOPIC, partitions=PARTITIONS)
         yield made
 
@@ -68,8 +68,7 @@ def fill(client: txmq.Client, count: int, prefix: str = "v") -> list[bytes]:
 
 def offsets(client: txmq.Client) -> dict[int, int | None]:
     """What the group has saved."""
-    body = client.control.call("group", "describe", GROUP, timeout=5.0, body=[b""])
-    return {row["partition"]: row["offset"] for row in json.loads(body)["partitions"]}
+    return {row["partition"]: row["offset"] for row in client.groups.describe(GROUP)["partitions"]}
 
 
 def test_every_message_comes_once_in_order_over_two_consumers(
@@ -150,6 +149,7 @@ def test_listener_keeps_order_retries_in_place_and_gives_up_finally(client: txmq
     assert b"cannot" in dead.headers["txmq.dead.reason"]
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("threads", [1, 3])
 def test_message_in_listeners_hand_is_finished_before_group_leave(client: txmq.Client, threads: int) -> None:
     client.producer().send(TOPIC, b"one", partition=0)
@@ -320,6 +320,7 @@ def test_a_broker_that_is_killed_and_restarted_is_consumed_on(client: txmq.Clien
     assert max(Counter(found).values()) <= 2
 
 
+@pytest.mark.threads
 def test_join_under_taken_name_takes_over_and_tells_other(client: txmq.Client, broker: BrokerProcess) -> None:
     """Else both had all of it, and each saved what the other one had not deferred."""
     sent = fill(client, 100)
@@ -352,6 +353,7 @@ class Member:
         return [(int(words[0]), int(words[1]), words[2]) for words in found if len(words) == 3]
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_member_that_dies_stops_or_freezes_is_followed_by_others(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path, end: signal.Signals
@@ -383,8 +385,7 @@ def test_member_that_dies_stops_or_freezes_is_followed_by_others(
 
 def _owners(client: txmq.Client) -> set[str]:
     try:
-        body = client.control.call("group", "describe", GROUP, timeout=5.0, body=[b""])
+        rows = client.groups.describe(GROUP)["partitions"]
     except txmq.errors.UnknownGroupError:
         return set()
-    rows = json.loads(body)["partitions"]
     return {row["owner"] for row in rows if row["owner"]} if all(row["owner"] for row in rows) else set()

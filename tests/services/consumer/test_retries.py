@@ -13,6 +13,7 @@ import pytest
 import txmq
 from tests.services.consumer.consuming import WAIT_S
 from tests.services.consumer.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, clear, listening, never, saved
+from tests.services.loop_client import Connect
 from txmq.client.consumer import failures
 from txmq.client.consumer.retry.file_store import RetryStore
 from txmq.client.consumer.retry.redrive import Redrive
@@ -41,9 +42,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(broker: BrokerProcess, connect: Connect) -> Iterator[txmq.Client]:
     """A client of it, with a topic of one partition whose old segments can be made to go."""
-    with txmq.connect(broker.address) as made:
+    with connect(broker.address) as made:
         made.topics.create(TOPIC, storage="disk", segment_size_bytes=4096)
         yield made
         clear(made)
@@ -127,6 +128,7 @@ def test_the_retry_topic_keeps_contents_that_retention_took(client: txmq.Client)
     assert saved(client)[1] is None
 
 
+@pytest.mark.threads
 def test_retry_topic_has_equal_limits_and_dead_letters(client: txmq.Client) -> None:
     for value in (b"bad", b"good"):
         client.producer().send(TOPIC, value, key=b"k")
@@ -144,6 +146,7 @@ def test_retry_topic_has_equal_limits_and_dead_letters(client: txmq.Client) -> N
     assert made == dict.fromkeys(names, txmq.Storage.DISK)  # whatever a topic is by default: nothing may be lost
 
 
+@pytest.mark.threads
 def test_a_redrive_that_cannot_read_the_account_yet_sends_nothing(client: txmq.Client) -> None:
     """Behind a decision whose database is away no account is visible: run twice, each dead letter went out twice."""
     put_dead_letters(client, 2)
@@ -161,6 +164,7 @@ def test_a_redrive_that_cannot_read_the_account_yet_sends_nothing(client: txmq.C
     assert [message.value for message in client.browse(TOPIC)] == [b"held", b"letter 0", b"letter 1"]
 
 
+@pytest.mark.threads
 def test_redrive_sends_nothing_twice_when_an_earlier_outcome_is_gone(
     client: txmq.Client, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +307,7 @@ def save_as_a_member(client: txmq.Client, deferred: str) -> None:
     client.control.call("group", "leave", GROUP, timeout=5.0, extensions={"member": "other"}, body=[b"[]"])
 
 
+@pytest.mark.threads
 def test_unreadable_deferred_message_stops_only_its_partition(client: txmq.Client, tmp_path: Path) -> None:
     client.producer().send(TOPIC, b"one")
     client.producer().send(TOPIC, b"two")
