@@ -72,3 +72,31 @@ def test_turn_that_is_given_away_is_taken_at_once(world: World) -> None:
     assert not world.outbox.hold(connection, "other", 60_000), "it is not his to give"
     world.outbox.let_go(connection, "one")
     assert world.outbox.hold(connection, "other", 60_000)
+
+
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_drainer_waits_for_no_writer_that_stands_still(world: World, count: int) -> None:
+    """Stopped between its rows and its COMMIT. Of few rows a database may look at all, and wait for those locked."""
+    connection, outbox = world.connect(), world.outbox
+    writer = world.begin()
+    for number in range(count):
+        outbox.add(writer, f"t{number}", b"x", [OutboxKey(f"orders-{place}", f"{number:x}") for place in range(2)])
+    writer.commit()
+    open_one = None if world.dialect.name == "sqlite" else world.begin()  # SQLite has one writer
+    if open_one is not None:
+        outbox.add(open_one, "open", b"x", [ORDERS, EUROPE])
+        world.table.insert_outboxed(open_one, "open", world.uuid, 1 << 50)
+    assert outbox.hold(connection, "me", 60_000)
+    assert outbox.number(connection) == count
+    rows = outbox.numbered(connection, 0, count)
+    assert outbox.park(connection, rows[0], "refused")
+    outbox.voided(connection, rows[0])
+    assert outbox.release(connection, "t0")
+    assert outbox.number(connection) == 1
+    outbox.delete(connection, outbox.numbered(connection, 0, count))
+    assert outbox.size(connection).rows == 0
+    world.outboxed("t-last", ORDERS)
+    assert outbox.number(connection) == 1
+    assert outbox.begin_series(connection, "7" * 32, "5" * 32)
+    if open_one is not None:
+        open_one.rollback()

@@ -246,7 +246,7 @@ class OutboxSeries(OutboxNumberings):
             there = {(int(number), text(row_id)) for number, row_id in known}
             gone = [row.id for row in drained if (row.number, row.id) in there]
             for table in (self.name, self.keys) if gone else ():
-                self._run(connection, f"DELETE FROM {table} WHERE id IN ({', '.join('?' * len(gone))})", gone)  # noqa: S608
+                self._run(connection, self.dialect.delete_by_id(table, len(gone)), gone)
 
     def park(self, connection: Connection, row: OutboxRow, reason: str) -> bool:
         """Keep a row that the broker refuses for good, and recall numbered ones behind it of its keys. Own transaction.
