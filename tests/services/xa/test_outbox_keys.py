@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.services.xa.test_outbox_tables import World, world
+from txmq.errors import TransactionTimeoutError
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_homes import PARKED, WAITING
 from txmq.xa.database.outbox_keys import OutboxKey
@@ -42,6 +43,29 @@ def test_condition_goes_in_one_packet_with_the_marker(world: World) -> None:
         branch.fill_outbox(txid, 60.0, [Waiting("", b"x", [ORDERS])])
         branch.commit()
         branch.finish()
+    resource.close()
+
+
+def test_only_a_waiting_key_sends_a_block_to_the_outbox(world: World) -> None:
+    """No row is inserted for other reasons, too: it is late, or the database is another one."""
+    resource = LastResource("shop", connect=world.connect, outbox=True)
+    world.outboxed("t0", ORDERS)
+    branch = resource.enlist("c1" * 8)
+    branch.end_body()
+    with pytest.raises(TransactionTimeoutError, match="the deadline has passed"):
+        branch.insert_marker("t1", -60.0, [ORDERS])
+    assert branch.roll_back()
+    branch = resource.enlist("c1" * 8)
+    branch.end_body()
+    assert not branch.insert_marker("t1", 60.0, [ORDERS])
+    assert branch.roll_back()
+    if world.dialect.name != "sqlite":  # of which one writes at a time
+        branch = resource.enlist("c1" * 8)
+        branch.end_body()
+        world.run(f"UPDATE txmq_marker_identity SET uuid = '{'f' * 32}'")
+        with pytest.raises(TransactionTimeoutError):
+            branch.insert_marker("t1", 60.0, [ORDERS])
+        assert branch.roll_back()
     resource.close()
 
 

@@ -29,6 +29,7 @@ from txmq.xa.database.outbox_series import NUMBERED_MAX, SeriesChangedError
 from txmq.xa.database.outbox_tables import OutboxSize, OutboxTables
 from txmq.xa.last_resource import drainer
 from txmq.xa.last_resource.drainer import (
+    ALARM_EVERY_S,
     FORBIDDEN_RETRY_S,
     IN_FLIGHT_BYTES_MAX,
     PAGE_SIZE_MAX,
@@ -363,6 +364,28 @@ def test_row_that_the_broker_has_goes_without_messages(world: World) -> None:
     world.broker.request_size_bytes_max = 100
     drain_all(world, world.drainer)
     assert (world.left(), world.broker.sent_bytes) == ([], [0])
+
+
+def test_rows_that_wait_for_long_are_logged_once_a_minute(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Also while nothing can be sent."""
+    world.broker.late = {"row-0"}
+    world.waiting("row-0")
+    waits_s = OutboxOptions().alarm_after_s
+
+    def alarms(seconds: float, age_s: float) -> int:
+        caplog.clear()
+        world.connection.execute(f"UPDATE txmq_marker_outbox SET written_ms = {SQLITE.now_ms} - {int(age_s * 1000)}")
+        until = world.broker.clock.monotonic() + seconds
+        while world.broker.clock.monotonic() < until:
+            world.drainer.round(world.database)
+            world.broker.clock.advance(1.0)
+        found = [record for record in caplog.records if record.getMessage().startswith("outbox: messages wait")]
+        assert all(record.levelname == "ERROR" for record in found)
+        return len(found)
+
+    assert alarms(5, waits_s - 60.0) == 0
+    assert alarms(ALARM_EVERY_S / 2, waits_s + 60.0) == 1
+    assert alarms(ALARM_EVERY_S, waits_s + 60.0) == 1
 
 
 def states(world: World) -> dict[str, str]:
