@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import txmq
 from examples import order_service_fastapi_aio, order_service_starlette
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 
@@ -86,3 +88,48 @@ def test_starlette_takes_orders_while_the_broker_is_away(
     with closing(sqlite3.connect(database)) as connection:
         rows = [number for (number,) in connection.execute("SELECT id FROM orders_starlette ORDER BY id")]
     assert rows == events(broker) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("service", ["fastapi", "starlette"])
+def test_service_that_ends_with_requests_in_flight_leaves_none_in_part(
+    broker: BrokerProcess, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    """As uvicorn does behind ``--timeout-graceful-shutdown``: requests are cancelled, and the lifespan ends at once."""
+    monkeypatch.setenv("TXMQ_BOOTSTRAP", broker.address)
+    if service == "fastapi":
+        mariadb: MariaDB = request.getfixturevalue("mariadb")
+        mariadb.execute("CREATE DATABASE shop_ending")
+        monkeypatch.setenv("ORDERS_DB", json.dumps(mariadb.connect_arguments() | {"db": "shop_ending"}))
+        create_app: Any = order_service_fastapi_aio.create_app
+    else:
+        monkeypatch.setenv("ORDERS_DB", str(tmp_path / "shop.db"))
+        create_app = order_service_starlette.create_app
+    answered: set[int] = set()
+
+    async def caller(web: httpx.AsyncClient, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            if (await put(web, number)).status_code == 201:
+                answered.add(number)
+
+    async def main(numbers: Iterator[int], enough: int) -> None:
+        async with running(create_app()) as web:
+            tasks = [asyncio.create_task(caller(web, numbers)) for _ in range(16)]
+            async with asyncio.timeout(60.0):
+                while len(answered) < enough:
+                    await asyncio.sleep(0.001)
+            for task in tasks:
+                task.cancel()
+        await asyncio.wait(tasks)
+
+    numbers = count()
+    for round_number in range(1, 4):
+        asyncio.run(main(numbers, round_number * 20))
+    if service == "fastapi":
+        rows = [number for (number,) in mariadb.execute("SELECT id FROM shop_ending.orders_aio ORDER BY id")]
+    else:
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+            rows = [number for (number,) in connection.execute("SELECT id FROM orders_starlette ORDER BY id")]
+    eventually(lambda: events(broker) == rows, "rows and messages agree")
+    assert answered <= set(rows)
+    with txmq.connect(broker.address) as client:
+        assert client.transactions.list() == []  # the end of the client has waited for all
