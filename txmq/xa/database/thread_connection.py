@@ -137,7 +137,7 @@ def _call_method(connection: Any, name: str, args: Any, named: Any) -> Any:
     return getattr(connection, name)(*args, **named)
 
 
-def opened(connect: Callable[[], Any], given_up: GivenUp) -> Any:
+def opened(connect: Callable[[], Any], given_up: GivenUp | None = None) -> Any:
     """A connection made by ``connect``; a strand's has a thread of its own, and counts what was given up on it."""
     return connect() if threads.current_strand() is None else ThreadConnection(connect, given_up=given_up)
 
