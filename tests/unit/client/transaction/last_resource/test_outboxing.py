@@ -14,8 +14,9 @@ from tests.unit.xa.support import LastResourceFixture, Quiet, quiet_resolver
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.last_resource.outboxing import keys_of
 from txmq.client.transaction.messages import EncodedPart
-from txmq.errors import RolledBackError
+from txmq.errors import ConnectionLostError, RolledBackError
 from txmq.model import Outcome
+from txmq.testing.simulated.faults import Fault
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
 from txmq.xa.database.outbox_tables import OutboxSize
@@ -81,6 +82,21 @@ def test_rows_are_counted_behind_their_commit(world: LastResourceFixture, monkey
         put(world, resource, b"1")
     outbox.is_tripped = False
     assert (outbox.size.rows, outbox.is_to_be_looked_at) == (1, True)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_prepare_of_an_outboxed_block_is_void(world: LastResourceFixture, is_lost: bool) -> None:
+    """At once if the broker is there; the resolver makes sure of it."""
+    resource = with_outbox(world)
+    put(world, resource, b"1")
+    assert resource.outbox is not None
+    resource.outbox.is_tripped = False
+    if is_lost:
+        world.home.faults["rollback"].append(Fault(ConnectionLostError(""), is_executed=False))
+    tx = put(world, resource, b"2")  # it finds the first one's key
+    assert (tx.pending, world.markers()[tx.txid]) == (("broker",), "outboxed")
+    assert world.home.states() == {tx.txid: "prepared" if is_lost else "rolled-back"}
+    assert [(left.txid, left.outcome) for left in resource.unresolved] == [(tx.txid, "outboxed")]
 
 
 def known_topics(world: LastResourceFixture) -> list[tuple[str, int, int]]:
