@@ -105,8 +105,6 @@ class FakeBroker:
         self.open[counter] -= 1
 
     def call(self, verb: str, *arguments: str | int, **_: Any) -> bytes:
-        if verb == "ping":
-            return b""
         assert (verb, *arguments) == ("drained", SERIES)
         last = len(self.taken)
         rows = {number: row for number, row in enumerate(self.taken, 1) if number > last - NUMBERED_MAX}
