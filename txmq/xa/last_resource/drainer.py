@@ -70,6 +70,7 @@ ALARM_EVERY_S = 60.0
 COUNT_EVERY_S, COUNT_SHARE = 0.4, 20  # at most a twentieth of the time is spent on it
 LOOK_EVERY_S = 5.0  # for rows that other processes have left
 FORBIDDEN_RETRY_S = 10.0  # what this user may not send others may have sent by then
+FORBIDDEN_PARKED_S = 24 * 3600.0  # the service that may may be down for a while; meanwhile nothing waits for its rows
 FORBIDDEN_MAX = 1000
 VOID = "void"
 _CALLS_MAX = 3  # until one goes over the connection that there was before
@@ -432,7 +433,7 @@ class Drainer:
         now = self._clock.monotonic()
         if len(self._forbidden) >= FORBIDDEN_MAX:
             self._forbidden.clear()
-        if now >= self._forbidden.setdefault(row.id, now) + self._state.options.alarm_after_s:
+        if now >= self._forbidden.setdefault(row.id, now) + FORBIDDEN_PARKED_S:
             del self._forbidden[row.id]
             return False
         topics = outbox.recall(connection, row, f"{error.wire_name}: {error}")
