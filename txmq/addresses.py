@@ -23,6 +23,7 @@ _TLS_SCHEME: Final = "txmqs://"
 _ZOOKEEPER_SCHEME: Final = "zk://"
 _ZOOKEEPER_TLS_SCHEME: Final = "zks://"
 _FILES: Final = ("ca", "cert", "key")
+_USER: Final = "user"
 _PASSWORD_FILE: Final = "password_file"  # noqa: S105  the name of a parameter
 _IPV6_NETWORK_BITS: Final = 64
 _SECRET = re.compile("://.*@", re.DOTALL)
@@ -135,11 +136,13 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
 
 
 def parse_user(text: str) -> str:
-    """The user of ``txmq[s]://[USER@]HOST...``; empty if it names none.
+    """The user of ``txmq[s]://[USER@]HOST...``, or of ``zk[s]://...?user=USER``; empty if it names none.
 
     Raises:
         ConfigError: it is no user's name. A password stands elsewhere: addresses are in logs and in lists of processes.
     """
+    if is_ensemble(text):
+        return parse_ensemble(text, "bootstrap").user
     user, at, _ = text.partition("://")[2].partition("?")[0].rpartition("@")
     if at and not is_valid_name(user):
         raise ConfigError(
@@ -150,22 +153,27 @@ def parse_user(text: str) -> str:
 
 
 def parse_tls(text: str) -> TlsFiles | None:
-    """The files of ``txmqs://HOST...[?ca=FILE][&cert=FILE&key=FILE]``; None of an address without TLS.
+    """How brokers are spoken to: the files of ``txmqs://HOST...[?ca=FILE][&cert=FILE&key=FILE]``, or of an ensemble's
+    address; None without TLS.
 
     Raises:
         ConfigError: says what is expected.
     """
+    if is_ensemble(text):
+        return parse_ensemble(text, "bootstrap").broker_tls
     if not text.startswith(_TLS_SCHEME):
         return None
     return _files(_of_broker(text))
 
 
 def parse_password_file(text: str) -> str:
-    """The file of ``txmq[s]://USER@HOST...?password_file=FILE``; empty if the address names none.
+    """The file of ``...?password_file=FILE``; empty if the address names none.
 
     Raises:
         ConfigError: says what is expected.
     """
+    if is_ensemble(text):
+        return parse_ensemble(text, "bootstrap").password_file
     return _of_broker(text).get(_PASSWORD_FILE, "")
 
 
@@ -209,12 +217,16 @@ class Ensemble:
     credentials: Credentials | None = field(default=None, repr=False)
     tls: TlsFiles | None = None  # how ZooKeeper is spoken to
     broker_tls: TlsFiles | None = None  # how a client speaks to the brokers that it finds there
+    user: str = ""  # as whom a client logs in at the brokers
+    password_file: str = ""  # of that user
 
 
 def parse_ensemble(text: str, setting: str = "registry") -> Ensemble:
     """The parts of ``zk[s]://[NAME:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH][?ca=FILE&cert=FILE&key=FILE]``.
 
-    With ``zks://`` the ensemble and the brokers are spoken to by TLS, with ``zk://...?tls=brokers`` only the brokers.
+    Before @ stands who may write ZooKeeper's nodes; a user of the brokers, and the file of the password, stand behind
+    the question mark: ``?user=shop&password_file=FILE``. With ``zks://`` the ensemble and the brokers are spoken to by
+    TLS, with ``zk://...?tls=brokers`` only the brokers.
 
     Raises:
         ConfigError: names the setting, and says what is expected. The password is not in it.
@@ -236,12 +248,16 @@ def parse_ensemble(text: str, setting: str = "registry") -> Ensemble:
         servers = [join_address(*split_address(_with_port(host, _ZOOKEEPER_PORT))) for host in hosts.split(",")]
     except ConfigError:
         raise wrong from None
-    tls, broker_tls = _ensemble_tls(text, query)
-    return Ensemble(",".join(servers), chroot, Credentials(name, password) if at else None, tls, broker_tls)
+    parameters = _parameters(text, query, ("tls", *_FILES, _USER, _PASSWORD_FILE))
+    user, password_file = parameters.pop(_USER, ""), parameters.pop(_PASSWORD_FILE, "")
+    if user and not is_valid_name(user):
+        raise ConfigError(f"{setting} = {without_secret(text)!r}: user={user[:80]!r} is no user's name")
+    tls, broker_tls = _ensemble_tls(text, parameters)
+    credentials = Credentials(name, password) if at else None
+    return Ensemble(",".join(servers), chroot, credentials, tls, broker_tls, user, password_file)
 
 
-def _ensemble_tls(text: str, query: str) -> tuple[TlsFiles | None, TlsFiles | None]:
-    parameters = _parameters(text, query, ("tls", *_FILES))
+def _ensemble_tls(text: str, parameters: dict[str, str]) -> tuple[TlsFiles | None, TlsFiles | None]:
     if text.startswith(_ZOOKEEPER_TLS_SCHEME):
         if "tls" in parameters:
             raise ConfigError(f"{without_secret(text)!r}: tls=brokers is for zk://; zks:// encrypts both")

@@ -332,15 +332,37 @@ def _check_addresses(settings: BrokerSettings) -> None:
         raise ConfigError(f"advertised_address = {advertised!r}: no client can reach port 0")
     if not settings.registry:
         return
-    if settings.first_administrator:
-        raise ConfigError("first_administrator: users are kept by a broker without a registry only, so far")
-    if parse_ensemble(settings.registry).broker_tls and settings.registry.startswith("zk://"):
+    if settings.first_administrator and (reason := why_no_users(settings)):
+        raise ConfigError(f"first_administrator: {reason}")
+    ensemble = parse_ensemble(settings.registry)
+    if ensemble.user or ensemble.password_file:
+        raise ConfigError("registry: user and password_file are for clients; brokers know each other without")
+    if ensemble.broker_tls and settings.registry.startswith("zk://"):
         raise ConfigError("registry: tls=brokers is for clients; this broker's own TLS is tls_certificate and tls_key")
     if not advertised and is_wildcard(host):
         raise ConfigError(
             f"listen = {settings.listen!r}: that names no address of this machine; say with advertised_address where "
             "clients and other brokers reach this one"
         )
+
+
+def why_no_users(settings: BrokerSettings) -> str:
+    """Why users would not be safe in this broker's registry; empty: they are, or there is none."""
+    if not settings.registry:
+        return ""
+    ensemble = parse_ensemble(settings.registry)
+    if ensemble.credentials is None:
+        return (
+            "users of a cluster are in ZooKeeper, and who may write them there may do everything: give the registry's "
+            "address a name and a password, zk://NAME:PASSWORD@..., at every broker (docs/how-to/secure.md)"
+        )
+    is_near = all(is_loopback(split_address(host, "registry")[0]) for host in ensemble.hosts.split(","))
+    if ensemble.tls is None and not is_near and not settings.insecure_plaintext:
+        return (
+            "users of a cluster are in ZooKeeper, and the registry's password and their keys would travel to it in "
+            "plaintext: use zks://, or say --insecure-plaintext if the network is yours"
+        )
+    return ""
 
 
 def _check_tls(settings: BrokerSettings) -> None:

@@ -182,7 +182,15 @@ def test_other_machines_need_certificates_or_a_name_for_less() -> None:
         ({"listen_plaintext": "127.0.0.1:1"}, "without tls_certificate, listen takes plaintext itself"),
         ({**TLS, "listen_plaintext": "here"}, "listen_plaintext = 'here': expected HOST:PORT"),
         ({"registry": "zk://a?tls=brokers"}, "tls=brokers is for clients"),
-        ({"registry": "zk://a", "first_administrator": "a"}, "users are kept by a broker without a registry only"),
+        ({"registry": "zk://a?user=b"}, "user and password_file are for clients"),
+        (
+            {"registry": "zk://a", "first_administrator": "a"},
+            "first_administrator: .* give the registry's address a name",
+        ),
+        (
+            {"registry": "zk://b:c@a,127.0.0.1", "first_administrator": "a"},
+            "would travel to it in plaintext: use zks://",
+        ),
     ],
 )
 def test_settings_of_tls_that_do_not_go_together(flags: dict[str, object], told: str) -> None:

@@ -82,6 +82,7 @@ class Context:
         address: where clients reach this broker; set by the shell.
         is_serving: False until the registry has said that this process leads the home.
         now_ms: wall clock, set by the shell before it hands in requests.
+        ticked_ms: when it was last seen that the process runs (``Core.tick``); far before ``now_ms``: it stood still.
         liveness: the clock by which the silence of peers is judged.
         full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
         undurable: sealed groups whose record is not durable yet, oldest first.
@@ -113,6 +114,7 @@ class Context:
     address: str = ""
     is_serving: bool = True
     now_ms: int = 0
+    ticked_ms: int = 0
     sessions_from: int = 1
     started_ms: int = 0
     owned_since_start: set[tuple[str, int, int]] = field(default_factory=set)  # group and partition; see ``groups``

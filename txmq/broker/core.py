@@ -33,6 +33,7 @@ from txmq.broker.verbs.access.audit import refused
 from txmq.broker.verbs.access.rules import admit
 from txmq.broker.verbs.branches import resolving
 from txmq.broker.verbs.cluster import events, parking
+from txmq.broker.verbs.cluster.parking import DoubtfulUsersError
 from txmq.broker.verbs.group import group as groups
 from txmq.broker.verbs.put_pipelined import take_puts
 from txmq.broker.verbs.resource import reporter_of
@@ -46,6 +47,7 @@ from txmq.errors import (
 )
 from txmq.log.partition import Partition
 from txmq.protocol.requests import Request, Violation
+from txmq.registry.access import NO_ACCESS, Access
 from txmq.registry.port import Home, Leadership, TopicMap
 from txmq.runtime.ports import Random
 
@@ -64,7 +66,7 @@ class Core:
         # The directory may be an older copy: what was issued behind the copy is below this time, and not issued again.
         self.context.sessions_from = now_ms if state.epoch > 1 else 1
         self._next_client = 1
-        self._ticked_ms = now_ms
+        self.context.ticked_ms = now_ms
         self._group_size_bytes_max = settings.group_size_bytes_max
         self._verbs = VERBS
         self._resumed: list[ClientConnection] = []
@@ -86,18 +88,22 @@ class Core:
 
     # --- the registry ------------------------------------------------------------------------------------------------
 
-    def led(self, leadership: Leadership, topic_map: TopicMap, homes: Sequence[Home]) -> None:
-        """The registry has said that this process leads the home; requests are served from now on.
+    def led(
+        self, leadership: Leadership, topic_map: TopicMap, homes: Sequence[Home], access: Access = NO_ACCESS
+    ) -> None:
+        """The registry has said that this process leads the home; requests are served from now on, to its users.
 
         The caller has raised the journal's epoch (``Journal.raise_epoch``).
         """
         events.led(self.context, leadership)
+        events.access_changed(self.context, access, is_anew=True)
         events.changed(self.context, topic_map, homes)
         self._verbs, self.context.is_serving = VERBS, True
         self._begin(self.context.now_ms)
 
-    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home]) -> None:
-        """Topics or homes changed, or may have."""
+    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home], access: Access | None = None) -> None:
+        """Topics, homes or users changed, or may have."""
+        events.access_changed(self.context, access)
         events.changed(self.context, topic_map, homes)
         self._execute_parked()
 
@@ -237,7 +243,7 @@ class Core:
             # This error reports state that may not be durable yet: sent before the sync, a crash could make it false.
             context.counters.errors += 1
             context.answer_from_state(client, opaque, error.with_traceback(None))
-        except (UnknownTopicError, StaleTopicError) as error:
+        except (UnknownTopicError, StaleTopicError, DoubtfulUsersError) as error:
             refusal: BrokerError | None = error
             if context.cluster is not None:
                 refusal = parking.park(context, context.cluster, client, request, error)
@@ -381,9 +387,11 @@ class Core:
             is_reading: False while the shell reads no socket: then silence does not count.
         """
         self.context.now_ms = now_ms
-        if now_ms < self._ticked_ms:
+        if self.state.principals.users:
+            parking.doubt_users(self.context)
+        if now_ms < self.context.ticked_ms:
             self._clock_set_back()
-        self._ticked_ms = now_ms
+        self.context.ticked_ms = now_ms
         if self.context.is_serving:
             self._tick_verbs()
         self.context.liveness.tick(is_reading=is_reading)

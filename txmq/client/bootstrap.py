@@ -50,21 +50,27 @@ def bootstrap_of(text: str, files: TlsFiles | None = None, password: str = "") -
     Raises:
         ConfigError: it is none, or its files cannot be read.
     """
-    if isinstance(text, str) and is_ensemble(text):
-        ensemble = parse_ensemble(text, "bootstrap")
-        if password:
-            raise ConfigError("password= is for a user of txmqs://USER@HOST; a cluster with a registry has none yet")
-        return Bootstrap(lambda timeout: leaders(ensemble, timeout), _tls(ensemble.broker_tls, files))
-    addresses, stated = parse_bootstrap(text), parse_tls(text)
+    find = _find(text)
+    stated = parse_tls(text)
     has_certificate = stated is not None and bool(stated.cert or (files is not None and files.cert))
     login = _login(parse_user(text), password, parse_password_file(text), has_certificate=has_certificate)
-    return Bootstrap(lambda _timeout: addresses, _tls(stated, files), login)
+    return Bootstrap(find, _tls(stated, files), login)
+
+
+def _find(text: str) -> Callable[[float], Sequence[Address]]:
+    if isinstance(text, str) and is_ensemble(text):
+        return partial(leaders, parse_ensemble(text, "bootstrap"))
+    addresses = parse_bootstrap(text)
+    return lambda _timeout: addresses
 
 
 def _login(user: str, password: str, file: str, *, has_certificate: bool) -> Login | None:
     if not user:
         if password or file:
-            raise ConfigError("user and password go together; there is no user: write txmqs://USER@HOST")
+            raise ConfigError(
+                "user and password go together; there is no user: write txmqs://USER@HOST, or ?user=USER "
+                "behind zk://..."
+            )
         return None
     if password and file:
         raise ConfigError("the password is given twice, as password= and as password_file: give it once")

@@ -233,7 +233,7 @@ def _by_wire_name(kind: type[BrokerError]) -> Iterator[tuple[str, type[BrokerErr
         yield from _by_wire_name(narrower)
 
 
-_BY_WIRE_NAME = dict(_by_wire_name(BrokerError))
+_BY_WIRE_NAME = dict(reversed([*_by_wire_name(BrokerError)]))  # of two with one name the broader one
 
 
 def broker_error(code: int, body: bytes) -> BrokerError:

@@ -34,8 +34,8 @@ from txmq.runtime.ports import Disk, File
 
 _JSON_SHOWN_MAX: Final = 400
 # Who has a session's secret can speak in its name; who has a user's keys can guess the password as fast as he likes.
-_SECRET: Final = re.compile(r'("(?:secret|keys)": )(?:"[^"]*"|\[[^]]*\])')
-_WITH_SECRETS: Final = (entries.SESSION, entries.USER)
+_SECRET: Final = re.compile(r'("(?:secret|keys|between_brokers)": )(?:"[^"]*"|\[[^]]*\])')
+_WITH_SECRETS: Final = (entries.SESSION, entries.USER, entries.ACCESS)
 
 
 class Record(NamedTuple):

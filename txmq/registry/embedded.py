@@ -15,8 +15,11 @@ from txmq.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from txmq.registry.access import NO_ACCESS, Access, Changes, check_changes, has_users
 from txmq.registry.port import (
+    NOTHING_BROUGHT,
     TOPICS_MAX,
+    Brought,
     Candidate,
     DeletedTopic,
     Home,
@@ -56,13 +59,14 @@ class EmbeddedRegistry:
         self._version = 0
         self._last_query_epoch = 0
         self._last_id = max((placed.topic.topic_id for placed in self._topics.values()), default=0)
-        self._listeners: dict[str, list[Listener]] = {"homes": [], "topics": []}
+        self._access = NO_ACCESS
+        self._listeners: dict[str, list[Listener]] = {"homes": [], "topics": [], "access": []}
 
-    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0, last_query_epoch: int = 0) -> int:
+    def join(self, cluster: int, standing: Standing, brought: Brought = NOTHING_BROUGHT) -> int:
         """See ``Registry``."""
         with self._lock:
-            self._last_id = max(self._last_id, last_topic_id)
-            self._last_query_epoch = max(self._last_query_epoch, last_query_epoch)
+            self._last_id = max(self._last_id, brought.last_topic_id)
+            self._last_query_epoch = max(self._last_query_epoch, brought.last_query_epoch)
         if cluster != self._cluster and standing is not Standing.EMPTY:
             raise ForeignClusterError(f"the directory belongs to cluster {cluster:016x}, not to {self._cluster:016x}")
         return self._cluster
@@ -191,6 +195,41 @@ class EmbeddedRegistry:
         with self._lock:
             if self._anchors.get((kind, name)) == home:
                 del self._anchors[kind, name]
+
+    def access(self, listener: Listener | None = None) -> Access:
+        """See ``Registry``."""
+        with self._lock:
+            self._keep("access", listener)
+            return self._access
+
+    def change_access(self, home: int, version: int, changes: Changes) -> Access:
+        """See ``Registry``."""
+        check_changes(changes)
+        self._require_here([home])
+        with self._lock:
+            if version != self._access.version:
+                raise RegistryConflictError(f"users, grants or quotas were changed: version {self._access.version}")
+            if not changes:
+                return self._access
+            access = self._set_access(changes)
+        self._tell("access")
+        return access
+
+    def publish_access(self, home: int, changes: Changes) -> None:
+        """See ``Registry``."""
+        self._require_here([home])
+        with self._lock:
+            is_known = has_users(self._access.records) or not has_users(changes)
+            if self._access.version and is_known:
+                return
+            self._set_access(changes)
+        self._tell("access")
+
+    def _set_access(self, changes: Changes) -> Access:
+        merged = {**self._access.records, **changes}
+        records = {key: record for key, record in merged.items() if record is not None}
+        self._access = Access(self._access.version + 1, records)
+        return self._access
 
     def close(self) -> None:
         """See ``Registry``."""

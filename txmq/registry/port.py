@@ -4,9 +4,10 @@ Two implementations exist, held to one contract (tests/unit/registry/contract.py
 alone, ``zookeeper.registry`` for several.
 
 Theory of operation. A partition belongs to a *home*, which is one journal; a broker process *leads* homes. The
-registry holds the cluster's id, each home with the epoch and the address of its leader, and each topic with its id,
-settings and the homes of its partitions. Consumer groups, offsets and sessions are not in it: each home has its own in
-its journal, so that what the registry holds grows with topics and homes, never with messages or clients.
+registry holds the cluster's id, each home with the epoch and the address of its leader, each topic with its id,
+settings and the homes of its partitions, and users with their grants and quotas (``registry/access.py``). Consumer
+groups, offsets and sessions are not in it: each home has its own in its journal, so that what the registry holds grows
+with topics, homes and users, never with messages or clients.
 
 Invariants:
     * what is absent from the registry deletes no messages: a home drops a topic only if ``TopicMap.deleted`` has it;
@@ -17,6 +18,7 @@ Invariants:
       meant for the next topic of that name into the deleted one, and loses it;
     * of two processes that lead one home, one has the newest epoch. The other one learns of it from ``announce`` and
       stops;
+    * users are changed by compare-and-set of one version; what is absent was removed only if that version rose;
     * a call ends within a bounded number of tries. It reports an error of ``txmq.errors`` that says what to do.
 
 Calls wait for a network: the broker makes them in a thread of its own, never on its event loop.
@@ -30,6 +32,7 @@ from typing import Final, NamedTuple, Protocol
 
 from txmq.errors import DeletionPendingError, InvalidNameError, RegistryError
 from txmq.model import is_valid_name
+from txmq.registry.access import Access, Changes
 from txmq.registry.topics import Topic
 
 TOPICS_MAX: Final = 10_000
@@ -60,6 +63,25 @@ class Candidate(NamedTuple):
     former: frozenset[int]  # the incarnations that the home's journal knows
     epoch: int  # the newest epoch that the journal knows
     lock: str  # names the lock that the process holds on its data directory: the process before it is gone
+
+
+class Brought(NamedTuple):
+    """What a directory brings to a cluster.
+
+    Attributes:
+        last_topic_id: the highest id that it has given to a topic. If the cluster is founded, ids that are drawn are
+            above it from the first moment on.
+        last_query_epoch: the highest that it has seen; those that are drawn from now on are above it.
+        publisher: the home, if it brings users: if the cluster is founded, nobody is told of users or quotas, or of
+            their absence, until it has published them (``Registry.publish_access``).
+    """
+
+    last_topic_id: int = 0
+    last_query_epoch: int = 0
+    publisher: int | None = None
+
+
+NOTHING_BROUGHT: Final = Brought()
 
 
 class Leadership(NamedTuple):
@@ -122,13 +144,8 @@ class TopicMap(NamedTuple):
 class Registry(Protocol):
     """See the module's docstring. Thread-safe. Every call raises RegistryAwayError if the registry does not answer."""
 
-    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0, last_query_epoch: int = 0) -> int:
+    def join(self, cluster: int, standing: Standing, brought: Brought = NOTHING_BROUGHT) -> int:
         """Enter the cluster, or found it under ``cluster``; the cluster's id.
-
-        Args:
-            last_topic_id: the highest id that the directory has given to a topic. If the cluster is founded, ids that
-                are drawn are above it from the first moment on.
-            last_query_epoch: the highest that the directory has seen; those that are drawn from now on are above it.
 
         Raises:
             ForeignClusterError: the directory is not empty, and belongs to another cluster.
@@ -203,6 +220,32 @@ class Registry(Protocol):
 
     def release_anchor(self, kind: str, name: str, home: int) -> None:
         """The group or query is deleted; the next one of that name chooses anew. The anchor of another home stays."""
+
+    def access(self, listener: Listener | None = None) -> Access:
+        """Users, grants and quotas. The listener is called once when they have changed, or may have.
+
+        Raises:
+            RegistryConflictError: a home brings users, and has yet to publish them.
+        """
+
+    def change_access(self, home: int, version: int, changes: Changes) -> Access:
+        """Change users, grants or quotas, as they were at a version; what they are then. No changes: look only.
+
+        Args:
+            home: whose leader asks; it makes one change after another.
+
+        Raises:
+            RegistryConflictError: they were changed since, or have yet to be published: read them again.
+            RegistryError: too many changes at once, or too large; or users where everybody could write them.
+        """
+
+    def publish_access(self, home: int, changes: Changes) -> None:
+        """Give the cluster the users and quotas of a broker that was alone, if it has none.
+
+        Raises:
+            RegistryConflictError: another home does so.
+            RegistryError: users where everybody could write them.
+        """
 
     def close(self) -> None:
         """End the conversation: homes that are announced here are led from nowhere."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
+import ssl
 import struct
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from txmq.protocol.answers import AnswerReader
+from txmq.protocol.certificates import end_point
+from txmq.protocol.scram import ScramAttempt
 from txmq.runtime.tls import ClientTls
 from txmq.testing.processes.broker import BrokerProcess
 
@@ -72,6 +76,21 @@ class Wire:
         heard = self.hear(1)
         assert heard.answers, "the broker closed without an answer"
         return heard.answers[0][0], heard.answers[0][2]
+
+    def log_in(self, user: str, password: str) -> int:
+        """Log in by SCRAM; the code of the last answer."""
+        shown = self.socket.getpeercert(binary_form=True) if isinstance(self.socket, ssl.SSLSocket) else None
+        attempt = ScramAttempt(user, password, secrets.token_hex(16), None if shown is None else end_point(shown))
+        code, first = self._authenticate(attempt.first())
+        if code != 200:
+            return code
+        code, final = self._authenticate(attempt.final(first.removesuffix(b"\n")))
+        if code == 200:
+            attempt.verify(final.removesuffix(b"\n"))
+        return code
+
+    def _authenticate(self, message: bytes) -> tuple[int, bytes]:
+        return self.ask(b"auth scram-sha-256 %d 1\r\n%b" % (len(message), message))
 
     def is_closed_by_broker(self) -> bool:
         """Whether the connection ends (with a deadline), whatever comes before."""

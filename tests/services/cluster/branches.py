@@ -10,13 +10,14 @@ from txmq.log import records
 from txmq.testing.processes.broker import BrokerProcess
 
 START_MS = 1_700_000_000_000
+Login = tuple[str, str]  # user and password
 
 
 class Home:
     """A client's session at one broker."""
 
-    def __init__(self, broker: BrokerProcess, partition: int) -> None:
-        self.wire, self.partition = Wire(broker), partition
+    def __init__(self, broker: BrokerProcess, partition: int, login: Login | None = None) -> None:
+        self.wire, self.partition = wire_to(broker, login), partition
         code, body = self.wire.ask(b"hello 1 branches session=new 1\r\n")
         assert code == 200, body
         told = json.loads(body)
@@ -61,8 +62,15 @@ class OverTwoHomes(NamedTuple):
         self.here.ask(f"commit {self.txid} homes={self.branch}", value)
 
 
-def values(broker: BrokerProcess, partition: int) -> list[bytes]:
+def wire_to(broker: BrokerProcess, login: Login | None) -> Wire:
+    """A connection, logged in if there is a user and a password."""
+    wire = Wire(broker)
+    assert login is None or wire.log_in(*login) == 200
+    return wire
+
+
+def values(broker: BrokerProcess, partition: int, login: Login | None = None) -> list[bytes]:
     """What readers see."""
-    with Wire(broker) as wire:
+    with wire_to(broker, login) as wire:
         _, body = wire.ask(b"get orders %d 0 1000000 1\r\n" % partition)
     return [message.value or b"" for message in records.decode(body, "orders", partition)]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 import txmq
 from tests.services.broker.wire import Wire
+from txmq.client.admin.users import Users
 from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -54,6 +56,33 @@ def _own(broker: BrokerProcess) -> int:
 def _is_settled(broker: BrokerProcess) -> bool:
     with Wire(broker) as wire:
         return b"in_doubt 0\n" in wire.ask(b"stats transactions 1\r\n")[1]
+
+
+def test_brokers_with_users_know_each_other_over_tls(tmp_path: Path, secure: Ensemble) -> None:
+    login = ("ops", "pencil")
+    with Cluster(tmp_path, secure, chroot="/users", size=2, tls=secure.tls, credentials="brokers:secret") as made:
+        with txmq.connect(made.registry) as client:
+            client.topics.create("orders", partitions=2)
+            eventually(lambda: all(_knows(broker) for broker in made.brokers), "both have the topic")
+            sides = [(broker, _own(broker)) for broker in made.brokers]
+            Users(client.control, client.timeout).add(*login)
+        for broker in made.brokers:
+            eventually(partial(_lets_in, broker, login), "every home knows the user")
+        homes = [Home(*side, login) for side in sides]
+        decided = OverTwoHomes.prepared(homes[0], homes[1], b"decided there")
+        decided.decide(b"decided here")
+        for home in homes:
+            home.close()
+        there = sides[1][0].restart()
+        eventually(lambda: b"decided there" in values(there, sides[1][1], login), "the branch asked, and was told")
+        assert '"user": ".home-' in sides[0][0].logs()
+        with txmq.connect(made.registry_of("ops"), password="pencil") as client:
+            assert {message.value for message in client.browse("orders")} == {b"decided here", b"decided there"}
+
+
+def _lets_in(broker: BrokerProcess, login: tuple[str, str]) -> bool:
+    with Wire(broker) as wire:
+        return wire.log_in(*login) == 200
 
 
 def test_client_finds_the_brokers_by_zks(cluster: Cluster) -> None:

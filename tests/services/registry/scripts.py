@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
+from txmq.addresses import Credentials
 from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.session import (
     Check,
@@ -79,9 +80,12 @@ class RealWorld:
     def __init__(self, server: ZooKeeper) -> None:
         self.server = server
 
-    def open(self) -> KazooSession:
+    def open(self, credentials: Credentials | None = None) -> KazooSession:
         """See ``World``."""
-        return KazooSession(self.server.address, session_timeout_ms=20_000, call_timeout_ms=int(WITHIN_S * 1000))
+        return KazooSession(
+            self.server.address, session_timeout_ms=20_000, call_timeout_ms=int(WITHIN_S * 1000),
+            credentials=credentials,
+        )  # fmt: skip
 
     def disconnect(self, session: Session) -> None:
         """See ``World``."""

@@ -44,7 +44,7 @@ class TestOnRealZooKeeper(ClusterContract):
 
     def another(self) -> Registry:
         """See ``ClusterContract``."""
-        self.opened.append(self.real.open())
+        self.opened.append(self.real.open(Credentials("txmq", "secret")))
         return ZooKeeperRegistry(self.opened[-1], self.chroot)
 
     def expire(self, registry: Registry) -> None:
@@ -102,5 +102,23 @@ def test_a_registry_with_credentials_is_closed_to_others(zookeeper: ZooKeeper) -
     stranger = ZooKeeperRegistry(RealWorld(zookeeper).open(), chroot)
     with pytest.raises(RegistryError, match="give the credentials under which the nodes were made"):
         stranger.join(CLUSTER, Standing.EMPTY)
+    registry.change_access(A, 0, {"user.ops": {}})
+    for closed in (stranger.access, lambda: stranger.change_access(A, 1, {"quota.topic.a": {}}), stranger.topics):
+        with pytest.raises(RegistryError, match="give the credentials"):
+            closed()
+    assert stranger.homes() == registry.homes()  # so clients find their brokers
     stranger.close()
+    registry.close()
+
+
+def test_users_are_in_closed_nodes_or_nowhere(zookeeper: ZooKeeper) -> None:
+    registry = ZooKeeperRegistry(RealWorld(zookeeper).open(), next(CHROOTS))
+    registry.join(CLUSTER, Standing.USED)
+    registry.announce(registry.lead(candidate()))
+    for refused in (
+        lambda: registry.change_access(A, 0, {"user.ops": {}}), lambda: registry.publish_access(A, {"user.ops": {}}),
+    ):  # fmt: skip
+        with pytest.raises(RegistryError, match="nodes are open to whoever reaches it"):
+            refused()
+    assert registry.change_access(A, 0, {"quota.topic.a": {"n": 1}}).version == 1
     registry.close()

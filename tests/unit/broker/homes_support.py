@@ -10,7 +10,10 @@ from tools.images.node import Answer, Client, Node, small_settings
 from txmq.broker.cluster import asks
 from txmq.broker.cluster.home_conversation import HomeConversation
 from txmq.broker.cluster.view import ClusterView
+from txmq.broker.state.access.records import user_record
 from txmq.protocol.answers import encode_all
+from txmq.protocol.grants import ADMINISTRATOR, ALL, Grant
+from txmq.registry.access import Access
 from txmq.registry.port import Home, TopicMap
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.disk import SimDisk
@@ -19,6 +22,7 @@ from txmq.xid import TxId
 from .support import batch, part
 
 CLUSTER = 0xC1
+_GRANTS = {"ops": [ADMINISTRATOR], "shop": [Grant("write", "topic", ALL), Grant("read", "topic", ALL)]}
 
 
 class HomeNode(Node):
@@ -51,7 +55,14 @@ class HomeWire(Client):
     def __init__(self, asking: HomeNode, asked: HomeNode) -> None:
         super().__init__(asked)
         self.asking, self.asked = asking, asked
-        self.conversation = HomeConversation(asking.identity, asked.identity.node, asking.clock.monotonic())
+        principals = asking.state.principals
+        self.conversation = HomeConversation(
+            asking.identity,
+            asked.identity.node,
+            asking.clock.monotonic(),
+            asking.context.random,
+            principals.between_brokers if principals.users else "",
+        )
 
     def push(self) -> None:
         """Deliver what was said so far."""
@@ -98,12 +109,15 @@ class Cluster:
                 home.core.home_lost(ask.home)
                 continue
             wire = self._wires.get((home.identity.node, ask.home))
+            if wire is not None and wire.conversation.secret != home.state.principals.between_brokers:
+                del self._wires[home.identity.node, ask.home]
+                wire = None
             if wire is None:
                 wire = self._wires[home.identity.node, ask.home] = HomeWire(home, self.homes[ask.home])
             wire.conversation.ask(ask)
-            wire.push()
-            wire.asked.pump()
-            wire.push()
+            while wire.conversation.output:
+                wire.push()
+                wire.asked.pump()
         return [*asks]
 
     def later(self, seconds: float) -> None:
@@ -143,6 +157,27 @@ class Cluster:
                     wire.asking.core.home_lost(number)
                 else:
                     wire.disconnect()
+
+
+def add_users(*homes: HomeNode, secret: str = "b07" * 20) -> None:
+    """Users ``ops`` and ``shop``, as each of the homes would have read them in their registry."""
+    for home in homes:
+        view = home.context.cluster
+        assert view is not None
+        view.homes = {other.identity.node: Home(other.identity.node, "", 1, None) for other in homes}
+        users = {f"user.{name}": user_record(None, f"CN={name}", grants) for name, grants in _GRANTS.items()}
+        access = Access(1, {**users, "secret": {"mock": "5ec", "between_brokers": secret}})
+        home.core.registry_changed(TopicMap(0, (), ()), list(view.homes.values()), access)
+        home.pump()
+
+
+def logged_in(home: HomeNode, user: str = "shop") -> Client:
+    """A session of a user, who shows the certificate."""
+    client = home.connect()
+    client.client.certificates = frozenset({f"CN={user}"})
+    assert client.ask("auth", "external", body=user.encode()).code == 200
+    assert client.hello("new").code == 200
+    return client
 
 
 def two_homes(**changes: object) -> tuple[HomeNode, HomeNode]:

@@ -148,7 +148,9 @@ def test_password_comes_from_one_place(tmp_path: Path, monkeypatch: pytest.Monke
         ("txmq://shop@a?password_file=/nowhere", "", "/nowhere: cannot be read"),
         ("txmq://shop@a?ca=x", "hidden", "what stands behind [?] is for TLS"),
         ("txmq://shop@a?password_file=x&ca=y", "hidden", "expected password_file behind"),
-        ("zk://a", "hidden", "has none yet"),
+        ("zk://a", "hidden", "there is no user: .*user=USER behind zk://"),
+        ("zk://a?user=shop", "", "there is no password of shop"),
+        ("zk://a?user=-", "hidden", "user='-' is no user's name"),
     ],
 )
 def test_password_that_cannot_be_used_is_refused(

@@ -84,6 +84,7 @@ def test_the_layout_is_the_documented_one() -> None:
     of_users = (entries.USER, entries.USER_REMOVED, entries.GRANTED, entries.QUOTA_SET)
     for number, kind in enumerate(of_users, 34):
         assert entries.json_entry(kind, {}) == struct.pack("<BBHI2s", number, 0, 0, 2, b"{}")
+    assert entries.json_entry(entries.ACCESS, {}) == struct.pack("<BBHI2s", 39, 0, 0, 2, b"{}")
     assert entries.encode_committed(1, 2, 3, [Placement(4, 5, 6, 7, 8, 9, 10)]) == struct.pack(
         "<BBHIQQQIIIQQQII", 4, 0, 0, 68, 1, 2, 3, 1, 4, 5, 6, 7, 8, 9, 10
     )

@@ -20,8 +20,10 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.model import Storage, TopicConfig
+from txmq.registry.access import NO_ACCESS, Access
 from txmq.registry.port import (
     IDS_PER_CALL_MAX,
+    Brought,
     Candidate,
     DeletedTopic,
     Home,
@@ -34,6 +36,7 @@ from txmq.registry.port import (
 from txmq.registry.topics import Topic
 
 CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0
+USER: dict[str, object] = {"keys": None, "certificate": "CN=ops", "grants": []}
 
 
 def candidate(home: int = A, incarnation: int = 1, *, former: tuple[int, ...] = (), epoch: int = 0) -> Candidate:
@@ -79,7 +82,7 @@ class RegistryContract:
 
     def test_ids_are_above_those_that_the_founder_has_given(self) -> None:
         registry = self.fresh()
-        registry.join(CLUSTER, Standing.USED, last_topic_id=7)
+        registry.join(CLUSTER, Standing.USED, Brought(last_topic_id=7))
         assert registry.reserve_topic_ids(1) == range(8, 9)
         registry.close()
 
@@ -237,14 +240,14 @@ class RegistryContract:
     def test_epochs_of_drivers_are_drawn_once_and_grow(self, registry: Registry) -> None:
         assert [registry.draw_query_epoch() for _ in range(3)] == [1, 2, 3]
         assert [registry.draw_query_epoch(above=2), registry.draw_query_epoch(above=100)] == [4, 101]
-        registry.join(CLUSTER, Standing.MEMBER, last_query_epoch=7)
+        registry.join(CLUSTER, Standing.MEMBER, Brought(last_query_epoch=7))
         assert registry.draw_query_epoch() == 102
-        registry.join(CLUSTER, Standing.MEMBER, last_query_epoch=200)
+        registry.join(CLUSTER, Standing.MEMBER, Brought(last_query_epoch=200))
         assert registry.draw_query_epoch() == 201
 
     def test_epochs_are_above_those_that_the_founder_has_given(self) -> None:
         registry = self.fresh()
-        registry.join(CLUSTER, Standing.USED, last_query_epoch=7)
+        registry.join(CLUSTER, Standing.USED, Brought(last_query_epoch=7))
         assert registry.draw_query_epoch() == 8
         registry.close()
 
@@ -269,6 +272,56 @@ class RegistryContract:
         registry.release_anchor("group", "billing", A)
         assert registry.anchor("group", "billing", A) == A
 
+    # --- users, grants and quotas ------------------------------------------------------------------------------------
+
+    def test_users_are_changed_as_of_a_version(self, registry: Registry) -> None:
+        assert registry.access() == NO_ACCESS
+        first = registry.change_access(A, 0, {"user.ops": USER, "secret": {"mock": "5ec"}})
+        assert first == registry.access() == Access(1, {"user.ops": USER, "secret": {"mock": "5ec"}})
+        second = registry.change_access(A, 1, {"user.ops": None, "user.shop": USER, "quota.topic.a": {"n": 1}})
+        assert second == Access(2, {"secret": {"mock": "5ec"}, "user.shop": USER, "quota.topic.a": {"n": 1}})
+        with pytest.raises(RegistryConflictError, match="version 2"):
+            registry.change_access(A, 1, {"user.ops": USER})
+        assert registry.change_access(A, 2, {"user.nobody": None}) == second._replace(version=3)
+        assert registry.access() == second._replace(version=3)
+
+    def test_a_look_at_users_changes_nothing(self, registry: Registry) -> None:
+        changed = registry.change_access(A, 0, {"user.ops": USER})
+        assert registry.change_access(A, 1, {}) == changed == registry.access()
+        with pytest.raises(RegistryConflictError):
+            registry.change_access(A, 0, {})
+
+    def test_many_users_at_once_are_refused(self, registry: Registry) -> None:
+        with pytest.raises(RegistryError, match="11 records in one change: at most 10"):
+            registry.change_access(A, 0, {f"user.u{number}": USER for number in range(11)})
+        assert registry.access() == NO_ACCESS
+
+    def test_users_are_brought_to_a_cluster_that_has_none(self, registry: Registry) -> None:
+        registry.change_access(A, 0, {"quota.topic.a": {"n": 1}})
+        brought = {f"user.u{number}": {**USER, "certificate": "x" * 900} for number in range(700)}
+        registry.publish_access(A, brought)
+        assert registry.access() == Access(2, {"quota.topic.a": {"n": 1}, **brought})
+        registry.publish_access(A, {"user.other": USER})  # what the cluster has is the truth
+        assert registry.access().version == 2
+        assert registry.change_access(A, 2, {"user.u1": None}).records.keys() == {
+            "quota.topic.a", *brought
+        } - {"user.u1"}  # fmt: skip
+
+    def test_quotas_are_brought_to_a_cluster_that_never_had_any(self, registry: Registry) -> None:
+        registry.publish_access(A, {"quota.topic.a": {"n": 1}})
+        registry.publish_access(A, {"quota.topic.b": {"n": 1}})
+        assert registry.access() == Access(1, {"quota.topic.a": {"n": 1}})
+
+    def test_each_change_of_users_is_told_once(self, registry: Registry) -> None:
+        told: list[str] = []
+        for version in range(3):
+            registry.access(lambda: told.append("access"))
+            assert len(told) == version
+            registry.change_access(A, version, {"user.ops": {**USER, "n": version}})
+            registry.reserve_topic_ids(1)
+            self.settle(registry)
+            assert len(told) == version + 1
+
 
 class ClusterContract(RegistryContract):
     """Several brokers over one ensemble."""
@@ -289,6 +342,31 @@ class ClusterContract(RegistryContract):
         other.announce(other.lead(candidate(B)))
         yield other
         other.close()
+
+    def test_all_see_the_same_users(self, registry: Registry, other: Registry) -> None:
+        for version in range(80):  # more than the newest changes that are named
+            changing, reading = (registry, other) if version % 2 else (other, registry)
+            changed = changing.change_access(B, version, {f"user.u{version % 7}": {**USER, "n": version}})
+            if version % 5 == 0 or version > 40:
+                assert reading.access() == changed
+            if version == 40:
+                assert self.another().access() == changed
+        assert registry.access() == other.access()
+
+    def test_nobody_reads_users_that_are_yet_to_be_published(self) -> None:
+        registry = self.fresh()
+        registry.join(CLUSTER, Standing.USED, Brought(publisher=A))
+        other = self.another()
+        other.join(CLUSTER, Standing.MEMBER)
+        for call in (
+            other.access, lambda: other.change_access(B, 0, {}), lambda: other.publish_access(B, {"user.x": USER}),
+        ):  # fmt: skip
+            with pytest.raises(RegistryConflictError, match=f"home {A:016x} brings users .* start its broker"):
+                call()
+        registry.publish_access(A, {"user.ops": USER})
+        assert other.access() == Access(1, {"user.ops": USER})
+        for each in (registry, other):
+            each.close()
 
     def test_all_see_all_homes_and_topics(self, registry: Registry, other: Registry) -> None:
         placed = registry.create_topic(topic(1), [A, B])

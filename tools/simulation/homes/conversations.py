@@ -26,12 +26,21 @@ class Conversations:
     def ask(self, asks: Iterable[BranchAsk]) -> None:
         """Send them, each to the leader of its home."""
         for ask in asks:
+            one = self._open.get(ask.home)
+            if one is not None and one.conversation.secret != self.secret:
+                self.lost(one)
             if ask.home not in self._open:
                 self._open[ask.home] = _Open(self, ask.home)
             self._open[ask.home].conversation.ask(ask)
             self.home.world.meet("a home asked another one")
         for one in list(self._open.values()):
             one.flush()
+
+    @property
+    def secret(self) -> str:
+        """See ``HomeLinks``."""
+        principals = self.node.state.principals
+        return principals.between_brokers if principals.users else ""
 
     def tick(self) -> None:
         """Time has passed."""
@@ -56,7 +65,9 @@ class _Open:
 
     def __init__(self, owner: Conversations, home: int) -> None:
         self._owner, self._world = owner, owner.home.world
-        self.conversation = HomeConversation(owner.node.context.identity, home, self._world.now)
+        self.conversation = HomeConversation(
+            owner.node.context.identity, home, self._world.now, owner.node.context.random, owner.secret
+        )
         self._link: HomeLink | None = None
         self._post(self._world.rng.uniform(0.0001, 0.003), self._connect)
 

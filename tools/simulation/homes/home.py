@@ -116,7 +116,8 @@ class Home(Broker):
         )  # fmt: skip
         self._conversations = Conversations(self, node, self._homes)
         self.opened(node)
-        who = joining.member(node.recovered, incarnation, self.address, self.lock)
+        random = SimRandom(world.rng)
+        who = joining.member(node.recovered, incarnation, self.address, self.lock, self.settings, random)
         self._worker = RegistryWorker(
             who, lambda: self._connect(host), node.core,
             lambda call: self.post(host, lambda: self.reach(node, call)), lambda entered: self._led(node, entered),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from txmq.errors import TxmqError
 from txmq.model import TopicConfig
+from txmq.registry.access import Access, Changes
 from txmq.registry.port import Home, TopicMap
 from txmq.registry.topics import Topic
 
@@ -75,19 +76,40 @@ class ReleaseAnchor(NamedTuple):
     name: str
 
 
-Ask = CreateTopic | AlterTopic | DeleteTopic | Refresh | DropTopic | DrawQueryEpoch | FindAnchor | ReleaseAnchor
+class ChangeAccess(NamedTuple):
+    """Change users, grants or quotas as they were at a version; no changes: only see whether they still are so."""
+
+    number: int
+    version: int
+    changes: Changes
+
+
+Ask = (
+    CreateTopic
+    | AlterTopic
+    | DeleteTopic
+    | Refresh
+    | DropTopic
+    | DrawQueryEpoch
+    | FindAnchor
+    | ReleaseAnchor
+    | ChangeAccess
+)
 
 
 class Answer(NamedTuple):
     """What an ask came to.
 
     ``topic_map``, ``homes``: as they were read behind it; the map is None if the ask concerns no topics.
-    ``value``: the id of the topic, the driver's epoch, or the anchor's home.
+    ``value``: the id of the topic, the driver's epoch, or the anchor's home; of ``ChangeAccess``: 1, or 0 if users are
+    of another version by now, and nothing was changed.
+    ``access``: users, grants and quotas as they were read behind it; None if the ask concerns none.
     """
 
     topic_map: TopicMap | None = None
     homes: Sequence[Home] = ()
     value: int = 0
+    access: Access | None = None
 
 
 Result = Answer | TxmqError

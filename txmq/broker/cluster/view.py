@@ -41,13 +41,16 @@ class ClusterView:
         state, since_ms: of the session with it, and since when.
         homes: by number, as the registry last told.
         map_version: of the newest map that was taken over; ``is_taken_over``: whether all of that map was.
-        older_version: of a map that was older, and refused; -1 if none was.
+        older_version: of a map that was older, and refused; -1 if none was. ``older_access``: of users, likewise.
         refused: why topics of the map are not taken over, by id.
         dropping: deleted topics of which the registry is told that this home has dropped them.
         releasing: queries whose anchor the registry is told to release, and the group behind which it is.
         parked: requests that wait for a read of the registry, in order of arrival; ``parked_bytes``: their bodies.
         refreshes_asked, refreshes_begun, refreshes_done: how many reads were asked for, may have begun, and are done.
         refresh_error: why the last one failed.
+        when_lost: by ask, what is called if the connection to the registry is lost before its answer.
+        doubt: the number of the read behind which it is known again whether users were removed while the process stood
+            still.
         resumed: what the request needed that is executed again just now; 0 if none is.
     """
 
@@ -56,6 +59,7 @@ class ClusterView:
         self.state, self.since_ms = RegistryState.WAITING, 0
         self.homes: dict[int, Home] = {}
         self.map_version, self.older_version = 0, -1
+        self.older_access = -1
         self.is_taken_over = False
         self.refused: dict[int, str] = {}
         self.dropping: set[int] = set()
@@ -64,6 +68,8 @@ class ClusterView:
         self.parked_bytes = self.resumed = 0
         self.refreshes_asked = self.refreshes_begun = self.refreshes_done = 0
         self.refresh_error: TxmqError | None = None
+        self.when_lost: dict[int, Callable[[], None]] = {}
+        self.doubt = 0
         self._next_number = 1
         self._waiting: dict[int, Callable[[Result], None]] = {}
         self._asks: list[tuple[Ask, object]] = []
@@ -90,11 +96,15 @@ class ClusterView:
         """Whether too many asks have no answer."""
         return len(self._waiting) >= ASKS_MAX
 
-    def ask(self, make: Callable[[int], Ask], then: Callable[[Result], None], behind: object = None) -> None:
+    def ask(
+        self, make: Callable[[int], Ask], then: Callable[[Result], None], behind: object = None,
+        when_lost: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """Ask the registry; ``then`` gets the answer.
 
         Args:
             behind: a commit group that must be durable before the registry is asked.
+            when_lost: called if the connection is lost before the answer, which comes all the same, some time.
 
         Raises:
             OverloadedError: too many asks have no answer.
@@ -105,6 +115,8 @@ class ClusterView:
         self._next_number += 1
         self._waiting[number] = then
         self._asks.append((make(number), behind))
+        if when_lost is not None:
+            self.when_lost[number] = when_lost
 
     def take_asks(self, is_durable: Callable[[object], bool]) -> list[Ask]:
         """Those that the registry may be asked now, in their order."""
@@ -117,4 +129,5 @@ class ClusterView:
 
     def answered(self, number: int, result: Result) -> None:
         """Hand an answer over."""
+        self.when_lost.pop(number, None)
         self._waiting.pop(number)(result)

@@ -15,6 +15,7 @@ from txmq.broker.cluster.asks import (
     AlterTopic,
     Answer,
     Ask,
+    ChangeAccess,
     CreateTopic,
     DeleteTopic,
     DrawQueryEpoch,
@@ -23,7 +24,9 @@ from txmq.broker.cluster.asks import (
     Refresh,
     ReleaseAnchor,
 )
+from txmq.broker.state.access.records import decode
 from txmq.errors import OverloadedError, RegistryConflictError, TopicExistsError, UnknownTopicError
+from txmq.registry.access import Access
 from txmq.registry.port import Home, PlacedTopic, Registry, TopicMap, check_name_is_free
 from txmq.registry.topics import Topic, altered
 from txmq.runtime.crashpoints import crash_point
@@ -49,7 +52,29 @@ def carry_out(registry: Registry, home: int, ask: Ask) -> Answer:
     if isinstance(ask, DropTopic):
         registry.drop_topic(ask.topic_id, home)
         return Answer()
+    if isinstance(ask, ChangeAccess):
+        return _change_access(registry, home, ask)
     return _with_topics(registry, home, ask)
+
+
+def _change_access(registry: Registry, home: int, ask: ChangeAccess) -> Answer:
+    try:
+        changed = registry.change_access(home, ask.version, ask.changes)
+    except RegistryConflictError:
+        return Answer(value=0, access=readable(registry.access()))
+    if ask.changes:
+        crash_point("registry.users_changed")
+    return Answer(value=1, access=readable(changed))
+
+
+def readable(access: Access) -> Access:
+    """What was read, once it is known that the core can take it over.
+
+    Raises:
+        RegistryError: it cannot: a newer txmq, or a hand, has written it.
+    """
+    decode(access)
+    return access
 
 
 def _with_topics(registry: Registry, home: int, ask: CreateTopic | AlterTopic | DeleteTopic | Refresh) -> Answer:
@@ -61,7 +86,8 @@ def _with_topics(registry: Registry, home: int, ask: CreateTopic | AlterTopic | 
     elif isinstance(ask, DeleteTopic):
         registry.delete_topic(ask.topic)
         topic_id = ask.topic.topic_id
-    return Answer(registry.topics(), registry.homes(), topic_id)
+    access = readable(registry.access()) if isinstance(ask, Refresh) else None
+    return Answer(registry.topics(), registry.homes(), topic_id, access)
 
 
 def _create(registry: Registry, home: int, ask: CreateTopic) -> int:

@@ -3,6 +3,7 @@
 Invariants:
     * nothing here waits on the loop; a connection that stands still is cut off (``HomeConversation.tick``);
     * one connection a home at most, made when the home is asked something;
+    * with users, nothing is asked over a connection on which the other side has not proved to be of the cluster;
     * each ask ends with an answer, or with ``Core.home_lost`` of its home.
 """
 
@@ -17,6 +18,7 @@ from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import BranchAnswer, HomeConversation
 from txmq.broker.core import Core
 from txmq.errors import ConfigError, TxmqError
+from txmq.protocol.certificates import end_point
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
@@ -44,6 +46,9 @@ class HomeLinks:
         """Send them, each to the leader of its home."""
         for ask in [] if self._is_closed else asks:
             link = self._links.get(ask.home)
+            if link is not None and link.conversation.secret != self.secret:
+                self.lost(link, "users were added: the other home has to prove that it is one")
+                link = None
             if link is None:
                 link = self._links[ask.home] = _HomeLink(self, ask.home)
             link.conversation.ask(ask)
@@ -51,6 +56,12 @@ class HomeLinks:
             link.flush()
         if asks:
             crash_point("broker.branch.ask_sent")
+
+    @property
+    def secret(self) -> str:
+        """What brokers of the cluster prove to each other; empty while there are no users."""
+        principals = self.core.state.principals
+        return principals.between_brokers if principals.users else ""
 
     def tick(self) -> None:
         """Time has passed."""
@@ -99,7 +110,10 @@ class _HomeLink(asyncio.Protocol):
 
     def __init__(self, links: HomeLinks, home: int) -> None:
         self._links = links
-        self.conversation = HomeConversation(links.core.context.identity, home, links.clock.monotonic())
+        context = links.core.context
+        self.conversation = HomeConversation(
+            context.identity, home, links.clock.monotonic(), context.random, links.secret
+        )
         self._transport: asyncio.Transport | None = None
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
@@ -143,6 +157,9 @@ class _HomeLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection stands."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None:
+            self.conversation.binding = end_point(tls.getpeercert(binary_form=True))
         self.flush()
 
     def data_received(self, data: bytes) -> None:

@@ -5,7 +5,7 @@ The order, each step safe to repeat, so that a process which dies between two of
 1. a directory without an identity joins first (``take_cluster``) and is made under the cluster's id;
 2. its journal gets a forced record with the incarnation of this start (``open_store``);
 3. ``enter``: join, draw the home's epoch, publish the topics of the journal (the first broker of a cluster) and the
-   queries;
+   queries; publish or take users (``bringing_users``), before anybody is served;
 4. the core journals the epoch and serves; then the leader is announced (``registry_worker``).
 """
 
@@ -15,9 +15,12 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
 from txmq.broker.commit.store import Recovered
+from txmq.broker.shell.bringing_users import UsersOfHome, take_users, users_of
+from txmq.config import BrokerSettings
 from txmq.errors import HomeInUseError, RegistryAwayError, RegistryConflictError, RegistryError, TopicExistsError
 from txmq.redo import identity
-from txmq.registry.port import Candidate, Home, Leadership, Listener, Registry, Standing, TopicMap
+from txmq.registry.access import Access, has_users
+from txmq.registry.port import Brought, Candidate, Home, Leadership, Listener, Registry, Standing, TopicMap
 from txmq.registry.topics import Topic
 from txmq.registry.zookeeper.session import Session
 from txmq.runtime.crashpoints import crash_point
@@ -49,6 +52,7 @@ class Member(NamedTuple):
     last_topic_id: int  # the highest that it has given out
     queries: tuple[str, ...]  # of its journal
     last_query_epoch: int  # the highest that it has seen
+    users: UsersOfHome
 
 
 class Entered(NamedTuple):
@@ -57,6 +61,7 @@ class Entered(NamedTuple):
     leadership: Leadership
     topics: TopicMap
     homes: list[Home]
+    access: Access
 
 
 def draw_incarnation(random: Random) -> str:
@@ -79,23 +84,18 @@ def take_cluster(disk: Disk, random: Random, open_registry: Callable[[], Registr
     return cluster
 
 
-def member(recovered: Recovered, incarnation: str, address: str, lock: str) -> Member:
+def member(
+    recovered: Recovered, incarnation: str, address: str, lock: str, settings: BrokerSettings, random: Random
+) -> Member:
     """What a recovered home brings to its registry.
 
     Args:
         incarnation: the one that ``open_store`` has journaled.
         address: where clients reach the broker.
         lock: names the data directory's lock.
-
-    Raises:
-        RegistryError: it has users, whom the other homes would not know: what one home denies, another would allow.
+        random: draws the secrets that a cluster with users has.
     """
     state, who = recovered.state, recovered.identity
-    if state.principals.users or state.principals.quotas:
-        raise RegistryError(
-            "this data directory has users or quotas, which brokers with a registry do not keep yet: start it without "
-            "registry, and the cluster with a directory that has none"
-        )
     former = frozenset(int(known, 16) for known in state.registration.incarnations)
     candidate = Candidate(
         who.node, who.name, address, int(incarnation, 16), former, recovered.store.journal.epoch, lock
@@ -104,25 +104,31 @@ def member(recovered: Recovered, incarnation: str, address: str, lock: str) -> M
     queries = state.queries
     return Member(
         who.cluster, standing, candidate, tuple(state.topics), state.topics.next_id - 1, tuple(queries.named),
-        queries.last_epoch,
+        queries.last_epoch, users_of(state.principals, settings, random),
     )  # fmt: skip
 
 
-def enter(registry: Registry, who: Member, on_topics: Listener, on_homes: Listener) -> Entered:
+def enter(registry: Registry, who: Member, on_topics: Listener, on_homes: Listener, on_access: Listener) -> Entered:
     """Enter the cluster, lead the home, and read what the cluster has.
 
     Raises:
-        RegistryError: see ``Registry.join`` and ``Registry.lead``; or a topic of the journal is another one there, or a
-            query another home's.
+        RegistryError: see ``Registry.join``, ``Registry.lead`` and ``take_users``; or a topic of the journal is another
+            one there, or a query another home's.
+        ConfigError: see ``take_users``.
     """
-    registry.join(who.cluster, who.standing, who.last_topic_id, who.last_query_epoch)
+    home, users = who.candidate.home, who.users
+    publisher = home if users.is_bringing else None
+    if publisher is not None and users.why_none and has_users(users.access.records):
+        raise RegistryError(users.why_none)  # before a cluster is founded that waits for them
+    registry.join(who.cluster, who.standing, Brought(who.last_topic_id, who.last_query_epoch, publisher))
     crash_point("registry.joined")
     leadership = registry.lead(who.candidate)
     crash_point("registry.led")
     if who.standing is Standing.USED:
         _publish(registry, who)
     _publish_queries(registry, who)
-    return Entered(leadership, registry.topics(on_topics), registry.homes(on_homes))
+    access = take_users(registry, home, users, on_access)
+    return Entered(leadership, registry.topics(on_topics), registry.homes(on_homes), access)
 
 
 def _publish(registry: Registry, who: Member) -> None:

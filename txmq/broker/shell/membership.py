@@ -70,7 +70,8 @@ class Membership:
             core.led(*entered)
             led()
 
-        who = joining.member(recovered, self.incarnation, address, self._disk.lock_name(LOCK_PATH))
+        lock = self._disk.lock_name(LOCK_PATH)
+        who = joining.member(recovered, self.incarnation, address, lock, self._settings, self._random)
         log.info("enters the cluster", registry=self.address)
         worker = RegistryWorker(
             who, self._connect, core, server.post, serve, refused, self._clock, self._session_timeout_s

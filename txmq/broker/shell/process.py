@@ -125,7 +125,8 @@ async def _serve(
     view = None if membership is None else ClusterView(membership.address)
     core = Core(recovered.identity, settings, recovered.state, clock.now_ms(), OSRandom(), cluster=view)
     server = Server(core, recovered.store, settings, clock, tls)
-    if settings.first_administrator and (name := introduce(core.context, settings.first_administrator)):
+    path = settings.first_administrator if membership is None else ""  # else the cluster gets it, if it has no users
+    if path and (name := introduce(core.context, path)):
         log.info("first administrator", user=name)
     address = await _listen(server, settings, backlog)
     stopping, refusals = asyncio.Event(), list[Exception]()

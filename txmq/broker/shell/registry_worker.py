@@ -1,9 +1,10 @@
 """The broker's conversation with its registry: a loop for a thread of its own, which the event loop never waits for.
 
 Theory of operation. The worker enters the cluster (``joining``) and hands the core what it found. From then on it
-carries out the core's asks in their order, and reads map and homes again when a listener was called, when the session
-is connected again, and every ``REFRESH_S``. Each time it also announces the leader: with the session in which it was
-announced gone, that makes the node anew; else it changes nothing. So no lost event costs more than ``REFRESH_S``.
+carries out the core's asks in their order, and reads users, map and homes again when a listener was called, when the
+session is connected again, and every ``REFRESH_S``. Each time it also announces the leader: with the session in which
+it was announced gone, that makes the node anew; else it changes nothing. So no lost event costs more than
+``REFRESH_S``.
 
 Invariants:
     * the core is called through ``post`` only, which hands calls to the core's thread in their order;
@@ -15,6 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
@@ -22,9 +24,10 @@ from typing import Final, Protocol, TypeVar
 
 from txmq.broker.cluster.asks import Ask, Result
 from txmq.broker.cluster.view import RegistryState
-from txmq.broker.cluster.work import carry_out
+from txmq.broker.cluster.work import carry_out, readable
 from txmq.broker.shell.joining import Connected, Entered, Member, enter, until_answered
 from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError, TxmqError
+from txmq.registry.access import Access
 from txmq.registry.port import Home, Leadership, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.session import SessionState
 from txmq.runtime.crashpoints import crash_point
@@ -46,7 +49,7 @@ Post = Callable[[Callable[[], None]], None]
 class Core(Protocol):
     """The core, as the worker uses it."""
 
-    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home]) -> None:
+    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home], access: Access | None = None) -> None:
         """The registry's content as it is now."""
 
     def registry_answered(self, number: int, result: Result) -> None:
@@ -58,6 +61,14 @@ class Core(Protocol):
 
 class _StoppedError(Exception):
     pass
+
+
+class _Read(enum.Enum):
+    """What is read again when it changed; in the order of ``enter``'s listeners."""
+
+    TOPICS = "topics"
+    HOMES = "homes"
+    ACCESS = "access"
 
 
 class RegistryWorker:
@@ -83,7 +94,7 @@ class RegistryWorker:
         self._asks: list[Ask] = []
         self._later: dict[int, tuple[Ask, float]] = {}  # by number: asks that wait for a free name, and until when
         self._is_stopping = self._is_stale = False
-        self._listens_to_topics = self._listens_to_homes = False  # what was read last is what the registry has
+        self._listens = dict.fromkeys(_Read, False)  # what was read last is what the registry has
         self._state, self._state_at = SessionState.CONNECTED, 0.0
         self._told: RegistryState | None = None
         self._refresh_at = -inf
@@ -130,17 +141,13 @@ class RegistryWorker:
             raise _StoppedError
 
     def _enter(self, registry: Registry) -> Entered:
-        self._listens_to_topics = self._listens_to_homes = True
-        return enter(registry, self._who, self._topics_changed, self._homes_changed)
+        self._listens = dict.fromkeys(_Read, True)
+        return enter(registry, self._who, *(partial(self._changed, what) for what in _Read))
 
     # --- told by other threads: no call may wait here ----------------------------------------------------------------
 
-    def _topics_changed(self) -> None:
-        self._listens_to_topics = False
-        self._look_again()
-
-    def _homes_changed(self) -> None:
-        self._listens_to_homes = False
+    def _changed(self, what: _Read) -> None:
+        self._listens[what] = False
         self._look_again()
 
     def _heard(self, state: SessionState) -> None:
@@ -197,7 +204,7 @@ class RegistryWorker:
         try:
             registry.join(self._who.cluster, Standing.MEMBER)  # an ensemble may have lost its data, or got another's
             registry.announce(leadership)
-            topics, homes = self._read(registry)
+            topics, homes, access = self._read(registry)
         except HomeSupersededError:
             raise
         except RegistryError as error:
@@ -205,7 +212,7 @@ class RegistryWorker:
             return
         self._trouble, self._refusal = "", None
         self._refresh_at = self._clock.monotonic() + REFRESH_S
-        self._post(partial(self._core.registry_changed, topics, homes))
+        self._post(partial(self._core.registry_changed, topics, homes, access))
         self._tell(RegistryState.CONNECTED)
         self._show(registry, leadership, topics)
 
@@ -216,14 +223,16 @@ class RegistryWorker:
         except RegistryError as error:
             self._failed(error)
 
-    def _read(self, registry: Registry) -> tuple[TopicMap, list[Home]]:
-        """Map and homes. A listener that was not called since it was given is still there."""
-        on_topics = None if self._listens_to_topics else self._topics_changed
-        self._listens_to_topics = True
-        topics = registry.topics(on_topics)
-        on_homes = None if self._listens_to_homes else self._homes_changed
-        self._listens_to_homes = True
-        return topics, registry.homes(on_homes)
+    def _read(self, registry: Registry) -> tuple[TopicMap, list[Home], Access]:
+        """Users first: who was removed is to be served no longer than it takes. Then map and homes."""
+        access = readable(registry.access(self._listener(_Read.ACCESS)))
+        topics = registry.topics(self._listener(_Read.TOPICS))
+        return topics, registry.homes(self._listener(_Read.HOMES)), access
+
+    def _listener(self, what: _Read) -> Callable[[], None] | None:
+        """To be given with a read. One that was not called since it was given is still there."""
+        is_there, self._listens[what] = self._listens[what], True
+        return None if is_there else partial(self._changed, what)
 
     def _failed(self, error: RegistryError) -> None:
         """The broker goes on with what it knows: nobody else can lead its home."""

@@ -348,6 +348,8 @@ class Server:
     def _serve_registry(self, registry: RegistryWorker) -> None:
         asks = self.core.take_registry_asks()
         if asks:
+            if self.context.audited:  # before what they tell of is done
+                self._write_audit()
             registry.ask(asks)
         for client in self.core.take_resumed():
             if isinstance(client.shell, Connection):

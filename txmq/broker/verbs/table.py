@@ -73,7 +73,7 @@ VERBS: dict[bytes, Verb] = {
     b"help": hello.help_,
     b"quit": hello.quit_,
 }
-_SERVED_BEFORE_LEADING = frozenset({b"hello", b"ping", b"stats", b"version", b"help", b"quit", b"cluster", b"auth"})
+_SERVED_BEFORE_LEADING = frozenset({b"hello", b"ping", b"stats", b"version", b"help", b"quit", b"cluster"})
 
 
 def _waits_for_registry(_context: Context, _client: ClientConnection, _request: Request) -> None:

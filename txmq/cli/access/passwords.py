@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from txmq.addresses import is_ensemble, parse_password_file, parse_tls, parse_user
+from txmq.addresses import parse_password_file, parse_tls, parse_user
 from txmq.errors import ConfigError
 
 NEW_PASSWORD = "TXMQ_NEW_PASSWORD"  # noqa: S105  the name of a variable
@@ -25,7 +25,7 @@ def own_password(bootstrap: str) -> str:
     Raises:
         ConfigError: it is no address.
     """
-    if is_ensemble(bootstrap) or not (user := parse_user(bootstrap)) or not sys.stdin.isatty():
+    if not (user := parse_user(bootstrap)) or not sys.stdin.isatty():
         return ""
     from txmq.client.passwords import of_environment
 

@@ -68,5 +68,5 @@ def _refusal(error: ZooKeeperError) -> RegistryError:
     if isinstance(error, AccessDeniedError):
         return RegistryError(f"ZooKeeper denies access ({error}): give the credentials under which the nodes were made")
     if isinstance(error, RequestTooLargeError):
-        return RegistryError(f"too large for ZooKeeper ({error}): fewer partitions in one topic")
+        return RegistryError(f"too large for ZooKeeper ({error}): fewer partitions of one topic, or grants of one user")
     return RegistryError(f"ZooKeeper refuses: {error}")

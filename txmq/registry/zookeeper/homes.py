@@ -20,9 +20,9 @@ from txmq.errors import (
     RegistryError,
 )
 from txmq.model import is_valid_name
-from txmq.registry.port import Candidate, Home, Leadership, Listener, Standing
+from txmq.registry.port import NOTHING_BROUGHT, Brought, Candidate, Home, Leadership, Listener, Standing
 from txmq.registry.zookeeper import layout
-from txmq.registry.zookeeper.layout import HomeState, Leader
+from txmq.registry.zookeeper.layout import AccessHead, HomeState, Leader
 from txmq.registry.zookeeper.nodes import Listeners, Nodes
 from txmq.registry.zookeeper.session import (
     ANY_VERSION,
@@ -47,11 +47,11 @@ class HomeNodes(Nodes):
 
     # --- the cluster -------------------------------------------------------------------------------------------------
 
-    def join(self, cluster: int, standing: Standing, last_topic_id: int = 0, last_query_epoch: int = 0) -> int:
+    def join(self, cluster: int, standing: Standing, brought: Brought = NOTHING_BROUGHT) -> int:
         """See ``Registry``."""
-        return self._attempts.run(lambda: self._join(cluster, standing, last_topic_id, last_query_epoch))
+        return self._attempts.run(lambda: self._join(cluster, standing, brought))
 
-    def _join(self, cluster: int, standing: Standing, last_topic_id: int, last_query_epoch: int) -> int:
+    def _join(self, cluster: int, standing: Standing, brought: Brought) -> int:
         found = self._find(self._paths.cluster)
         if found is None:
             if standing is Standing.MEMBER:
@@ -59,7 +59,7 @@ class HomeNodes(Nodes):
                     f"{self._paths.cluster} is not in ZooKeeper, and this directory is a member of cluster "
                     f"{cluster:016x}: correct the registry's address, or restore the ensemble"
                 )
-            return self._found(cluster, last_topic_id, last_query_epoch)
+            return self._found(cluster, brought)
         if not self._session.shares_access(self._paths.cluster):
             raise RegistryError(
                 f"{self._paths.cluster} was made without credentials, and what is made with them is closed to the "
@@ -71,22 +71,25 @@ class HomeNodes(Nodes):
                 f"the directory belongs to cluster {cluster:016x}, {self._paths.root} in ZooKeeper to {existing:016x}: "
                 "correct the registry's address, or start with an empty directory"
             )
-        raised = self._raised(self._query_epochs(), last_query_epoch) if last_query_epoch else []
+        last_epoch = brought.last_query_epoch
+        raised = self._raised(self._query_epochs(), last_epoch) if last_epoch else []
         if raised:
             self._session.transact(raised)
         return existing
 
-    def _found(self, cluster: int, last_topic_id: int, last_query_epoch: int) -> int:
+    def _found(self, cluster: int, brought: Brought) -> int:
         for path, value in self._paths.fixed():
             try:
-                self._session.create(path, value)
+                self._session.create(path, value, is_public=path == self._paths.homes)
             except NodeExistsError:  # another broker founds it, too, or one died at it
                 continue
         raised = [
-            *self._raised(self._paths.last_id, last_topic_id),
-            *self._raised(self._paths.last_query_epoch, last_query_epoch),
+            *self._raised(self._paths.last_id, brought.last_topic_id),
+            *self._raised(self._paths.last_query_epoch, brought.last_query_epoch),
         ]
-        self._session.transact([*raised, Create(self._paths.cluster, layout.encode_cluster(cluster))])
+        access = Create(self._paths.access, layout.encode_access(AccessHead(0, brought.publisher, ())))
+        founded = Create(self._paths.cluster, layout.encode_cluster(cluster))
+        self._session.transact([*raised, access, founded])
         return cluster
 
     # --- homes -------------------------------------------------------------------------------------------------------
@@ -129,7 +132,8 @@ class HomeNodes(Nodes):
         path, value = self._paths.state(home), layout.encode_state(drawn)
         if found is not None:
             return [SetValue(path, value, found.stat.version)]
-        return [Create(self._paths.home(home), b""), Create(self._paths.replicas(home), b""), Create(path, value)]
+        replicas = Create(self._paths.replicas(home), b"", is_public=True)
+        return [Create(self._paths.home(home), b""), replicas, Create(path, value, is_public=True)]
 
     def _take_name(self, candidate: Candidate, state: HomeState | None) -> list[Operation]:
         path = self._paths.name(candidate.name)
@@ -168,7 +172,9 @@ class HomeNodes(Nodes):
         if found is not None and found.value == wanted and found.stat.owner == self._session.number:
             return
         former = [] if found is None else [Delete(leader, found.stat.version)]
-        self._session.transact([Check(path, stat.version), *former, Create(leader, wanted, is_ephemeral=True)])
+        self._session.transact(
+            [Check(path, stat.version), *former, Create(leader, wanted, is_ephemeral=True, is_public=True)]
+        )
 
     def homes(self, listener: Listener | None = None) -> list[Home]:
         """See ``Registry``."""

@@ -25,7 +25,7 @@ from typing import Any, Final
 from kazoo import exceptions as of_kazoo
 from kazoo.client import KazooClient, KazooState, KeeperState
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.security import make_digest_acl
+from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions, make_digest_acl
 
 from txmq.addresses import Credentials, TlsFiles
 from txmq.errors import RegistryAwayError
@@ -100,14 +100,14 @@ class KazooSession:
     ) -> None:  # fmt: skip
         self._timeout = call_timeout_ms / 1000
         self._has_credentials = credentials is not None
+        self._public: list[ACL] | None = None  # of nodes that everybody may read; None: what everybody makes is open
         log = logging.getLogger("txmq.kazoo")
         log.setLevel(logging.CRITICAL)  # it warns at every try to connect; states are told to listeners
         access: dict[str, Any] = {}
         if credentials is not None:
-            access = {
-                "auth_data": [("digest", f"{credentials.name}:{credentials.password}")],
-                "default_acl": [make_digest_acl(credentials.name, credentials.password, all=True)],
-            }
+            own = make_digest_acl(credentials.name, credentials.password, all=True)
+            self._public = [own, ACL(Permissions.READ, ANYONE_ID_UNSAFE)]
+            access = {"auth_data": [("digest", f"{credentials.name}:{credentials.password}")], "default_acl": [own]}
         if tls is not None:
             ClientTls(tls)  # kazoo would say nothing of a file that cannot be read, and try for ever
             access |= {"use_ssl": True, "verify_certs": True, "check_hostname": True}
@@ -163,11 +163,15 @@ class KazooSession:
         self._connected.wait(timeout)
         return self._client.client_state in _CONNECTED
 
-    def create(self, path: str, value: bytes, *, is_ephemeral: bool = False, is_sequential: bool = False) -> str:
+    def create(
+        self, path: str, value: bytes, *, is_ephemeral: bool = False, is_sequential: bool = False,
+        is_public: bool = False,
+    ) -> str:  # fmt: skip
         """See ``Session``."""
         refuse_too_large([Create(path, value)])
+        access = self._public if is_public else None
         made = self._call(
-            path, lambda: self._client.create_async(path, value, ephemeral=is_ephemeral, sequence=is_sequential)
+            path, lambda: self._client.create_async(path, value, access, ephemeral=is_ephemeral, sequence=is_sequential)
         )
         return str(made)
 
@@ -216,7 +220,7 @@ class KazooSession:
         refuse_too_large(operations)
         transaction = self._client.transaction()
         for operation in operations:
-            _add(transaction, operation)
+            _add(transaction, operation, self._public)
         results = self._call(operations[0].path, transaction.commit_async)
         for operation, result in zip(operations, results, strict=True):
             if isinstance(result, Exception) and not isinstance(result, _BYSTANDERS):
@@ -226,6 +230,11 @@ class KazooSession:
     def sync(self, path: str) -> None:
         """See ``Session``."""
         self._call(path, lambda: self._client.sync_async(path))
+
+    @property
+    def has_credentials(self) -> bool:
+        """See ``Session``."""
+        return self._has_credentials
 
     def shares_access(self, path: str) -> bool:
         """See ``Session``."""
@@ -274,10 +283,11 @@ def _stat(stat: Any) -> Stat:
     )
 
 
-def _add(transaction: Any, operation: Operation) -> None:
+def _add(transaction: Any, operation: Operation, public: list[ACL] | None) -> None:
     match operation:
-        case Create(path, value, is_ephemeral, is_sequential):
-            transaction.create(path, value, ephemeral=is_ephemeral, sequence=is_sequential)
+        case Create(path, value, is_ephemeral, is_sequential, is_public):
+            access = public if is_public else None
+            transaction.create(path, value, access, ephemeral=is_ephemeral, sequence=is_sequential)
         case SetValue(path, value, version):
             transaction.set_data(path, value, version)
         case Delete(path, version):

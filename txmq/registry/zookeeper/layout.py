@@ -11,10 +11,15 @@
 <chroot>/txmq/topics/<name>            {"version": n, "homes": [<home>, ...], "topic_id": n, ...}
 <chroot>/txmq/deleted/<id>             {"name": ..., "homes": [<home>, ...]}   homes that have not dropped it
 <chroot>/txmq/anchors/<kind>.<name>    <home>
+<chroot>/txmq/access                   {"version": n, "publisher": <home> or null, "newest": [[n, <home>, [key]], ...]}
+<chroot>/txmq/access/user.<name>       {"keys": [...] or null, "certificate": ..., "grants": [...], "made": n}
+<chroot>/txmq/access/quota.<kind>.<name>   {"<limit>": n, ...}
+<chroot>/txmq/access/secret            {...}   what brokers of the cluster know, and nobody else
 ```
 
 A home is 16 hexadecimal digits. The path ``brokers/ids`` stands where MetaQ had its own; ``metaq_view`` has what else
-MetaQ's operators know.
+MetaQ's operators know. With credentials all nodes are closed to others, but those that say where homes are led: a
+client finds its brokers there, and cannot write users.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from txmq.errors import RegistryError
+from txmq.registry.access import Record
 from txmq.registry.port import DeletedTopic, PlacedTopic, parse_home
 
 FORMAT: Final = 1
@@ -43,6 +49,7 @@ class Paths:
         self.topics = f"{self.root}/topics"
         self.deleted = f"{self.root}/deleted"
         self.anchors = f"{self.root}/anchors"
+        self.access = f"{self.root}/access"
 
     def fixed(self) -> list[tuple[str, bytes]]:
         """The nodes that are always there, with their first values, parents first."""
@@ -87,6 +94,29 @@ class Paths:
     def anchor(self, kind: str, name: str) -> str:
         """The home of a group or query."""
         return f"{self.anchors}/{kind}.{name}"
+
+    def access_record(self, key: str) -> str:
+        """A user, a quota, the secrets."""
+        return f"{self.access}/{key}"
+
+
+class AccessChange(NamedTuple):
+    """One change of users, grants or quotas: the version that it made, the home that made it, what it touched."""
+
+    version: int
+    home: int
+    keys: tuple[str, ...]
+
+
+class AccessHead(NamedTuple):
+    """The version of users, grants and quotas, and its newest changes, oldest first.
+
+    ``publisher``: the home that brings users, and has yet to publish them; None: what is there is all.
+    """
+
+    version: int
+    publisher: int | None
+    newest: tuple[AccessChange, ...]
 
 
 class HomeState(NamedTuple):
@@ -176,6 +206,37 @@ def decode_deleted(path: str, value: bytes) -> DeletedTopic:
         return DeletedTopic(int(path.rpartition("/")[2]), str(fields["name"]), homes)
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(path, error) from error
+
+
+def encode_access(head: AccessHead) -> bytes:
+    """The node of the version of users, grants and quotas."""
+    newest = [[version, f"{home:016x}", list(keys)] for version, home, keys in head.newest]
+    publisher = None if head.publisher is None else f"{head.publisher:016x}"
+    return _encode({"version": head.version, "publisher": publisher, "newest": newest})
+
+
+def decode_access(path: str, value: bytes) -> AccessHead:
+    """The reverse."""
+    fields = _fields(path, value)
+    try:
+        publisher = None if fields["publisher"] is None else _home(path, fields["publisher"])
+        newest = tuple(
+            AccessChange(int(version), _home(path, home), tuple(map(str, keys)))
+            for version, home, keys in fields["newest"]
+        )
+        return AccessHead(int(fields["version"]), publisher, newest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def encode_record(record: Record) -> bytes:
+    """A user, a quota, the secrets."""
+    return _encode(dict(record))
+
+
+def decode_record(path: str, value: bytes) -> Record:
+    """The reverse."""
+    return _fields(path, value)
 
 
 def encode_home(home: int) -> bytes:

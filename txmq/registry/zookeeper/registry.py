@@ -1,14 +1,15 @@
-"""The registry of several brokers, in ZooKeeper: see ``port``, ``layout`` for the nodes, ``homes``, ``topics``."""
+"""The registry of several brokers, in ZooKeeper: see ``port``; ``layout`` for the nodes, ``homes topics access``."""
 
 from __future__ import annotations
 
+from txmq.registry.zookeeper.access import AccessNodes
 from txmq.registry.zookeeper.homes import HomeNodes
 from txmq.registry.zookeeper.metaq_view import MetaqView
 from txmq.registry.zookeeper.session import Session
 from txmq.registry.zookeeper.topics import TopicNodes
 
 
-class ZooKeeperRegistry(HomeNodes, TopicNodes, MetaqView):
+class ZooKeeperRegistry(HomeNodes, TopicNodes, AccessNodes, MetaqView):
     """``port.Registry`` over a session with an ensemble.
 
     Args:
@@ -17,4 +18,4 @@ class ZooKeeperRegistry(HomeNodes, TopicNodes, MetaqView):
     """
 
     def __init__(self, session: Session, chroot: str = "") -> None:
-        super().__init__(session, chroot)  # of all three, one after another
+        super().__init__(session, chroot)  # of all four, one after another

@@ -70,12 +70,16 @@ Watch = Callable[[WatchEvent], None]
 
 
 class Create(NamedTuple):
-    """Make a node; one of a sequence gets a number of ten digits behind its name."""
+    """Make a node; one of a sequence gets a number of ten digits behind its name.
+
+    ``is_public``: every client of the ensemble may read it, also where the session's credentials close what is made.
+    """
 
     path: str
     value: bytes
     is_ephemeral: bool = False
     is_sequential: bool = False
+    is_public: bool = False
 
 
 class SetValue(NamedTuple):
@@ -161,8 +165,11 @@ class Session(Protocol):
     def wait_connected(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for a connection; whether there is one."""
 
-    def create(self, path: str, value: bytes, *, is_ephemeral: bool = False, is_sequential: bool = False) -> str:
-        """Make a node; its path.
+    def create(
+        self, path: str, value: bytes, *, is_ephemeral: bool = False, is_sequential: bool = False,
+        is_public: bool = False,
+    ) -> str:  # fmt: skip
+        """Make a node; its path. See ``Create``.
 
         Raises:
             NodeExistsError, NoNodeError, EphemeralParentError, ConnectionLossError: as their names say.
@@ -208,6 +215,10 @@ class Session(Protocol):
 
     def sync(self, path: str) -> None:
         """Have reads behind this call see every change that was made before it."""
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether what this session makes is closed to clients without its credentials."""
 
     def shares_access(self, path: str) -> bool:
         """Whether the clients that may change the node may change what this session makes."""

@@ -30,13 +30,14 @@ class Cluster(ServerGroup):
         size: how many brokers.
         settings: of every broker; a short ZooKeeper session unless it says otherwise.
         tls: what brokers and clients show each other alike; see ``BrokerProcess``.
+        credentials: ``NAME:PASSWORD`` of its nodes in ZooKeeper, which brokers know, and clients do not need.
     """
 
     def __init__(
         self, directory: Path | str, ensemble: Ensemble, *, chroot: str = "", size: int = 3,
-        settings: Mapping[str, object] | None = None, tls: TlsFiles | None = None,
+        settings: Mapping[str, object] | None = None, tls: TlsFiles | None = None, credentials: str = "",
     ) -> None:  # fmt: skip
-        self._tls = tls
+        self._tls, self._credentials = tls, f"{credentials}@" if credentials else ""
         self.directory, self.ensemble, self._chroot = Path(directory), ensemble, chroot
         self._settings = {"registry_session_timeout_ms": SESSION_TIMEOUT_MS, **(settings or {})}
         self.brokers = [self.broker(f"broker-{number}") for number in range(size)]
@@ -50,8 +51,14 @@ class Cluster(ServerGroup):
     def registry(self) -> str:
         """``zk://...``, of brokers and clients; ``zks://...`` if the ensemble speaks TLS."""
         if self.ensemble.tls is None:
-            return f"zk://{self.ensemble.hosts}{self._chroot}"
-        return f"zks://{self.ensemble.secure_hosts}{self._chroot}?{urlencode(asdict(self.ensemble.tls))}"
+            return f"zk://{self._credentials}{self.ensemble.hosts}{self._chroot}"
+        files = urlencode(asdict(self.ensemble.tls))
+        return f"zks://{self._credentials}{self.ensemble.secure_hosts}{self._chroot}?{files}"
+
+    def registry_of(self, user: str) -> str:
+        """``zk://...`` of a client that logs in, and does not know the credentials."""
+        address = self.registry.replace(self._credentials, "", 1)
+        return f"{address}{'&' if '?' in address else '?'}user={user}"
 
     @property
     def address(self) -> str:

@@ -204,6 +204,7 @@ class SimSession:
         before_call: what happens before each call is carried out.
         after_call: what happens behind each call that was carried out.
         is_cut_off: the network between the session's process and the ensemble carries nothing.
+        has_credentials: see ``Session``; no node is closed here.
         before_change: what happens before each call that changes something is carried out.
     """
 
@@ -214,6 +215,7 @@ class SimSession:
         self.before_call: Callable[[], None] = _nothing
         self.after_call: Callable[[], None] = _nothing
         self.is_cut_off = False
+        self.has_credentials = True
         self.before_change: Callable[[], None] = _nothing
         self._listeners: list[Callable[[SessionState], None]] = []
         self._watches = _Watches()
@@ -292,9 +294,12 @@ class SimSession:
             self.connect()
         return self._state is SessionState.CONNECTED
 
-    def create(self, path: str, value: bytes, *, is_ephemeral: bool = False, is_sequential: bool = False) -> str:
+    def create(
+        self, path: str, value: bytes, *, is_ephemeral: bool = False, is_sequential: bool = False,
+        is_public: bool = False,
+    ) -> str:  # fmt: skip
         """See ``Session``."""
-        [made] = self.transact([Create(path, value, is_ephemeral, is_sequential)])
+        [made] = self.transact([Create(path, value, is_ephemeral, is_sequential, is_public)])
         return str(made)
 
     def get(self, path: str, watch: Watch | None = None) -> Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -11,6 +12,7 @@ from txmq.broker.cluster.home_conversation import SILENCE_S_MAX, BranchAnswer, H
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.errors import ConnectionLostError, RemoteProtocolError
 from txmq.protocol.answers import result
+from txmq.testing.simulated.clock import SimRandom
 
 OWN = BrokerIdentity(0xC1, 0xA, "own")
 HOME = 0xB
@@ -27,14 +29,14 @@ def said(conversation: HomeConversation) -> bytes:
 
 
 def greeted() -> HomeConversation:
-    conversation = HomeConversation(OWN, HOME, 0.0)
+    conversation = HomeConversation(OWN, HOME, 0.0, SimRandom(random.Random(1)))
     said(conversation)
     assert conversation.received(greeting(), 0.0) == []
     return conversation
 
 
 def test_asks_wait_for_the_greeting() -> None:
-    conversation = HomeConversation(OWN, HOME, 0.0)
+    conversation = HomeConversation(OWN, HOME, 0.0, SimRandom(random.Random(1)))
     conversation.ask(ASK)
     assert said(conversation) == b"hello 1 home-000000000000000a home=000000000000000b hello\r\n"
     conversation.received(greeting(), 0.0)
@@ -53,7 +55,7 @@ def test_asks_wait_for_the_greeting() -> None:
     ],
 )
 def test_nothing_is_asked_of_another_home_at_the_address(answer: bytes) -> None:
-    conversation = HomeConversation(OWN, HOME, 0.0)
+    conversation = HomeConversation(OWN, HOME, 0.0, SimRandom(random.Random(1)))
     conversation.ask(ASK)
     said(conversation)
     with pytest.raises(RemoteProtocolError):
@@ -85,7 +87,7 @@ def test_answer_that_is_too_long_ends_the_conversation() -> None:
 
 @pytest.mark.parametrize("is_greeted", [False, True])
 def test_silence_ends_the_conversation(is_greeted: bool) -> None:
-    conversation = greeted() if is_greeted else HomeConversation(OWN, HOME, 0.0)
+    conversation = greeted() if is_greeted else HomeConversation(OWN, HOME, 0.0, SimRandom(random.Random(1)))
     conversation.ask(ASK)
     conversation.tick(1.0)
     conversation.tick(SILENCE_S_MAX)

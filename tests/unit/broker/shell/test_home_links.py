@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,10 @@ from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import SILENCE_S_MAX
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.shell.home_links import HomeLinks
+from txmq.broker.state.access.principals import Principals
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.registry.port import Home
-from txmq.testing.simulated.clock import SimClock
+from txmq.testing.simulated.clock import SimClock, SimRandom
 
 OWN, HOME = BrokerIdentity(0xC1, 0xA, "own"), 0xB
 ASK = BranchAsk(7, HOME, "outcome", "t", {"branch": "b"})
@@ -33,7 +35,11 @@ class Asking:
         self.is_reached, self.is_waiting = False, True
         view = ClusterView()
         view.homes = {HOME: Home(HOME, "other", 1, address)}
-        self.context = SimpleNamespace(identity=OWN, cluster=view, now_ms=0, branch_asks=self, state=self)
+        self.principals = Principals()
+        self.state = self
+        self.context = SimpleNamespace(
+            identity=OWN, cluster=view, now_ms=0, branch_asks=self, state=self, random=SimRandom(random.Random(1))
+        )
 
     def branch_answered(self, ask: BranchAsk, code: int, body: bytes) -> None:
         assert self.is_reached  # it has greeted

@@ -19,7 +19,7 @@ from txmq.broker.shell.joining import (
 )
 from txmq.errors import HomeInUseError, HomeSupersededError, RegistryAwayError, RegistryError
 from txmq.redo import identity
-from txmq.registry.port import Standing
+from txmq.registry.port import Brought, Standing
 from txmq.registry.topics import Topic
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime import crashpoints
@@ -46,13 +46,13 @@ class Start:
         recovered = open_store(
             self.disk, self.clock, self.chance, SETTINGS, incarnation=incarnation, cluster_id=cluster_id
         )
-        self.member = member(recovered, incarnation, ADDRESS, self.lock)
+        self.member = member(recovered, incarnation, ADDRESS, self.lock, SETTINGS, self.chance)
         return recovered
 
     def run(self) -> None:
         recovered = self.recover()
         try:
-            self.entered = enter(self.registry, self.member, _nothing, _nothing)
+            self.entered = enter(self.registry, self.member, _nothing, _nothing, _nothing)
         finally:
             recovered.store.close()
 
@@ -119,15 +119,15 @@ def test_a_query_of_another_home_is_refused_until_deleted() -> None:
     ensemble, disk = SimZooKeeper(), _lone(1, "q")
     founder = Start(ensemble, disk)
     who = founder.recover().identity
-    founder.registry.join(who.cluster, Standing.USED, 9, 9)
+    founder.registry.join(who.cluster, Standing.USED, Brought(9, 9))
     other = Start(ensemble, SimDisk(), "another lock")
     other.run()
     home = other.entered.leadership.candidate.home
     other.registry.anchor("query", "q", home)
     with pytest.raises(RegistryError, match=rf"query 'q' .* one of home {home:016x}, .*txmq query delete q"):
-        enter(founder.registry, founder.member, _nothing, _nothing)
+        enter(founder.registry, founder.member, _nothing, _nothing, _nothing)
     other.registry.release_anchor("query", "q", home)
-    enter(founder.registry, founder.member, _nothing, _nothing)
+    enter(founder.registry, founder.member, _nothing, _nothing, _nothing)
     assert other.registry.anchors("query", ["q"]) == {"q": founder.member.candidate.home}
     assert other.registry.draw_query_epoch() == 10
 
@@ -172,13 +172,13 @@ def test_another_topic_of_the_same_name_is_refused() -> None:
     ensemble, disk = SimZooKeeper(), _lone(1)
     founder = Start(ensemble, disk)
     who = founder.recover().identity
-    founder.registry.join(who.cluster, Standing.USED, 9)
+    founder.registry.join(who.cluster, Standing.USED, Brought(9))
     other = Start(ensemble, SimDisk(), "another lock")
     other.run()
     taken = Topic(other.registry.reserve_topic_ids(1)[0], founder.member.topics[0].config)
     other.registry.create_topic(taken, [other.entered.leadership.candidate.home] * 2)
     with pytest.raises(RegistryError, match="topic 't0' of this directory is another one in the cluster"):
-        enter(founder.registry, founder.member, _nothing, _nothing)
+        enter(founder.registry, founder.member, _nothing, _nothing, _nothing)
 
 
 def test_a_copied_directory_is_refused() -> None:
@@ -229,15 +229,3 @@ def test_a_refusal_is_not_repeated() -> None:
     with pytest.raises(HomeSupersededError):
         patience.run()
     assert patience.tries == 1
-
-
-def test_directory_with_users_enters_no_cluster() -> None:
-    disk = SimDisk()
-    lone = Node(disk, SETTINGS)
-    client = lone.connect()
-    keys = b'{"keys": null, "certificate": "CN=ops"}'
-    assert client.ask("user", "add", "ops", body=keys).code == 200
-    ensemble = SimZooKeeper()
-    with pytest.raises(RegistryError, match="has users or quotas"):
-        Start(ensemble, lone.kill()).run()
-    Start(ensemble, SimDisk()).run()  # nothing of it stands in the registry

@@ -13,10 +13,12 @@ import pytest
 from txmq.broker.cluster.asks import Answer, CreateTopic, Refresh, Result
 from txmq.broker.cluster.view import RegistryState
 from txmq.broker.shell import registry_worker
+from txmq.broker.shell.bringing_users import UsersOfHome
 from txmq.broker.shell.joining import Connected, Entered, Member
 from txmq.broker.shell.registry_worker import RegistryWorker
 from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError
 from txmq.model import TopicConfig
+from txmq.registry.access import NO_ACCESS, Access
 from txmq.registry.port import Candidate, Home, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime.os_clock import OSClock
@@ -24,7 +26,8 @@ from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.simulated.zookeeper import SimZooKeeper
 
 CLUSTER, HOME = 0xC1, 0xA0
-WHO = Member(CLUSTER, Standing.USED, Candidate(HOME, "a", "host:1", 1, frozenset({1}), 5, "lock"), (), 0, (), 0)
+CANDIDATE = Candidate(HOME, "a", "host:1", 1, frozenset({1}), 5, "lock")
+WHO = Member(CLUSTER, Standing.USED, CANDIDATE, (), 0, (), 0, UsersOfHome(NO_ACCESS))
 
 
 class Told:
@@ -32,13 +35,16 @@ class Told:
 
     def __init__(self) -> None:
         self.maps: list[tuple[TopicMap, Sequence[Home]]] = []
+        self.access: list[Access] = []
         self.answers: list[tuple[int, Result]] = []
         self.states: list[RegistryState] = []
         self.entered: list[Entered] = []
         self.refusals: list[Exception] = []
 
-    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home]) -> None:
+    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home], access: Access | None = None) -> None:
         self.maps.append((topic_map, homes))
+        assert access is not None
+        self.access.append(access)
 
     def registry_answered(self, number: int, result: Result) -> None:
         self.answers.append((number, result))

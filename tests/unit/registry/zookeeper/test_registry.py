@@ -7,10 +7,11 @@ from contextlib import suppress
 
 import pytest
 
-from tests.unit.registry.contract import CLUSTER, A, B, ClusterContract, candidate, topic
+from tests.unit.registry.contract import CLUSTER, USER, A, B, ClusterContract, candidate, topic
 from tests.unit.registry.zookeeper.tree import values
 from txmq.errors import RegistryAwayError, RegistryConflictError, RegistryError
-from txmq.registry.port import DeletedTopic, PlacedTopic, Registry, Standing, TopicMap
+from txmq.registry.access import Access, Changes
+from txmq.registry.port import Brought, DeletedTopic, PlacedTopic, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import ANY_VERSION, ConnectionLossError, Node, SessionState
 from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
@@ -42,6 +43,7 @@ class TestOnSimulatedZooKeeper(ClusterContract):
 
 
 Call = Callable[[Registry], object]
+MANY = {f"user.u{number}": {**USER, "certificate": "x" * 100_000} for number in range(8)}
 PLACED = PlacedTopic(topic(1), (A, B), 1)
 ALTERED = PlacedTopic(topic(1, retention_ms=9), (A, B), 1)
 
@@ -76,6 +78,17 @@ def _anchored(registry: Registry) -> None:
     registry.anchor("group", "billing", B)
 
 
+def _with_users(registry: Registry) -> None:
+    _led(registry)
+    registry.change_access(A, 0, {"user.ops": USER})
+
+
+def _changed(registry: Registry, changes: Changes) -> Access:
+    """Change users, if that is not done."""
+    access = registry.access()
+    return access if "user.shop" in access.records else registry.change_access(A, access.version, changes)
+
+
 CALLS: dict[str, tuple[Call, Call]] = {  # what was done before, and the call during which the connection is lost
     "join": (lambda _registry: None, lambda registry: registry.join(CLUSTER, Standing.USED)),
     "lead": (_founded, lambda registry: registry.lead(candidate())),
@@ -89,7 +102,14 @@ CALLS: dict[str, tuple[Call, Call]] = {  # what was done before, and the call du
     "delete": (_with_topic, lambda registry: registry.delete_topic(topic(1))),
     "drop": (_with_deleted, lambda registry: registry.drop_topic(1, A)),
     "drop the last": (_dropped_at_b, lambda registry: registry.drop_topic(1, A)),
-    "join with epochs": (_led, lambda registry: registry.join(CLUSTER, Standing.MEMBER, 0, 7)),
+    "join with epochs": (_led, lambda registry: registry.join(CLUSTER, Standing.MEMBER, Brought(0, 7))),
+    "change users": (_with_users, lambda registry: _changed(registry, {"user.shop": USER, "user.ops": None})),
+    "first user": (_led, lambda registry: _changed(registry, {"user.shop": USER, "secret": {}})),
+    "publish": (_led, lambda registry: registry.publish_access(A, {"user.shop": USER, "user.ops": USER})),
+    "publish after founding": (
+        lambda registry: registry.join(CLUSTER, Standing.USED, Brought(publisher=A)),
+        lambda registry: registry.publish_access(A, MANY),
+    ),
     "anchor": (_led, lambda registry: registry.anchor("group", "billing", B)),
     "release": (_anchored, lambda registry: registry.release_anchor("group", "billing", B)),
 }  # fmt: skip
@@ -171,7 +191,10 @@ def test_an_epoch_whose_answer_was_lost_is_not_used() -> None:
 
 
 def test_a_cluster_from_before_gets_its_counter_of_epochs() -> None:
-    for call, drawn in ((lambda _: None, 1), (lambda registry: registry.join(CLUSTER, Standing.MEMBER, 0, 6), 7)):
+    for call, drawn in (
+        (lambda _: None, 1),
+        (lambda registry: registry.join(CLUSTER, Standing.MEMBER, Brought(0, 6)), 7),
+    ):
         registry = ZooKeeperRegistry(SimZooKeeper().open())
         _led(registry)
         _session(registry).delete("/txmq/ids/queries", ANY_VERSION)

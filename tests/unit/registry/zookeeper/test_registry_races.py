@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.unit.registry.contract import CLUSTER, A, B, candidate, topic
+from tests.unit.registry.contract import CLUSTER, USER, A, B, candidate, topic
 from tests.unit.registry.zookeeper.tree import values
 from txmq.errors import RegistryAwayError, RegistryConflictError, TxmqError
-from txmq.registry.port import Leadership, PlacedTopic, Registry, Standing
+from txmq.registry.port import Brought, Leadership, PlacedTopic, Registry, Standing
 from txmq.registry.zookeeper.attempts import LOSSES_MAX, RACES_MAX
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import BadVersionError, ConnectionLossError, Operation, Result, SessionState
@@ -43,17 +43,32 @@ CALLS: dict[str, Call] = {
     "drop at A": lambda registry: registry.drop_topic(9, A),
     "drop at B": lambda registry: registry.drop_topic(9, B),
     "topics": lambda registry: registry.topics(),
-    "join with epochs": lambda registry: registry.join(CLUSTER, Standing.MEMBER, last_query_epoch=5),
+    "join with epochs": lambda registry: registry.join(CLUSTER, Standing.MEMBER, Brought(last_query_epoch=5)),
     "draw": lambda registry: registry.draw_query_epoch(),
     "draw above": lambda registry: registry.draw_query_epoch(above=9),
     "anchor at A": lambda registry: registry.anchor("group", "new", A),
     "anchor at B": lambda registry: registry.anchor("group", "new", B),
     "anchor at B again": lambda registry: registry.anchor("group", "billing", B),
     "release": lambda registry: registry.release_anchor("group", "billing", B),
+    "access": lambda registry: registry.access(),
+    "add a user": lambda registry: registry.change_access(A, 1, {"user.shop": USER}),
+    "add a user at B": lambda registry: registry.change_access(B, 1, {"user.shop": {**USER, "n": 1}}),
+    "remove a user": lambda registry: registry.change_access(B, 1, {"user.ops": None}),
+    "publish at A": lambda registry: registry.publish_access(A, {"user.a": USER}),
+    "publish at B": lambda registry: registry.publish_access(B, {"user.b": USER, "user.ops": USER}),
     "anchor the released": lambda registry: registry.anchor("group", "billing", A),
 }
 
-UNCHANGING = ("join", "homes", "topics", "anchor the released", "anchor at B again")
+UNCHANGING = (
+    "join",
+    "homes",
+    "topics",
+    "access",
+    "publish at A",
+    "publish at B",
+    "anchor the released",
+    "anchor at B again",
+)
 
 
 class Outcome(NamedTuple):
@@ -83,6 +98,7 @@ def _tree() -> Tree:
     registry.create_topic(topic(9, "old"), [A, B])
     registry.delete_topic(topic(9, "old"))
     registry.anchor("group", "billing", B)
+    registry.change_access(A, 0, {"user.ops": USER, "user.root": USER})
     return ensemble.nodes
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from txmq.broker.state.access.principals import User
 from txmq.protocol.grants import OPERATIONS, allows
+from txmq.protocol.peers import is_peer
 
 ANSWERS_MAX: Final = 1000  # that are kept of a connection: names come from requests
 NEVER: Final = -1  # no version of the principals
@@ -22,15 +23,17 @@ class Permissions:
     Attributes:
         user: empty: nobody.
         is_administrator: may do everything.
+        is_peer: it is the broker of another home, which may ask and tell of branches, and nothing else.
         version: of the principals, when these were theirs.
     """
 
-    __slots__ = ("_answers", "_grants", "is_administrator", "user", "version")
+    __slots__ = ("_answers", "_grants", "is_administrator", "is_peer", "user", "version")
 
     def __init__(self, user: User | None, version: int) -> None:
         self.user, self.version = "" if user is None else user.name, version
         self._grants = () if user is None else user.grants
         self.is_administrator = user is not None and user.is_administrator
+        self.is_peer = is_peer(self.user)
         self._answers: dict[tuple[str, str, str | bytes], bool] = {}
 
     def may(self, operation: str, kind: str, name: str | bytes) -> bool:

@@ -1,5 +1,7 @@
 """Users, what they may do, and quotas. A fold over the journal.
 
+With a registry they are a copy of what that has (``records.py``), and ``registry_version`` says of which version.
+
 Invariants:
     * each entry says all of what it is about as it is from now on: redone twice it has the effect of once;
     * once there is a user there is an administrator, who may do everything: verbs refuse to remove the last one;
@@ -12,10 +14,11 @@ from typing import Any, Final
 
 from txmq.errors import UnknownUserError
 from txmq.protocol.grants import ADMINISTRATOR, Grant
+from txmq.protocol.peers import is_peer
 from txmq.protocol.scram import ScramKeys
 from txmq.redo import entries
 
-KINDS: Final = frozenset({entries.USER, entries.USER_REMOVED, entries.GRANTED, entries.QUOTA_SET})
+KINDS: Final = frozenset({entries.USER, entries.USER_REMOVED, entries.GRANTED, entries.QUOTA_SET, entries.ACCESS})
 
 
 class User:
@@ -25,14 +28,15 @@ class User:
         keys: of the password; None: has none.
         certificate: subject or alternative name of the client certificate; None: no certificate is this user's.
         grants: in the order in which they were granted.
+        made: with a registry the version that made the user; another user of the same name has another one.
     """
 
-    __slots__ = ("certificate", "grants", "keys", "name")
+    __slots__ = ("certificate", "grants", "keys", "made", "name")
 
     def __init__(
-        self, name: str, keys: ScramKeys | None, certificate: str | None, grants: tuple[Grant, ...] = ()
+        self, name: str, keys: ScramKeys | None, certificate: str | None, grants: tuple[Grant, ...] = (), made: int = 0
     ) -> None:
-        self.name, self.keys, self.certificate, self.grants = name, keys, certificate, grants
+        self.name, self.keys, self.certificate, self.grants, self.made = name, keys, certificate, grants, made
 
     @property
     def is_administrator(self) -> bool:
@@ -47,6 +51,8 @@ class Principals:
         users: the same object for ever; empty while everybody is anonymous.
         quotas: limits by kind ("user" or "topic") and name.
         secret: hex, drawn with the first user; no answer tells it.
+        registry_version: of the registry's users, grants and quotas that these are; 0: never any.
+        between_brokers: hex, the secret by which brokers of a cluster know each other; empty: there is none.
         version: rises with each change.
         unsettled: by user, how many of the transactions of their sessions are unsettled; sessions count them.
     """
@@ -55,6 +61,7 @@ class Principals:
         self.users: dict[str, User] = {}
         self.quotas: dict[tuple[str, str], dict[str, int]] = {}
         self.secret = ""
+        self.registry_version, self.between_brokers = 0, ""
         self.version = 0
         self.unsettled: dict[str, int] = {}
 
@@ -68,6 +75,12 @@ class Principals:
         if user is None:
             raise UnknownUserError(f"no user is named {name}; txmq user list names those that exist")
         return user
+
+    def speaker(self, name: str) -> User | None:
+        """Whom a connection speaks for that has logged in under a name: a user, or another home's broker."""
+        if is_peer(name) and self.between_brokers:
+            return User(name, None, None, (ADMINISTRATOR,))
+        return self.users.get(name)
 
     def is_last_administrator(self, user: User) -> bool:
         """Whether nobody could grant anything without this user."""
@@ -83,6 +96,9 @@ class Principals:
             self.quotas.pop(("user", fields["user"]), None)
         elif kind == entries.GRANTED:
             self.users[fields["user"]].grants = tuple(Grant(*grant) for grant in fields["grants"])
+        elif kind == entries.ACCESS:
+            self.registry_version = fields["version"]
+            self.secret, self.between_brokers = fields["secret"], fields["between_brokers"]
         else:
             key = (fields["kind"], fields["name"])
             self.quotas.pop(key, None)
@@ -93,16 +109,22 @@ class Principals:
         name, keys = fields["user"], fields["keys"]
         known = self.users.get(name)
         grants = () if known is None else known.grants
-        self.users[name] = User(name, None if keys is None else ScramKeys(*keys), fields["certificate"], grants)
+        known_keys = None if keys is None else ScramKeys(*keys)
+        self.users[name] = User(name, known_keys, fields["certificate"], grants, fields.get("made", 0))
         self.secret = fields.get("secret", self.secret)
 
     def freeze(self) -> dict[str, Any] | None:
         """A copy, JSON-able; None while there is nothing to keep."""
-        if not (self.users or self.quotas or self.secret):
+        if not (self.users or self.quotas or self.secret or self.registry_version):
             return None
+        of_registry = {"registry_version": self.registry_version, "between_brokers": self.between_brokers}
         return {
+            **(of_registry if self.registry_version else {}),
             "secret": self.secret,
-            "users": [(user.name, user.keys, user.certificate, user.grants) for user in self.users.values()],
+            "users": [
+                (user.name, user.keys, user.certificate, user.grants, *([user.made] if user.made else []))
+                for user in self.users.values()
+            ],
             "quotas": [(*key, limits) for key, limits in self.quotas.items()],
         }
 
@@ -111,7 +133,9 @@ class Principals:
         if snapshot is None:
             return
         self.secret = snapshot["secret"]
-        for name, keys, certificate, grants in snapshot["users"]:
-            self._put({"user": name, "keys": keys, "certificate": certificate})
+        self.registry_version = snapshot.get("registry_version", 0)
+        self.between_brokers = snapshot.get("between_brokers", "")
+        for name, keys, certificate, grants, *made in snapshot["users"]:
+            self._put({"user": name, "keys": keys, "certificate": certificate, "made": made[0] if made else 0})
             self.users[name].grants = tuple(Grant(*grant) for grant in grants)
         self.quotas = {(kind, name): limits for kind, name, limits in snapshot["quotas"]}

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.verbs.access.audit import audit
-from txmq.broker.verbs.access.changes import chosen, journal, tell
+from txmq.broker.state.access.records import Entry
+from txmq.broker.verbs.access.changes import Plan, Work, carry_out, chosen
 from txmq.broker.verbs.access.users import refuse_last_administrator
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.protocol.grants import ADMINISTRATOR, CLUSTER, Grant, read_grants
@@ -21,19 +21,25 @@ _TOLD: Final = {"grant": "granted", "revoke": "revoked"}
 
 def acl(context: Context, client: ClientConnection, request: Request) -> None:
     """Carry out one action, and say what the user may, or all users."""
-    _, arguments, extensions, _body, opaque = request
+    _, arguments, extensions, _body, _opaque = request
     action, name = arguments[0].decode(), arguments[1].decode()
-    is_new = False
-    if action in ("grant", "revoke"):
+    stated: list[Grant] = []
+    if action in _TOLD:
         stated = _stated(extensions)
-        is_new = _change(context, name, stated, is_grant=action == "grant")
-        if is_new:
-            may, (_, kind, thing) = ",".join(grant.may for grant in stated), stated[0]
-            audit(context, client, _TOLD[action], whom=name, may=may, kind=kind, name=thing)
     elif action != "list" or extensions:
         raise BadRequestError(f"acl {action[:40]}: expected grant or revoke with grants, or list without")
-    rows = [{"user": one, "grants": _described(context, one)} for one in chosen(context, name)]
-    tell(context, client, opaque, {"users": rows}, is_new=is_new)
+
+    def plan() -> Plan:
+        if not stated:
+            return Plan()
+        may, (_, kind, thing) = ",".join(grant.may for grant in stated), stated[0]
+        made = _change(context, name, stated, is_grant=action == "grant")
+        return Plan(made, _TOLD[action], {"whom": name, "may": may, "kind": kind, "name": thing})
+
+    def describe() -> dict[str, Any]:
+        return {"users": [{"user": one, "grants": _described(context, one)} for one in chosen(context, name)]}
+
+    carry_out(context, Work(client, request, plan, describe, is_list=not stated))
 
 
 def _stated(extensions: RequestFields) -> list[Grant]:
@@ -46,8 +52,8 @@ def _stated(extensions: RequestFields) -> list[Grant]:
     return read_grants(given[b"may"].decode(), kinds[0].decode(), given[kinds[0]].decode())
 
 
-def _change(context: Context, name: str, stated: list[Grant], *, is_grant: bool) -> bool:
-    """Whether anything changed."""
+def _change(context: Context, name: str, stated: list[Grant], *, is_grant: bool) -> list[Entry]:
+    """What makes the change; nothing if all is so already."""
     known = context.state.principals.known(name)
     if is_grant:
         after = [*known.grants, *(grant for grant in stated if grant not in known.grants)]
@@ -58,9 +64,8 @@ def _change(context: Context, name: str, stated: list[Grant], *, is_grant: bool)
     if ADMINISTRATOR not in after:
         refuse_last_administrator(context, known)
     if after == list(known.grants):
-        return False
-    journal(context, entries.GRANTED, {"user": name, "grants": after})
-    return True
+        return []
+    return [(entries.GRANTED, {"user": name, "grants": after})]
 
 
 def _described(context: Context, name: str) -> list[dict[str, Any]]:

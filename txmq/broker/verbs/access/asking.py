@@ -18,6 +18,7 @@ from typing import Final
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.access.permissions import Permissions, of_nobody
+from txmq.broker.verbs.cluster.parking import DoubtfulUsersError, doubt_users
 from txmq.errors import ForbiddenError, UnauthenticatedError
 
 TOPIC: Final = "topic"
@@ -34,8 +35,19 @@ def permissions_of(context: Context, client: ClientConnection) -> Permissions | 
     """What a connection may do now; None while there are no users, and nothing is asked."""
     known, principals = client.permissions, context.state.principals
     if known is not None and (known.version != principals.version or known.user != client.user):
-        known = client.permissions = Permissions(principals.users.get(client.user), principals.version)
+        known = client.permissions = Permissions(principals.speaker(client.user), principals.version)
     return known
+
+
+def certain_permissions(context: Context, client: ClientConnection) -> Permissions | None:
+    """The same, unless this process stood still, and its user may be removed by now.
+
+    Raises:
+        DoubtfulUsersError: the registry has to be asked first.
+    """
+    if client.permissions is not None and doubt_users(context):
+        raise DoubtfulUsersError("whether users were removed while this broker stood still is being asked; try again")
+    return permissions_of(context, client)
 
 
 def require(context: Context, client: ClientConnection, operation: str, kind: str, name: str | bytes) -> None:
@@ -45,7 +57,7 @@ def require(context: Context, client: ClientConnection, operation: str, kind: st
         UnauthenticatedError: it has not logged in, or its user is no more.
         ForbiddenError: the text says which grant is missing.
     """
-    known = permissions_of(context, client)
+    known = certain_permissions(context, client)
     if known is None or known.may(operation, kind, name):
         return
     refuse_nobody(known)
@@ -62,7 +74,7 @@ def require_any(context: Context, client: ClientConnection, operation: str, kind
     Raises:
         UnauthenticatedError, ForbiddenError: as ``require``.
     """
-    known = permissions_of(context, client)
+    known = certain_permissions(context, client)
     if known is not None and not known.has(operation, kind):
         refuse_nobody(known)
         raise ForbiddenError(
@@ -100,13 +112,16 @@ def refuse_nobody(known: Permissions) -> None:
 def is_administrator(context: Context, client: ClientConnection) -> bool:
     """Whether it may do everything: as an administrator, or because there are no users."""
     known = permissions_of(context, client)
-    return known is None or known.is_administrator
+    return known.is_administrator if known is not None else context.is_serving
 
 
 def sees(context: Context, client: ClientConnection, kind: str, name: str | bytes) -> bool:
-    """Whether a list shows a thing: who may do anything with it sees it."""
+    """Whether a list shows a thing: who may do anything with it sees it.
+
+    While a home waits for its registry it shows none: there may be users of whom it has not heard.
+    """
     known = permissions_of(context, client)
-    return known is None or known.may_any(kind, name)
+    return known.may_any(kind, name) if known is not None else context.is_serving
 
 
 def require_seen(context: Context, client: ClientConnection, topic: str | bytes) -> None:

@@ -15,6 +15,7 @@ from txmq.broker.verbs.access.audit import LOGIN_FAILED, audit
 from txmq.broker.verbs.hello import let_go
 from txmq.errors import BadRequestError, OverloadedError, UnauthenticatedError
 from txmq.model import is_valid_name
+from txmq.protocol.peers import home_of, is_peer, peer_keys
 from txmq.protocol.requests import Request
 from txmq.protocol.scram import REFUSED, ScramKeys, ScramLogin, has_password, mock_keys
 
@@ -54,8 +55,8 @@ def _scram(context: Context, client: ClientConnection, message: bytes) -> bytes:
         told = login.final(message)
     except UnauthenticatedError:
         _failed(context, client, "scram-sha-256", "" if login is None else login.user)
-    known = context.state.principals.users.get(login.user)
-    if known is None or known.keys != login.keys:  # removed, or given another password, meanwhile
+    is_known = context.state.principals.speaker(login.user) is not None
+    if not is_known or _keys(context, login.user) != login.keys:  # removed, or given another password, meanwhile
         _failed(context, client, "scram-sha-256", login.user)
     _succeeded(context, client, "scram-sha-256", login.user)
     return told
@@ -64,6 +65,14 @@ def _scram(context: Context, client: ClientConnection, message: bytes) -> bytes:
 def _keys(context: Context, name: str) -> ScramKeys:
     principals = context.state.principals
     mock = mock_keys(principals.secret, name)  # always: so it costs the same
+    home = home_of(name)
+    if (
+        home is not None
+        and context.cluster is not None
+        and home in context.cluster.homes
+        and principals.between_brokers
+    ):
+        return peer_keys(principals.between_brokers, home, context.state.home)
     known = principals.users.get(name)
     return mock if known is None or known.keys is None else known.keys
 
@@ -99,7 +108,8 @@ def _succeeded(context: Context, client: ClientConnection, mechanism: str, name:
 
 
 def _failed(context: Context, client: ClientConnection, mechanism: str, name: str) -> NoReturn:
-    context.failed_logins.failed(client.address, context.now_ms)
+    if not is_peer(name):  # whose password nobody guesses; a home that has just come is not known yet
+        context.failed_logins.failed(client.address, context.now_ms)
     context.counters.logins_failed += 1
     tried = name if is_valid_name(name) else "-"  # a stranger's text: no user has such a name
     audit(context, client, LOGIN_FAILED, mechanism=mechanism, tried=tried)

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.verbs.access.audit import audit
-from txmq.broker.verbs.access.changes import check_name, journal, tell
+from txmq.broker.state.access.records import Entry
+from txmq.broker.verbs.access.changes import Plan, Work, carry_out, check_name
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.protocol.grants import ALL
 from txmq.protocol.requests import Request, RequestFields
@@ -20,27 +20,34 @@ LIMITS: Final = {"user": (*_OF_ALL, "connections_max", "unsettled_max"), "topic"
 
 def quota(context: Context, client: ClientConnection, request: Request) -> None:
     """Carry out one action, and say which quotas there are of the kind and name."""
-    _, arguments, extensions, _body, opaque = request
+    _, arguments, extensions, _body, _opaque = request
     action, kind, name = (word.decode() for word in arguments)
     if kind not in LIMITS and not (kind == ALL and action == "list"):
         raise BadRequestError(f"quota of {kind[:40]!r}: expected one of {', '.join(LIMITS)}")
-    is_new = False
+    limits: dict[str, int] = {}
     if action == "set":
-        is_new = _set(context, kind, name, _limits(kind, extensions))
+        limits = _limits(kind, extensions)
     elif extensions or action not in ("remove", "list"):
         raise BadRequestError(f"quota {action[:40]}: expected set with limits, or remove or list without")
-    elif action == "remove":
-        is_new = _set(context, kind, name, {})
-    if is_new:
-        now = context.state.principals.quotas.get((kind, name), {})
-        told = ",".join(f"{limit}={value}" for limit, value in now.items())
-        audit(context, client, "quota changed", kind=kind, name=name, limits=told or "none")
+    is_list = action == "list"
+    if not is_list:
+        check_name(kind, name)
+
+    def plan() -> Plan:
+        told = ",".join(f"{limit}={value}" for limit, value in limits.items()) or "none"
+        made = [] if is_list else _set(context, kind, name, limits)
+        return Plan(made, "quota changed", {"kind": kind, "name": name, "limits": told})
+
+    carry_out(context, Work(client, request, plan, lambda: _described(context, kind, name), is_list=is_list))
+
+
+def _described(context: Context, kind: str, name: str) -> dict[str, Any]:
     rows = [
         {"kind": of[0], "name": of[1], "limits": limits}
         for of, limits in context.state.principals.quotas.items()
         if kind in (ALL, of[0]) and name in (ALL, of[1])
     ]
-    tell(context, client, opaque, {"quotas": rows}, is_new=is_new)
+    return {"quotas": rows}
 
 
 def _limits(kind: str, extensions: RequestFields) -> dict[str, int]:
@@ -53,16 +60,13 @@ def _limits(kind: str, extensions: RequestFields) -> dict[str, int]:
     return stated
 
 
-def _set(context: Context, kind: str, name: str, limits: dict[str, int]) -> bool:
-    """Whether anything changed."""
-    check_name(kind, name)
+def _set(context: Context, kind: str, name: str, limits: dict[str, int]) -> list[Entry]:
+    """What makes the change; nothing if all is so already."""
     principals = context.state.principals
     if kind == "user" and limits:
         principals.known(name)
     if principals.quotas.get((kind, name), {}) == limits:
-        return False
+        return []
     if (kind, name) not in principals.quotas and len(principals.quotas) >= QUOTAS_MAX:
         raise OverloadedError(f"{QUOTAS_MAX} quotas are kept: remove those that are not needed")
-    fields: dict[str, Any] = {"kind": kind, "name": name, "limits": limits}
-    journal(context, entries.QUOTA_SET, fields)
-    return True
+    return [(entries.QUOTA_SET, {"kind": kind, "name": name, "limits": limits})]

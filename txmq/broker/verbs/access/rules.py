@@ -22,12 +22,13 @@ from txmq.broker.verbs.access.asking import (
     SETTLE,
     TOPIC,
     WRITE,
-    permissions_of,
+    certain_permissions,
     refuse_nobody,
     require,
     require_administrator,
 )
-from txmq.protocol.requests import Request
+from txmq.errors import ForbiddenError
+from txmq.protocol.requests import Request, RequestFields
 
 
 class Who(enum.Enum):
@@ -143,6 +144,15 @@ def rule_of(verb: bytes, arguments: list[bytes]) -> Rule:
     return rule
 
 
+def _admit_peer(verb: bytes, extensions: RequestFields) -> None:
+    """The broker of another home asks what became of a transaction, and reports its branch."""
+    given = extensions or {}
+    is_asking = verb == b"outcome" or (verb == b"complete" and b"branch" in given)
+    is_talking = verb in (b"ping", b"quit", b"version", b"help") or (verb == b"hello" and b"session" not in given)
+    if not (is_talking or (is_asking and b"heuristic" not in given)):
+        raise ForbiddenError(f"{verb.decode('ascii', 'replace')}: brokers ask each other about branches only")
+
+
 def admit(context: Context, client: ClientConnection, request: Request) -> None:
     """Refuse a request whose line names what its user may not; asked of each request while there are users.
 
@@ -151,7 +161,10 @@ def admit(context: Context, client: ClientConnection, request: Request) -> None:
         ForbiddenError: the text says which grant is missing.
     """
     verb, arguments, extensions, _body, _opaque = request
-    rule, known = rule_of(verb, arguments), permissions_of(context, client)
+    rule, known = rule_of(verb, arguments), certain_permissions(context, client)
+    if known is not None and known.is_peer:
+        _admit_peer(verb, extensions)
+        return
     if rule.who is Who.ANYBODY or known is None:
         return
     refuse_nobody(known)

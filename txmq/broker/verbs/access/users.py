@@ -8,82 +8,88 @@ from typing import Any, Final
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.access.principals import User
-from txmq.broker.verbs.access.asking import log_out, strangers_from_now_on
-from txmq.broker.verbs.access.audit import audit
-from txmq.broker.verbs.access.changes import check_name, chosen, journal, tell
+from txmq.broker.state.access.records import Entry, user_record
+from txmq.broker.verbs.access.changes import SECRET_BITS, Plan, Work, carry_out, check_name, chosen, journal
 from txmq.errors import BadRequestError, OverloadedError, UserExistsError
 from txmq.protocol.grants import ADMINISTRATOR
 from txmq.protocol.json_text import read_json
 from txmq.protocol.requests import Request
 from txmq.protocol.scram import ScramKeys
 from txmq.redo import entries
+from txmq.registry.access import Record
 
 USERS_MAX: Final = 10_000
 CERTIFICATE_LENGTH_MAX: Final = 500
-_SECRET_BITS: Final = 256
 Body = bytes | bytearray
 
 
 def user(context: Context, client: ClientConnection, request: Request) -> None:
     """Carry out one action, and describe the user, or all."""
-    _, arguments, _extensions, body, opaque = request
+    _, arguments, _extensions, body, _opaque = request
     action, name = arguments[0].decode(), arguments[1].decode()
-    change = _CHANGES.get(action)
+    change, removed = _CHANGES.get(action), list[dict[str, Any]]()
     if change is not None:
         check_name("user", name)
-        described = change(context, name, body or b"")
-        audit(context, client, _TOLD[action], whom=name)
-    elif action == "list":
-        described = [_described(context, known) for known in chosen(context, name)]
-    else:
+    elif action != "list":
         raise BadRequestError(f"user {action[:40]}: expected one of {', '.join(_CHANGES)}, list")
-    tell(context, client, opaque, {"users": described}, is_new=change is not None)
+
+    def plan() -> Plan:
+        if change is None:
+            return Plan()
+        if action == "remove":
+            removed[:] = [_described(context, one) for one in chosen(context, name)]
+        return Plan(change(context, name, body or b""), _TOLD[action], {"whom": name})
+
+    def describe() -> dict[str, Any]:
+        return {"users": removed or [_described(context, known) for known in chosen(context, name)]}
+
+    carry_out(context, Work(client, request, plan, describe, is_list=change is None))
 
 
 def add_first(context: Context, name: str, body: Body) -> None:
     """Make the first user, before anybody is served. Raises BrokerError: the name or the body is none."""
     check_name("user", name)
-    _add(context, name, body)
+    for kind, fields in _add(context, name, body):
+        journal(context, kind, fields)
     context.group.needs_sync = True
 
 
-def _add(context: Context, name: str, body: Body) -> list[dict[str, Any]]:
+def first_record(name: str, body: Body) -> Record:
+    """The first user of a cluster, as the registry has it. Raises BrokerError: the name or the body is none."""
+    check_name("user", name)
+    return user_record(*_read(body), [ADMINISTRATOR])
+
+
+def _add(context: Context, name: str, body: Body) -> list[Entry]:
     principals = context.state.principals
     if name in principals.users:
         raise UserExistsError(f"{name}: change the password with txmq user passwd, or take another name")
     if len(principals.users) >= USERS_MAX:
         raise OverloadedError(f"{USERS_MAX} users exist: remove those that are not needed")
-    keys, certificate = _read(context, name, body)
-    fields = _fields(name, keys, certificate)
-    is_first = not principals.users
-    if is_first:
-        fields["secret"] = f"{context.random.bits(_SECRET_BITS):064x}"
-    journal(context, entries.USER, fields)
-    if is_first:  # in the same record: nobody else could grant it
-        journal(context, entries.GRANTED, {"user": name, "grants": [ADMINISTRATOR]})
-        strangers_from_now_on(context)
-    return [_described(context, name)]
+    fields = _fields(name, *_stated(context, name, body))
+    if principals.users:
+        return [(entries.USER, fields)]
+    if context.cluster is None:  # else the registry has it
+        fields["secret"] = f"{context.random.bits(SECRET_BITS):064x}"
+    # In the same record: nobody else could grant it.
+    return [(entries.USER, fields), (entries.GRANTED, {"user": name, "grants": [ADMINISTRATOR]})]
 
 
-def _passwd(context: Context, name: str, body: Body) -> list[dict[str, Any]]:
+def _passwd(context: Context, name: str, body: Body) -> list[Entry]:
     known = context.state.principals.known(name)
-    keys, certificate = _read(context, name, body)
-    journal(context, entries.USER, _fields(name, keys or known.keys, certificate or known.certificate))
-    return [_described(context, name)]
+    keys, certificate = _stated(context, name, body)
+    return [(entries.USER, _fields(name, keys or known.keys, certificate or known.certificate))]
 
 
-def _remove(context: Context, name: str, body: Body) -> list[dict[str, Any]]:
+def _remove(context: Context, name: str, body: Body) -> list[Entry]:
     known = context.state.principals.known(name)
     if body:
         raise BadRequestError("user remove: takes no body")
     refuse_last_administrator(context, known)
-    described = [_described(context, name)]
-    journal(context, entries.USER_REMOVED, {"user": name})
-    log_out(context, name)
-    return described
+    return [(entries.USER_REMOVED, {"user": name})]
 
 
-_CHANGES: Final[dict[str, Callable[[Context, str, Body], list[dict[str, Any]]]]] = {
+_CHANGES: Final[dict[str, Callable[[Context, str, Body], list[Entry]]]] = {
     "add": _add, "passwd": _passwd, "remove": _remove,
 }  # fmt: skip
 
@@ -102,27 +108,33 @@ def _fields(name: str, keys: ScramKeys | None, certificate: str | None) -> dict[
     return {"user": name, "keys": keys, "certificate": certificate}
 
 
-def _read(context: Context, name: str, body: Body) -> tuple[ScramKeys | None, str | None]:
+def _stated(context: Context, name: str, body: Body) -> tuple[ScramKeys | None, str | None]:
+    """As ``_read``; nobody else has the certificate."""
+    keys, certificate = _read(body)
+    for other in context.state.principals.users.values():
+        if certificate is not None and other.certificate == certificate and other.name != name:
+            raise BadRequestError(f"user: the certificate is {other.name}'s")
+    return keys, certificate
+
+
+def _read(body: Body) -> tuple[ScramKeys | None, str | None]:
     """Keys and certificate as a request states them; no error tells them."""
     stated = read_json(body)
     if not isinstance(stated, dict) or stated.keys() != {"keys", "certificate"}:
         raise BadRequestError("user: expected a JSON object of keys and certificate")
     certificate = stated["certificate"]
     if certificate is not None:
-        _check_certificate(context, name, certificate)
+        _check_certificate(certificate)
     keys = None if stated["keys"] is None else ScramKeys.from_json(stated["keys"])
     if keys is None and certificate is None:
         raise BadRequestError("user: keys of a password, or a certificate's name, or both")
     return keys, certificate
 
 
-def _check_certificate(context: Context, name: str, certificate: object) -> None:
+def _check_certificate(certificate: object) -> None:
     is_text = isinstance(certificate, str) and certificate.isprintable() and certificate.isascii()
     if not is_text or not 0 < len(str(certificate)) <= CERTIFICATE_LENGTH_MAX:
         raise BadRequestError(f"user: certificate is 1 to {CERTIFICATE_LENGTH_MAX} printable characters")
-    for other in context.state.principals.users.values():
-        if other.certificate == certificate and other.name != name:
-            raise BadRequestError(f"user: the certificate is {other.name}'s")
 
 
 def _described(context: Context, name: str) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def registry_fields(context: Context) -> dict[str, Any] | None:
     return {
         "address": view.address, "state": view.state.value, "since_ms": max(0, context.now_ms - view.since_ms),
         "asked": view.asked, "refused": sorted(view.refused.values()),
+        "users_version": context.state.principals.registry_version,
     }  # fmt: skip
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from txmq.broker.cluster.asks import FindAnchor, Result
 from txmq.broker.cluster.view import ClusterView, RegistryState
 from txmq.broker.context import Context
+from txmq.broker.verbs.access import changes as users
 from txmq.broker.verbs.branches import resolving
 from txmq.broker.verbs.cluster.topic_map import take_over
 from txmq.errors import BrokerError, InvariantError, RegistryAwayError, TxmqError, UnavailableError
 from txmq.redo import entries
+from txmq.registry.access import Access
 from txmq.registry.port import Home, Leadership, TopicMap
 
 
@@ -36,6 +38,12 @@ def led(context: Context, leadership: Leadership) -> None:
     view.map_version = max((placed.version for placed in state.placed.values()), default=0)
 
 
+def access_changed(context: Context, access: Access | None, *, is_anew: bool = False) -> None:
+    """Users, grants or quotas changed, or may have; before this home serves anybody, all are compared (``is_anew``)."""
+    if access is not None:
+        users.take_over(context, view_of(context), access, is_anew=is_anew)
+
+
 def changed(context: Context, topic_map: TopicMap, homes: Sequence[Home]) -> None:
     """Topics or homes changed, or may have."""
     view = view_of(context)
@@ -45,9 +53,11 @@ def changed(context: Context, topic_map: TopicMap, homes: Sequence[Home]) -> Non
 
 
 def answered(context: Context, number: int, result: Result) -> None:
-    """An ask was carried out; topics and homes that came with the answer are taken over first."""
-    if not isinstance(result, TxmqError) and result.topic_map is not None:
-        changed(context, result.topic_map, result.homes)
+    """An ask was carried out; what came with the answer is taken over first."""
+    if not isinstance(result, TxmqError):
+        access_changed(context, result.access)
+        if result.topic_map is not None:
+            changed(context, result.topic_map, result.homes)
     view_of(context).answered(number, result)
 
 
@@ -56,6 +66,10 @@ def registry_state(context: Context, state: RegistryState) -> None:
     view = view_of(context)
     if state is not view.state:
         view.state, view.since_ms = state, context.now_ms
+    if state is not RegistryState.CONNECTED:
+        lost, view.when_lost = list(view.when_lost.values()), {}
+        for tell in lost:
+            tell()
 
 
 def as_answer(error: TxmqError) -> BrokerError:

@@ -1,5 +1,9 @@
 """A request for a topic that this home does not know waits until the registry was asked; only then it is 404.
 
+So does every request of a user, and each that is to be one's, behind a while in which the process stood still (it was
+paused, or the disk did not answer): its user may have been removed meanwhile, and the registry's word of it is under
+way. If the registry does not answer, the home goes on with the users that it knows.
+
 Another broker may have created the topic a moment ago. One read of the registry is under way at a time. It counts for
 the requests that came before it began; the next one, for all that came meanwhile. A connection's later requests are
 taken in when its request that waits is answered (``ClientConnection.waiting``), so that their order is kept.
@@ -7,6 +11,7 @@ taken in when its request that waits is answered (``ClientConnection.waiting``),
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from txmq.broker.client_connection import ClientConnection
@@ -16,7 +21,12 @@ from txmq.broker.context import Context
 from txmq.errors import BrokerError, OverloadedError, TxmqError, UnavailableError
 from txmq.protocol.requests import Request
 
+STILL_MS_MAX: Final = 700  # between two ticks; a change of users reaches a home that runs within a second
 PARKED_BYTES_MAX: Final = 32 << 20  # of the bodies of all requests that wait
+
+
+class DoubtfulUsersError(UnavailableError):
+    """The process stood still: whether users were removed meanwhile is being asked."""
 
 
 def park(
@@ -28,9 +38,11 @@ def park(
         The answer, if it is not to wait (any longer).
     """
     needed = view.resumed or view.refreshes_begun + 1
-    if needed <= view.refreshes_done:
+    if isinstance(error, DoubtfulUsersError):
+        needed = max(needed, view.doubt)
+    elif needed <= view.refreshes_done:
         return error if view.refresh_error is None else _unavailable(str(view.refresh_error))
-    if view.state is not RegistryState.CONNECTED:
+    if view.state is not RegistryState.CONNECTED and not isinstance(error, DoubtfulUsersError):
         return _unavailable(view.state.value)
     size = len(request[3] or b"")
     if view.parked_bytes + size > PARKED_BYTES_MAX:
@@ -60,6 +72,21 @@ def _ask(view: ClusterView) -> None:
 def _refreshed(view: ClusterView, result: Result) -> None:
     view.refreshes_done = view.refreshes_asked
     view.refresh_error = result if isinstance(result, TxmqError) else None
+    if view.refreshes_done < view.doubt:  # it may have been read before the process stood still
+        _ask(view)
+
+
+def doubt_users(context: Context) -> bool:
+    """Whether it is to be asked first whether users were removed while the process stood still."""
+    view = context.cluster
+    if view is None or not context.is_serving:
+        return False
+    if context.now_ms - context.ticked_ms > STILL_MS_MAX:
+        context.ticked_ms = context.now_ms  # it is known now that it stood still
+        view.doubt = view.refreshes_begun + 1
+        with suppress(OverloadedError):  # a request that is parked asks
+            _ask(view)
+    return view.refreshes_done < view.doubt
 
 
 def forget(view: ClusterView, client: ClientConnection) -> None:

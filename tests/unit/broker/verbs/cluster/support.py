@@ -77,12 +77,13 @@ class Broker:
     def begin(self, topic_map: TopicMap | None = None) -> None:
         """The epoch is there, and a map: as a rule the registry's."""
         self.node.store.journal.raise_epoch(self.leadership.epoch)
-        self.node.core.led(self.leadership, topic_map or self.registry.topics(), self.registry.homes())
+        topics = topic_map or self.registry.topics()
+        self.node.core.led(self.leadership, topics, self.registry.homes(), self.registry.access())
         self.node.pump()
 
     def refresh(self) -> None:
         """The registry tells of a change."""
-        self.node.core.registry_changed(self.registry.topics(), self.registry.homes())
+        self.node.core.registry_changed(self.registry.topics(), self.registry.homes(), self.registry.access())
         self.work()
 
     def asks(self) -> list[Ask]:

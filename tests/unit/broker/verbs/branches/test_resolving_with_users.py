@@ -1,0 +1,169 @@
+"""Branches between homes that have users: brokers prove to each other that they are of one cluster, and which homes."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+
+import pytest
+
+from tools.images.node import Client
+from txmq.broker.cluster.branch_asks import BranchAsk
+from txmq.broker.cluster.home_conversation import HomeConversation
+from txmq.errors import RemoteProtocolError
+from txmq.protocol.answers import result
+from txmq.protocol.peers import peer_name, peer_password
+from txmq.protocol.scram import ScramAttempt
+from txmq.testing.simulated.disk import SimDisk
+
+from ...homes_support import (
+    Cluster,
+    HomeNode,
+    HomeWire,
+    add_users,
+    commit,
+    listed,
+    logged_in,
+    prepare_branch,
+    two_homes,
+)
+from ...support import values
+
+SECRET = "b07" * 20
+
+
+def made() -> tuple[Cluster, HomeNode, HomeNode]:
+    """Two homes with users that ask each other."""
+    here, there = two_homes()
+    add_users(here, there)
+    return Cluster(here, there), here, there
+
+
+def test_branch_of_a_decision_is_placed_and_reported() -> None:
+    cluster, here, there = made()
+    owner, deciding = logged_in(there), logged_in(here)
+    branch, txid = there.txid(owner_of(there), 1), here.txid(owner_of(here), 1)
+    assert prepare_branch(owner, branch, txid, ("a", 0, b"x")).code == 200
+    assert commit(deciding, txid, ("a", 0, b"y"), homes=branch).code == 200
+    owner.disconnect()
+    cluster.later(3)
+    assert (values(here), values(there)) == ([b"y"], [b"x"])
+    assert not here.state.unsettled
+    assert here.context.counters.logins_failed == there.context.counters.logins_failed == 0
+
+
+def owner_of(home: HomeNode) -> int:
+    """The number of the newest session."""
+    return home.newest_session
+
+
+def test_branch_is_rolled_back_when_its_owner_is_gone() -> None:
+    cluster, here, there = made()
+    owner, deciding = logged_in(there), logged_in(here)
+    branch, txid = there.txid(owner_of(there), 1), here.txid(owner_of(here), 1)
+    assert prepare_branch(owner, branch, txid, ("a", 0, b"x")).code == 200
+    deciding.disconnect()
+    cluster.later(10)
+    assert not there.state.unsettled
+    assert listed(logged_in(there, "ops")) == []
+
+
+def test_conversation_from_before_there_were_users_is_begun_anew() -> None:
+    here, there = two_homes()
+    cluster = Cluster(here, there)
+    owner = there.session()
+    prepare_branch(owner, there.txid(1, 1), here.txid(1, 1), ("a", 0, b"x"))
+    deciding = here.session()
+    cluster.later(2)
+    [wire] = cluster._wires.values()
+    assert wire.conversation.is_greeted
+    add_users(here, there)
+    wire.conversation.ask(BranchAsk(99, here.identity.node, "outcome", here.txid(1, 1), {}))
+    with pytest.raises(RemoteProtocolError, match="has users, of whom this home has yet to hear"):
+        _converse(wire)
+    deciding.disconnect()
+    cluster.later(10)
+    assert not there.state.unsettled
+
+
+ARGUMENTS: dict[str, tuple[str | int, ...]] = {
+    "hello": (1, "me"), "user": ("list", "*"), "get": ("a", 0, 0, 1000), "topic": ("delete", "a"), "stats": ("*",),
+    "complete": ("t",), "recover": (), "commit": ("t",), "acl": ("list", "*"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ARGUMENTS)
+def test_broker_may_ask_and_tell_of_branches_only(verb: str) -> None:
+    _cluster, here, there = made()
+    peer = _as_peer(here, there)
+    words = {"session": "new"} if verb == "hello" else {"heuristic": "commit"} if verb == "complete" else {}
+    body = b"" if verb in ("user", "commit") else None
+    answer = peer.ask(verb, *ARGUMENTS[verb], extensions=dict(words), body=body)
+    assert (answer.code, answer.error) == (403, "forbidden")
+    assert peer.ask("outcome", there.txid(1, 1)).code != 403
+    assert peer.ask("ping").code == 200
+
+
+def _as_peer(asking: HomeNode, asked: HomeNode, at: HomeNode | None = None, secret: str = SECRET) -> Client:
+    """A connection to ``asked``, or ``at`` another home, that tries to log in as the broker of a home."""
+    client = (at or asked).connect()
+    password = peer_password(secret, asking.identity.node, asked.identity.node)
+    attempt = ScramAttempt(peer_name(asking.identity.node), password, "nonce")
+    first = client.ask("auth", "scram-sha-256", body=attempt.first()).body
+    answer = client.ask("auth", "scram-sha-256", body=attempt.final(first.removesuffix(b"\n")))
+    assert (answer.code == 200) is bool(client.client.user)
+    return client
+
+
+def test_nobody_else_logs_in_as_a_broker() -> None:
+    _cluster, here, there = made()
+    stranger = HomeNode(3, SimDisk(), here.clock)
+    assert _as_peer(here, there).client.user
+    for client in (
+        _as_peer(here, there, secret="guessed"),
+        _as_peer(here, there, at=here),  # what one home was told is relayed to another
+        _as_peer(stranger, there),  # a home that the registry does not know
+    ):
+        assert not client.client.user
+        assert client.ask("outcome", there.txid(1, 1)).code == 401
+    assert logged_in(there)  # nobody else at the address waits for that
+
+
+@pytest.mark.parametrize("theirs", ["another", ""])
+def test_nothing_is_asked_of_what_does_not_know_the_secret(theirs: str) -> None:
+    here, there = two_homes()
+    add_users(here)
+    if theirs:
+        add_users(there, here, secret=theirs)
+    conversation = HomeConversation(here.identity, there.identity.node, 0.0, here.context.random, SECRET)
+    conversation.ask(BranchAsk(7, there.identity.node, "outcome", "t", {}))
+    wire = HomeWire(here, there)
+    wire.conversation = conversation
+    with pytest.raises(RemoteProtocolError, match=r"takes no login of this broker: 40[01]"):
+        _converse(wire)
+    assert not conversation.is_greeted
+
+
+def test_what_answers_a_login_without_the_secret_is_not_believed() -> None:
+    here, there = two_homes()
+    conversation = HomeConversation(here.identity, there.identity.node, 0.0, here.context.random, SECRET)
+    told = json.dumps({"home": f"{there.identity.node:016x}", "cluster": f"{here.identity.cluster:016x}"})
+    conversation.received(result(200, b"hello", told.encode()), 0.0)
+    conversation.received(result(200, b"auth", _server_first(conversation)), 0.0)
+    conversation.output.clear()
+    with pytest.raises(RemoteProtocolError, match="does not know the cluster's secret"):
+        conversation.received(result(200, b"auth", b"v=" + b64encode(bytes(32))), 0.0)
+    assert not conversation.output
+
+
+def _server_first(conversation: HomeConversation) -> bytes:
+    """Of an impostor that makes a salt up."""
+    said = b"".join(conversation.output)
+    nonce = said.rpartition(b"r=")[2]
+    return b"r=" + nonce + b"more,s=" + b64encode(bytes(16)) + b",i=4096"
+
+
+def _converse(wire: HomeWire) -> None:
+    while wire.conversation.output:
+        wire.push()
+        wire.asked.pump()

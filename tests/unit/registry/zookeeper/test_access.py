@@ -1,0 +1,149 @@
+"""Users in the simulated ZooKeeper: what is read again, what a former process may not do, clusters from before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.unit.registry.contract import CLUSTER, USER, A, B, candidate
+from txmq.errors import RegistryConflictError, RegistryError
+from txmq.registry.access import NO_ACCESS, Access
+from txmq.registry.port import Brought, Standing
+from txmq.registry.zookeeper.access import NEWEST_MAX
+from txmq.registry.zookeeper.registry import ZooKeeperRegistry
+from txmq.registry.zookeeper.session import Node
+from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
+
+
+def _registry(session: SimSession) -> ZooKeeperRegistry:
+    registry = ZooKeeperRegistry(session)
+    registry.join(CLUSTER, Standing.USED)
+    registry.announce(registry.lead(candidate()))
+    return registry
+
+
+def _read_paths(session: SimSession) -> list[str]:
+    """The records that are read from now on."""
+    paths: list[str] = []
+    read = session.get_many
+
+    def get_many(wanted: Sequence[str]) -> list[Node | None]:
+        paths.extend(path.rpartition("/")[2] for path in wanted)
+        return read(wanted)
+
+    session.get_many = get_many  # type: ignore[assignment, method-assign]
+    return paths
+
+
+def test_only_what_changed_is_read_again() -> None:
+    ensemble = SimZooKeeper()
+    writing, session = _registry(ensemble.open()), ensemble.open()
+    reading = ZooKeeperRegistry(session)
+    writing.publish_access(A, {f"user.u{number}": USER for number in range(50)})
+    reading.access()
+    paths = _read_paths(session)
+    for version in range(1, 4):
+        writing.change_access(A, version, {f"user.u{version}": None, "quota.topic.a": {"n": version}})
+    assert reading.access() == writing.access()
+    assert sorted(paths) == ["quota.topic.a", "user.u1", "user.u2", "user.u3"]
+    del paths[:]
+    assert reading.access() is reading.access()
+    assert not paths
+    for version in range(4, 6 + NEWEST_MAX):
+        writing.change_access(A, version, {"quota.topic.a": {"n": version}})
+    assert reading.access() == writing.access()
+    assert len(paths) == 48  # all: what changed first is not named any more
+
+
+def test_a_change_that_was_lost_and_overtaken_is_known() -> None:
+    ensemble = SimZooKeeper()
+    session, other = ensemble.open(), ensemble.open()
+    registry = _registry(session)
+    overtaking = ZooKeeperRegistry(other)
+    registry.access()
+
+    def overtake(_state: object) -> None:
+        if overtaking.access().version == 1:
+            overtaking.change_access(B, 1, {"user.ops": None, "user.shop": USER})
+
+    session.listen(overtake)
+    session.lose_next(is_carried_out=True)
+    assert registry.change_access(A, 0, {"user.ops": USER}) == Access(2, {"user.shop": USER})
+
+
+def test_a_change_that_was_lost_behind_anothers_is_none() -> None:
+    ensemble = SimZooKeeper()
+    session = ensemble.open()
+    registry, overtaking = _registry(session), ZooKeeperRegistry(ensemble.open())
+
+    def overtake(_state: object) -> None:
+        if overtaking.access().version == 0:
+            overtaking.change_access(B, 0, {"user.ops": USER})
+
+    session.listen(overtake)
+    session.lose_next(is_carried_out=False)
+    with pytest.raises(RegistryConflictError, match="version 1"):
+        registry.change_access(A, 0, {"user.ops": USER})  # the same, and not by this home
+
+
+def test_a_former_process_publishes_nothing_behind_the_next_one() -> None:
+    ensemble = SimZooKeeper()
+    session = ensemble.open()
+    former, then = ZooKeeperRegistry(session), ZooKeeperRegistry(ensemble.open())
+    former.join(CLUSTER, Standing.USED, Brought(publisher=A))
+    session.create("/txmq/access/user.ops", b"{}")  # by a process before both
+    changed = {"user.ops": {**USER, "grants": []}}
+
+    def overtake() -> None:
+        session.before_change = lambda: None
+        then.publish_access(A, {"user.ops": USER})
+        then.change_access(A, 1, changed)
+
+    session.before_change = overtake
+    former.publish_access(A, {"user.ops": {**USER, "grants": ["all"]}})
+    assert then.access() == former.access() == Access(2, changed)
+
+
+def test_what_was_brought_in_part_is_brought_anew() -> None:
+    ensemble = SimZooKeeper()
+    session = ensemble.open()
+    registry = ZooKeeperRegistry(session)
+    registry.join(CLUSTER, Standing.USED, Brought(publisher=A))
+    session.create("/txmq/access/user.removed", b"{}")  # by a process that died then
+    registry.publish_access(A, {"user.ops": USER})
+    assert registry.access() == Access(1, {"user.ops": USER})
+
+
+def test_a_cluster_from_before_there_were_users_gets_them() -> None:
+    ensemble = SimZooKeeper()
+    session = ensemble.open()
+    registry = _registry(session)
+    session.delete("/txmq/access", 0)
+    told: list[int] = []
+    assert registry.access(lambda: told.append(1)) == NO_ACCESS
+    assert registry.change_access(A, 0, {"user.ops": USER}) == Access(1, {"user.ops": USER})
+    assert told == [1]
+
+
+def test_records_that_cannot_be_read_are_told() -> None:
+    ensemble = SimZooKeeper()
+    session = ensemble.open()
+    registry = _registry(session)
+    registry.change_access(A, 0, {"user.ops": USER})
+    for path, value in (("/txmq/access/user.ops", b"[]"), ("/txmq/access", b'{"version": 1}')):
+        session.set_value(path, value, -1)
+        with pytest.raises(RegistryError, match=rf"{path} in ZooKeeper cannot be read .* restore it, or upgrade txmq"):
+            ZooKeeperRegistry(ensemble.open()).access()
+
+
+def test_nodes_that_are_open_take_no_users() -> None:
+    session = SimZooKeeper().open()
+    registry = _registry(session)
+    session.has_credentials = False
+    for refused in (
+        lambda: registry.change_access(A, 0, {"user.ops": USER}), lambda: registry.publish_access(A, {"user.a": USER}),
+    ):  # fmt: skip
+        with pytest.raises(RegistryError, match="who may write users there may do everything"):
+            refused()
+    assert registry.change_access(A, 0, {"quota.topic.a": {"n": 1}}).version == 1
