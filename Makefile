@@ -37,7 +37,8 @@ WORKERS ?= 2
 SERVICE_WORKERS ?= 3
 COMPILED ?= 1
 COMPILED_TESTS := tests/compiled tests/vectors tests/crash/test_campaign.py tests/crash/test_xa_campaign.py \
-	tests/services/xa/test_last_resource_mysql.py tests/services/consumer/test_acks_in_transactions.py \
+	tests/services/xa/test_last_resource_mysql.py tests/services/xa/test_mysql_resource.py \
+	tests/services/consumer/test_acks_in_transactions.py \
 	tests/unit/client/transaction/test_current.py tests/unit/spark/sink
 export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.

@@ -17,6 +17,8 @@ from tests.cancelled import cancelled_at
 from txmq.errors import RolledBackError, TransactionStateError
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.simulated.clock import SimClock
+from txmq.xa import MySQLResource
 from txmq.xa.database import resource as databases
 
 from .shops import MariaDBShop, Service, Shop, SQLiteShop, TwoShops, on_loop, serving
@@ -376,6 +378,37 @@ def test_two_mariadb_databases_commit_by_two_phases(shared_broker: BrokerProcess
             assert found == sorted(two.shops[0].rows()) == sorted(two.shops[1].rows())
             assert len(found) == 16
             two.close()
+
+    on_loop(work)
+
+
+def test_branch_starts_with_its_first_statement_in_the_connections_thread(
+    shared_broker: BrokerProcess, mariadb: MariaDB
+) -> None:
+    sent: list[bytes] = []
+
+    class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
+        def query(self, query: Any) -> None:
+            sent.append(query if isinstance(query, bytes) else query.encode())
+            super().query(query)
+
+    async def work() -> None:
+        shop = MariaDBShop(mariadb)
+        arguments = mariadb.connect_arguments() | {"db": shop.database.database}
+        resource = MySQLResource("xa", connect=lambda: Noting(**arguments), clock=SimClock())
+        async with await txmq.aio.connect(shared_broker.address) as client, client.producer() as producer:
+            await client.topics.ensure("late-start")
+            await asyncio.to_thread(resource.install)
+            for value in (b"a", b"b"):
+                sent.clear()
+                async with producer.transaction(resource) as tx:
+                    await tx.connection(resource).execute(shop.insert, (value,))
+                    await producer.send("late-start", value)
+            words = (b"XA START", b"INTO orders", b"XA PREPARE", b"XA COMMIT")
+            found = [[word for word in words if word in query] for query in sent]  # a resolver sends others
+            assert [some for some in found if some] == [[*words[:2]], [words[2]], [words[3]]]
+            assert shop.rows() == [b"a", b"b"]
+            resource.close()
 
     on_loop(work)
 

@@ -18,9 +18,9 @@ from txmq.client.transaction.block import Transaction
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.xa import LastResource
+from txmq.xa import LastResource, MySQLResource
 
-from .mysql_orders import MySQLOrders
+from .mysql_orders import NAME, MySQLOrders
 
 
 class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
@@ -118,6 +118,24 @@ def test_a_wrapped_connection_works_and_its_wrapper_sees_each_statement(orders: 
     orders.order(1, orders.last, wrap(connection))
     assert orders.rows() == [1]
     assert not any(b"SAVEPOINT txmq_body; INSERT" in query for query in connection.sent if isinstance(query, bytes))
+
+
+class Lying(Passing):
+    """One that says that it is what it wraps, as wrapt's do."""
+
+    @property  # type: ignore[misc]  # of an object it can be set
+    def __class__(self) -> Any:
+        return Noting
+
+
+@pytest.mark.parametrize("wrap", [Passing, Tracing, Lying])
+def test_branch_on_a_wrapped_connection_starts_by_itself(orders: LentOrders, wrap: Any) -> None:
+    connection = orders.lend()
+    orders.resource = MySQLResource(NAME, connect=lambda: wrap(connection))
+    for number in (1, 2):
+        assert orders.prepared(number).commit()
+    starts = [str(query) for query in connection.sent if "XA START" in str(query)]
+    assert (len(starts), any("INSERT" in start for start in starts)) == (2, False)
 
 
 def test_one_that_hides_its_driver_takes_dialect_and_no_branch(orders: LentOrders) -> None:

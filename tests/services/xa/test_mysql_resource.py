@@ -11,12 +11,15 @@ import pytest
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionStateError, TransactionTimeoutError
 from txmq.testing.eventually import eventually
+from txmq.testing.simulated.clock import SimClock
+from txmq.xa import MySQLResource
 from txmq.xa.database.mysql_server import xa
 from txmq.xa.mysql.branch import MySQLBranch
+from txmq.xa.mysql.resource import FRESH_S
 from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, decode_bqual
 from txmq.xid import FORMAT_ID
 
-from .mysql_orders import MySQLOrders, new_txid
+from .mysql_orders import NAME, MySQLOrders, new_txid
 
 
 def end(branch: MySQLBranch) -> None:
@@ -282,6 +285,42 @@ def test_branch_costs_four_round_trips_and_six_with_single_statements(orders: My
     assert orders.rows() == [0, 1]
 
 
+def test_branch_on_a_connection_in_use_costs_three_round_trips(orders: MySQLOrders) -> None:
+    seen: list[str] = []
+
+    class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
+        def query(self, query: Any) -> None:
+            seen.append(str(query))
+            super().query(query)
+
+    clock = SimClock()
+    arguments = orders.server.connect_arguments() | {"db": orders.database}
+    orders.resource = MySQLResource(NAME, connect=lambda: Noting(**arguments), clock=clock)
+    trips = []
+    for number, passed_s in enumerate((0.0, FRESH_S / 2, 0.0, 2 * FRESH_S)):
+        clock.advance(passed_s)
+        seen.clear()
+        branch = orders.prepared(number)
+        assert branch.commit()
+        trips.append(len(seen))
+    assert trips[1:] == [3, 3, 4], seen
+    assert (orders.rows(), orders.listed()) == ([0, 1, 2, 3], [])
+    orders.resource.close()
+
+
+def test_late_branch_dooms_as_others_do_and_its_connection_is_used_again(orders: MySQLOrders) -> None:
+    assert orders.prepared(1).commit()
+    branch = orders.enlist()
+    number = branch.details()["connection"]
+    with pytest.raises(MySQLdb.IntegrityError):
+        orders.insert(branch, 1)
+    with pytest.raises(RolledBackError, match="a statement failed"):
+        end(branch)
+    assert branch.roll_back(prepared=False)
+    cursor = orders.enlist().connection.cursor()
+    assert (cursor.execute("SELECT id, CONNECTION_ID() FROM orders"), cursor.fetchall()) == (1, ((1, number),))
+
+
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_a_marker_that_is_refused_leaves_nothing_prepared(orders: MySQLOrders, is_packed: bool) -> None:
     branch = orders.enlist(connection=orders.connect(multi_statements=is_packed))
@@ -345,15 +384,24 @@ def test_killed_session_before_commit_leaves_branch_to_resolver(orders: MySQLOrd
     recovery.close()
 
 
-def test_an_idle_connection_that_the_server_has_ended_is_replaced(orders: MySQLOrders) -> None:
-    branch = orders.prepared(1)
-    number = branch.details()["connection"]
-    assert branch.commit()
-    orders.execute(f"KILL {number}")
-    following = orders.prepared(2)
-    assert following.details()["connection"] != number
-    assert following.commit()
-    assert orders.rows() == [1, 2]
+def test_connection_ended_by_the_server_dooms_only_an_immediate_branch(orders: MySQLOrders) -> None:
+    clock = SimClock()
+    orders.resource = orders.new_resource(clock=clock)
+    numbers = []
+    for number, passed_s in enumerate((FRESH_S / 2, 2 * FRESH_S)):
+        branch = orders.prepared(10 + number)
+        numbers.append(branch.details()["connection"])
+        assert branch.commit()
+        orders.execute(f"KILL {numbers[-1]}")
+        clock.advance(passed_s)
+        if passed_s < FRESH_S:
+            doomed = orders.enlist()
+            with pytest.raises(MySQLdb.OperationalError):
+                orders.insert(doomed, 1)
+            assert doomed.roll_back(prepared=False)
+            assert not doomed.ended_by_body
+    assert orders.prepared(2).details()["connection"] not in numbers
+    assert orders.rows() == [10, 11]
 
 
 def test_prepared_branches_survive_server_kills_and_are_committed_by_others(orders: MySQLOrders) -> None:

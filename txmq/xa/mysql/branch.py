@@ -2,14 +2,15 @@
 
 Theory of operation::
 
-    begin       XA START
+    begin       XA START                               on a connection in use one packet with the first statement
     body        the application's statements, through the guard
     prepare     INSERT marker; XA END; XA PREPARE      one packet
     commit      XA COMMIT              or    roll_back   XA END if needed; XA ROLLBACK; a small committed write
 
-Four round trips, one less than bare XA with its five statements. If the body ended the branch by hand, XA END says so,
-and the marker goes with the connection, which is closed: it stands in a transaction that nobody commits. (A savepoint
-behind XA START, released first, would say it before the marker, for 20 to 40 us of each transaction's processor time.)
+Three round trips (``late_start``), or four, where bare XA has five statements. If the body ended the branch by hand, XA
+END says so, and the marker goes with the connection, which is closed: it stands in a transaction that nobody commits.
+(A savepoint behind XA START, released first, would say it before the marker, for 20 to 40 us of each transaction's
+processor time.)
 The marker row makes every branch one that wrote: it cannot vanish as a read-only one does, and it proves the
 outcome. Without marker, a branch that did not write (by the session's own counters) is ended in ``prepare``; there is
 nothing to decide.
@@ -29,11 +30,12 @@ Invariants:
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
+from txmq.errors import HeuristicError, RolledBackError, TransactionError, TransactionTimeoutError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
 from txmq.xa.database.dbapi import run
 from txmq.xa.database.guarded_connection import Guard, guarded
 from txmq.xa.database.mysql_server import (
@@ -48,13 +50,15 @@ from txmq.xa.database.mysql_server import (
     is_answer_of_server,
     send,
 )
-from txmq.xa.database.thread_connection import return_lent
+from txmq.xa.database.thread_connection import ThreadConnection, of_driver, return_lent
+from txmq.xa.mysql.late_start import LateStart
 from txmq.xa.mysql.session import MySQLSession
 from txmq.xa.two_phase.branch import Bqual, PrepareUnknownError, XAResource, encode_bqual
 from txmq.xid import FORMAT_ID, Xid, xid_sql
 
 # Refusals that say by their number that nothing was prepared; the branch is idle, doomed or gone.
 _NOT_PREPARED = frozenset({NOTA, RMFAIL, OUTSIDE}) | ROLLED_BACK
+E = TypeVar("E", bound=TransactionError)
 _WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler_update', 'Handler_delete')"
 
 
@@ -64,6 +68,10 @@ class Pool(XAResource, Protocol):
     @property
     def has_marker(self) -> bool:
         """Whether branches carry a marker row."""
+
+    @property
+    def clock(self) -> Clock:
+        """This process's."""
 
     def give_back(self, session: MySQLSession) -> None:
         """Keep a connection whose branch has ended."""
@@ -76,9 +84,13 @@ class MySQLBranch:
         session: idle; the branch's until it gives it back.
         deadline_ms: of the transaction, on the database's clock.
         is_own: the connection is the resource's, not the caller's.
+        starts_late: XA START goes out with the first statement.
     """
 
-    def __init__(self, resource: Pool, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool) -> None:
+    def __init__(
+        self, resource: Pool, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool,
+        starts_late: bool = False,
+    ) -> None:  # fmt: skip
         self.resource: Pool = resource
         self._is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
         self._guard = Guard()
@@ -89,8 +101,12 @@ class MySQLBranch:
         self._wrote, self._has_ended, self._is_given_back = True, False, False
         self.ended_by_body, self._may_be_prepared = False, False
         self._writes_before = None if resource.has_marker else self._writes()
-        execute(session.connection, self._xa("START"))
-        crash_point("client.xa.branch_started")
+        self._late: LateStart | None = None
+        if starts_late:
+            self._late = LateStart(of_driver(session.connection), self._xa("START"))
+        else:
+            execute(session.connection, self._xa("START"))
+            crash_point("client.xa.branch_started")
 
     def details(self) -> dict[str, Any]:
         """See ``XABranch``."""
@@ -129,7 +145,7 @@ class MySQLBranch:
             if self._send_prepare(marker, end)[0] != 1:
                 late = TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
                 text = f"{self.resource.name!r} is prepared without its marker"
-                raise PrepareUnknownError(text, self._txid) from late
+                raise _caused(PrepareUnknownError(text, self._txid), late)
 
     def _send_prepare_unless_kept_out(self, marker: str, end: str) -> bool:
         """Whether the server has let the marker in; otherwise nothing of what stands behind it was done."""
@@ -159,13 +175,14 @@ class MySQLBranch:
             self._left_to_the_resolver("commit", error)
             return False
         self._has_ended = True
+        self._session.committed_at = self.resource.clock.monotonic()
         self.finish()
         return True
 
     def roll_back(self, prepared: bool) -> bool:
         """See ``XABranch``."""
         self._guard.end()
-        if self._has_ended:
+        if self._has_ended or self._was_never_begun():
             return True
         # Refused if the branch is idle, doomed or prepared already: only the next statement matters.
         self._send(self._xa("END"))
@@ -173,6 +190,19 @@ class MySQLBranch:
         if error is not None and code_of(error) not in ROLLED_BACK:
             return self._not_rolled_back(prepared, error)
         return self._made_durable(prepared)
+
+    def _was_never_begun(self) -> bool:
+        """Whether XA START was not sent, or refused; then the connection is let go of."""
+        late = self._late
+        if late is None or (late.is_sent and (late.error is None or not self._is_answer(late.error))):
+            return False
+        self._has_ended, connection = True, self._session.connection
+        if late.is_sent or (isinstance(connection, ThreadConnection) and connection.is_left):  # it may be sent yet
+            self.abandon()
+        else:
+            late.cancel()
+            self.finish()
+        return True
 
     def _made_durable(self, prepared: bool) -> bool:
         try:
@@ -205,29 +235,30 @@ class MySQLBranch:
 
     def _refused(self, done: int, before_prepare: int, error: Exception) -> NoReturn:
         name, session = self.resource.name, self._session
-        is_lost = session.table.dialect.is_lost(session.connection, error)  # also one that the server has killed
-        is_answer = is_answer_of_server(error) and not is_lost
+        is_answer = self._is_answer(error)
         if done < before_prepare and (is_answer or not session.server.takes_packets):
             self._not_ended(error, at_end=done == before_prepare - 1)
         if is_answer and code_of(error) in _NOT_PREPARED:
             raise self._rolled_back(f"{name!r} refused to prepare: {error}", error)
-        raise PrepareUnknownError(f"{name!r} may be prepared: {error}", self._txid) from error
+        raise _caused(PrepareUnknownError(f"{name!r} may be prepared: {error}", self._txid), error)
+
+    def _is_answer(self, error: Exception) -> bool:
+        session = self._session
+        is_lost = session.table.dialect.is_lost(session.connection, error)  # also one that the server has killed
+        return is_answer_of_server(error) and not is_lost
 
     def _not_ended(self, error: Exception, *, at_end: bool) -> NoReturn:
         if at_end and code_of(error) in (NOTA, RMFAIL):
             self._may_be_prepared = False
-            raise HeuristicError(
+            text = (
                 f"the body ended the branch in {self.resource.name!r} by itself (XA END, XA COMMIT); its rows may be "
-                f"there, no message was sent: {error}",
-                self._txid,
-            ) from error
+            )
+            raise _caused(HeuristicError(f"{text}there, no message was sent: {error}", self._txid), error)
         raise self._rolled_back(f"{self.resource.name!r}: the branch could not be ended: {error}", error)
 
     def _rolled_back(self, text: str, cause: BaseException) -> RolledBackError:
         is_retriable = self._session.table.dialect.is_retriable(self._session.connection, cause)
-        error = RolledBackError(text, self._txid, retriable=is_retriable)
-        error.__cause__ = cause
-        return error
+        return _caused(RolledBackError(text, self._txid, retriable=is_retriable), cause)
 
     def _end_unwritten(self, end: str) -> None:
         counts, error = self._send(end, self._xa("ROLLBACK"))
@@ -266,3 +297,9 @@ class MySQLBranch:
 
     def _send(self, *statements: str) -> tuple[list[int], Exception | None]:
         return send(self._session.connection, statements, in_one_packet=self._session.server.takes_packets)
+
+
+def _caused(error: E, cause: BaseException) -> E:
+    """The error, because of another one. Compiled code sets no cause with ``from``."""
+    error.__cause__ = cause
+    return error

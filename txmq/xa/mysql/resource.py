@@ -4,8 +4,9 @@ Theory of operation. ``MySQLResource`` knows how to reach the database and its i
 connections for all threads of a process, and begins branches on them (``branch``). One connection serves one branch
 from XA START to its end. A resolver, which works for owners that have gone, has a connection of its own (``recovery``).
 
-A connection is verified before its first use. A pooled one is not asked again: if the server has ended it, the branch's
-first statement says so, and the next connection is taken.
+A connection is verified before its first use. A pooled one is not asked again: if the server has ended it, XA START
+says so, and the next connection is taken. One that has answered a moment ago is taken to be alive: there XA START goes
+out with the body's first statement (``late_start``).
 
 Invariants:
     * a forked child never uses, and never closes, its parent's connections;
@@ -34,6 +35,8 @@ from txmq.xa.mysql.recovery import MySQLRecovery
 from txmq.xa.mysql.session import MySQLSession
 from txmq.xa.two_phase.branch import UsedXAConnection
 from txmq.xid import TxId
+
+FRESH_S = 0.1  # a connection that has committed so lately is taken to be alive; one that is not dooms one block
 
 
 class MySQLResource(DatabaseResource[MySQLSession]):
@@ -116,7 +119,10 @@ class MySQLResource(DatabaseResource[MySQLSession]):
 
     def _begin(self, session: MySQLSession, txid: str, timeout_s: float, *, is_own: bool = True) -> MySQLBranch:
         deadline_ms = self.installation.deadline_ms(session, timeout_s)
-        return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own)
+        committed_at, session.committed_at = session.committed_at, float("-inf")
+        is_fresh = self.clock.monotonic() < committed_at + FRESH_S
+        starts_late = is_own and is_fresh and session.may_start_late and self.has_marker
+        return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own, starts_late=starts_late)
 
     def _check_driver(self, connection: Any) -> None:
         require_driver(connection, self.name)

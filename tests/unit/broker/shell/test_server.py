@@ -203,6 +203,37 @@ def test_answer_waits_for_writer_thread(tmp_path: Path, monkeypatch: pytest.Monk
     load.run(ask_meanwhile)
 
 
+@pytest.mark.parametrize("inline_bytes", [0, MIB])
+def test_answer_leaves_behind_its_sync_before_partition_files_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_bytes: int
+) -> None:
+    load, seen = Load(tmp_path, 100, inline_sync_size_bytes=inline_bytes), list[str]()
+
+    def note(owner: Any, name: str, event: str) -> None:
+        carry_out = getattr(owner, name)
+
+        def noted(*given: Any) -> Any:
+            result = carry_out(*given)
+            seen.append(event)
+            return result
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for name in ("write", "force", "apply"):
+        note(load.store, name, name)
+    note(load.server, "_send", "answer")
+
+    async def put() -> None:
+        for request in (("topic", "create", "t"), ("put", "t", 0)):
+            seen.clear()
+            load.request(*request, body=batch(b"x") if request[0] == "put" else None)
+            while "apply" not in seen:
+                await asyncio.sleep(0)
+            assert seen == ["write", "force", "answer", "apply"]
+
+    load.run(put)
+
+
 def test_failed_server_ends_after_its_writer_thread_has_left_files(tmp_path: Path) -> None:
     load = Load(tmp_path, 100, inline_sync_size_bytes=0)
     is_writing, may_go_on = threading.Event(), threading.Event()
