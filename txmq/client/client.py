@@ -432,7 +432,12 @@ class Client:
             ordered_producer.close()
 
     def exiting(self) -> None:
-        """Before the connections end: wait a moment for the answers to commits that were written."""
+        """Before the connections end: wait a moment for the answers to commits that were written.
+
+        And for what waits in outboxes that blocks use always.
+        """
+        if self.resolver is not None:
+            self.resolver.stop_drainers()
         self.routes.drain(self.clock.monotonic() + DRAIN_S)
 
     def forked(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,16 @@ from txmq.xa.resolver import Resolver
 
 PATIENT_S = 600.0
 EVER_MS = 3_600_000
+_OPTIONS = OutboxOptions(away_after_ms=200)
 
 
 class Shop:
     """A database of orders, and processes that take them."""
 
-    def __init__(self, broker: BrokerProcess, connect: Callable[[], Any], name: str) -> None:
-        self.broker, self.connect, self._name = broker, connect, name
+    def __init__(
+        self, broker: BrokerProcess, connect: Callable[[], Any], name: str, options: OutboxOptions = _OPTIONS
+    ) -> None:  # fmt: skip
+        self.broker, self.connect, self._name, self._options = broker, connect, name, options
         self.opened: list[Any] = []
         self.is_sqlite = name != NAME
         self._connections: dict[LastResource, list[Any]] = {}
@@ -45,7 +48,7 @@ class Shop:
         self.resource.install(self.client)
         self.order()
 
-    def process(self, address: str = "") -> tuple[txmq.Client, LastResource]:
+    def process(self, address: str = "", options: OutboxOptions | None = None) -> tuple[txmq.Client, LastResource]:
         """One more, as far as broker and database can tell; or one that reaches no broker at an address."""
         client = txmq.connect(address or self.broker.address, timeout=2.0, lazy=bool(address))
         connections = list[Any]()
@@ -54,7 +57,7 @@ class Shop:
             connections.append(self.connect())
             return connections[-1]
 
-        resource = LastResource(self._name, connect=connect, outbox=OutboxOptions(away_after_ms=200))
+        resource = LastResource(self._name, connect=connect, outbox=options or self._options)
         self._connections[resource] = connections
         self.opened += [client, resource]
         return client, resource
@@ -80,7 +83,8 @@ class Shop:
         client, resource = process
         client.close()
         for connection in self._connections[resource]:
-            connection.close()
+            with suppress(Exception):  # it was closed before
+                connection.close()
 
     def block(self) -> txmq.Transaction:
         """A transaction with the database."""

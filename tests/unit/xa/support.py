@@ -146,6 +146,7 @@ class Quiet:
     def __init__(self) -> None:
         self.wakes = 0
         self.resources: list[LastResource] = []
+        self.drains: list[LastResource] = []
         self.hazards: list[tuple[Hazard, Callable[[], None]]] = []
 
     def add(self, resource: LastResource) -> None:
@@ -155,6 +156,13 @@ class Quiet:
     def wake(self) -> None:
         """See ``BackgroundResolver``."""
         self.wakes += 1
+
+    def stop_drainers(self) -> None:
+        """See ``BackgroundResolver``."""
+
+    def drain(self, resource: LastResource) -> None:
+        """See ``BackgroundResolver``."""
+        self.drains.append(resource)
 
     def tell(self, commits: Any) -> None:
         """See ``BackgroundResolver``: tests look themselves."""

@@ -3,6 +3,8 @@
 It also takes the answers to commits that nobody waits for, and tells homes of decisions that could not be told at the
 end of the block (``branch_commits``).
 
+Outboxes that blocks use always are drained by threads of their own (``background_drainers``).
+
 It ends when the client is closed. A forked child gets a thread of its own when it needs one: threads do not survive a
 fork.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from txmq.client.transaction.background_drainers import BackgroundDrainers
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.ports import RoutedBroker
 from txmq.errors import LocalProtocolError, TxmqError
@@ -36,7 +39,8 @@ class BackgroundResolver:
     """
 
     def __init__(self, client: RoutedBroker) -> None:
-        self._resolver = Resolver(client, [])
+        self._resolver, self._client = Resolver(client, []), client
+        self._drainers = BackgroundDrainers(client)
         self._untold: dict[BranchCommits, None] = {}
         self._of_parents: list[Resolver] = []
         self._signal = Signal()
@@ -48,8 +52,15 @@ class BackgroundResolver:
 
     def add(self, resource: LastResource | XAResource) -> None:
         """Resolve for this resource, too; starts the thread."""
+        if isinstance(resource, LastResource):
+            self._drainers.add(resource)
         self._begin(resource)
         self._resolver.add(resource)
+
+    def drain(self, resource: LastResource) -> None:
+        """Messages wait in its outbox: take them to the broker at once."""
+        if resource.outbox is not None and resource.outbox.is_always:
+            self._drainers.wake(resource)
 
     def tell(self, commits: BranchCommits) -> None:
         """Tell a home of decisions, until it has answered; starts the thread."""
@@ -116,14 +127,19 @@ class BackgroundResolver:
         """Call ``on_resolved`` when nothing is in doubt in this resource of a transaction whose owner left it."""
         self._resolver.branch_resolver(resource, txid).watch(txid, on_resolved)
 
+    def stop_drainers(self) -> None:
+        """Let outboxes that blocks use always be drained, for a moment; others drain what is left."""
+        self._drainers.stop(self._client.clock.monotonic() + CLOSE_WAIT_S)
+
     def stop(self) -> None:
-        """End the thread: it removes the last markers first, and is waited for a moment.
+        """End the threads: they remove the last markers, and drain, first, and are waited for a moment.
 
         The next resolver finds what is in doubt.
         """
         is_running = self._process == current_owner()[0]
         if is_running:
             self._resolver.await_completes(CLOSE_WAIT_S)
+        self.stop_drainers()
         self._is_stopping = True
         self._signal.set()
         if is_running and self._thread != thread_number():
@@ -132,6 +148,7 @@ class BackgroundResolver:
     def wait(self, timeout: float) -> bool:
         """See ``txmq.xa.resolver.Stop``."""
         if not self._is_stopping:
+            self._drainers.look()
             self._signal.wait(timeout)
         for commits in list(self._untold):
             self._untold.pop(commits, None)  # first: a commit that is told of from now on puts them back

@@ -7,12 +7,14 @@ more: rolled back, for good. If it meets the owner's row, that one is read in a 
 and commits, so that it is durable before it is reported.
 
 Of an outboxed transaction the owner's row says so: the rows are committed, the messages wait beside them
-(``outbox_tables``), and whatever the broker has prepared is void.
+(``outbox_tables``), and whatever the broker has prepared is void. Of an *enclosed* one no broker was ever asked for
+anything: its row is there for who asks for the outcome, and leaves soon behind the deadline. From a moment before that
+on, nobody takes its absence for a rollback (``insert_rolled_back``).
 
 Tables::
 
-    <table>          txid (primary key), outcome ('committed' | 'rolled-back' | 'outboxed'), deadline_ms, written_ms,
-                     seen; in MySQL and MariaDB also uuid, a foreign key of the identity's, or NULL
+    <table>          txid (primary key), outcome ('committed' | 'rolled-back' | 'outboxed' | 'enclosed'), deadline_ms,
+                     written_ms, seen; in MySQL and MariaDB also uuid, a foreign key of the identity's, or NULL
     <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
     <table>_server   id (always 1), fingerprint of the known server (``fingerprint``)
 
@@ -42,7 +44,7 @@ from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of
 from txmq.xa.database.fingerprint import StrangeServerError, fingerprint
 from txmq.xa.database.sqlite_turns import WriterTurn
 
-COMMITTED, ROLLED_BACK, OUTBOXED = "committed", "rolled-back", "outboxed"
+COMMITTED, ROLLED_BACK, OUTBOXED, ENCLOSED = "committed", "rolled-back", "outboxed", "enclosed"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
 EXPIRED_SIZE = 500  # rows in one DELETE
 _LITERAL = re.compile(r"[0-9A-Za-z._-]{1,220}(?:-%-%)?\Z|\*\Z")  # ids, slots, patterns of slots; any key
@@ -59,6 +61,23 @@ class DatabaseIdentity:
     name: str
     uuid: str
     cluster: str
+
+
+def is_literal(word: str) -> bool:
+    """Whether a word may stand between quotes in SQL."""
+    return _LITERAL.match(word) is not None
+
+
+def written_out(condition: Condition) -> str:
+    """A condition without parameters, as SQL.
+
+    Raises:
+        ValueError: a parameter is not what it is called.
+    """
+    if not all(map(is_literal, condition[1])):
+        raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in condition[1][:8])}")
+    literals = iter(condition[1])
+    return "".join(f"'{next(literals)}'" if piece == "?" else piece for piece in re.split(r"(\?)", condition[0]))
 
 
 @contextmanager
@@ -79,6 +98,18 @@ def own_transaction(connection: Connection, dialect: Dialect, place: WriterTurn 
     finally:
         if turn is not None:
             turn.release()
+
+
+@contextmanager
+def reading(connection: Connection) -> Iterator[None]:
+    """Read outside any transaction: no lock is waited for, and none is left behind."""
+    try:
+        yield
+    finally:
+        # Drivers that begin by themselves have begun one. If this fails, the connection is lost: the next statement
+        # says so.
+        with suppress(Exception):
+            connection.rollback()
 
 
 class MarkerTable:
@@ -104,6 +135,7 @@ class MarkerTable:
             f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?"
         )
         self._insert_outboxed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{OUTBOXED}'")
+        self._insert_enclosed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{ENCLOSED}'")
 
     @classmethod
     def on(cls, connection: Connection, table: str, dialect_name: str | None) -> MarkerTable:
@@ -257,7 +289,7 @@ class MarkerTable:
             ValueError: txid, uuid or a parameter of the condition are not what they are called.
         """
         words = [txid, uuid] if condition is None else [txid, uuid, *condition[1]]
-        if not all(map(_LITERAL.match, words)):
+        if not all(map(is_literal, words)):
             raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in words[:8])}")
         now = self.dialect.now_ms
         statement = (
@@ -265,27 +297,29 @@ class MarkerTable:
             f"SELECT '{txid}', '{COMMITTED}', {int(deadline_ms)}, {now}, 0 FROM {self.name}_identity "
             f"WHERE id = 1 AND uuid = '{uuid}' AND {now} < {int(deadline_ms)}"
         )
-        if condition is None:
-            return statement
-        literals = iter(condition[1])
-        return f"{statement} AND " + "".join(
-            f"'{next(literals)}'" if piece == "?" else piece for piece in re.split(r"(\?)", condition[0])
-        )
+        return statement if condition is None else f"{statement} AND {written_out(condition)}"
 
-    def insert_committed_or_fail(self, txid: str, uuid: str, deadline_ms: int) -> str:
+    def insert_committed_or_fail(
+        self, txid: str, uuid: str, deadline_ms: int, outcome: str = COMMITTED, condition: str = ""
+    ) -> str:
         """The owner's row as SQL that fails unless it gets in: what stands behind it in one packet is not done then.
 
         Only with ``has_key``. Behind an error of ``KEPT_OUT``, ``insert_committed`` tells why, or gets it in.
         One query less than a condition that reads the identity, which is the half of this statement's cost.
 
+        Args:
+            outcome: COMMITTED or ENCLOSED.
+            condition: one more, as SQL.
+
         Raises:
             ValueError: txid or uuid are not what they are called.
         """
-        if not (_LITERAL.match(txid) and _LITERAL.match(uuid)):
+        if not (is_literal(txid) and is_literal(uuid)):
             raise ValueError(f"not to be written into SQL: {txid[:80]!r}, {uuid[:80]!r}")
+        more = f" AND {condition}" if condition else ""
         return (
             f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen, uuid) VALUES ('{txid}', "  # noqa: S608
-            f"IF(@@foreign_key_checks AND @@timestamp * 1000 < {deadline_ms}, '{COMMITTED}', NULL), "
+            f"IF(@@foreign_key_checks AND @@timestamp * 1000 < {deadline_ms}{more}, '{outcome}', NULL), "
             f"{deadline_ms}, @@timestamp * 1000, 0, '{uuid}')"
         )
 
@@ -305,6 +339,14 @@ class MarkerTable:
     def insert_outboxed(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
         """As ``insert_committed``, for a transaction whose messages are beside its rows."""
         _, count = run(connection, self._insert_outboxed, (txid, deadline_ms, uuid, deadline_ms))
+        return count == 1
+
+    def insert_enclosed(
+        self, connection: Connection, txid: str, uuid: str, deadline_ms: int, condition: Condition
+    ) -> bool:
+        """As ``insert_committed``, for a transaction whose messages are beside its rows, and which no broker knows."""
+        statement = f"{self._insert_enclosed} AND {self._written(condition[0])}"
+        _, count = run(connection, statement, (txid, deadline_ms, uuid, deadline_ms, *condition[1]))
         return count == 1
 
     def make_outboxed(self, connection: Connection, txid: str) -> bool:
@@ -331,23 +373,29 @@ class MarkerTable:
                 f"VALUES ('-', 'touch', 0, {now}, 0) ON DUPLICATE KEY UPDATE seen = seen + 1",
             )
 
-    def insert_rolled_back(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
+    def insert_rolled_back(
+        self, connection: Connection, txid: str, uuid: str, deadline_ms: int, before_ms: int | None = None
+    ) -> bool:
         """A resolver's row. Own transaction: when this returns True, the transaction is rolled back for good.
 
+        Args:
+            before_ms: from this moment on, by the database's clock, the owner's row may have left: nothing is inserted.
+
         Returns:
-            False if the database is not ``uuid``: nothing was inserted, nothing is known.
+            False if the database is not ``uuid``, or it is too late: nothing was inserted, nothing is known.
 
         Raises:
             StrangeServerError: perhaps a copy of the database; nothing was inserted.
             the driver's IntegrityError: there is a row; read it.
         """
+        in_time = "" if before_ms is None else f" AND {self.dialect.now_ms} < {int(before_ms)}"
         with own_transaction(connection, self.dialect, self.place):
             self.require_known(connection)
             _, count = self._run(
                 connection,
                 f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
                 f"SELECT ?, '{ROLLED_BACK}', ?, {self.dialect.now_ms}, 0 FROM {self.name}_identity "
-                "WHERE id = 1 AND uuid = ?",
+                f"WHERE id = 1 AND uuid = ?{in_time}",
                 (txid, deadline_ms, uuid),
             )
         return count == 1
@@ -356,7 +404,7 @@ class MarkerTable:
         """The outcome of a row, made durable by a write of our own to it. Own transaction.
 
         Returns:
-            ``committed``, ``rolled-back``, or None if the row has gone.
+            The word that stands in it, or None if the row has gone.
         """
         with own_transaction(connection, self.dialect, self.place):
             _, count = self._run(
@@ -418,14 +466,8 @@ class MarkerTable:
         return count
 
     def _read(self, connection: Connection, operation: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Read outside any transaction: no lock is waited for, and none is left behind."""
-        try:
+        with reading(connection):
             return self._run(connection, operation, parameters)[0]
-        finally:
-            # Drivers that begin by themselves have begun one. If this fails, the connection is lost: the next statement
-            # says so.
-            with suppress(Exception):
-                connection.rollback()
 
     def _run(
         self, connection: Connection, operation: str, parameters: Sequence[Any] = ()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from txmq.errors import TxmqError
 from txmq.xa.database.dbapi import Connection, text
-from txmq.xa.database.marker_table import own_transaction
+from txmq.xa.database.marker_table import own_transaction, reading
 from txmq.xa.database.outbox_homes import LONE, PARKED, RECALL_ENDS, RECALLED, WAITING, OutboxNumberings
 from txmq.xa.database.outbox_keys import ANY_KEY, HeldKeys, OutboxKey
 
@@ -65,20 +65,91 @@ class OutboxSeries(OutboxNumberings):
             )
             room = NUMBERED_MAX - (0 if oldest is None else last + 1 - int(oldest))
             found = self._unhindered(connection, min(limit, room), without)
-            if found:
-                pairs = [word for number, seq in enumerate(found, last + 1) for word in (seq, number)]
-                self._run(
-                    connection,
-                    f"UPDATE {self.name} SET number = CASE seq {'WHEN ? THEN ? ' * len(found)}ELSE number END "  # noqa: S608
-                    f"WHERE seq IN ({', '.join('?' * len(found))})",
-                    [*pairs, *found],
-                )
-                self._run(
-                    connection,
-                    f"UPDATE {self.series_table} SET number = ? WHERE id = {self._series_id}",  # noqa: S608
-                    (last + len(found),),
-                )
+            self._give(connection, [(seq, number) for number, seq in enumerate(found, last + 1)])
         return len(found)
+
+    def has_waiting(self, connection: Connection) -> bool:
+        """Whether a row waits that is not kept back, or has a number. Own transaction."""
+        waiting = f"{self._ours} AND (number > 0 OR state = '{WAITING}')"
+        with reading(connection):
+            return bool(self._run(connection, f"SELECT 1 FROM {self.name} WHERE {waiting} LIMIT 1"))  # noqa: S608
+
+    def take(
+        self, connection: Connection, series: str, limit: int, drained: Sequence[OutboxRow]
+    ) -> list[OutboxRow] | None:
+        """Take away what the broker has placed, then number rows and read them, in one commit. Own transaction.
+
+        Args:
+            series: whose numbers.
+
+        Returns:
+            The rows, which have come to the end of the numbers; None if some are kept back, or wait for another home,
+            so that rows may be behind them (``number``).
+
+        Raises:
+            SeriesChangedError: there is another series by now; nothing was done.
+        """
+        locking = "" if self.dialect.name == "sqlite" else " FOR UPDATE"
+        with own_transaction(connection, self.dialect, self.place):
+            if drained:
+                self._delete(connection, drained)
+            ((name, last, oldest, is_kept),) = self._run(
+                connection,
+                f"SELECT series, number, (SELECT MIN(number) FROM {self.name} WHERE {self._ours} AND number > 0), "  # noqa: S608
+                f"EXISTS (SELECT 1 FROM {self.name} WHERE state IN ('{PARKED}', '{RECALLED}')) "
+                f"FROM {self.series_table} WHERE id = {self._series_id}{locking}",
+            )
+            if text(name) != series:
+                raise SeriesChangedError("the outbox was numbered anew")
+            if is_kept or self._has_others(connection):
+                return None
+            room = NUMBERED_MAX - (0 if oldest is None else int(last) + 1 - int(oldest))
+            found = self._next(connection, min(limit, room))
+            numbers = range(int(last) + 1, int(last) + 1 + len(found))
+            self._give(connection, [(seq, number) for (seq, _, _), number in zip(found, numbers, strict=True)])
+        return [
+            OutboxRow(number, row_id, WAITING, batches)
+            for (_, row_id, batches), number in zip(found, numbers, strict=True)
+        ]
+
+    def _next(self, connection: Connection, limit: int) -> list[tuple[int, str, bytes]]:
+        """Place, id and messages of the oldest rows without a number; fewer if they are large."""
+        if limit <= 0:
+            return []
+        rows = self._run(
+            connection,
+            f"SELECT seq, id, size_bytes FROM {self.name} WHERE {self._ours} AND number = 0 AND state = '{WAITING}' "  # noqa: S608
+            f"ORDER BY seq LIMIT {int(limit)}",
+        )
+        upto, room = 0, PAGE_BYTES_MAX
+        for seq, _, size in rows:
+            if upto and int(size) > room:
+                break
+            upto, room = int(seq), room - int(size)
+        found = [int(seq) for seq, _, _ in rows if int(seq) <= upto]
+        if not found:
+            return []
+        read = self._run(
+            connection,
+            f"SELECT seq, id, batches FROM {self.name} WHERE seq IN ({', '.join(map(str, found))}) ORDER BY seq",  # noqa: S608
+        )
+        return [(int(seq), text(row_id), bytes(batches)) for seq, row_id, batches in read]
+
+    def _give(self, connection: Connection, numbers: Sequence[tuple[int, int]]) -> None:
+        """Give rows, by their place, these numbers, which come next."""
+        if not numbers:
+            return
+        cases = " ".join(f"WHEN {seq} THEN {number}" for seq, number in numbers)
+        self._run(
+            connection,
+            f"UPDATE {self.name} SET number = CASE seq {cases} ELSE number END "  # noqa: S608
+            f"WHERE seq IN ({', '.join(str(seq) for seq, _ in numbers)})",
+        )
+        self._run(
+            connection,
+            f"UPDATE {self.series_table} SET number = ? WHERE id = {self._series_id}",  # noqa: S608
+            (numbers[-1][1],),
+        )
 
     def _lock_numbers(self, connection: Connection) -> int:
         """Keep others from numbering and parking until this transaction ends; the highest number."""
@@ -237,16 +308,18 @@ class OutboxSeries(OutboxNumberings):
     def delete(self, connection: Connection, drained: Sequence[OutboxRow]) -> None:
         """Take away what the broker has placed, with its keys. Own transaction."""
         with own_transaction(connection, self.dialect, self.place):
-            known = self._run(
-                connection,
-                f"SELECT number, id FROM {self.name} WHERE {self._ours} "  # noqa: S608
-                f"AND number IN ({', '.join('?' * len(drained))})",
-                [row.number for row in drained],
-            )
-            there = {(int(number), text(row_id)) for number, row_id in known}
-            gone = [row.id for row in drained if (row.number, row.id) in there]
-            for table in (self.name, self.keys) if gone else ():
-                self._run(connection, self.dialect.delete_by_id(table, len(gone)), gone)
+            self._delete(connection, drained)
+
+    def _delete(self, connection: Connection, drained: Sequence[OutboxRow]) -> None:
+        known = self._run(
+            connection,
+            f"SELECT number, id FROM {self.name} WHERE {self._ours} "  # noqa: S608
+            f"AND number IN ({', '.join(str(row.number) for row in drained)})",
+        )
+        there = {(int(number), text(row_id)) for number, row_id in known}
+        gone = [row.id for row in drained if (row.number, row.id) in there]
+        for table in (self.name, self.keys) if gone else ():
+            self._run(connection, self.dialect.delete_by_id(table, len(gone)), gone)
 
     def park(self, connection: Connection, row: OutboxRow, reason: str) -> bool:
         """Keep a row that the broker refuses for good, and recall numbered ones behind it of its keys. Own transaction.

@@ -29,11 +29,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from txmq.xa.database.dbapi import Connection, is_error, run, text
-from txmq.xa.database.marker_table import EXPIRED_SIZE, OUTBOXED, MarkerTable, own_transaction
+from txmq.xa.database.marker_table import (
+    ENCLOSED,
+    EXPIRED_SIZE,
+    OUTBOXED,
+    MarkerTable,
+    is_literal,
+    own_transaction,
+)
 from txmq.xa.database.outbox_homes import LONE, PARKED, WAITING
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
 from txmq.xa.database.outbox_schema import additions, indexes, statements
@@ -41,6 +48,8 @@ from txmq.xa.database.outbox_series import OutboxSeries
 from txmq.xa.database.outbox_topics import TopicSize
 
 OUTBOXED_KEPT_MS = 24 * 3600 * 1000  # markers, as long as rolled-back ones
+_ENCLOSED_PAGE = 2000
+_NOW = "@@timestamp * 1000"  # of the statement, as cheap as it comes
 
 
 class OutboxSize(NamedTuple):
@@ -126,11 +135,53 @@ class OutboxTables(OutboxSeries):
                 (key.slot, key.hash, row_id),
             )
 
+    def added(self, row_id: str, batches: bytes, keys: Collection[OutboxKey], home: str) -> list[str]:
+        """The statements of ``add`` as SQL without parameters, to be sent together with others; MySQL and MariaDB.
+
+        Raises:
+            ValueError: an id, a home or a key is not what it is called.
+        """
+        words = [row_id, *(word for key in keys for word in (key.slot, key.hash))]
+        if not all(map(is_literal, words)) or (home != LONE and not is_literal(home)):
+            raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in words[:8])}")
+        row = (
+            f"INSERT INTO {self.name} (number, id, state, written_ms, size_bytes, reason, batches, home) "  # noqa: S608
+            f"VALUES (0, '{row_id}', '{WAITING}', {_NOW}, {len(batches)}, '', X'{batches.hex()}', '{home}')"
+        )
+        if not keys:
+            return [row]
+        rows = ", ".join(f"('{key.slot}', '{key.hash}', '{row_id}')" for key in sorted(keys))
+        return [row, f"INSERT INTO {self.keys} (slot, hash, id) VALUES {rows}"]  # noqa: S608
+
     def nobody_waits(self, keys: Collection[OutboxKey]) -> tuple[str, list[str]]:
         """A condition that no message of these keys waits, as SQL with its parameters; for the marker's INSERT.
 
         See ``OutboxKey.collides``. A key is looked for in every slot of its topic.
         """
+        among, parameters = self._among(keys)
+        if not among:
+            return "1 = 1", []
+        return f"NOT EXISTS (SELECT 1 FROM {self.keys} WHERE {among})", parameters  # noqa: S608
+
+    def last_ahead(self, connection: Connection, keys: Collection[OutboxKey], until: int | None = None) -> int | None:
+        """The place of the last row that waits with one of these keys; in the transaction that is open.
+
+        Args:
+            until: rows behind that place do not matter.
+        """
+        among, parameters = self._among(keys)
+        if not among:
+            return None
+        within = "" if until is None else f" AND o.seq <= {int(until)}"
+        ((last,),) = self._run(
+            connection,
+            f"SELECT MAX(o.seq) FROM {self.keys} k JOIN {self.name} o ON o.id = k.id WHERE ({among}){within}",  # noqa: S608
+            parameters,
+        )
+        return None if last is None else int(last)
+
+    def _among(self, keys: Collection[OutboxKey]) -> tuple[str, list[str]]:
+        """What finds the rows of ``keys`` that collide with these keys; empty if there are none."""
         conditions, parameters = list[str](), list[str]()
         whole = sorted({key.slot for key in keys if key.hash == ANY_KEY})
         for slot in whole:
@@ -148,9 +199,7 @@ class OutboxTables(OutboxSeries):
         if slots:
             conditions.append(f"(hash = '{ANY_KEY}' AND slot IN ({', '.join('?' * len(slots))}))")
             parameters += slots
-        if not conditions:
-            return "1 = 1", []
-        return f"NOT EXISTS (SELECT 1 FROM {self.keys} WHERE {' OR '.join(conditions)})", parameters  # noqa: S608
+        return " OR ".join(conditions), parameters
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
@@ -214,24 +263,43 @@ class OutboxTables(OutboxSeries):
 
         Own transaction. How many.
         """
+        old = f"outcome = '{OUTBOXED}' AND written_ms < {self.dialect.now_ms} - {OUTBOXED_KEPT_MS}"
+        return len(self._delete_markers(connection, OUTBOXED, old, EXPIRED_SIZE))
+
+    def delete_enclosed_markers(self, connection: Connection, kept_ms: int, after: str) -> str | None:
+        """Remove a page of enclosed markers so long behind their deadline, once their messages have gone.
+
+        Own transaction.
+
+        Args:
+            after: where the page begins.
+
+        Returns:
+            Where the next page begins; None if there is none.
+        """
+        old = f"outcome = '{ENCLOSED}' AND deadline_ms < {self.dialect.now_ms} - {int(kept_ms)} AND txid > ?"
+        found = self._delete_markers(connection, ENCLOSED, old, _ENCLOSED_PAGE, (after,))
+        return found[-1] if len(found) == _ENCLOSED_PAGE else None
+
+    def _delete_markers(
+        self, connection: Connection, outcome: str, condition: str, limit: int, parameters: Sequence[str] = ()
+    ) -> list[str]:
         end = f"{self.marker}.txid || '.'" if self.dialect.name != "mysql" else f"CONCAT({self.marker}.txid, '.')"
+        # Looked for first, without locks: a DELETE by anything but the key would wait for every open transaction.
         expired = self._run(
             connection,
-            f"SELECT txid FROM {self.marker} WHERE outcome = '{OUTBOXED}' "  # noqa: S608
-            f"AND written_ms < {self.dialect.now_ms} - {OUTBOXED_KEPT_MS} "
+            f"SELECT txid FROM {self.marker} WHERE {condition} "  # noqa: S608
             f"AND NOT EXISTS (SELECT 1 FROM {self.name} WHERE {self.name}.id >= {self.marker}.txid "
-            f"AND {self.name}.id < {end}) LIMIT {EXPIRED_SIZE}",
+            f"AND {self.name}.id < {end}) ORDER BY txid LIMIT {limit}",
+            parameters,
         )
         connection.rollback()
-        if expired:
-            marks, delete = ", ".join("?" * len(expired)), self.dialect.delete.format(table=self.marker)
+        found = [text(txid) for (txid,) in expired]
+        if found:
+            marks, delete = ", ".join("?" * len(found)), self.dialect.delete.format(table=self.marker)
             with own_transaction(connection, self.dialect, self.place):
-                self._run(
-                    connection,
-                    f"{delete} WHERE outcome = '{OUTBOXED}' AND txid IN ({marks})",
-                    [text(txid) for (txid,) in expired],
-                )
-        return len(expired)
+                self._run(connection, f"{delete} WHERE outcome = '{outcome}' AND txid IN ({marks})", found)
+        return found
 
 
 def row_id(txid: str, number: int) -> str:

@@ -15,7 +15,7 @@ Invariant: what stands here never becomes older. Ids of topics rise, and partiti
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from txmq.xa.database.dbapi import Connection, run, text
@@ -69,6 +69,20 @@ class OutboxTopics:
                 f"INSERT INTO {self.name} (name, topic_id, partitions, homes) VALUES ({marks}) {newer}",  # noqa: S608
                 (name, size.topic_id, size.partitions, _written(size.homes)),
             )
+
+    def none_newer(self, sizes: Mapping[str, TopicSize]) -> tuple[str, list[str]]:
+        """A condition that nothing newer of these topics stands there, as SQL with its parameters; for an INSERT."""
+        conditions, names = list[str](), list[str]()
+        for name, size in sorted(sizes.items()):
+            topic_id, partitions = int(size.topic_id), int(size.partitions)
+            newer = f"topic_id > {topic_id} OR (topic_id = {topic_id} AND partitions > {partitions})"
+            if not size.homes:
+                newer += f" OR (topic_id = {topic_id} AND partitions = {partitions} AND homes IS NOT NULL)"
+            conditions.append(f"(name = ? AND ({newer}))")
+            names.append(name)
+        if not conditions:
+            return "1 = 1", []
+        return f"NOT EXISTS (SELECT 1 FROM {self.name} WHERE {' OR '.join(conditions)})", names  # noqa: S608
 
     def newest(self, connection: Connection, names: Collection[str] | None = None) -> dict[str, TopicSize]:
         """What stands there of some topics, or of all, in the transaction that is open."""

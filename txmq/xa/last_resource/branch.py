@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from txmq.errors import HeuristicHazardError, RolledBackError, TransactionError, TransactionTimeoutError
 from txmq.runtime.ports import Clock
@@ -34,18 +34,11 @@ from txmq.xa.database.outbox_tables import OUTBOXED_KEPT_MS, row_id
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
 from txmq.xa.database.thread_connection import return_lent
+from txmq.xa.last_resource.enclosing import Enclosed, Waiting
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
 _SAVEPOINT = "txmq_body"
 BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
-
-
-class Waiting(NamedTuple):
-    """A block's messages for one home, which wait in the database."""
-
-    home: str
-    batches: bytes
-    keys: Collection[OutboxKey]
 
 
 class BranchResource(Protocol):
@@ -90,6 +83,7 @@ class Branch:
         self._has_savepoint = True  # txmq has not released it
         self._has_marker = False
         self._marker: tuple[str, int] | None = None  # that goes with COMMIT: of this txid, with this deadline
+        self._enclosed: Enclosed | None = None  # that goes with COMMIT, in place of it
         self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
         self._has_let_go = False  # of the connection, which may be another block's by now
         is_begun, checked = self._is_begun(session), session.checked
@@ -186,7 +180,7 @@ class Branch:
         session = self._session
         if not (session.takes_packets and session.table.has_key) or (session.outbox is not None and keys):
             return False
-        self._marker = txid, self._deadline_ms(timeout_s)
+        self._marker = txid, self.deadline_ms(timeout_s)
         return True
 
     def insert_marker(self, txid: str, timeout_s: float, keys: Collection[OutboxKey] = ()) -> bool:
@@ -204,7 +198,7 @@ class Branch:
             RolledBackError: a resolver was faster, or the statement failed.
             HeuristicError: as ``end_body``.
         """
-        deadline_ms, outbox = self._deadline_ms(timeout_s), self._session.outbox
+        deadline_ms, outbox = self.deadline_ms(timeout_s), self._session.outbox
         condition = outbox.nobody_waits(keys) if outbox is not None and keys else None
         with self._marking(txid):
             self._has_marker = self._insert_marker(txid, deadline_ms, condition)
@@ -212,15 +206,17 @@ class Branch:
                 self._require_condition(txid, deadline_ms, condition)
         return self._has_marker
 
-    def _deadline_ms(self, timeout_s: float) -> int:
+    def deadline_ms(self, timeout_s: float) -> int:
+        """The deadline of a transaction that may take so long, by the database's clock."""
         return self._deadline_base_ms + int(timeout_s * 1000)
 
-    def proves_until_ms(self, timeout_s: float) -> int:
-        """Until when, by the database's clock, the absence of an outboxed marker proves that it was never there.
+    def proves_until_ms(self, timeout_s: float, kept_ms: int) -> int:
+        """Until when, by the database's clock, the absence of the marker proves that it was never there.
 
-        They are kept for twice as long behind their writing, which is before the deadline.
+        Args:
+            kept_ms: how long markers are kept: twice as long as that.
         """
-        return self._deadline_ms(timeout_s) + OUTBOXED_KEPT_MS // 2
+        return self.deadline_ms(timeout_s) + kept_ms // 2
 
     def _insert_marker(self, txid: str, deadline_ms: int, condition: Condition | None) -> bool:
         session, uuid = self._session, self.uuid
@@ -290,22 +286,64 @@ class Branch:
         session, self._marker = self._session, None
         outbox, table = session.outbox, session.table
         assert outbox is not None
-        largest = max((len(one.batches) for one in waiting), default=0)
-        if outbox.row_bytes_max is not None and largest > outbox.row_bytes_max:
-            text = f"{largest} bytes of messages are too many for one statement of {self.resource.name!r}"
-            raise RolledBackError(f"{text} (max_allowed_packet), and the broker is away", txid)
+        self._require_small(waiting, txid)
         with self._marking(txid):
             if self._has_savepoint:
                 self._release()
             if self._has_marker:
                 is_in = table.make_outboxed(session.connection, txid)
             else:
-                deadline_ms = self._deadline_ms(timeout_s)
+                deadline_ms = self.deadline_ms(timeout_s)
                 is_in = table.insert_outboxed(session.connection, txid, self.uuid, deadline_ms)
             if not is_in:
                 raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
             for number, one in enumerate(waiting):
                 outbox.add(session.connection, row_id(txid, number), one.batches, one.keys, one.home)
+
+    def _require_small(self, waiting: Sequence[Waiting], txid: str) -> None:
+        limit = None if self._session.outbox is None else self._session.outbox.row_bytes_max
+        largest = max((len(one.batches) for one in waiting), default=0)
+        if limit is not None and largest > limit:
+            text = f"{largest} bytes of messages are too many for one statement of {self.resource.name!r}"
+            raise RolledBackError(f"{text} (max_allowed_packet), and must wait in it", txid)
+
+    def enclose(self, txid: str, timeout_s: float, waiting: Sequence[Waiting], topics: Mapping[str, TopicSize]) -> None:
+        """Put the messages of a block of which no broker has heard beside its rows, or leave that to ``commit``.
+
+        Args:
+            timeout_s: as of ``insert_marker``.
+            waiting: the messages, for each home.
+            topics: by which they were routed.
+
+        Raises:
+            GrownTopicsError: the database knows newer ones.
+            Exception: as ``insert_marker``.
+        """
+        self._require_small(waiting, txid)
+        enclosed = Enclosed(txid, self.deadline_ms(timeout_s), waiting, topics)
+        if enclosed.may_be_sent(self._session):
+            self._enclosed = enclosed
+        else:
+            self._put(enclosed)
+
+    def _put(self, enclosed: Enclosed) -> None:
+        with self._marking(enclosed.txid):
+            if self._has_savepoint:
+                self._release()
+            self._has_marker = enclosed.put(self._session, self.uuid)
+            if not self._has_marker:
+                raise TransactionTimeoutError("the deadline has passed on the database's clock", enclosed.txid)
+
+    def last_ahead(self, txid: str, keys: Collection[OutboxKey], until: int | None = None) -> int | None:
+        """See ``OutboxTables``. Raises as ``insert_marker``."""
+        assert self._session.outbox is not None
+        with self._marking(txid):
+            return self._session.outbox.last_ahead(self._session.connection, keys, until)
+
+    @property
+    def has_the_only_writer(self) -> bool:
+        """Whether nobody else can write to the database until this transaction ends."""
+        return self._session.table.dialect.name == "sqlite"
 
     def _release(self) -> None:
         try:
@@ -321,13 +359,18 @@ class Branch:
             TransactionError: of a marker that was left to it, as ``insert_marker``: the transaction is still open.
             Exception: see ``is_still_open``: only then is it surely not committed.
         """
-        session, marker = self._session, self._marker
-        if not (session.takes_packets and (self._is_own or marker is not None)):
+        session, marker, enclosed = self._session, self._marker, self._enclosed
+        if not (session.takes_packets and (self._is_own or marker is not None or enclosed is not None)):
             session.connection.commit()
             return
         # The answer of the savepoint behind COMMIT is read by the block that needs it: the decision is reported first.
         chain = ("COMMIT AND CHAIN", f"SAVEPOINT {_SAVEPOINT}") if self._is_own else ("COMMIT",)
-        if marker is not None:
+        if enclosed is not None:
+            if not self._commit_behind(enclosed.txid, enclosed.statements(session, self.uuid), chain):
+                self._put(enclosed)
+                self.commit()
+                return
+        elif marker is not None:
             self._commit_behind_marker(*marker, chain)
         else:
             _, error = commit(session.connection, chain)
@@ -338,24 +381,36 @@ class Branch:
 
     def _commit_behind_marker(self, txid: str, deadline_ms: int, chain: tuple[str, ...]) -> None:
         session, uuid = self._session, self.uuid
-        marker = session.table.insert_committed_or_fail(txid, uuid, deadline_ms)
-        done, error = commit(session.connection, (f"RELEASE SAVEPOINT {_SAVEPOINT}", marker, *chain), ahead=2)
-        self._has_savepoint = done == 0
-        if error is None:
+        if self._commit_behind(txid, [session.table.insert_committed_or_fail(txid, uuid, deadline_ms)], chain):
             return
-        is_answer = is_answer_of_server(error) and not session.table.dialect.is_lost(session.connection, error)
-        if done == 2 or not is_answer:
-            raise error
-        self._marker = None
-        if done == 0:
-            raise self._not_released(error) from error
         with self._marking(txid):
-            if code_of(error) not in KEPT_OUT:
-                raise error
             self._has_marker = session.table.insert_committed(session.connection, txid, uuid, deadline_ms)
             if not self._has_marker:
                 self._require_condition(txid, deadline_ms, None)
         self.commit()
+
+    def _commit_behind(self, txid: str, statements: Sequence[str], chain: tuple[str, ...]) -> bool:
+        """Commit in one packet, behind a marker, which is the first of these statements, and the others.
+
+        Returns:
+            False if the marker was kept out: the transaction is open, and nothing of this was done in it.
+        """
+        session, ahead = self._session, 1 + len(statements)
+        packet = (f"RELEASE SAVEPOINT {_SAVEPOINT}", *statements, *chain)
+        done, error = commit(session.connection, packet, ahead=ahead)
+        self._has_savepoint = done == 0
+        if error is None:
+            return True
+        is_answer = is_answer_of_server(error) and not session.table.dialect.is_lost(session.connection, error)
+        if done == ahead or not is_answer:
+            raise error
+        self._marker = self._enclosed = None
+        if done == 0:
+            raise self._not_released(error) from error
+        with self._marking(txid):
+            if done > 1 or code_of(error) not in KEPT_OUT:
+                raise error
+        return False
 
     @property
     def is_still_open(self) -> bool:

@@ -26,7 +26,7 @@ answers the effects that the shell (or the simulator) carries out in order; the 
 With an outbox the messages may wait in the database in place of the broker. Which way a block goes is found before
 COMMIT, and by that COMMIT alone it is decided::
 
-    ACTIVE --BODY_DONE_AWAY-------------------+
+    ACTIVE --BODY_DONE_AWAY-------------------+  (with ``outbox="always"``: whether it is away or not)
     PREPARING, PREPARED --MARKER_BEHIND-------+--> OUTBOXING --OUTBOX_FILLED--> COMMITTING_OUTBOX
     PREPARING, MARKED --PREPARE_AWAY----------+        |                         |     |     |
                                    OUTBOX_REFUSED: UNDOING_BOTH     REFUSED (undo) |     | UNKNOWN
@@ -41,7 +41,8 @@ and the end is HAZARD.
 Laws:
     * ``COMMIT_DATABASE`` comes only after PREPARED and MARKER_INSERTED, both of them, whichever is first, or after
       OUTBOX_FILLED: marker, rows and messages are in one transaction. A marker that was left to it (MARKER_LEFT) is
-      part of it, and one that is refused there (MARKER_REFUSED) has kept the COMMIT out;
+      part of it, and one that is refused there (MARKER_REFUSED) has kept the COMMIT out; so it is with an outbox that
+      was left to it;
     * what may be prepared of an outboxed block is rolled back only behind the database's decision: a block that fails
       undoes both, one that commits voids it (``VOID_PREPARE``). A process that dies in between leaves the outboxed
       marker, by which any resolver voids it;
@@ -114,7 +115,7 @@ class LastResourceEvent(enum.Enum):
 
     PARTS_STREAMED = "parts streamed"  # a part is about to be sent ahead of prepare
     BODY_DONE = "body done"  # the body returned and RELEASE succeeded
-    BODY_DONE_AWAY = "body done, the broker is away"  # and there is an outbox
+    BODY_DONE_AWAY = "body done, the block goes without the broker"  # there is an outbox, and it is away, or not asked
     BODY_FAILED = "body failed"  # raised, or doomed by an SQL error, or RELEASE failed, or the deadline passed
     PREPARED = "prepared"
     PREPARE_REFUSED = "prepare refused"
@@ -123,7 +124,7 @@ class LastResourceEvent(enum.Enum):
     MARKER_INSERTED = "marker inserted"
     MARKER_LEFT = "marker left to commit"  # it goes in front of COMMIT, which is not done unless the marker gets in
     MARKER_BEHIND = "marker behind"  # an earlier message of the same keys waits in the outbox: so does this block
-    OUTBOX_FILLED = "outbox filled"  # messages and the outboxed marker are in, uncommitted
+    OUTBOX_FILLED = "outbox filled"  # messages and the marker are in, uncommitted, or left to COMMIT
     OUTBOX_REFUSED = "outbox refused"  # it is full, or any error
     MARKER_REFUSED = "marker refused"  # too late, taken by a resolver, or any error
     DATABASE_COMMITTED = "database committed"
@@ -210,6 +211,7 @@ TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
     (_S.OUTBOXING, _E.OUTBOX_REFUSED): _UNDO_BOTH,
     (_S.OUTBOXING, _E.INTERRUPTED): _UNDO_BOTH,
     (_S.COMMITTING_OUTBOX, _E.DATABASE_COMMITTED): _VOID,
+    (_S.COMMITTING_OUTBOX, _E.MARKER_REFUSED): _UNDO_BOTH,
     (_S.COMMITTING_OUTBOX, _E.DATABASE_REFUSED): _UNDO_BOTH,
     (_S.COMMITTING_OUTBOX, _E.DATABASE_UNKNOWN): _LOOK_UP_OUTBOX,
     (_S.COMMITTING_OUTBOX, _E.INTERRUPTED): _LOOK_UP_OUTBOX,

@@ -371,7 +371,7 @@ class Drainer:
         self._await_one()
         answered = [flight for flight in self._flying if flight.answer.done]
         self._flying = [flight for flight in self._flying if not flight.answer.done]
-        refused = None
+        refused, known = None, len(self._drained)
         for flight in answered:
             flight.finish()
             if refused is None:
@@ -380,6 +380,7 @@ class Drainer:
                 self._drained.append(flight.row)
             elif refused is None:
                 outbox.voided(connection, flight.row)
+        self._state.placed(row.id for row in self._drained[known:])
         if refused is not None:
             self._refused(connection, outbox, *refused)
         return bool(answered)
@@ -398,8 +399,12 @@ class Drainer:
         if self._drained:
             crash_point("client.outbox.answered")
             outbox.delete(connection, self._drained)
-            self._drained.clear()
+            self._removed()
             crash_point("client.outbox.deleted")
+
+    def _removed(self) -> None:
+        self._state.left(len(self._drained), sum(len(row.batches) for row in self._drained))
+        self._drained.clear()
 
     def _result(self, flight: _Flight) -> tuple[_Flight, TxmqError] | None:
         try:

@@ -9,12 +9,20 @@
    +------FAILED-------+--------FAILED----------+--> UNDECIDED: again later
    |
    +--STRANGE--> READ_ELSEWHERE --COMMITTED--> REPORT_COMMIT
-                       | \\------OUTBOXED----> REPORT_VOID
+   |                   | \\------OUTBOXED----> REPORT_VOID
+   |                   \\--FAILED--> UNDECIDED
+   |
+   +--LATE-----> READ_LATE ------OUTBOXED----> REPORT_VOID
+                       | \\------ROLLED_BACK--> REPORT_ROLLBACK
+                       | \\------GONE--------> FORGOTTEN
                        \\--FAILED--> UNDECIDED
 ```
 
 OUTBOXED: the rows are committed, and the messages wait in the outbox beside them. What the broker may have prepared is
     void, and is rolled back there.
+
+LATE: the transaction went to an outbox, and its row may have left by now: its absence proves nothing any more.
+    FORGOTTEN: it was asked for too late, and nothing can be known.
 
 STRANGE: perhaps a copy of the database answers. A committed or outboxed marker proves that the rows are committed
     wherever it is found; no other row, and no missing one, proves anything there.
@@ -44,6 +52,7 @@ class Step(enum.Enum):
 
     INSERT = "insert the rolled-back marker"
     READ = "read the marker, durably"
+    READ_LATE = "read the marker, which may have left"
     READ_ELSEWHERE = "look for a committed marker where absence proves nothing"
     REPORT_COMMIT = "report the commit to the broker"
     REPORT_ROLLBACK = "report the rollback to the broker"
@@ -51,6 +60,7 @@ class Step(enum.Enum):
     RESOLVED = "resolved"
     UNDECIDED = "undecided"
     CONTRADICTED = "contradicted"
+    FORGOTTEN = "forgotten"
 
 
 class Found(enum.Enum):
@@ -59,6 +69,8 @@ class Found(enum.Enum):
     INSERTED = "inserted"
     DUPLICATE = "duplicate"
     STRANGE = "not the known server"
+    LATE = "too late to insert"
+    GONE = "no row"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     OUTBOXED = "outboxed"
@@ -72,11 +84,16 @@ TRANSITIONS: dict[tuple[Step, Found], Step] = {
     (_S.INSERT, _F.INSERTED): _S.REPORT_ROLLBACK,
     (_S.INSERT, _F.DUPLICATE): _S.READ,
     (_S.INSERT, _F.STRANGE): _S.READ_ELSEWHERE,
+    (_S.INSERT, _F.LATE): _S.READ_LATE,
     (_S.INSERT, _F.FAILED): _S.UNDECIDED,
     (_S.READ, _F.COMMITTED): _S.REPORT_COMMIT,
     (_S.READ, _F.ROLLED_BACK): _S.REPORT_ROLLBACK,
     (_S.READ, _F.OUTBOXED): _S.REPORT_VOID,
     (_S.READ, _F.FAILED): _S.UNDECIDED,
+    (_S.READ_LATE, _F.OUTBOXED): _S.REPORT_VOID,
+    (_S.READ_LATE, _F.ROLLED_BACK): _S.REPORT_ROLLBACK,
+    (_S.READ_LATE, _F.GONE): _S.FORGOTTEN,
+    (_S.READ_LATE, _F.FAILED): _S.UNDECIDED,
     (_S.READ_ELSEWHERE, _F.COMMITTED): _S.REPORT_COMMIT,
     (_S.READ_ELSEWHERE, _F.OUTBOXED): _S.REPORT_VOID,
     (_S.READ_ELSEWHERE, _F.FAILED): _S.UNDECIDED,
@@ -111,21 +128,25 @@ class Prover(Protocol):
         """Whether an INSERT failed because the row is there."""
 
 
-def prove(database: Prover, txid: str, deadline_ms: int) -> tuple[Step, Exception | None]:
+def prove(
+    database: Prover, txid: str, deadline_ms: int, proves_until_ms: int | None = None
+) -> tuple[Step, Exception | None]:
     """Resolve the outcome in the database.
 
     Args:
         deadline_ms: of the transaction; the rolled-back row is kept until long after it.
+        proves_until_ms: of one that went to an outbox: until then, by the database's clock, its row is there if it is
+            committed.
 
     Returns:
         REPORT_COMMIT, REPORT_ROLLBACK or REPORT_VOID: proved and durable. UNDECIDED, with what stood in the way:
-        nothing is known, and the connection should be closed.
+        nothing is known, and the connection should be closed. FORGOTTEN: nothing will be.
     """
     error: Exception | None = None
     step = Step.INSERT
     while step in _IN_DATABASE:
         try:
-            found = _IN_DATABASE[step](database, txid, deadline_ms)
+            found = _IN_DATABASE[step](database, txid, deadline_ms, proves_until_ms)
         except StrangeServerError as failure:
             error, found = failure, Found.STRANGE
         except Exception as failure:  # noqa: BLE001  whatever a driver raises, nothing is known
@@ -134,24 +155,34 @@ def prove(database: Prover, txid: str, deadline_ms: int) -> tuple[Step, Exceptio
     return step, error
 
 
-def _insert(database: Prover, txid: str, deadline_ms: int) -> Found:
+def _insert(database: Prover, txid: str, deadline_ms: int, until_ms: int | None) -> Found:
+    table, connection = database.table, database.connection
     try:
-        is_in = database.table.insert_rolled_back(database.connection, txid, database.uuid, deadline_ms)
+        is_in = table.insert_rolled_back(connection, txid, database.uuid, deadline_ms, until_ms)
     except Exception as error:
         if database.is_duplicate(error):
             return Found.DUPLICATE
         raise
     if not is_in:
+        if until_ms is not None and table.now_ms(connection) >= until_ms:
+            return Found.LATE
         return Found.FAILED  # another database answers: unreachable
     crash_point("resolver.marker_inserted")
     return Found.INSERTED
 
 
-def _read_elsewhere(database: Prover, txid: str, _deadline_ms: int) -> Found:
+def _read_late(database: Prover, txid: str, _deadline_ms: int, _until_ms: int | None) -> Found:
+    outcome = database.table.read_durably(database.connection, txid)
+    if outcome is None:
+        return Found.GONE
+    return _LATE.get(outcome, Found.FAILED)
+
+
+def _read_elsewhere(database: Prover, txid: str, _deadline_ms: int, _until_ms: int | None) -> Found:
     return _COMMITS.get(database.table.read_durably(database.connection, txid), Found.FAILED)
 
 
-def _read(database: Prover, txid: str, _deadline_ms: int) -> Found:
+def _read(database: Prover, txid: str, _deadline_ms: int, _until_ms: int | None) -> Found:
     outcome = database.table.read_durably(database.connection, txid)
     if outcome in _COMMITS:
         crash_point("resolver.read_committed")
@@ -163,9 +194,16 @@ def _read(database: Prover, txid: str, _deadline_ms: int) -> Found:
 _COMMITS: dict[str | None, Found] = {
     marker_table.COMMITTED: Found.COMMITTED,
     marker_table.OUTBOXED: Found.OUTBOXED,
+    marker_table.ENCLOSED: Found.OUTBOXED,
 }
-_IN_DATABASE: dict[Step, Callable[[Prover, str, int], Found]] = {
+_LATE = {
+    marker_table.OUTBOXED: Found.OUTBOXED,
+    marker_table.ENCLOSED: Found.OUTBOXED,
+    marker_table.ROLLED_BACK: Found.ROLLED_BACK,
+}
+_IN_DATABASE: dict[Step, Callable[[Prover, str, int, int | None], Found]] = {
     Step.INSERT: _insert,
     Step.READ: _read,
+    Step.READ_LATE: _read_late,
     Step.READ_ELSEWHERE: _read_elsewhere,
 }

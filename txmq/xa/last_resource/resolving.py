@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error
-from txmq.xa.database.marker_table import EXPIRED_SIZE, MarkerTable
+from txmq.xa.database.marker_table import ENCLOSED, EXPIRED_SIZE, OUTBOXED, MarkerTable
 from txmq.xa.database.outbox_tables import OutboxTables
 
 
@@ -23,8 +23,7 @@ class Unresolved(NamedTuple):
     deadline_ms: int
     on_resolved: Callable[[], None] = _nothing
     of: str | None = None  # the transaction of whose marker it is a part at another home
-    proves_until_ms: int | None = None  # of one that went to the outbox: later, by the database's clock, a missing
-    # marker proves nothing
+    proves_until_ms: int | None = None  # see ``proof.prove``
 
     @property
     def marker(self) -> str:
@@ -44,9 +43,11 @@ class ResolvingConnection(NamedTuple):
         """Whether an INSERT failed because the row is there."""
         return is_integrity_error(error)
 
-    def may_be_swept(self, proves_until_ms: int | None) -> bool:
-        """Whether an outboxed marker may have been removed by now, so that its absence proves no rollback."""
-        return proves_until_ms is not None and self.table.now_ms(self.connection) >= proves_until_ms
+    def is_outboxed(self, txid: str) -> bool:
+        """Whether the rows of a transaction are committed, and its messages wait here, or went through here."""
+        if self.table.outcome_of(self.connection, txid) in (OUTBOXED, ENCLOSED):
+            return True
+        return self.outbox is not None and self.outbox.waits(self.connection, txid)
 
     def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
         """See ``Markers``."""
@@ -55,6 +56,10 @@ class ResolvingConnection(NamedTuple):
     def delete_committed(self, txids: Sequence[str]) -> None:
         """See ``Markers``."""
         self.table.delete_committed(self.connection, txids)
+
+    def delete_enclosed(self, kept_ms: int, after: str) -> str | None:
+        """See ``OutboxTables.delete_enclosed_markers``."""
+        return None if self.outbox is None else self.outbox.delete_enclosed_markers(self.connection, kept_ms, after)
 
     def delete_expired(self) -> bool:
         """Remove rolled-back and outboxed markers that are old enough, some of each; whether more may be left."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from txmq.errors import ConfigError
 from txmq.runtime.ports import Clock, Random
@@ -25,7 +25,6 @@ from txmq.xa.database.dbapi import driver_of, may_change_threads, run
 from txmq.xa.database.dialects import limit_lock_waits
 from txmq.xa.database.installation import DatabaseSession, Demands
 from txmq.xa.database.marker_sweep import FINISHED_MAX
-from txmq.xa.database.marker_table import OUTBOXED
 from txmq.xa.database.mysql_server import sends_packets
 from txmq.xa.database.resource import DatabaseResource
 from txmq.xa.database.sqlite_file import open_existing
@@ -51,8 +50,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
         ignore_tables: tables (``table`` or ``schema.table``) that no transaction writes to: theirs may be an engine
             that cannot roll back.
         outbox: while the broker is away, keep the messages of a block beside its rows, in tables of the same database;
-            a drainer takes them to the broker, in order (docs/how-to/outbox.md). Options in place of True; the tables
-            are created by ``install``.
+            a drainer takes them to the broker, in order (docs/how-to/outbox.md). ``"always"``: also while it is there,
+            so that no block waits for it. Options in place of True; the tables are created by ``install``.
 
     Attributes:
         outbox: its outbox, as this process knows it; None without one.
@@ -63,13 +62,15 @@ class LastResource(DatabaseResource[DatabaseSession]):
     def __init__(
         self, name: str, connect: Callable[[], Any], *, dialect: str | None = None, table: str = "txmq_marker",
         allow_weak_durability: bool = False, ignore_tables: Collection[str] = (), clock: Clock | None = None,
-        random: Random | None = None, outbox: bool | OutboxOptions = False,
+        random: Random | None = None, outbox: bool | Literal["always"] | OutboxOptions = False,
     ) -> None:  # fmt: skip
         demands = Demands(allow_weak_durability, ignore_tables, outbox=bool(outbox))
         super().__init__(name, connect, table, dialect, demands, clock, random)
         self._sqlite: tuple[ModuleType | None, str] | None = None  # driver and file, once seen
-        options = outbox if isinstance(outbox, OutboxOptions) else OutboxOptions()
-        self.outbox = OutboxState(options, self.clock, f"{self._random.bits(64):016x}") if outbox else None
+        options = _options(outbox)
+        self.outbox: OutboxState | None = None
+        if options is not None:
+            self.outbox = OutboxState(options, self.clock, f"{self._random.bits(64):016x}")
         self.turns = SQLiteWriterQueue()  # of SQLite's writers; others lock rows
         # For the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unresolved: deque[Unresolved] = deque()
@@ -192,7 +193,7 @@ class LastResource(DatabaseResource[DatabaseSession]):
             return False
         database = self.open_for_resolver(cluster)
         try:
-            return database.table.outcome_of(database.connection, txid) == OUTBOXED
+            return database.is_outboxed(txid)
         finally:
             database.close()
 
@@ -219,6 +220,12 @@ class LastResource(DatabaseResource[DatabaseSession]):
         session.takes_packets = sends_packets(connection)
         session.is_bound_to_thread = not may_change_threads(connection)
         return session
+
+
+def _options(outbox: bool | Literal["always"] | OutboxOptions) -> OutboxOptions | None:
+    if isinstance(outbox, str):
+        return OutboxOptions(when=outbox)
+    return outbox if isinstance(outbox, OutboxOptions) else OutboxOptions() if outbox else None
 
 
 class UsedConnection(NamedTuple):

@@ -7,7 +7,8 @@ makes it safe. Due ones are proved by the database (``proof.prove``), oldest fir
 broker at once: a commit may have to wait for an earlier one of the same rows, so none is waited for before the rest is
 sent. Those that this process itself left (``LastResource.unresolved``) are always due.
 
-Then the messages that wait in the database are taken to the broker, for a while (``drainer``).
+Then the messages that wait in the database are taken to the broker, for a while (``drainer``), unless threads of this
+process do that (``pump``).
 
 Committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after their deadline.
 
@@ -34,6 +35,7 @@ from txmq.errors import (
 from txmq.model import TransactionKind
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
+from txmq.runtime.owner import current_process
 from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import (
     FAILURES_PER_ROUND_MAX,
@@ -57,6 +59,8 @@ from txmq.xa.last_resource.proof import Step, prove
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.reporter import Reporter
+
+ENCLOSED_KEPT_S_MAX = 24 * 3600.0  # markers, where it is not known how long they are to be kept
 
 
 class _Reported(NamedTuple):
@@ -118,7 +122,6 @@ class LastResourceResolver:
             self._client.look()
             if self._reporter.is_unreachable:
                 self._open()
-            self._read_swept(left)
             left.update((item.txid, item) for item in self._due() if item.txid not in own)
             resolved = self._resolve(left)
             self._clean_up()
@@ -175,9 +178,13 @@ class LastResourceResolver:
 
     def _resolve(self, left: dict[str, Unresolved]) -> set[str]:
         """Prove, oldest first, then report all; resolved ones leave ``left``, and are returned."""
-        reported = [
-            _Reported(item, step, self._report(item.txid, step)) for step, item in self._proved(list(left.values()))
-        ]
+        proved = self._proved(list(left.values()))
+        for step, item in proved:
+            if step is Step.FORGOTTEN:
+                self._log.error("the outcome of a transaction cannot be known any more", txid=item.txid)
+                item.on_resolved()
+                del left[item.txid]
+        reported = [_Reported(item, step, self._report(item.txid, step)) for step, item in proved if item.txid in left]
         return {item.item.txid for item in reported if self._conclude(item, left)}
 
     def _proved(self, doubtful: list[Unresolved]) -> list[tuple[Step, Unresolved]]:
@@ -195,27 +202,10 @@ class LastResourceResolver:
             self.close()  # of SQLite it may lead to a file that another one has taken the place of
         return proved
 
-    def _read_swept(self, left: dict[str, Unresolved]) -> None:
-        """Of old blocks whose COMMIT was to fill the outbox a missing marker proves nothing: it is read, or they end.
-
-        The broker may never have heard of such a transaction, and is told of no rollback then.
-        """
-        for txid, item in list(left.items()):
-            is_asked = item.outcome is None and item.proves_until_ms is not None
-            if is_asked and self._open().may_be_swept(item.proves_until_ms):
-                database = self._open()
-                found = database.table.read_durably(database.connection, item.marker)
-                if found is not None:
-                    left[txid] = item._replace(outcome=found)
-                    continue
-                self._log.error("the outcome of a transaction cannot be known any more", txid=txid)
-                item.on_resolved()
-                del left[txid]
-
     def _prove(self, item: Unresolved) -> Step:
         if item.outcome is not None:
             return _STEPS[item.outcome]
-        step, error = prove(self._open(), item.marker, item.deadline_ms)
+        step, error = prove(self._open(), item.marker, item.deadline_ms, item.proves_until_ms)
         if isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
             self._failed("rollback not proved", error, is_new=not self._is_strange)
             self._is_strange, self._is_reached = True, False
@@ -271,7 +261,7 @@ class LastResourceResolver:
 
     def _drain(self) -> None:
         state = self.resource.outbox
-        if state is None:
+        if state is None or state.pumped_in == current_process():
             return
         drainer, home = self._drainer, LONE if self._homes.is_lone else f"{self._client.session.home:016x}"
         if drainer is None or drainer.home != home:  # a lone broker may have founded a cluster
@@ -301,10 +291,17 @@ class LastResourceResolver:
             # A connection is not opened for others' markers alone.
             is_time = self._sweep.keep(self._open, sweeps=self._database is not None)
             if is_time or (self._has_expired and self._database is not None):
-                self._has_expired = self._open().delete_expired()
+                self._has_expired = self._delete_expired(self._open())
         except Exception:
             self.close()
             raise
+
+    def _delete_expired(self, database: ResolvingConnection) -> bool:
+        is_more, state = database.delete_expired(), self.resource.outbox
+        if state is not None and state.pumped_in != current_process():
+            kept_s = state.options.markers_kept_s if state.is_always else ENCLOSED_KEPT_S_MAX
+            is_more |= database.delete_enclosed(int(kept_s * 1000), "") is not None
+        return is_more
 
     def _open(self) -> ResolvingConnection:
         if self._database is None:

@@ -41,6 +41,7 @@ from txmq.xa.last_resource.drainer import (
 )
 from txmq.xa.last_resource.outbox import TRIPPED_S_MIN, OutboxOptions, OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection
+from txmq.xa.last_resource.turns import TurnDrainer
 
 SERIES, UUID = "5" * 32, "e" * 32
 ANSWERS_AFTER_S = 0.001
@@ -88,6 +89,7 @@ class FakeBroker:
         self.open = Counter[int]()
         self.live: object = object()
         self.request_size_bytes_max = 16 << 20
+        self.cluster = 0
 
     @property
     def control(self) -> Any:
@@ -152,7 +154,7 @@ class World:
         self.outbox.create(connection, SERIES)
         self.database = ResolvingConnection(connection, table, UUID, self.outbox)
         self.state = OutboxState(OutboxOptions(), self.broker.clock, "me")
-        self.drainer = Drainer(self.broker, self.state, UUID, "shop", self.broker.clock)
+        self.drainer = TurnDrainer(self.broker, self.state, UUID, "shop", self.broker.clock)
 
     def waiting(self, *rows: str, size: int = 1, topic: str = "orders", key: str = "") -> None:
         """Rows that are committed, each of its own key, or all of one."""

@@ -30,19 +30,44 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.runtime.logging import get_logger
-from txmq.runtime.threads import Lock
+from txmq.runtime.threads import Lock, Signal
 from txmq.xa import LastResource
 from txmq.xa.database import marker_table
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import LastResourceEvent, LastResourceState
-from txmq.xa.last_resource.resolving import Unresolved
+from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
 from txmq.xa.last_resource.resource import UsedConnection
 
-DRAINED_PAUSE_S = 0.02
+DRAINED_PAUSE_S_MIN, DRAINED_PAUSE_S = 0.005, 0.02  # a drainer of this process says so by itself
 
 
 def _nothing(_outcome: Outcome) -> None:
     """Do nothing."""
+
+
+class RowLook:
+    """Looks whether a transaction's messages wait in its database; keeps a connection meanwhile."""
+
+    def __init__(self, resource: LastResource, cluster: str, txid: str) -> None:
+        self._resource, self._cluster, self._txid = resource, cluster, txid
+        self._database: ResolvingConnection | None = None
+
+    def waits(self) -> bool:
+        """Whether they do, or that is not known: the database is away, in whatever way of the driver."""
+        try:
+            database = self._database
+            if database is None:
+                database = self._database = self._resource.open_for_resolver(self._cluster)
+            return database.outbox is None or database.outbox.waits(database.connection, self._txid)
+        except Exception:  # noqa: BLE001
+            self.close()
+            return True
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
 
 
 class LastResourceBlock:
@@ -157,7 +182,7 @@ class LastResourceBlock:
         is_sound = body_error is None and run.is_body_sound((self._branch,), failure)
         done = LastResourceEvent.BODY_DONE_AWAY if run.is_away else LastResourceEvent.BODY_DONE
         state = run.run(done if is_sound else LastResourceEvent.BODY_FAILED)
-        if run.is_away:
+        if run.is_away and not run.is_enclosed:
             self._resolver.wake()  # it looks for the broker
         outcome, error = self._concluded(state)
         return Ending(outcome, self._in_broker(state, outcome), error, run.interrupt)
@@ -203,8 +228,10 @@ class LastResourceBlock:
             self._resolver.wake()
 
     def _outboxed(self) -> None:
-        """Leave what may be prepared, and the messages, to the resolver."""
+        """Leave what may be prepared to the resolver, and the messages to a drainer."""
         self._is_outboxed = bool(self._messages)
+        if self._is_outboxed:
+            self._resolver.drain(self._resource)
         if self.run.has_asked:
             self._leave(marker_table.OUTBOXED)
         else:
@@ -218,25 +245,24 @@ class LastResourceBlock:
         """
         if not self._is_outboxed:
             return False
-        broker = self._broker
-        while self._waits():
-            if broker.home.clock.monotonic() >= deadline:
-                raise RequestTimeoutError("the messages wait in the outbox: the broker is away, or behind")
-            broker.pause(DRAINED_PAUSE_S)
+        outboxing, txid = self._outboxing, self._broker.txid
+        assert outboxing is not None
+        signal = outboxing.state.watch(txid) if outboxing.rows == 1 else Signal()
+        look = RowLook(self._resource, self._broker.cluster, txid)
+        pause_s, clock = DRAINED_PAUSE_S_MIN, self._broker.home.clock
+        try:
+            while not outboxing.state.is_placed(txid) and (pause_s == DRAINED_PAUSE_S_MIN or look.waits()):
+                now = clock.monotonic()
+                if now >= deadline:
+                    raise RequestTimeoutError("the messages wait in the outbox: the broker is away, or behind")
+                if not signal.wait(min(pause_s, deadline - now)) and clock.monotonic() == now:
+                    clock.sleep(pause_s)  # simulated time
+                pause_s = min(2 * pause_s, DRAINED_PAUSE_S)
+        finally:
+            outboxing.state.unwatch(txid)
+            look.close()
         self._is_outboxed = False
         return True
-
-    def _waits(self) -> bool:
-        try:
-            database = self._resource.open_for_resolver(self._broker.cluster)
-        except Exception:  # noqa: BLE001  unreachable, in whatever way of the driver: nothing is known
-            return True
-        try:
-            return database.outbox is None or database.outbox.waits(database.connection, self._broker.txid)
-        except Exception:  # noqa: BLE001
-            return True
-        finally:
-            database.close()
 
     def _told(self, home: HomeBranch | None) -> None:
         """A home has answered to its commit; when all have, the marker is not needed any more."""

@@ -4,6 +4,12 @@ Theory of operation. The broker is looked at once before the body, for at most `
 says already that it is away (``xa/last_resource/outbox.py``). A block that finds it away asks it for nothing; one that
 loses it behind its prepare, or whose keys wait in the outbox, has its prepare voided behind the decision.
 
+With ``outbox="always"`` a block looks at no broker, neither before its body nor behind it: all that it has goes into
+its database with COMMIT (``enclosing``), and this client's drainer is woken. Only a client that has no session yet
+looks for its broker, as above, and what cannot wait in a database goes to the broker. Before that is prepared it waits
+there for earlier messages of its keys to leave the outbox: behind the body nobody comes in between whose rows this
+block had waited for.
+
 In a cluster the homes of the messages are looked at behind the body, when they are known. If one of them is away, the
 whole block waits: a row for each home, all of them in the one transaction of the database, which decides for all. Each
 home gets its own row as soon as it is there (``xa/database/outbox_series.py``).
@@ -11,14 +17,14 @@ home gets its own row as soon as it is there (``xa/database/outbox_series.py``).
 A client that has reached no broker yet has no session and knows no topic. The database tells it its cluster and the
 topics (``xa/database/outbox_topics.py``), and the block's id is a random one that no broker hears of.
 
-What cannot wait in a database fails, as without an outbox: offsets of consumers (``tx.ack``), messages that were sent
-ahead, and what is larger than one request or one statement. So does a block whose partitions have unanswered commits of
-this client and another resource: it could overtake them.
+While the broker is away, what cannot wait in a database fails, as without an outbox: offsets of consumers (``tx.ack``),
+messages that were sent ahead, and what is larger than one request or one statement. So does a block whose partitions
+have unanswered commits of this client and another resource: it could overtake them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from txmq.client.transaction.branch_commits import BranchHome
@@ -29,16 +35,25 @@ from txmq.client.transaction.preparing import NOT_KNOWN, attach_for_caller
 from txmq.client.transaction.refusals import raise_rolled_back, rolled_back
 from txmq.client.transport.ports import BlockTopics, Broker
 from txmq.client.transport.session import UNKNOWN_BITS, ClientSession
-from txmq.errors import DiskFullError, OverloadedError, RolledBackError, TransactionAwayError, TxmqError
+from txmq.errors import (
+    DiskFullError,
+    OverloadedError,
+    RolledBackError,
+    TransactionAwayError,
+    TransactionError,
+    TxmqError,
+)
 from txmq.runtime.os_clock import OSRandom
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_homes import LONE
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
 from txmq.xa.database.outbox_topics import TopicSize
-from txmq.xa.last_resource.branch import Branch, Waiting
+from txmq.xa.last_resource.branch import Branch
+from txmq.xa.last_resource.enclosing import GrownTopicsError, Waiting
 from txmq.xa.last_resource.outbox import OutboxState
 
 _NO_ROOM = (OverloadedError, DiskFullError)
+AHEAD_PAUSE_S = 0.005  # a look is a query
 _UNKEYED = 0  # the checksum that messages without a key share
 
 
@@ -63,6 +78,9 @@ class Outboxing:
     def begin(self) -> None:
         """Before the body: find out whether the broker is there; in a cluster, whether any is."""
         home = self._broker.home
+        if self.state.is_always and home.control.session is not None:
+            self.is_away = True
+            return
         self.is_away = (self._broker.is_alone and self.state.is_tripped) or not self._is_there(home)
 
     def attach(self, lent: object) -> None:
@@ -79,6 +97,7 @@ class Outboxing:
         self.is_unknown = self.is_away and broker.home.control.session is None
         if not self.is_unknown:
             attach_for_caller(broker, is_away=self.is_away)
+            self.is_away = self.is_away or self.state.is_always
             return
         cluster, random = self._resource.cluster(lent), OSRandom()
         if not cluster:
@@ -149,6 +168,31 @@ class Outboxing:
         else:
             self.is_away = not self._is_there(self._broker.home)
 
+    def passed(self) -> None:
+        """What kept the messages from waiting in the database is answered, perhaps."""
+        self.is_away = self.state.is_always and self._broker.is_alone and self.may_wait
+
+    def let_drain(self, branch: Branch, keys: Collection[OutboxKey]) -> None:
+        """Behind the body, before anything is prepared: earlier messages of its keys go first.
+
+        What is prepared would keep them from being placed.
+
+        Raises:
+            RolledBackError: they wait still.
+        """
+        broker, until = self._broker, self.state.options.away_after_ms / 1000 + self._broker.home.clock.monotonic()
+        last = ahead = branch.last_ahead(broker.txid, keys)
+        while ahead is not None:
+            if branch.has_the_only_writer or broker.home.clock.monotonic() >= min(until, broker.deadline):
+                raise RolledBackError("earlier messages of its keys wait in the outbox: run it again", broker.txid)
+            broker.pause(AHEAD_PAUSE_S)
+            ahead = branch.last_ahead(broker.txid, keys, last)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the outbox the block has filled: one for each home."""
+        return len(self._rows)
+
     @property
     def may_wait(self) -> bool:
         """Whether the messages may wait in the database."""
@@ -211,6 +255,28 @@ class Outboxing:
             raise RolledBackError(text, self._broker.txid)
         self._news = sizes
 
+    @property
+    def markers_kept_ms(self) -> int:
+        """How long behind its deadline the marker of an enclosed block is kept."""
+        return int(self.state.options.markers_kept_s * 1000)
+
+    def enclose(self, branch: Branch, parts: Sequence[EncodedPart]) -> None:
+        """Put the messages of a block of which no broker has heard beside its rows, when they commit.
+
+        Raises: as ``Branch.enclose``.
+        """
+        broker, sizes, told = self._broker, self._sizes(), self.state.told
+        if self._topics.changes != self._changes or any(told.get(name) != size for name, size in sizes.items()):
+            self.agree_on_topics(branch)
+        branch.enclose(broker.txid, broker.timeout_s, self.waiting(parts), sizes)
+
+    def refused(self, error: TransactionError) -> TransactionError:
+        """The database did not take the block; what the caller is told."""
+        if not isinstance(error, GrownTopicsError):
+            return error
+        self._topics.assume(error.newer, self._resource.name)
+        return RolledBackError(str(error), self._broker.txid)
+
     def committed(self) -> None:
         """The database has what it was told, and the rows: a drainer that counted before has not seen them."""
         self.state.told.update(self._news)
@@ -237,7 +303,7 @@ class Outboxing:
         size_bytes = sum(len(row.batches) for row in rows)
         if not self.state.has_room(size_bytes):
             count, waiting_bytes = self.state.total
-            text = f"the broker is away, and the outbox is full: {count} rows, {waiting_bytes} bytes wait"
+            text = f"the outbox is full: {count} rows, {waiting_bytes} bytes wait"
             raise RolledBackError(text, broker.txid)
         self._rows = rows
         return rows
@@ -245,7 +311,7 @@ class Outboxing:
     def _encoded(self, home: str, parts: Sequence[EncodedPart]) -> Waiting:
         broker = self._broker
         if not broker.fits_one_request(parts):
-            raise RolledBackError("the broker is away, and the messages are too large for the outbox", broker.txid)
+            raise RolledBackError("the messages are too large for the outbox, and must wait there", broker.txid)
         return Waiting(home, b"".join(broker.encoded(parts)), keys_of(parts))
 
     def _home_of(self, part: EncodedPart) -> str:

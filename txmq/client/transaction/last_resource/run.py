@@ -34,6 +34,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.database.outbox_keys import OutboxKey
+from txmq.xa.database.outbox_tables import OUTBOXED_KEPT_MS
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import (
     LastResourceCoordinator,
@@ -98,6 +99,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         hazard: for the broker to keep, if the body had ended the database's transaction by itself.
         has_asked: a prepare may have been sent.
         proves_until_ms: as of ``Unresolved``, once the messages are put beside the rows.
+        is_enclosed: no broker has heard of the block, and none does before its database has committed.
 
     Args:
         outboxing: the way into the resource's outbox; None without one.
@@ -109,7 +111,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         on_told: Callable[[HomeBranch | None], None], outboxing: Outboxing | None = None,
     ) -> None:  # fmt: skip
         super().__init__(broker, messages, LastResourceCoordinator(), LastResourceEvent.INTERRUPTED)
-        self._outboxing, self.has_asked = outboxing, False
+        self._outboxing, self.has_asked, self.is_enclosed = outboxing, False, False
         self.homes = broker.branches
         self._branch = branch
         self.is_acknowledged: bool | None = None
@@ -144,6 +146,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self._outboxing.reach()
         if not self.is_away:
             self._let_pass()
+            self._outboxing.passed()
 
     def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
         match effect:
@@ -176,6 +179,9 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         crash_point("client.tx.body_done")
         try:
             self._take_parts()
+            if self._outboxing is not None and self._outboxing.state.is_always and not self._outboxing.may_wait:
+                self._outboxing.let_drain(self._branch, self._keys)
+                self._keys = frozenset()  # nobody else counts any more
             self._preparing.send()
             for home in self.homes:
                 home.stream_if_large()
@@ -276,12 +282,17 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         try:
             if not self._keys:
                 self._parts = broker.take_parts(self._messages)
-            outboxing.agree_on_topics(self._branch)
-            rows = outboxing.waiting(self._all_parts())
-            self.proves_until_ms = self._branch.proves_until_ms(broker.timeout_s)
-            self._branch.fill_outbox(broker.txid, broker.timeout_s, rows)
+            if outboxing.state.is_always and not self.has_asked:
+                self.is_enclosed = True
+                self.proves_until_ms = self._branch.proves_until_ms(broker.timeout_s, outboxing.markers_kept_ms)
+                outboxing.enclose(self._branch, self._parts)
+            else:
+                outboxing.agree_on_topics(self._branch)
+                rows = outboxing.waiting(self._all_parts())
+                self.proves_until_ms = self._branch.proves_until_ms(broker.timeout_s, OUTBOXED_KEPT_MS)
+                self._branch.fill_outbox(broker.txid, broker.timeout_s, rows)
         except TransactionError as error:
-            self.error = error
+            self.error = outboxing.refused(error)
             return LastResourceEvent.OUTBOX_REFUSED
         except TxmqError as error:  # a part that cannot be carried
             self.error = rolled_back(error, broker.txid)
@@ -304,7 +315,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         try:
             self._branch.commit()
         except TransactionError as error:
-            self.error = error
+            self.error = error if self._outboxing is None else self._outboxing.refused(error)
             return LastResourceEvent.MARKER_REFUSED
         except Exception as error:  # noqa: BLE001  a driver may raise anything; the database is asked what it did
             is_retriable = self._branch.is_retriable(error)
@@ -332,7 +343,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
                 if self._outboxing is not None:
                     self._outboxing.committed()
                 return LastResourceEvent.PROVED_OUTBOXED
-            if self._broker.remaining_s <= until_s:
+            if step is Step.FORGOTTEN or self._broker.remaining_s <= until_s:
                 return LastResourceEvent.LOOKUP_FAILED
             self._broker.pause(LOOK_UP_PAUSE_S)
 
@@ -346,9 +357,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         except Exception:  # noqa: BLE001  unreachable, in whatever way of the driver: nothing is known
             return Step.UNDECIDED
         try:
-            if database.may_be_swept(self.proves_until_ms):  # this machine was asleep
-                return Step.UNDECIDED
-            return prove(database, self._broker.txid, self._broker.deadline_ms)[0]
+            return prove(database, self._broker.txid, self._broker.deadline_ms, self.proves_until_ms)[0]
         except Exception:  # noqa: BLE001  as above
             return Step.UNDECIDED
         finally:

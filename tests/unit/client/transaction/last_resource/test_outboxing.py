@@ -14,7 +14,7 @@ from tests.unit.xa.support import LastResourceFixture, Quiet, quiet_resolver
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.last_resource.outboxing import keys_of
 from txmq.client.transaction.messages import EncodedPart
-from txmq.errors import ConnectionLostError, RolledBackError
+from txmq.errors import ConfigError, ConnectionLostError, RolledBackError
 from txmq.model import Outcome
 from txmq.testing.simulated.faults import Fault
 from txmq.xa import LastResource
@@ -199,3 +199,70 @@ def test_slow_prepares_in_turn_trip_the_breaker(world: LastResourceFixture) -> N
     clock.advance(TRIPPED_S_MIN)
     state.close()
     assert not state.is_tripped
+
+
+# --- always ----------------------------------------------------------------------------------------------------------
+
+
+def always(world: LastResourceFixture, **options: int) -> LastResource:
+    resource = LastResource("orders-db", connect=world.connect, outbox=OutboxOptions(when="always", **options))
+    resource.install(world.home)
+    return resource
+
+
+def test_outbox_always_asks_the_broker_for_nothing(world: LastResourceFixture, quiet: Quiet) -> None:
+    resource = always(world)
+    tx = put(world, resource, b"1")
+    assert (world.rows(), tx.pending, world.markers()) == ([b"1"], ("broker",), {tx.txid: "enclosed"})
+    assert (world.home.states(), quiet.drains, quiet.wakes) == ({}, [resource], 0)
+
+
+def test_word_always_is_the_option() -> None:
+    found = LastResource("orders-db", connect=lambda: None, outbox="always").outbox
+    assert found is not None
+    assert found.is_always
+    with pytest.raises(ConfigError):
+        OutboxOptions(when="never")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        OutboxOptions(markers_kept_s=1.0)
+
+
+def test_enclosed_block_whose_topic_has_grown_leaves_nothing(world: LastResourceFixture) -> None:
+    resource = always(world)
+    put(world, resource, b"1")  # now it knows what the database knows
+    with world.outside() as connection:
+        connection.execute("UPDATE txmq_marker_outbox_topics SET partitions = 8")
+    with pytest.raises(RolledBackError, match="orders has other partitions by now"):
+        put(world, resource, b"2")
+    assert world.home.topics.assumed["orders"] == TopicSize(1, 8)
+    assert (world.rows(), len(world.markers())) == ([b"1"], 1)
+
+
+def test_enclosed_block_that_would_overtake_another_database_waits(
+    world: LastResourceFixture, tmp_path: Path
+) -> None:  # fmt: skip
+    stock = another(world, tmp_path / "stock")
+    order(stock, b"first")
+    resource = always(world)
+    with pytest.raises(RolledBackError):
+        put(world, resource, b"second", timeout=0.3)
+    assert world.rows() == []
+
+
+@pytest.mark.parametrize("is_in", [False, True])
+def test_commit_without_an_answer_is_looked_up(world: LastResourceFixture, is_in: bool) -> None:
+    resource = always(world)
+    tx = world.block(resource=resource)
+    tx.__enter__()
+    tx.connection(resource).execute("INSERT INTO orders (value) VALUES (x'31')")
+    tx.send("orders", b"1")
+    lost = ConnectionError("lost")
+    setattr(world.opened[-1], "fail_behind" if is_in else "fail_before", lost)
+    if is_in:
+        tx.__exit__(None, None, None)
+        assert (tx.outcome, world.markers()) == (Outcome.COMMITTED, {tx.txid: "enclosed"})
+    else:
+        with pytest.raises(RolledBackError):
+            tx.__exit__(None, None, None)
+        assert tx.outcome is Outcome.ROLLED_BACK
+    assert world.rows() == ([b"1"] if is_in else [])

@@ -1,0 +1,115 @@
+"""A drainer that is called all the time (``pump``), beside the one that a resolver's rounds call.
+
+It removes what is placed in the commit in which it numbers the next rows, and reads them there: one commit a page. It
+keeps the turn until it gives it away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txmq.runtime.crashpoints import crash_point
+from txmq.xa.broker_port import REQUEST_TIMEOUT_S
+from txmq.xa.database.outbox_series import OutboxRow
+from txmq.xa.database.outbox_tables import OutboxTables
+from txmq.xa.last_resource.drainer import IN_FLIGHT_MAX, LEASE_MS, PAGE_SIZE_MAX, Agreed, Drainer
+from txmq.xa.last_resource.resolving import ResolvingConnection
+
+
+class TurnDrainer(Drainer):
+    """See the module's docstring. Used by one thread at a time."""
+
+    _is_at_end = False  # all that had numbers were sent
+    _held_until = 0.0  # the turn is ours for longer
+    _given = 0  # numbers, when they were compared
+
+    @property
+    def is_flying(self) -> bool:
+        """Whether answers are to come, or rows to be taken away that were answered."""
+        return bool(self._flying or self._drained)
+
+    def turn(self, database: ResolvingConnection) -> int | None:
+        """Send a page of what waits, if any does, and take the answers that come soon.
+
+        Returns:
+            How many rows were sent; None if another process has the turn.
+
+        Raises: as ``round``.
+        """
+        try:
+            return self._turn(database, self._outbox_of(database))
+        except BaseException:
+            self._land()
+            raise
+
+    def let_go(self, database: ResolvingConnection) -> None:
+        """Leave the turn to others. Raises as ``round``."""
+        if self._held_until:
+            self._held_until = 0.0
+            self._outbox_of(database).let_go(database.connection, self._state.holder)
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether it has the turn to drain, or had it."""
+        return bool(self._held_until)
+
+    def _turn(self, database: ResolvingConnection, outbox: OutboxTables) -> int | None:
+        connection, state = database.connection, self._state
+        self._count(connection, outbox)
+        if state.is_tripped:
+            self._client.control.call("ping", timeout=REQUEST_TIMEOUT_S)
+            state.close()
+        if not (state.size.rows or self._flying or self._drained or outbox.has_waiting(connection)):
+            return 0
+        if not self._hold(connection, outbox):
+            self._land()
+            return None
+        if not self._is_compared:
+            self._compare(database, outbox)
+        sent = self._send_next(connection, outbox)
+        self._settle(connection, outbox)
+        return sent
+
+    def _hold(self, connection: Any, outbox: OutboxTables) -> bool:
+        now = self._clock.monotonic()
+        if now >= self._held_until:
+            is_ours = outbox.hold(connection, self._state.holder, LEASE_MS)
+            self._held_until = now + LEASE_MS / 2000 if is_ours else 0.0
+        return bool(self._held_until)
+
+    def _compare(self, database: ResolvingConnection, outbox: OutboxTables) -> Agreed:
+        agreed = super()._compare(database, outbox)
+        self._is_at_end, self._given = False, agreed.given
+        return agreed
+
+    def _send_next(self, connection: Any, outbox: OutboxTables) -> int:
+        """As ``_send``, for ``turn``; how many."""
+        if self._is_at_end and not self._is_behind and (rows := self._take(connection, outbox)) is not None:
+            self._is_at_end = not rows or rows[0].number == self._sent_through + 1
+            if rows and rows[0].number <= self._sent_through:  # the database was restored: compared in the next turn
+                self._land()
+                return len(rows)
+            if rows and self._is_at_end:  # otherwise another drainer has numbered rows, too: they are first
+                self._submit(rows)
+                self._sent_through, self._page_size = rows[-1].number, min(2 * self._page_size, PAGE_SIZE_MAX)
+            return len(rows)
+        before = self._sent_through
+        is_sent = self._send(connection, outbox)
+        if not is_sent and self._drained:  # they took the room
+            self._delete(connection, outbox)
+            is_sent = self._send(connection, outbox)
+        if is_sent:
+            self._is_at_end = False
+            return self._sent_through - before
+        self._is_at_end, self._sent_through = not self._flying, max(before, self._given)
+        return 0
+
+    def _take(self, connection: Any, outbox: OutboxTables) -> list[OutboxRow] | None:
+        if self._drained:
+            crash_point("client.outbox.answered")
+        room = min(self._page_size, IN_FLIGHT_MAX - len(self._flying))
+        rows = outbox.take(connection, self.series, room, self._drained)
+        crash_point("client.outbox.deleted")
+        self._removed()
+        crash_point("client.outbox.numbered")
+        return rows
