@@ -9,7 +9,7 @@ from txmq.errors import TransactionTimeoutError
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_homes import PARKED, WAITING
 from txmq.xa.database.outbox_keys import OutboxKey
-from txmq.xa.last_resource.branch import Waiting
+from txmq.xa.last_resource.enclosing import Waiting
 
 __all__ = ["world"]
 ORDERS, EUROPE, MOVED = OutboxKey("orders-0", "1a"), OutboxKey("orders-eu-0", "1a"), OutboxKey("orders-10", "1a")

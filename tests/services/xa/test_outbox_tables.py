@@ -25,7 +25,7 @@ from txmq.xa.database.outbox_homes import LONE
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.outbox_topics import TopicSize
-from txmq.xa.last_resource.branch import Waiting
+from txmq.xa.last_resource.enclosing import Waiting
 
 K, L, WHOLE = OutboxKey("orders-0", "1a"), OutboxKey("orders-0", "2b"), OutboxKey("orders-0", ANY_KEY)
 MOVED, ELSEWHERE, OTHERS = OutboxKey("orders-1", "1a"), OutboxKey("orders-1", "3c"), OutboxKey("orders.x-0", "1a")

@@ -30,7 +30,7 @@ from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import Condition
 from txmq.xa.database.mysql_server import KEPT_OUT, code_of, commit, discard_results, is_answer_of_server, send
 from txmq.xa.database.outbox_keys import OutboxKey
-from txmq.xa.database.outbox_tables import OUTBOXED_KEPT_MS, row_id
+from txmq.xa.database.outbox_tables import row_id
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
 from txmq.xa.database.thread_connection import return_lent

@@ -187,10 +187,7 @@ class Drainer:
     def _drain(self, database: ResolvingConnection, outbox: OutboxTables) -> bool:
         connection, state = database.connection, self._state
         self._count(connection, outbox)
-        if state.is_tripped:  # also if nothing can be drained: blocks are to try the broker again
-            # As in ``_call``, behind which there is a journal: a broker whose disk hangs answers a ping all the same.
-            self._client.control.call("drained", outbox.series(connection).name, timeout=REQUEST_TIMEOUT_S)
-            state.close()
+        self._look_if_tripped(connection, outbox)
         may_wait = state.may_wait
         if may_wait and not self._is_compared:
             self._compare(database, outbox)
@@ -214,6 +211,13 @@ class Drainer:
             self._is_compared = self._is_compared and not self._is_behind
         self._count(connection, outbox)
         return is_more
+
+    def _look_if_tripped(self, connection: Any, outbox: OutboxTables) -> None:
+        """Look whether the broker is there again, also if nothing can be drained: blocks are to try it again."""
+        if self._state.is_tripped:
+            # As in ``_call``, behind which there is a journal: a broker whose disk hangs answers a ping all the same.
+            self._client.control.call("drained", outbox.series(connection).name, timeout=REQUEST_TIMEOUT_S)
+            self._state.close()
 
     def _count(self, connection: Any, outbox: OutboxTables) -> None:
         """Count what waits, now and then: that reads the whole table."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from txmq.runtime.crashpoints import crash_point
-from txmq.xa.broker_port import REQUEST_TIMEOUT_S
 from txmq.xa.database.outbox_series import OutboxRow
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.last_resource.drainer import IN_FLIGHT_MAX, LEASE_MS, PAGE_SIZE_MAX, Agreed, Drainer
@@ -56,9 +55,7 @@ class TurnDrainer(Drainer):
     def _turn(self, database: ResolvingConnection, outbox: OutboxTables) -> int | None:
         connection, state = database.connection, self._state
         self._count(connection, outbox)
-        if state.is_tripped:
-            self._client.control.call("ping", timeout=REQUEST_TIMEOUT_S)
-            state.close()
+        self._look_if_tripped(connection, outbox)
         if not (state.size.rows or self._flying or self._drained or outbox.has_waiting(connection)):
             return 0
         if not self._hold(connection, outbox):
