@@ -91,7 +91,7 @@ def test_starlette_takes_orders_while_the_broker_is_away(
 
 
 @pytest.mark.parametrize("service", ["fastapi", "starlette"])
-def test_service_that_ends_with_requests_in_flight_leaves_none_in_part(
+def test_service_ending_with_requests_in_flight_leaves_nothing_torn(
     broker: BrokerProcess, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
     """As uvicorn does behind ``--timeout-graceful-shutdown``: requests are cancelled, and the lifespan ends at once."""
