@@ -218,6 +218,7 @@ class Drainer:
             # As in ``_call``, behind which there is a journal: a broker whose disk hangs answers a ping all the same.
             self._client.control.call("drained", outbox.series(connection).name, timeout=REQUEST_TIMEOUT_S)
             self._state.close()
+            self._is_compared = False  # broker or database may have been restored while it was away
 
     def _count(self, connection: Any, outbox: OutboxTables) -> None:
         """Count what waits, now and then: that reads the whole table."""

@@ -328,6 +328,19 @@ def test_row_committed_while_others_are_counted_goes_out(world: World, monkeypat
     assert not world.drainer.is_due
 
 
+def test_broker_that_was_away_is_compared_again(world: World) -> None:
+    """The database was restored meanwhile, under the same connection: its numbers begin anew."""
+    world.waiting("row-0")
+    drain_all(world, world.drainer)
+    world.connection.execute("UPDATE txmq_marker_outbox_series SET number = 0")
+    world.waiting("row-1")
+    world.state.added(1)
+    world.state.trip()
+    with pytest.raises(DrainError, match="was the database restored"):
+        world.drainer.round(world.database)
+    assert world.broker.taken == ["row-0"]
+
+
 def test_blocks_try_the_broker_again_though_nothing_is_drained(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
