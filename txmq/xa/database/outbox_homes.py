@@ -180,7 +180,7 @@ class OutboxNumberings:
         with own_transaction(connection, self.dialect, self.place):
             self._run(
                 connection,
-                f"UPDATE {self.series_table} SET until_ms = 0 WHERE id = {self._series_id} AND holder = ?",  # noqa: S608
+                f"UPDATE {self.series_table} SET holder = '', until_ms = 0 WHERE id = {self._series_id} AND holder = ?",  # noqa: S608
                 (holder,),
             )
 
