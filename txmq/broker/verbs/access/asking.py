@@ -105,7 +105,7 @@ def refuse_nobody(known: Permissions) -> None:
     """
     if not known.user:
         raise UnauthenticatedError(
-            "this broker has users, and nobody has logged in here: txmq://USER@HOST, or the verb auth"
+            "this broker has users: log in as one of them, txmq://USER@HOST (on the wire, the verb auth)"
         )
 
 
