@@ -308,7 +308,7 @@ def test_branch_on_a_connection_in_use_costs_three_round_trips(orders: MySQLOrde
     orders.resource.close()
 
 
-def test_late_branch_dooms_as_others_do_and_its_connection_is_used_again(orders: MySQLOrders) -> None:
+def test_late_branch_dooms_and_its_connection_is_used_again(orders: MySQLOrders) -> None:
     assert orders.prepared(1).commit()
     branch = orders.enlist()
     number = branch.details()["connection"]

@@ -137,7 +137,7 @@ def test_branch_that_was_never_used_ends_without_a_statement() -> None:
     assert not branch.ended_by_body
 
 
-def test_connection_whose_first_call_was_given_up_is_used_no_more() -> None:
+def test_connection_whose_first_call_was_abandoned_is_not_reused() -> None:
     connection, given_back = Connection(), list[Any]()
     there = ThreadConnection(lambda: connection)
     branch = branch_on(there, given_back)
@@ -157,7 +157,7 @@ def test_branch_without_statement_begins_with_the_packet_that_prepares_it() -> N
     assert (connection.unread, len(given_back)) == (0, 1)
 
 
-def test_a_start_that_the_server_refuses_is_no_end_by_the_body() -> None:
+def test_refused_start_is_no_end_by_the_body() -> None:
     connection, given_back = Connection(), list[Any]()
     branch = branch_on(connection, given_back)
     fails(connection, 0, 1400)
