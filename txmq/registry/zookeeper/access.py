@@ -120,10 +120,12 @@ class AccessNodes(Nodes):
         check_changes(changes)
         if has_users(changes):
             self._require_closed_nodes()
-        is_lost = False
+        is_lost = is_made = False
 
         def attempt() -> Access:
-            nonlocal is_lost
+            nonlocal is_lost, is_made
+            if is_made:  # others came before it was read back
+                return self._read_access()
             head, node_version = self._head()
             self._refuse_unpublished(head)
             if is_lost and any(one[:2] == (version + 1, home) for one in head.newest):
@@ -136,6 +138,7 @@ class AccessNodes(Nodes):
                 except ConnectionLossError:
                     is_lost = True
                     raise
+                is_made = True
             return self._read_access()
 
         return self._attempts.run(attempt)

@@ -72,6 +72,25 @@ def test_a_change_that_was_lost_and_overtaken_is_known() -> None:
     assert registry.change_access(A, 0, {"user.ops": USER}) == Access(2, {"user.shop": USER})
 
 
+def test_a_change_that_others_follow_at_once_is_made() -> None:
+    ensemble = SimZooKeeper()
+    session, following = ensemble.open(), ZooKeeperRegistry(ensemble.open())
+    registry = _registry(session)
+    for number in range(20):  # the other one comes at each call of the read behind the change
+        version, calls = registry.access().version, number
+
+        def follow(version: int = version) -> None:
+            nonlocal calls
+            calls -= 1
+            if calls < 0 and following.access().version == version + 1:
+                following.change_access(B, version + 1, {"quota.topic.a": {"n": version}})
+
+        session.before_call = follow
+        changed = registry.change_access(A, version, {f"user.u{number}": USER})
+        session.before_call = lambda: None
+        assert f"user.u{number}" in changed.records
+
+
 def test_a_change_that_was_lost_behind_anothers_is_none() -> None:
     ensemble = SimZooKeeper()
     session = ensemble.open()
