@@ -21,7 +21,7 @@ from tools.simulation.threads import required_task
 from txmq.aio import Transaction
 from txmq.broker.context import Context
 from txmq.broker.verbs import get, prepare_commit, turns
-from txmq.broker.verbs.access import users
+from txmq.broker.verbs.access import changes
 from txmq.broker.verbs.access.changes import journal
 from txmq.broker.verbs.outbox import drained
 from txmq.redo import entries
@@ -132,7 +132,7 @@ def test_removal_of_a_user_that_no_journal_has_is_caught(monkeypatch: pytest.Mon
         else:
             journal(context, kind, fields)
 
-    monkeypatch.setattr(users, "journal", forgetful)
+    monkeypatch.setattr(changes, "journal", forgetful)
     errors = (simulate(seed, sync="always").error or "" for seed in WITH_USERS)
     assert any("U1" in error for error in errors), f"{len(WITH_USERS)} seeds found nothing"
 

@@ -134,7 +134,7 @@ def test_administrators_who_remove_each_other_leave_one() -> None:
     theirs.work()
     assert _heard(one, first)[0] == 200
     code, text = _heard(theirs, second)
-    assert (code, "log in" in text) == (401, True)
+    assert (code, "log in as one of them" in text) == (401, True)
     assert [row["user"] for row in _users(one)] == ["ops"]
 
 
