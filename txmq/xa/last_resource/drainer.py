@@ -334,7 +334,7 @@ class Drainer:
 
     def _submit(self, rows: Sequence[OutboxRow]) -> None:
         voids = [self._is_void(row) for row in rows]
-        session = self._session
+        session, most = self._session, self._session.request_size_bytes_max
         ids = [session.next_txid() for _ in rows]
         floor = session.finished_through
         requests = [
@@ -344,7 +344,8 @@ class Drainer:
                     "drained": self.series, "number": row.number, "row": VOID if is_void else row.id,
                     "uuid": self._uuid, "floor": floor,
                 },
-                [] if is_void or len(row.batches) > session.request_size_bytes_max else [row.batches],
+                [] if is_void or (row.id == self._taken.rows.get(row.number) and len(row.batches) > most)
+                else [row.batches],
             )
             for row, is_void, (_, txid) in zip(rows, voids, ids, strict=True)
         ]  # fmt: skip

@@ -81,7 +81,8 @@ class TurnDrainer(Drainer):
 
     def _send_next(self, connection: Any, outbox: OutboxTables) -> int:
         """As ``_send``, for ``turn``; how many."""
-        if self._is_at_end and not self._is_behind and (rows := self._take(connection, outbox)) is not None:
+        is_plain = self._is_at_end and not self._is_behind and not self._left_to_others()
+        if is_plain and (rows := self._take(connection, outbox)) is not None:
             self._is_at_end = not rows or rows[0].number == self._sent_through + 1
             if rows and rows[0].number <= self._sent_through:  # the database was restored: compared in the next turn
                 self._land()

@@ -16,6 +16,7 @@ from txmq.errors import (
     ForbiddenError,
     OutOfTurnError,
     RequestTimeoutError,
+    TooLargeError,
     TxmqError,
     UnknownTopicError,
 )
@@ -88,7 +89,7 @@ class FakeBroker:
         self.finished_through, self._numbers = 0, count(1)
         self.open = Counter[int]()
         self.live: object = object()
-        self.request_size_bytes_max = 16 << 20
+        self.request_size_bytes_max, self.large = 16 << 20, set[str]()
         self.cluster = 0
 
     @property
@@ -126,6 +127,12 @@ class FakeBroker:
         self.sent_bytes.append(sum(len(buffer) for _, _, body in requests for buffer in body or ()))
         if self.is_lost:
             raise ConnectionLostError("planned")
+        for _, fields, body in requests:
+            is_known = fields["row"] == "void" or fields["row"] in self.taken
+            assert is_known or body, "a row is taken without its messages"
+        self.large |= {
+            str(f["row"]) for _, f, body in requests if sum(map(len, body or ())) > self.request_size_bytes_max
+        }
         self.answers |= {
             row: FakeAnswer(self.clock, self._taken(row, int(fields["number"])), late=row in self.late)
             for row, (_, fields, _) in zip(self.pages[-1], requests, strict=True)
@@ -133,6 +140,8 @@ class FakeBroker:
         return [self.answers[row] for row in self.pages[-1]]
 
     def _taken(self, row: str, number: int) -> TxmqError | None:
+        if row in self.large:
+            return TooLargeError(row)
         if row in self.forbidden:
             return ForbiddenError("shop may not write topic orders")
         if number != len(self.taken) + 1:

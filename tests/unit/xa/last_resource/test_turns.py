@@ -119,3 +119,25 @@ def test_database_that_was_restored_is_found_by_its_numbers(world: World) -> Non
     with pytest.raises(DrainError):
         world.drainer.turn(world.database)
     assert (world.broker.taken, world.left()) == (["row-0"], ["row-1"])
+
+
+def test_row_that_the_broker_takes_no_more_loses_no_message(world: World) -> None:
+    """Behind rows that were taken, when numbers are given and read in one."""
+    world.waiting("row-0")
+    drain(world, 3)
+    world.broker.request_size_bytes_max = 100
+    world.waiting("large", size=101)
+    world.waiting("row-1")
+    drain(world)
+    assert world.left() == ["large"]
+    assert world.broker.taken == ["row-0", "void", "row-1"]
+
+
+def test_row_of_another_user_is_not_tried_at_once(world: World) -> None:
+    world.waiting("row-0")
+    drain(world, 3)
+    world.broker.forbidden = {"row-1"}
+    world.waiting("row-1")
+    drain(world)
+    assert world.left() == ["row-1"]
+    assert world.broker.taken == ["row-0", "void"]
