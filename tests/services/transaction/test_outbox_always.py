@@ -240,7 +240,7 @@ def test_turn_is_left_to_whoever_commits_next(shop: Shop, monkeypatch: pytest.Mo
     monkeypatch.setattr(pump, "LOOK_EVERY_S", NEVER_S)
     monkeypatch.setattr(pump, "IDLE_S", 0.05)
     shop.order().wait_visible(PATIENT_S)
-    holder = "SELECT COUNT(*) FROM txmq_marker_outbox_series WHERE holder <> ''"
+    holder = "SELECT COUNT(*) FROM txmq_marker_outbox_series WHERE until_ms > 0"
     eventually(lambda: shop.run(holder) == [(0,)], "nobody has the turn")
     other = shop.process()
     shop.order(other).wait_visible(PATIENT_S)
@@ -305,12 +305,14 @@ def test_refused_row_is_parked_and_others_go_on(shop: Shop) -> None:
     shop.client.topics.create("stays", partitions=1)
     shop.order(topic="gone")
     shop.order(topic="stays").wait_visible(PATIENT_S)
-    shop.hold(1_500)
-    shop.order(topic="gone")
-    shop.order(topic="gone")
-    shop.order(topic="stays")
+    eventually(lambda: not shop.waiting(), "the outbox is empty")
+    shop.client.close()
+    away = shop.process(f"txmq://127.0.0.1:{free_port()}")
+    for topic in ("gone", "gone", "stays"):
+        shop.order(away, topic=topic)
+    shop.client, shop.resource = shop.process()
     shop.client.topics.delete("gone")
-    shop.hold(-1)
+    shop.client.settle(shop.resource)
     eventually(lambda: shop.states() == ["parked", "waiting"], "the one that can be sent has gone")
     shop.order(topic="stays").wait_visible(PATIENT_S)
     assert [int(m.value or b"") for m in shop.client.browse("stays")] == [3, 6, 7]

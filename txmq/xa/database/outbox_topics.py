@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from txmq.xa.database.dbapi import Connection, run, text
 from txmq.xa.database.dialects import Dialect
+from txmq.xa.database.marker_table import written_out
 
 _NEWER = (
     "ON CONFLICT (name) DO UPDATE SET topic_id = excluded.topic_id, partitions = excluded.partitions, "
@@ -58,6 +59,7 @@ class OutboxTopics:
     def __init__(self, marker: str, dialect: Dialect, placeholder: str) -> None:
         self.name = f"{marker}_outbox_topics"
         self._dialect, self._mark = dialect, placeholder
+        self._written: tuple[Mapping[str, TopicSize], str] = ({}, "")
 
     def tell(self, connection: Connection, topics: Iterable[tuple[str, TopicSize]]) -> None:
         """Write down what is newer than what stands there, in the transaction that is open."""
@@ -83,6 +85,14 @@ class OutboxTopics:
         if not conditions:
             return "1 = 1", []
         return f"NOT EXISTS (SELECT 1 FROM {self.name} WHERE {' OR '.join(conditions)})", names  # noqa: S608
+
+    def none_newer_written(self, sizes: Mapping[str, TopicSize]) -> str:
+        """The same as SQL without parameters; empty for no topics. Raises ValueError: a name is none."""
+        known, written = self._written
+        if known != sizes:
+            written = written_out(self.none_newer(sizes))
+            self._written = dict(sizes), written  # most blocks are about the topics of the one before
+        return written
 
     def newest(self, connection: Connection, names: Collection[str] | None = None) -> dict[str, TopicSize]:
         """What stands there of some topics, or of all, in the transaction that is open."""

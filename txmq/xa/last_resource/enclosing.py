@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from txmq.errors import RolledBackError
 from txmq.xa.database.installation import DatabaseSession
-from txmq.xa.database.marker_table import ENCLOSED, written_out
+from txmq.xa.database.marker_table import ENCLOSED
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_tables import row_id
 from txmq.xa.database.outbox_topics import TopicSize
@@ -64,7 +64,7 @@ class Enclosed(NamedTuple):
         """As SQL without parameters; the first statement fails unless the marker gets in."""
         table, outbox = session.table, session.outbox
         assert outbox is not None
-        condition = written_out(outbox.topics.none_newer(self.topics)) if self.topics else ""
+        condition = outbox.topics.none_newer_written(self.topics)
         found = [table.insert_committed_or_fail(self.txid, uuid, self.deadline_ms, ENCLOSED, condition)]
         for number, one in enumerate(self.waiting):
             found += outbox.added(row_id(self.txid, number), one.batches, one.keys, one.home)

@@ -147,13 +147,16 @@ class OutboxState:
     @property
     def total(self) -> tuple[int, int]:
         """Rows and bytes that wait, for all homes."""
+        if not self._homes:
+            return self.size.rows, self.size.size_bytes
         sizes = [self.size, *(state.size for state in list(self._homes.values()))]
         return sum(size.rows for size in sizes), sum(size.size_bytes for size in sizes)
 
     def added(self, size_bytes: int) -> None:
         """A block of this process has put its messages there."""
         self._is_used, self.newest = True, object()
-        self.size = self.size._replace(rows=self.size.rows + 1, size_bytes=self.size.size_bytes + size_bytes)
+        rows, waiting_bytes, parked, age_ms = self.size
+        self.size = OutboxSize(rows + 1, waiting_bytes + size_bytes, parked, age_ms)
 
     def counted(self, size: OutboxSize, newest: object) -> None:
         """How much waits, by the database.

@@ -57,7 +57,7 @@ class Pump:
         self._database: ResolvingConnection | None = None
         self._found_at, self._look_s = float("-inf"), LOOK_S_MIN
         self._sweep_at, self._swept_to = clock.monotonic() + SWEEP_EVERY_S, ""
-        self._is_away = False
+        self._is_away = self._has_left = False
         self._log = get_logger(resource=resource.name)
 
     def step(self) -> Pause:
@@ -87,13 +87,14 @@ class Pump:
         if drainer.has_turn:
             self._sweep(database, now)
         if sent:
-            self._found_at, self._look_s = now, LOOK_S_MIN
+            self._found_at, self._look_s, self._has_left = now, LOOK_S_MIN, False
             return Pause(0.0 if sent == PAGE_SIZE_MAX else GATHER_S, is_ended_by_commits=False)
         if not drainer.has_turn:
             return Pause(LOOK_EVERY_S, is_ended_by_commits=True)
         if now >= self._found_at + IDLE_S and not drainer.is_flying:
             drainer.let_go(database)
-            return Pause(0.0, is_ended_by_commits=True)
+            had_left, self._has_left = self._has_left, True  # what waits still is kept back, or behind such a row
+            return Pause(LOOK_EVERY_S if had_left else 0.0, is_ended_by_commits=True)
         pause = Pause(self._look_s, is_ended_by_commits=True)
         self._look_s = min(1.5 * self._look_s, LOOK_S_MAX)
         return pause

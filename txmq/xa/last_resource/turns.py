@@ -11,7 +11,7 @@ from typing import Any
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.database.outbox_series import OutboxRow
 from txmq.xa.database.outbox_tables import OutboxTables
-from txmq.xa.last_resource.drainer import IN_FLIGHT_MAX, LEASE_MS, PAGE_SIZE_MAX, Agreed, Drainer
+from txmq.xa.last_resource.drainer import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, LEASE_MS, PAGE_SIZE_MAX, Agreed, Drainer
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
 
@@ -81,31 +81,32 @@ class TurnDrainer(Drainer):
 
     def _send_next(self, connection: Any, outbox: OutboxTables) -> int:
         """As ``_send``, for ``turn``; how many."""
-        is_plain = self._is_at_end and not self._is_behind and not self._left_to_others()
-        if is_plain and (rows := self._take(connection, outbox)) is not None:
-            self._is_at_end = not rows or rows[0].number == self._sent_through + 1
+        if not (self._is_at_end or self._is_behind or outbox.numbered(connection, self._sent_through, 1, self.series)):
+            self._is_at_end, self._sent_through = True, max(self._sent_through, self._given)
+        may_take = self._is_at_end and not self._is_behind and not self._left_to_others()
+        if may_take and (rows := self._take(connection, outbox)) is not None:
+            is_next = not rows or rows[0].number == self._sent_through + 1
+            most = self._session.request_size_bytes_max
+            # Otherwise another drainer has numbered rows, too, which are first; or one is to be parked.
+            self._is_at_end = is_next and all(len(row.batches) <= most for row in rows)
             if rows and rows[0].number <= self._sent_through:  # the database was restored: compared in the next turn
                 self._land()
-                return len(rows)
-            if rows and self._is_at_end:  # otherwise another drainer has numbered rows, too: they are first
+            elif rows and self._is_at_end:
                 self._submit(rows)
                 self._sent_through, self._page_size = rows[-1].number, min(2 * self._page_size, PAGE_SIZE_MAX)
             return len(rows)
-        before = self._sent_through
-        is_sent = self._send(connection, outbox)
-        if not is_sent and self._drained:  # they took the room
+        self._is_at_end, before = False, self._sent_through
+        if not self._send(connection, outbox) and self._drained:  # they took the room
             self._delete(connection, outbox)
-            is_sent = self._send(connection, outbox)
-        if is_sent:
-            self._is_at_end = False
-            return self._sent_through - before
-        self._is_at_end, self._sent_through = not self._flying, max(before, self._given)
-        return 0
+            self._send(connection, outbox)
+        return self._sent_through - before
 
     def _take(self, connection: Any, outbox: OutboxTables) -> list[OutboxRow] | None:
         if self._drained:
             crash_point("client.outbox.answered")
         room = min(self._page_size, IN_FLIGHT_MAX - len(self._flying))
+        if sum(len(flight.row.batches) for flight in self._flying) > IN_FLIGHT_BYTES_MAX:
+            room = 0
         rows = outbox.take(connection, self.series, room, self._drained)
         crash_point("client.outbox.deleted")
         self._removed()

@@ -103,7 +103,7 @@ def test_turn_is_left_behind_a_second_without_rows(world: PumpWorld) -> None:
     world.commit("row-0")
     began = world.broker.clock.monotonic()
     world.steps(1)
-    while world.outbox._run(world.connection, "SELECT holder FROM txmq_marker_outbox_series") != [("",)]:
+    while world.outbox._run(world.connection, "SELECT until_ms FROM txmq_marker_outbox_series") != [(0,)]:
         world.steps(1)
         assert world.broker.clock.monotonic() < began + 2 * IDLE_S
     assert world.broker.clock.monotonic() >= began + IDLE_S
@@ -147,3 +147,27 @@ def test_end_drains_and_leaves_the_turn(world: PumpWorld) -> None:
     assert (len(world.broker.taken), world.left()) == (300, [])
     assert world.outbox.hold(world.connection, "another", drainer.LEASE_MS)
     assert world.outbox.series(world.connection).name == SERIES
+
+
+def test_rows_behind_one_that_is_parked_keep_nobody_busy(world: PumpWorld) -> None:
+    world.broker.gone = {"row-0"}
+    world.waiting("row-0", "row-1", key="k")
+    began = world.broker.clock.monotonic()
+    steps = 0
+    while world.broker.clock.monotonic() < began + 60.0:
+        steps += 1
+        world.steps(1)
+        assert steps < 150
+    assert world.left() == ["row-0", "row-1"]
+
+
+def test_row_that_is_too_large_is_parked(world: PumpWorld) -> None:
+    world.commit("row-0")
+    world.steps(3)
+    world.broker.request_size_bytes_max = 10
+    world.waiting("row-1", "row-2")
+    world.waiting("row-3", size=11)
+    world.waiting("row-4")
+    world.steps(12)
+    assert [row for row in world.broker.taken if row != "void"] == ["row-0", "row-1", "row-2", "row-4"]
+    assert world.left() == ["row-3"]

@@ -47,6 +47,7 @@ from txmq.xa.two_phase.coordinator import BranchState
 
 RESOLVE_S_MIN = 1.0  # for looking the decision up, even if the deadline is closer
 LOOK_UP_PAUSE_S = 0.05
+_NEVER: int | None = None
 THE_BROKER = "broker"  # as ``pending`` names the home of the id
 
 
@@ -121,7 +122,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self.hazard: Hazard | None = None
         self._parts: list[EncodedPart] = []
         self._keys: frozenset[OutboxKey] = frozenset()
-        self._is_prepared, self.proves_until_ms = False, None  # type: bool, int | None
+        self._is_prepared, self.proves_until_ms = False, _NEVER
         self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
 
     @property
