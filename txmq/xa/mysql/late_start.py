@@ -6,7 +6,7 @@ given by ``query``. The server answers XA START first, which is read here; the c
 The server does nothing behind a statement that fails.
 
 In ``txmq.aio``, where each round trip is a turn of the connection's thread, that is 6 to 15 % of the processor time of
-a transaction; with threads 2 to 4 % (docs/benchmarks.md, "XA: what is left"). For connections that have answered a
+a transaction; with threads some 10 us (docs/benchmarks.md, "XA: what is left"). For connections that have answered a
 moment ago, because one that the server has ended dooms the block that finds it out.
 
 Invariants:
