@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from txmq.client.client import Client
@@ -106,8 +107,12 @@ class Program:
         assert self.shared.rows is not None
         return LastResource(
             RESOURCE, self.shared.rows.connect, clock=self.host, random=SimRandom(self.world.rng),
-            outbox=OUTBOX if self.shared.has_outbox else False,
+            outbox=self._outbox if self.shared.has_outbox else False,
         )  # fmt: skip
+
+    @property
+    def _outbox(self) -> OutboxOptions:
+        return replace(OUTBOX, when="always") if self.world.uses_outbox_always else OUTBOX
 
     def banks(self) -> list[SimulatedXAResource]:
         """The XA databases as this process sees them."""
@@ -316,7 +321,10 @@ class Application(Program):
         if block.pending:
             self.world.meet("committed, broker to be told")
         assert self.shared.rows is not None
-        if self.shared.has_outbox and self.shared.rows.markers().get(transaction.txid) == "outboxed":
+        marker = self.shared.rows.markers().get(transaction.txid) if self.shared.has_outbox else None
+        if marker == "enclosed":
+            self.world.meet("real messages rode in a commit")
+        if marker in ("outboxed", "enclosed"):
             self.world.meet("real messages went into an outbox")
             if row_id(transaction.txid, 1) in self.shared.rows.waiting():
                 self.world.meet("messages for several homes went into an outbox")

@@ -51,7 +51,7 @@ from .resolver import Resolver
 from .rows import Rows
 from .stream import Network
 from .threads import Threads, installed, required_task
-from .world import Simulation, Violation
+from .world import SITUATIONS_OF_ALWAYS, Simulation, Violation
 
 SECONDS = 1.3
 ALONE_S = 0.7  # of endless load: others' requests force what ``sync`` lets wait
@@ -139,6 +139,11 @@ class Operator(Process):
 def simulate(seed: int, *, sync: str = "", endless: bool = False, outbox: bool = False) -> Result:
     """Run one seed; the others as of ``Simulation``."""
     return played(seed, Simulation(seed, sync=sync, endless=endless, outbox=outbox), _simulate)
+
+
+def simulate_always(seed: int) -> Result:
+    """Run one seed in which the blocks of real clients use the outbox always."""
+    return played(seed, Simulation(seed, outbox=True, always=True, situations=SITUATIONS_OF_ALWAYS), _simulate)
 
 
 def played(seed: int, world: Simulation, play: Callable[[Simulation], None]) -> Result:

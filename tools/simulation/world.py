@@ -51,6 +51,8 @@ SITUATIONS = frozenset(
     }
 )  # fmt: skip
 
+SITUATIONS_OF_ALWAYS = SITUATIONS | {"real messages rode in a commit"}
+
 
 class Violation(AssertionError):
     """A promise was broken."""
@@ -63,13 +65,15 @@ class Simulation:
         sync: the broker's setting; drawn if empty.
         endless: its queue is never empty; else drawn.
         outbox: the databases have outboxes, and an operator who keeps rows back; else drawn.
+        always: the blocks of real clients use theirs always, not only while the broker is away.
         situations: those that may be met.
     """
 
     def __init__(
-        self, seed: int, *, sync: str = "", endless: bool = False, outbox: bool = False,
+        self, seed: int, *, sync: str = "", endless: bool = False, outbox: bool = False, always: bool = False,
         situations: frozenset[str] = SITUATIONS,
     ) -> None:  # fmt: skip
+        self.uses_outbox_always = always
         self.sync, self.is_endless, self.has_outbox, self._situations = sync, endless, outbox, situations
         self.seed = seed
         self.rng = random.Random(seed)
