@@ -26,6 +26,7 @@ from txmq.xa import LastResource
 from txmq.xa.last_resource import drainer
 from txmq.xa.last_resource.outbox import OutboxOptions
 from txmq.xa.resolver import Resolver
+from txmq.xid import TxId
 
 PATIENT_S = 600.0
 EVER_MS = 3_600_000
@@ -210,10 +211,11 @@ def test_outcome_of_outboxed_block_is_asked_of_database(sqlite_shop: Shop) -> No
 
 
 def test_client_without_the_database_hears_unknown_of_voided_block(sqlite_shop: Shop) -> None:
+    session = sqlite_shop.client.session
     with at_moment("client.tx.prepare_sent", sqlite_shop.broker.kill):
         txid = sqlite_shop.order().txid
     sqlite_shop.broker.start()
-    eventually(lambda: not sqlite_shop.resource.unresolved, "the broker is told of the void")
+    eventually(lambda: session.finished_through >= TxId.parse(txid).counter, "the broker has been told of the void")
     with txmq.connect(sqlite_shop.broker.address) as stranger:
         assert (stranger.outcome(txid), stranger.transactions.fence(txid)) == (Outcome.UNKNOWN, Outcome.UNKNOWN)
     sqlite_shop.check()
