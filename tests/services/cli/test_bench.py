@@ -117,7 +117,7 @@ def _messages(client: txmq.Client) -> int:
 def test_a_row_that_fails_says_why_and_the_others_stay(tmp_path: Path) -> None:
     words = ("--rows", "put-single,tx-local", "--messages", "20", "--size", "100000", "--directory", str(tmp_path))
     report = bench(*words, "--set", "batch_size_bytes_max=65536", status=1)
-    assert [row["name"] for row in report["rows"] if "413" in (row["failure"] or "")] == ["put-single"]
+    assert [row["name"] for row in report["rows"] if "result 413" in (row["failure"] or "")] == ["put-single"]
     assert list(tmp_path.iterdir()) == []
 
 

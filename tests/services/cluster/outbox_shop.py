@@ -43,13 +43,19 @@ class Shop:
         self._opened: list[txmq.Client] = []
         self.client, self.resource = self.process()
         eventually(lambda: len(self.client.routes.all_links()) == len(cluster.brokers), "both homes are known")
-        self.topic = f"orders-{next(_numbers)}"
-        self.client.topics.create(self.topic, partitions=PARTITIONS)
+        eventually(self._is_spread, "each home has a partition")
         with closing(self.connect()) as connection:
             connection.execute("CREATE TABLE sold (place INTEGER PRIMARY KEY, pieces INTEGER)")
             connection.executemany("INSERT INTO sold VALUES (?, 0)", [(place,) for place in range(PARTITIONS)])
             connection.commit()
         self.resource.install(self.client)
+
+    def _is_spread(self) -> bool:
+        """Whether a new topic is at both homes: a broker spreads it over those that it sees led at that moment."""
+        self.topic = f"orders-{next(_numbers)}"
+        self.client.topics.create(self.topic, partitions=PARTITIONS)
+        self.client.topics.describe(self.topic)  # so that the client knows the homes
+        return len({self.home_of(place) for place in range(PARTITIONS)}) == PARTITIONS
 
     def connect(self) -> sqlite3.Connection:
         return outbox_drainer.connect(str(self._path))
