@@ -48,7 +48,7 @@ def cluster(tmp_path: Path, ensemble: Ensemble) -> Iterator[Cluster]:
             for may in ("read", "write"):
                 users.acl("grant", "shop", {"may": may, "topic": "orders"})
         for broker in made.brokers:
-            eventually(partial(logs_in, broker, "shop", "orders"), "every home knows the user")
+            eventually(partial(_serves, broker, "shop", "orders"), "every home knows the user and what it may")
         yield made
 
 
@@ -65,16 +65,23 @@ def logs_in(broker: BrokerProcess, user: str, password: str) -> bool:
         return wire.log_in(user, password) == 200
 
 
+def _serves(broker: BrokerProcess, user: str, password: str) -> bool:
+    with Wire(broker) as wire:
+        return wire.log_in(user, password) == 200 and is_served(wire) == 200
+
+
 def is_served(wire: Wire) -> int:
     """The code of a request that the user's grants allow."""
     return wire.ask(b"topic describe orders 1\r\n")[0]
 
 
 def logged_in(broker: BrokerProcess, user: str = "shop", password: str = "orders") -> Wire:
-    wire = Wire(broker)
-    assert wire.log_in(user, password) == 200
-    assert is_served(wire) == 200
-    return wire
+    with contextlib.ExitStack() as opened:
+        wire = opened.enter_context(Wire(broker))
+        assert wire.log_in(user, password) == 200
+        assert is_served(wire) == 200
+        opened.pop_all()
+        return wire
 
 
 def test_user_is_served_by_every_home_and_strangers_by_none(cluster: Cluster) -> None:
@@ -213,6 +220,7 @@ def test_brokers_settle_branches_with_users(cluster: Cluster) -> None:
         users.acl("grant", "shop", {"cluster": None})
     homes = []
     for broker in cluster.brokers[:2]:
+        eventually(partial(_tells_homes, broker), "the home knows the grant")
         homes.append(Home(broker, _own(broker), login=("shop", "orders")))
     decided = OverTwoHomes.prepared(homes[0], homes[1], b"decided there")
     decided.decide(b"decided here")
@@ -224,6 +232,11 @@ def test_brokers_settle_branches_with_users(cluster: Cluster) -> None:
     eventually(lambda: b"decided there" in values(there, homes[1].partition, login), "the branch asked, and was told")
     assert b"decided here" in values(cluster.brokers[0], homes[0].partition, login)
     assert '"user": ".home-' in cluster.brokers[0].logs()
+
+
+def _tells_homes(broker: BrokerProcess) -> bool:
+    with logged_in(broker) as wire:
+        return wire.ask(b"cluster homes 1\r\n")[0] == 200
 
 
 def _own(broker: BrokerProcess) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -375,7 +376,8 @@ def test_restored_broker_stops_the_drainer(sqlite_shop: Shop) -> None:
 def test_restored_database_stops_the_drainer(sqlite_shop: Shop) -> None:
     _drain_one(sqlite_shop)
     sqlite_shop.run("UPDATE txmq_marker_outbox_series SET number = 0")
-    assert "was the database restored?" in _refused(sqlite_shop)
+    # The last round may still run, and number the new row: the broker has another row of that number then.
+    assert re.search(r"was the database restored\?|row 1 is .* here, and .* at the broker", _refused(sqlite_shop))
 
 
 def test_series_is_numbered_anew_only_where_both_disagree(sqlite_shop: Shop, tmp_path: Path) -> None:
