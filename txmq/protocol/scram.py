@@ -156,7 +156,7 @@ class ScramLogin:
         """
 
         def step() -> bytes:
-            self._server.set_client_final(message.decode())
+            self._server.set_client_final(_exact(message, "c", "p"))
             return bytes(self._server.get_server_final().encode())
 
         return _carried_out(step)
@@ -190,7 +190,7 @@ class ScramAttempt:
         Raises:
             UnauthenticatedError: it has not shown that: it is not the broker that was meant.
         """
-        _carried_out(lambda: self._client.set_server_final(server_final.decode()))
+        _carried_out(lambda: self._client.set_server_final(_exact(server_final, "v")))
 
 
 def has_password(keys: ScramKeys, password: str) -> bool:
@@ -210,6 +210,15 @@ def _carried_out(step: Callable[[], _T]) -> _T:
     except (ScramException, UnicodeError):
         pass
     raise UnauthenticatedError(REFUSED)
+
+
+def _exact(message: bytes, *names: str) -> str:
+    """A final message as text. Bits of its base64 that say nothing must be 0, at which ``scramp`` does not look."""
+    text = message.decode()
+    for name, _, value in (field.partition("=") for field in text.split(",")):
+        if name in names and _decoded_size(value) < 0:
+            raise UnauthenticatedError(REFUSED)
+    return text
 
 
 def _name(binding: bytes | None) -> str:

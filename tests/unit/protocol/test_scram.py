@@ -8,8 +8,8 @@ from base64 import b64decode, b64encode
 
 import pytest
 
-from txmq.errors import BadRequestError, ConfigError
-from txmq.protocol.scram import ITERATIONS, ScramKeys, keys_of
+from txmq.errors import BadRequestError, ConfigError, UnauthenticatedError
+from txmq.protocol.scram import ITERATIONS, ScramAttempt, ScramKeys, ScramLogin, keys_of
 
 SALT = b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
 # RFC 7677, section 3: "user", "pencil".
@@ -60,3 +60,32 @@ def test_keys_come_back_from_json() -> None:
 def test_what_is_no_key_is_refused(field: str, value: object) -> None:
     with pytest.raises(BadRequestError):
         ScramKeys.from_json({**keys_of("pencil", SALT).to_json(), field: value})
+
+
+def _begun() -> tuple[ScramAttempt, ScramLogin, bytes]:
+    """Both sides of a login, and the client's final message."""
+    attempt, login = (
+        ScramAttempt("ops", "pencil", "a" * 16),
+        ScramLogin(lambda _: keys_of("pencil", SALT), "b" * 16, None),
+    )
+    return attempt, login, attempt.final(login.first(attempt.first()))
+
+
+def _written_otherwise(message: bytes) -> bytes:
+    """The same 32 bytes at the end, with a bit set that base64 does not need."""
+    digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    last = digits[digits.index(message[-2:-1]) | 1 : (digits.index(message[-2:-1]) | 1) + 1]
+    changed = message[:-2] + last + b"="
+    assert b64decode(changed[-44:]) == b64decode(message[-44:])
+    return changed
+
+
+def test_proofs_count_only_byte_for_byte() -> None:
+    _, login, final = _begun()
+    with pytest.raises(UnauthenticatedError):
+        login.final(_written_otherwise(final))
+    attempt, login, final = _begun()
+    told = login.final(final)
+    with pytest.raises(UnauthenticatedError):
+        attempt.verify(_written_otherwise(told))
+    attempt.verify(told)
