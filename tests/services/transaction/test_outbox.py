@@ -384,7 +384,6 @@ def test_series_is_numbered_anew_only_where_both_disagree(sqlite_shop: Shop, tmp
     shop = sqlite_shop
     renumber = ["outbox", "renumber", "--config", str(_config(shop, tmp_path)), "--yes", "shop"]
     _drain_one(shop)
-    eventually(lambda: not shop.waiting(), "the row has left")
     refused = CliRunner().invoke(app, renumber)
     assert refused.exit_code != 0
     assert "the broker took the rows up to 1, the database gave the numbers up to 1" in refused.stderr
@@ -437,6 +436,7 @@ def _drain_one(shop: Shop) -> None:
     assert away is not None
     away.trip()
     shop.order().wait_visible(PATIENT_S)
+    eventually(lambda: not shop.waiting(), "the row has left")
 
 
 def _refused(shop: Shop) -> str:
