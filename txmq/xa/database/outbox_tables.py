@@ -153,6 +153,12 @@ class OutboxTables(OutboxSeries):
         rows = ", ".join(f"('{key.slot}', '{key.hash}', '{row_id}')" for key in sorted(keys))
         return [row, f"INSERT INTO {self.keys} (slot, hash, id) VALUES {rows}"]  # noqa: S608
 
+    def withdraw(self, connection: Connection, row_ids: Sequence[str]) -> None:
+        """Take rows away that were added in the transaction that is open, with their keys."""
+        for table in (self.name, self.keys):
+            for row_id in row_ids:
+                self._run(connection, f"DELETE FROM {table} WHERE id = ?", (row_id,))  # noqa: S608
+
     def nobody_waits(self, keys: Collection[OutboxKey]) -> tuple[str, list[str]]:
         """A condition that no message of these keys waits, as SQL with its parameters; for the marker's INSERT.
 

@@ -31,7 +31,7 @@ from txmq.xa.database.marker_table import Condition
 from txmq.xa.database.mysql_server import KEPT_OUT, code_of, commit, discard_results, is_answer_of_server, send
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_tables import row_id
-from txmq.xa.database.outbox_topics import TopicSize
+from txmq.xa.database.outbox_topics import TopicsAgreed, TopicSize
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
 from txmq.xa.database.thread_connection import return_lent
 from txmq.xa.last_resource.enclosing import Enclosed, Waiting
@@ -72,7 +72,10 @@ class Branch:
 
     Attributes:
         uuid: identity of the database.
+        was_kept_out: what went with COMMIT did not get in at first, and then did: the age of its topics is another one.
     """
+
+    was_kept_out = False
 
     def __init__(self, resource: BranchResource, session: DatabaseSession, *, is_own: bool) -> None:
         self.resource, self._session, self._is_own = resource, session, is_own
@@ -258,21 +261,19 @@ class Branch:
         assert outbox is not None
         return outbox.topics.newest(self._session.connection)
 
-    def agree_on_topics(self, txid: str, topics: Mapping[str, TopicSize]) -> dict[str, TopicSize]:
+    def agree_on_topics(
+        self, txid: str, topics: Mapping[str, TopicSize], distrusted: int | None = None
+    ) -> TopicsAgreed:  # fmt: skip
         """Let the outbox's database know what is newer than what it knows, when this transaction commits.
 
-        Returns:
-            What it knows better.
+        See ``OutboxTopics.agree``.
 
         Raises: as ``insert_marker``.
         """
         connection, outbox = self._session.connection, self._session.outbox
         assert outbox is not None
         with self._marking(txid):
-            known = outbox.topics.newest(connection, topics)
-            # One that is told locks a row until the commit: only what is news.
-            outbox.topics.tell(connection, [it for it in topics.items() if it[0] not in known or known[it[0]] < it[1]])
-            return {name: one for name, one in known.items() if one > topics[name]}
+            return outbox.topics.agree(connection, topics, distrusted)
 
     def fill_outbox(self, txid: str, timeout_s: float, waiting: Sequence[Waiting]) -> None:
         """Put the block's messages beside its rows, and see to an outboxed marker, in the open transaction.
@@ -307,20 +308,24 @@ class Branch:
             text = f"{largest} bytes of messages are too many for one statement of {self.resource.name!r}"
             raise RolledBackError(f"{text} (max_allowed_packet), and must wait in it", txid)
 
-    def enclose(self, txid: str, timeout_s: float, waiting: Sequence[Waiting], topics: Mapping[str, TopicSize]) -> None:
+    def enclose(
+        self, txid: str, timeout_s: float, waiting: Sequence[Waiting], topics: Mapping[str, TopicSize],
+        age: int | None = None,
+    ) -> None:  # fmt: skip
         """Put the messages of a block of which no broker has heard beside its rows, or leave that to ``commit``.
 
         Args:
             timeout_s: as of ``insert_marker``.
             waiting: the messages, for each home.
             topics: by which they were routed.
+            age: see ``Enclosed``.
 
         Raises:
             GrownTopicsError: the database knows newer ones.
             Exception: as ``insert_marker``.
         """
         self._require_small(waiting, txid)
-        enclosed = Enclosed(txid, self.deadline_ms(timeout_s), waiting, topics)
+        enclosed = Enclosed(txid, self.deadline_ms(timeout_s), waiting, topics, age)
         if enclosed.may_be_sent(self._session):
             self._enclosed = enclosed
         else:
@@ -333,6 +338,12 @@ class Branch:
             self._has_marker = enclosed.put(self._session, self.uuid)
             if not self._has_marker:
                 raise TransactionTimeoutError("the deadline has passed on the database's clock", enclosed.txid)
+
+    @property
+    def have_topics_age(self) -> bool:
+        """Whether blocks go with COMMIT by the age of their topics."""
+        outbox = self._session.outbox
+        return outbox is not None and outbox.topics.have_age and self._session.takes_packets
 
     def last_ahead(self, txid: str, keys: Collection[OutboxKey], until: int | None = None) -> int | None:
         """See ``OutboxTables``. Raises as ``insert_marker``."""
@@ -367,8 +378,11 @@ class Branch:
         chain = ("COMMIT AND CHAIN", f"SAVEPOINT {_SAVEPOINT}") if self._is_own else ("COMMIT",)
         if enclosed is not None:
             if not self._commit_behind(enclosed.txid, enclosed.statements(session, self.uuid), chain):
+                with self._marking(enclosed.txid):
+                    enclosed.withdraw(session)
                 self._put(enclosed)
                 self.commit()
+                self.was_kept_out = True
                 return
         elif marker is not None:
             self._commit_behind_marker(*marker, chain)
@@ -390,10 +404,10 @@ class Branch:
         self.commit()
 
     def _commit_behind(self, txid: str, statements: Sequence[str], chain: tuple[str, ...]) -> bool:
-        """Commit in one packet, behind a marker, which is the first of these statements, and the others.
+        """Commit in one packet, behind a marker, which is the last of these statements, and the others.
 
         Returns:
-            False if the marker was kept out: the transaction is open, and nothing of this was done in it.
+            False if the marker was kept out: the transaction is open, and the others were done in it.
         """
         session, ahead = self._session, 1 + len(statements)
         packet = (f"RELEASE SAVEPOINT {_SAVEPOINT}", *statements, *chain)
@@ -408,7 +422,7 @@ class Branch:
         if done == 0:
             raise self._not_released(error) from error
         with self._marking(txid):
-            if done > 1 or code_of(error) not in KEPT_OUT:
+            if done != len(statements) or code_of(error) not in KEPT_OUT:
                 raise error
         return False
 

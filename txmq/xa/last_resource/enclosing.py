@@ -1,9 +1,10 @@
 """What a block puts into its database when no broker is to hear of it before it has committed (``outbox="always"``).
 
-A marker, a row of the outbox for each home, and their keys. Where statements may go out together, all of it is part of
-the packet with COMMIT (``branch``): the server does nothing behind a statement that fails, and the marker fails unless
-deadline, identity and topics are as they should be. Elsewhere the marker's INSERT has the same conditions, and says by
-its count whether they held.
+A row of the outbox for each home, their keys, and a marker. Where statements may go out together, all of it is part of
+the packet with COMMIT (``branch``): the server does nothing behind a statement that fails, and the marker, which comes
+last, fails unless deadline, identity and topics are as they should be. Of the topics their *age* says that, by the
+place that the row in front of it was given (``outbox_topics``). Elsewhere the marker's INSERT has the same conditions,
+reads the topics, and says by its count whether they held.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from txmq.xa.database.installation import DatabaseSession
 from txmq.xa.database.marker_table import ENCLOSED
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_tables import row_id
-from txmq.xa.database.outbox_topics import TopicSize
+from txmq.xa.database.outbox_topics import TopicSize, is_of_age
 
 PACKET_BYTES_MAX = 256 << 10  # of messages, which are written in hex
 
@@ -47,28 +48,35 @@ class Enclosed(NamedTuple):
     Attributes:
         deadline_ms: by the database's clock.
         topics: by which the messages were routed.
+        age: of the topics, if the database has none that is newer than these as long as it is of this age.
     """
 
     txid: str
     deadline_ms: int
     waiting: Sequence[Waiting]
     topics: Mapping[str, TopicSize]
+    age: int | None
 
     def may_be_sent(self, session: DatabaseSession) -> bool:
         """Whether it may be part of the packet with COMMIT."""
-        if not (session.takes_packets and session.table.has_key):
+        if not (session.takes_packets and session.table.has_key) or (self.topics and self.age is None):
             return False
         return sum(len(one.batches) for one in self.waiting) <= PACKET_BYTES_MAX
 
     def statements(self, session: DatabaseSession, uuid: str) -> list[str]:
-        """As SQL without parameters; the first statement fails unless the marker gets in."""
+        """As SQL without parameters; the last statement fails unless the marker gets in."""
         table, outbox = session.table, session.outbox
         assert outbox is not None
-        condition = outbox.topics.none_newer_written(self.topics)
-        found = [table.insert_committed_or_fail(self.txid, uuid, self.deadline_ms, ENCLOSED, condition)]
+        found = list[str]()
         for number, one in enumerate(self.waiting):
             found += outbox.added(row_id(self.txid, number), one.batches, one.keys, one.home)
-        return found
+        condition = "" if self.age is None or not found else is_of_age(self.age)
+        return [*found, table.insert_committed_or_fail(self.txid, uuid, self.deadline_ms, ENCLOSED, condition)]
+
+    def withdraw(self, session: DatabaseSession) -> None:
+        """Take out what stands in front of a marker that was kept out, in the transaction that is open."""
+        assert session.outbox is not None
+        session.outbox.withdraw(session.connection, [row_id(self.txid, number) for number in range(len(self.waiting))])
 
     def put(self, session: DatabaseSession, uuid: str) -> bool:
         """Run it; False, and nothing was done, if the deadline has passed.

@@ -16,7 +16,7 @@ the last second are not in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,6 +76,8 @@ class OutboxState:
         size: how much waits, when it was counted last.
         problem: why nothing is drained, or None.
         told: topics as the database has them, as far as this process has told it.
+        ages: topics as the database had them at an age, which is told, too (``outbox_topics``).
+        distrusted: an age that rows do not have, though it is that of the topics.
         newest: stands for the last block that has added to it.
         pumped_in: the process whose blocks wake drainers of their own (``pump``); 0 for none.
 
@@ -91,6 +93,8 @@ class OutboxState:
         self.size = _NOTHING
         self.problem: str | None = None
         self.told: dict[str, TopicSize] = {} if told is None else told
+        self.ages: dict[str, tuple[TopicSize, int]] = {}
+        self.distrusted: int | None = None
         self._slow_in_turn, self._tripped_at = 0, float("-inf")
         self.pumped_in = 0
         self._placed: dict[str, None] = {}
@@ -122,6 +126,19 @@ class OutboxState:
     def may_wait(self) -> bool:
         """Whether messages wait, as far as was counted or added."""
         return self._is_used or self.size.rows > 0
+
+    def age_of(self, sizes: Mapping[str, TopicSize]) -> int | None:
+        """The age of the topics at which the database had these, all of them; None if that is not known."""
+        found = {
+            known[1] if (known := self.ages.get(name)) and known[0] == size else None for name, size in sizes.items()
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def distrust(self, sizes: Mapping[str, TopicSize], age: int | None) -> None:
+        """A row had another age, though there is nothing newer."""
+        self.distrusted = age
+        for name in sizes:
+            self.ages.pop(name, None)
 
     def trip(self) -> None:
         """The broker is away, or too slow."""

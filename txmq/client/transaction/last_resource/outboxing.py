@@ -47,13 +47,14 @@ from txmq.runtime.os_clock import OSRandom
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_homes import LONE
 from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
-from txmq.xa.database.outbox_topics import TopicSize
+from txmq.xa.database.outbox_topics import TopicsAgreed, TopicSize
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.enclosing import GrownTopicsError, Waiting
 from txmq.xa.last_resource.outbox import OutboxState
 
 _NO_ROOM = (OverloadedError, DiskFullError)
 AHEAD_PAUSE_S = 0.005  # a look is a query
+_NOTHING_AGREED = TopicsAgreed({}, None)
 _UNKEYED = 0  # the checksum that messages without a key share
 
 
@@ -72,6 +73,7 @@ class Outboxing:
         self._broker, self._messages, self.state, self._resource = broker, messages, state, resource
         self._topics, self._changes = topics, topics.changes
         self._news: dict[str, TopicSize] = {}
+        self._aged: tuple[dict[str, TopicSize], int | None] = {}, None
         self._rows: Sequence[Waiting] = ()
         self.is_away = self.is_unknown = False
 
@@ -237,7 +239,7 @@ class Outboxing:
         told = self.state.told
         news = {name: one for name, one in self._sizes().items() if told.get(name) != one}
         if news and self._topics.changes == self._changes:
-            for name in branch.agree_on_topics(self._broker.txid, news):
+            for name in branch.agree_on_topics(self._broker.txid, news).newer:
                 self._topics.forget(name)
             self._news = news
 
@@ -247,13 +249,15 @@ class Outboxing:
         Raises:
             RolledBackError: a topic has changed; or as ``Branch.agree_on_topics``.
         """
-        sizes = self._sizes()
-        newer = branch.agree_on_topics(self._broker.txid, sizes) if sizes else {}
+        sizes, state = self._sizes(), self.state
+        newer, age = branch.agree_on_topics(self._broker.txid, sizes, state.distrusted) if sizes else _NOTHING_AGREED
         if newer or self._topics.changes != self._changes:
             self._topics.assume(newer, self._resource.name)
             text = f"{', '.join(sorted(newer)) or 'a topic'} has other partitions by now; run the block again"
             raise RolledBackError(text, self._broker.txid)
         self._news = sizes
+        if age is not None:
+            state.ages.update({name: (size, age) for name, size in sizes.items()})
 
     @property
     def markers_kept_ms(self) -> int:
@@ -266,9 +270,15 @@ class Outboxing:
         Raises: as ``Branch.enclose``.
         """
         broker, sizes, told = self._broker, self._sizes(), self.state.told
-        if self._topics.changes != self._changes or any(told.get(name) != size for name, size in sizes.items()):
+        age = self.state.age_of(sizes)
+        is_known = age is not None or (
+            not branch.have_topics_age and all(told.get(it[0]) == it[1] for it in sizes.items())
+        )
+        if self._topics.changes != self._changes or not is_known:
             self.agree_on_topics(branch)
-        branch.enclose(broker.txid, broker.timeout_s, self.waiting(parts), sizes)
+            age = self.state.age_of(sizes)
+        self._aged = sizes, age
+        branch.enclose(broker.txid, broker.timeout_s, self.waiting(parts), sizes, age)
 
     def refused(self, error: TransactionError) -> TransactionError:
         """The database did not take the block; what the caller is told."""
@@ -277,8 +287,14 @@ class Outboxing:
         self._topics.assume(error.newer, self._resource.name)
         return RolledBackError(str(error), self._broker.txid)
 
-    def committed(self) -> None:
-        """The database has what it was told, and the rows: a drainer that counted before has not seen them."""
+    def committed(self, *, was_kept_out: bool = False) -> None:
+        """The database has what it was told, and the rows: a drainer that counted before has not seen them.
+
+        Args:
+            was_kept_out: see ``Branch``.
+        """
+        if was_kept_out:
+            self.state.distrust(*self._aged)
         self.state.told.update(self._news)
         for row in self._rows:
             self.state.at(row.home).added(len(row.batches))

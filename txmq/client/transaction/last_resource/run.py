@@ -328,7 +328,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         crash_point("client.tx.db_committed")
         self._branch.finish()
         if self._outboxing is not None:
-            self._outboxing.committed()
+            self._outboxing.committed(was_kept_out=self._branch.was_kept_out)
         return LastResourceEvent.DATABASE_COMMITTED
 
     def _look_up(self) -> LastResourceEvent:
