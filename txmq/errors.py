@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 _Error = TypeVar("_Error", bound="TxmqError")
+_Raised = TypeVar("_Raised", bound=BaseException)
 
 
 class TxmqError(Exception):
@@ -30,6 +31,15 @@ def anew(error: _Error) -> _Error:
     fresh.__dict__.update(error.__dict__)
     fresh.__cause__ = error.__cause__
     return fresh
+
+
+def caused(error: _Raised, cause: BaseException) -> _Raised:
+    """The same error, because of another one; for ``raise caused(...) from cause``.
+
+    In compiled code ``from`` sets no cause.
+    """
+    error.__cause__ = cause
+    return error
 
 
 class ConfigError(TxmqError):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from txmq.errors import LocalProtocolError
+from txmq.protocol.commands import request
 from txmq.runtime.build import is_compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +32,13 @@ def _run(path: str, *arguments: str) -> str:
 def test_this_process_and_its_children_run_compiled_modules() -> None:
     assert is_compiled(), "run them with: make test-compiled"
     assert json.loads(_run(os.environ["PYTHONPATH"], "txmq.cli.main", "version", "--json"))["compiled"] is True
+
+
+def test_errors_have_their_causes() -> None:
+    """Of two modules; ``make check`` looks that all set them by hand."""
+    with pytest.raises(LocalProtocolError) as refused:
+        request("put", "\u00e9", opaque=b"1")
+    assert isinstance(refused.value.__cause__, UnicodeEncodeError)
 
 
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, SEEDS_AT_ONCE))

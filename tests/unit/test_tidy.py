@@ -352,6 +352,19 @@ def test_compiled_modules_have_no_keyword_default_before_other_keywords() -> Non
     ] == []
 
 
+def test_compiled_modules_set_the_causes_of_errors_by_hand() -> None:
+    """mypyc 2.4 compiles ``raise ... from ...`` as if there were no ``from``."""
+    found = [
+        f"{module}:{raised.lineno}"
+        for module in _compiled_modules()
+        for raised in ast.walk(ast.parse((ROOT / module).read_text("utf-8")))
+        if isinstance(raised, ast.Raise)
+        and not isinstance(raised.cause, ast.Constant | None)
+        and not (isinstance(raised.exc, ast.Call) and ast.unparse(raised.exc.func) == "caused")
+    ]
+    assert found == []
+
+
 def _compiled_modules() -> list[str]:
     modules: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["txmq"]["compiled"]
     return modules

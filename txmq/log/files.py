@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from txmq.errors import caused
 from txmq.log.index import IndexCache
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.paths import parent
@@ -154,7 +155,7 @@ class FileCache:
     def _fail(self, error: OSError, path: str) -> None:
         """Never ENOSPC, which would invite a retry: the lost pages look clean in the cache now."""
         self._failed = OSError(errno.EIO, f"sync failed ({error.strerror}); restart, the journal has the bytes", path)
-        raise self._failed from error
+        raise caused(self._failed, error) from error
 
     def _refuse_after_failure(self) -> None:
         if self._failed is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from txmq.errors import LocalProtocolError
+from txmq.errors import LocalProtocolError, caused
 from txmq.protocol.grammar import LINE_SIZE_BYTES_MAX, NO_OPAQUE, GrammarError, parse_line
 
 Buffer = bytes | bytearray | memoryview
@@ -94,7 +94,7 @@ def _word(value: Word) -> bytes:
     try:
         return value.encode("ascii")
     except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"{value[:40]!r} is not ASCII") from error
+        raise caused(LocalProtocolError(f"{value[:40]!r} is not ASCII"), error) from error
 
 
 def _check(line: bytes, head: list[bytes], given: dict[bytes, bytes], length: int | None, opaque: bytes) -> None:
@@ -103,7 +103,7 @@ def _check(line: bytes, head: list[bytes], given: dict[bytes, bytes], length: in
     try:
         parsed = parse_line(line)
     except GrammarError as error:
-        raise LocalProtocolError(str(error)) from error
+        raise caused(LocalProtocolError(str(error)), error) from error
     meant = ([] if head[1:] == [b"*"] and parsed.arguments == [] else head[1:], given, length, opaque)
     if (parsed.arguments, parsed.extensions or {}, parsed.length, parsed.opaque) != meant:
         raise LocalProtocolError(f"{line[:80]!r} would be read in another way than it was meant")

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from txmq.errors import InvariantError, JournalFailedError, JournalFullError, TooLargeError
+from txmq.errors import InvariantError, JournalFailedError, JournalFullError, TooLargeError, caused
 from txmq.model import Lsn
 from txmq.redo.files import JournalFiles
 from txmq.redo.record_format import (
@@ -259,4 +259,4 @@ class Journal:
         """Never write again. What is no error of the disk (an interrupt) leaves the file just as unknown."""
         self.failed = True
         if isinstance(error, OSError):
-            raise JournalFailedError(f"journal file {self._base}: {error}") from error
+            raise caused(JournalFailedError(f"journal file {self._base}: {error}"), error) from error

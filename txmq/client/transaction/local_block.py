@@ -39,6 +39,7 @@ from txmq.errors import (
     TxmqError,
     UnavailableError,
     anew,
+    caused,
 )
 from txmq.model import Outcome
 from txmq.protocol.parts import PartResult
@@ -148,7 +149,8 @@ def commit(broker: RoutedTransaction, messages: MessageBuffer) -> list[PartResul
         raise
     except (ConnectionLostError, RequestTimeoutError, UnavailableError) as error:
         if broker.may_have_arrived:
-            raise OutcomeUnknownError(f"no answer to commit: {error}; ask client.outcome(txid)", broker.txid) from error
+            text = f"no answer to commit: {error}; ask client.outcome(txid)"
+            raise caused(OutcomeUnknownError(text, broker.txid), error) from error
         withdraw(broker)
         raise_rolled_back(error, broker.txid_or_none)
     except TxmqError as error:
@@ -195,7 +197,8 @@ def _refused(broker: RoutedTransaction, error: TxmqError) -> list[PartResult]:
     if not broker.may_have_arrived:
         withdraw(broker)
     elif isinstance(error, FencedError):
-        raise OutcomeUnknownError(f"an attempt to commit was not answered, then: {error}", broker.txid) from error
+        text = f"an attempt to commit was not answered, then: {error}"
+        raise caused(OutcomeUnknownError(text, broker.txid), error) from error
     else:
         lines = _resolved(broker, error)
         if lines is not None:
@@ -215,5 +218,6 @@ def _resolved(broker: RoutedTransaction, error: TxmqError) -> list[PartResult] |
             if word != Outcome.ROLLED_BACK.value:
                 raise
     except TxmqError as failure:
-        raise OutcomeUnknownError(f"commit was refused ({error}), rollback, too", broker.txid) from failure
+        text = f"commit was refused ({error}), rollback, too"
+        raise caused(OutcomeUnknownError(text, broker.txid), failure) from failure
     return None

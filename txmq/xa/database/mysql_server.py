@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, caused
 from txmq.runtime.build import how_to_install
 from txmq.runtime.crashpoints import crash_point, is_armed
 from txmq.runtime.logging import get_logger
@@ -199,9 +199,8 @@ def listed_xids(connection: Any, *, is_mariadb: bool) -> list[Xid]:
         rows = run(connection, "XA RECOVER" if is_mariadb else "XA RECOVER CONVERT XID")[0]
     except Exception as error:
         if code_of(error) in _NOT_LISTED:
-            raise ConfigError(
-                f"the database user may not XA RECOVER: GRANT XA_RECOVER_ADMIN to it ({error})"
-            ) from error
+            text = f"the database user may not XA RECOVER: GRANT XA_RECOVER_ADMIN to it ({error})"
+            raise caused(ConfigError(text), error) from error
         raise
     return [_xid(*row) for row in rows]
 

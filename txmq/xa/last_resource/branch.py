@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from txmq.errors import HeuristicHazardError, RolledBackError, TransactionError, TransactionTimeoutError
+from txmq.errors import HeuristicHazardError, RolledBackError, TransactionError, TransactionTimeoutError, caused
 from txmq.runtime.ports import Clock
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error, run
@@ -145,7 +145,7 @@ class Branch:
         try:
             discard_results(self._session.connection)  # of a statement that the body did not wait for
         except Exception as error:
-            raise self._not_released(error) from error
+            raise caused(self._not_released(error), error) from error
 
     def _failed(self, text: str, cause: BaseException, txid: str | None = None) -> RolledBackError:
         error = RolledBackError(text, txid, retriable=self.is_retriable(cause))
@@ -241,8 +241,9 @@ class Branch:
             raise
         except Exception as error:
             if is_integrity_error(error):
-                raise RolledBackError("a resolver has rolled it back: the owner was taken for gone", txid) from error
-            raise self._failed(f"the marker row was refused: {error}", error, txid) from error
+                text = "a resolver has rolled it back: the owner was taken for gone"
+                raise caused(RolledBackError(text, txid), error) from error
+            raise caused(self._failed(f"the marker row was refused: {error}", error, txid), error) from error
 
     def _insert_with_release(self, txid: str, uuid: str, deadline_ms: int, condition: Condition | None) -> bool:
         """In one packet, of which the server does nothing after a failure: no marker if the savepoint is gone."""
@@ -252,7 +253,7 @@ class Branch:
         )
         self._has_savepoint = not released
         if error is not None:
-            raise error if released else self._not_released(error) from error
+            raise error if released else caused(self._not_released(error), error)
         return released[1] == 1
 
     def known_topics(self) -> dict[str, TopicSize]:
@@ -360,7 +361,7 @@ class Branch:
         try:
             run(self._session.connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
         except Exception as error:
-            raise self._not_released(error) from error
+            raise caused(self._not_released(error), error) from error
         self._has_savepoint = False
 
     def commit(self) -> None:
@@ -420,7 +421,7 @@ class Branch:
             raise error
         self._marker = self._enclosed = None
         if done == 0:
-            raise self._not_released(error) from error
+            raise caused(self._not_released(error), error) from error
         with self._marking(txid):
             if done != len(statements) or code_of(error) not in KEPT_OUT:
                 raise error

@@ -30,9 +30,9 @@ Invariants:
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol
 
-from txmq.errors import HeuristicError, RolledBackError, TransactionError, TransactionTimeoutError
+from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError, caused
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
@@ -58,7 +58,6 @@ from txmq.xid import FORMAT_ID, Xid, xid_sql
 
 # Refusals that say by their number that nothing was prepared; the branch is idle, doomed or gone.
 _NOT_PREPARED = frozenset({NOTA, RMFAIL, OUTSIDE}) | ROLLED_BACK
-E = TypeVar("E", bound=TransactionError)
 _WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler_update', 'Handler_delete')"
 
 
@@ -145,7 +144,7 @@ class MySQLBranch:
             if self._send_prepare(marker, end)[0] != 1:
                 late = TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
                 text = f"{self.resource.name!r} is prepared without its marker"
-                raise _caused(PrepareUnknownError(text, self._txid), late)
+                raise caused(PrepareUnknownError(text, self._txid), late)
 
     def _send_prepare_unless_kept_out(self, marker: str, end: str) -> bool:
         """Whether the server has let the marker in; otherwise nothing of what stands behind it was done."""
@@ -240,7 +239,7 @@ class MySQLBranch:
             self._not_ended(error, at_end=done == before_prepare - 1)
         if is_answer and code_of(error) in _NOT_PREPARED:
             raise self._rolled_back(f"{name!r} refused to prepare: {error}", error)
-        raise _caused(PrepareUnknownError(f"{name!r} may be prepared: {error}", self._txid), error)
+        raise caused(PrepareUnknownError(f"{name!r} may be prepared: {error}", self._txid), error)
 
     def _is_answer(self, error: Exception) -> bool:
         session = self._session
@@ -253,12 +252,12 @@ class MySQLBranch:
             text = (
                 f"the body ended the branch in {self.resource.name!r} by itself (XA END, XA COMMIT); its rows may be "
             )
-            raise _caused(HeuristicError(f"{text}there, no message was sent: {error}", self._txid), error)
+            raise caused(HeuristicError(f"{text}there, no message was sent: {error}", self._txid), error)
         raise self._rolled_back(f"{self.resource.name!r}: the branch could not be ended: {error}", error)
 
     def _rolled_back(self, text: str, cause: BaseException) -> RolledBackError:
         is_retriable = self._session.table.dialect.is_retriable(self._session.connection, cause)
-        return _caused(RolledBackError(text, self._txid, retriable=is_retriable), cause)
+        return caused(RolledBackError(text, self._txid, retriable=is_retriable), cause)
 
     def _end_unwritten(self, end: str) -> None:
         counts, error = self._send(end, self._xa("ROLLBACK"))
@@ -297,9 +296,3 @@ class MySQLBranch:
 
     def _send(self, *statements: str) -> tuple[list[int], Exception | None]:
         return send(self._session.connection, statements, in_one_packet=self._session.server.takes_packets)
-
-
-def _caused(error: E, cause: BaseException) -> E:
-    """The error, because of another one. Compiled code sets no cause with ``from``."""
-    error.__cause__ = cause
-    return error

@@ -27,6 +27,7 @@ from txmq.errors import (
     RolledBackError,
     TransactionError,
     TxmqError,
+    caused,
 )
 from txmq.model import Outcome
 from txmq.runtime.logging import get_logger
@@ -152,7 +153,7 @@ class LastResourceBlock:
             broker.commits.make_room(broker.deadline)
         except TxmqError as error:
             text = f"the broker has yet to answer to too many transactions of this client: {error}"
-            raise RolledBackError(text, None) from error
+            raise caused(RolledBackError(text, None), error) from error
 
     def connection(self, resource: Any) -> Any:
         """See ``BlockEnding``."""
