@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import txmq
 from tests.services.cluster import outbox_drainer
-from tests.services.cluster.outbox_drainer import HOLDER, NAME
+from tests.services.cluster.outbox_drainer import HOLDER, NAME, When
 from txmq import Outcome
 from txmq.cli.main import app
 from txmq.runtime import crashpoints
@@ -60,9 +60,9 @@ class Shop:
     def connect(self) -> sqlite3.Connection:
         return outbox_drainer.connect(str(self._path))
 
-    def process(self) -> tuple[txmq.Client, LastResource]:
+    def process(self, when: When = "away") -> tuple[txmq.Client, LastResource]:
         """One more, as far as brokers and database can tell."""
-        client, resource = outbox_drainer.open_shop(self.cluster.address, str(self._path))
+        client, resource = outbox_drainer.open_shop(self.cluster.address, str(self._path), when)
         self._opened.append(client)
         return client, resource
 
@@ -127,9 +127,16 @@ class Shop:
         yield
         self.run("UPDATE txmq_marker_outbox_series SET until_ms = 0")
 
-    def drain_until_dead(self, point: str) -> None:
+    def drain_until_dead(self, point: str, when: When = "away") -> None:
         """A process that has the turn drains, and is killed where ``TXMQ_CRASH`` says."""
-        command = [sys.executable, "-m", "tests.services.cluster.outbox_drainer", self.cluster.address, str(self._path)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.services.cluster.outbox_drainer",
+            self.cluster.address,
+            str(self._path),
+            when,
+        ]
         log = self._path.with_name("drainer.log")
         child = start_logged(command, log, {**os.environ, crashpoints.VARIABLE: point})
         assert child.wait(60.0) == -signal.SIGKILL, log.read_text()

@@ -109,6 +109,21 @@ def test_killed_drainer_of_two_homes_sends_nothing_twice(shop: Shop, point: str)
     shop.check()
 
 
+@pytest.mark.parametrize("nth", [1, 2])
+def test_killed_pumps_of_two_homes_send_nothing_twice(shop: Shop, nth: int) -> None:
+    """One for each home: whichever comes first, between the commit that numbers its rows and the sending of them."""
+    shop.order(0, 1)
+    with shop.held():
+        for places in [(0, 1), (1,), (0,)] * 3:
+            shop.order(*places)
+        shop.drain_until_dead(f"client.outbox.numbered:{nth}", "always")
+        assert shop.waiting()
+    always = shop.process("always")
+    for _ in range(3):
+        assert shop.order(0, 1, process=always).pending == ("broker",)
+    shop.check()
+
+
 def test_home_that_hangs_is_set_aside_until_it_answers(shop: Shop) -> None:
     shop.order(0, 1)
     hung = shop.away(1)

@@ -97,7 +97,7 @@ class Shop:
         with closing(self.connect()) as connection:
             cursor = connection.cursor()
             cursor.execute(statement)
-            rows = list(cursor.fetchall())
+            rows = list(cursor.fetchall()) if cursor.description is not None else []
             connection.commit()
             return rows
 

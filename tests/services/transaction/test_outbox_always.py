@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import count
 from pathlib import Path
-from threading import Event, Thread
-from typing import Any
+from threading import Thread
 
+import psycopg
 import pytest
 
 import txmq
@@ -21,8 +21,7 @@ from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess, free_port
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.xa.database.marker_table import MarkerTable
-from txmq.xa.database.outbox_tables import OutboxTables
+from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa.last_resource import pump
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.outbox import OutboxOptions
@@ -58,27 +57,49 @@ def mysql_shop(broker: BrokerProcess, mariadb: MariaDB) -> Iterator[Shop]:
     made.close()
 
 
+@pytest.fixture
+def postgresql_shop(broker: BrokerProcess, postgresql: PostgreSQL) -> Iterator[Shop]:
+    with psycopg.connect(postgresql.conninfo(), autocommit=True) as connection:
+        for statement in (
+            "DROP SCHEMA public CASCADE", "CREATE SCHEMA public",
+            "CREATE TABLE sold (pieces INTEGER)", "INSERT INTO sold VALUES (0)",
+        ):  # fmt: skip
+            connection.execute(statement)
+    made = Shop(broker, lambda: psycopg.connect(postgresql.conninfo()), "shop", ALWAYS)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["sqlite_shop", "mysql_shop", "postgresql_shop"])
+def any_shop(request: pytest.FixtureRequest) -> Shop:
+    found: Shop = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture(params=["sqlite_shop", "mysql_shop"])
 def shop(request: pytest.FixtureRequest) -> Shop:
     found: Shop = request.getfixturevalue(request.param)
     return found
 
 
-def test_block_asks_no_broker_and_its_messages_follow(shop: Shop) -> None:
+def test_block_asks_no_broker_and_its_messages_follow(any_shop: Shop) -> None:
+    shop = any_shop
     points: list[str] = []
     with hooked(points.append):
         taken = [shop.order() for _ in range(5)]
     assert not {"client.tx.prepare_sent", "client.tx.commit_sent"} & set(points)
     assert [tx.pending for tx in taken] == [("broker",)] * 5
     assert all(result.offset is None for tx in taken for result in tx.results)
-    taken[-1].wait_visible(PATIENT_S)
+    for _ in range(2):  # who asks again is told again
+        taken[-1].wait_visible(PATIENT_S)
     assert (taken[-1].pending, shop.values()) == ((), [1, 2, 3, 4, 5, 6])
     shop.check()
     assert shop.outcomes() == ["enclosed"] * 6
     assert shop.client.outcome(taken[0].txid) is Outcome.COMMITTED
 
 
-def test_orders_are_taken_while_the_broker_is_dead(shop: Shop) -> None:
+def test_orders_are_taken_while_the_broker_is_dead(any_shop: Shop) -> None:
+    shop = any_shop
     shop.check()
     shop.broker.kill()
     for _ in range(5):
@@ -98,8 +119,9 @@ def test_service_that_never_reached_its_broker_takes_orders(shop: Shop) -> None:
     shop.check()
 
 
-def test_messages_keep_their_order_over_processes_and_modes(shop: Shop) -> None:
+def test_messages_keep_their_order_over_processes_and_modes(any_shop: Shop) -> None:
     """One uses the outbox always, one while the broker is away, one has never reached it; all change one row."""
+    shop = any_shop
     processes = [(shop.client, shop.resource), shop.process(), shop.process(options=AWAY)]
     processes.append(shop.process(f"txmq://127.0.0.1:{free_port()}"))
     failed: list[BaseException] = []
@@ -121,115 +143,8 @@ def test_messages_keep_their_order_over_processes_and_modes(shop: Shop) -> None:
     assert len(shop.values()) == 101
 
 
-def test_grown_topic_rolls_the_block_back(shop: Shop) -> None:
-    """Another process has told the database; this block's message names a partition of before."""
-    shop.check()
-    shop.order()
-    with told_elsewhere(shop) as other:
-        other.commit()
-    with pytest.raises(RolledBackError, match="orders has other partitions by now") as refused:
-        shop.order()
-    assert refused.value.retriable
-    shop.check()
-    assert shop.values() == [1, 2]
-
-
-@contextmanager
-def told_elsewhere(shop: Shop) -> Iterator[Any]:
-    """The connection of a process that has told the database that the topic has grown, not yet for good."""
-    with closing(shop.connect()) as connection:
-        table = MarkerTable.on(connection, "txmq_marker", None)
-        topics = OutboxTables.beside(table).topics
-        if table.dialect.begin:
-            connection.cursor().execute(table.dialect.begin)
-        connection.cursor().execute("UPDATE sold SET pieces = pieces")
-        known = topics.newest(connection)["orders"]
-        topics.tell(connection, [("orders", known._replace(partitions=known.partitions + 1))])
-        yield connection
-
-
-def test_block_behind_the_row_of_who_tells_is_rolled_back(mysql_shop: Shop) -> None:
-    """It began before the topic has grown, and had to wait for the other's row."""
-    mysql_shop.order()
-    failed = list[BaseException]()
-
-    def order() -> None:
-        with pytest.raises(RolledBackError) as refused:
-            mysql_shop.order(in_body=has_row.set)
-        failed.append(refused.value)
-
-    has_row = Event()
-    with told_elsewhere(mysql_shop) as other:
-        thread = Thread(target=order)
-        thread.start()
-        waiting = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-        eventually(lambda: mysql_shop.run(waiting) != [(0,)], "it waits for the row")
-        assert not has_row.is_set()
-        other.commit()
-        thread.join()
-    assert "orders has other partitions by now" in str(failed[0])
-    mysql_shop.check()
-
-
-def test_growth_that_was_taken_back_refuses_no_block(mysql_shop: Shop) -> None:
-    """The server does not take back what it counted: the rows have an age that the topics do not have, for a while."""
-    mysql_shop.order()
-    age = age_of(mysql_shop)
-    with told_elsewhere(mysql_shop) as other:
-        other.rollback()
-    for _ in range(4):
-        mysql_shop.order()
-    mysql_shop.check()
-    assert age_of(mysql_shop) > age
-    assert places_of(mysql_shop) == age_of(mysql_shop)
-
-
-def test_server_that_has_lost_its_counter_refuses_no_block(mysql_shop: Shop) -> None:
-    """As behind a restore. What the topics' age says is the rows' age again soon."""
-    mysql_shop.order()
-    mysql_shop.check()
-    mysql_shop.run("ALTER TABLE txmq_marker_outbox AUTO_INCREMENT = 1")
-    assert places_of(mysql_shop) == 0
-    for _ in range(4):
-        mysql_shop.order()
-    mysql_shop.check()
-    assert places_of(mysql_shop) == age_of(mysql_shop)
-
-
-def test_tables_of_before_get_an_age_from_the_first_block(mysql_shop: Shop) -> None:
-    mysql_shop.run("DELETE FROM txmq_marker_outbox_topics WHERE name = ''")
-    process = mysql_shop.process()
-    for _ in range(3):
-        mysql_shop.order(process)
-    mysql_shop.check()
-    assert places_of(mysql_shop) == age_of(mysql_shop)
-
-
-def age_of(shop: Shop) -> int:
-    ((age,),) = shop.run("SELECT partitions FROM txmq_marker_outbox_topics WHERE name = ''")
-    return int(age)
-
-
-def places_of(shop: Shop) -> int:
-    """The age of the next row."""
-    ((first,),) = shop.run(
-        "SELECT auto_increment FROM information_schema.tables "
-        "WHERE table_schema = DATABASE() AND table_name = 'txmq_marker_outbox'"
-    )
-    return int(first) >> 42
-
-
-def test_block_goes_in_one_packet_with_commit(mysql_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless something else than its age was told since."""
-    for _ in range(2):
-        mysql_shop.order()
-    sent = list[Branch]()
-    monkeypatch.setattr(Branch, "_put", lambda branch, _: sent.append(branch))
-    mysql_shop.order()
-    assert not sent
-
-
-def test_block_behind_its_deadline_is_rolled_back(shop: Shop) -> None:
+def test_block_behind_its_deadline_is_rolled_back(any_shop: Shop) -> None:
+    shop = any_shop
     shop.check()
     tx = shop.client.producer().transaction(shop.resource, timeout=0.5)
     tx.__enter__()
@@ -284,7 +199,8 @@ def test_block_that_cannot_wait_is_refused_where_nobody_can_drain(sqlite_shop: S
 
 
 @pytest.mark.parametrize("point", ["client.outbox.filled", "client.tx.db_committed"])
-def test_owner_that_dies_leaves_rows_and_messages_or_neither(shop: Shop, point: str) -> None:
+def test_owner_that_dies_leaves_rows_and_messages_or_neither(any_shop: Shop, point: str) -> None:
+    shop = any_shop
     shop.check()
     owner = shop.process()
     with crash_at(point), pytest.raises(SimulatedCrash):
@@ -295,9 +211,15 @@ def test_owner_that_dies_leaves_rows_and_messages_or_neither(shop: Shop, point: 
     assert len(shop.values()) == (2 if point == "client.outbox.filled" else 3)
 
 
-@pytest.mark.parametrize("point", ["numbered", "sent", "answered", "deleted"])
-def test_drainer_that_dies_sends_nothing_twice(sqlite_shop: Shop, point: str) -> None:
-    shop = sqlite_shop
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        *(("sqlite_shop", point) for point in ("numbered", "sent", "answered", "deleted")),
+        ("postgresql_shop", "numbered"),
+    ],
+)  # fmt: skip
+def test_drainer_that_dies_sends_nothing_twice(request: pytest.FixtureRequest, name: str, point: str) -> None:
+    shop: Shop = request.getfixturevalue(name)
     leave_waiting(shop, 20)
     client, resource = shop.process()
     assert resource.outbox is not None
@@ -309,6 +231,7 @@ def test_drainer_that_dies_sends_nothing_twice(sqlite_shop: Shop, point: str) ->
 
     with crash_at(f"client.outbox.{point}"), pytest.raises(SimulatedCrash):
         drain()
+    shop.end((client, resource))
     shop.client, shop.resource = shop.process()
     shop.client.settle(shop.resource)
     shop.check()
@@ -357,7 +280,8 @@ def test_client_that_is_closed_drains_first(shop: Shop, monkeypatch: pytest.Monk
     assert shop.values() == [1, 2, 3, 4]
 
 
-def test_markers_leave_and_are_not_taken_for_rolled_back(shop: Shop) -> None:
+def test_markers_leave_and_are_not_taken_for_rolled_back(any_shop: Shop) -> None:
+    shop = any_shop
     taken = shop.order()
     taken.wait_visible(PATIENT_S)
     (waits,) = leave_waiting(shop, 1)
@@ -400,7 +324,8 @@ def test_block_without_messages_leaves_no_row(shop: Shop) -> None:
     assert (tx.outcome, tx.pending, shop.waiting()) == (Outcome.COMMITTED, (), 0)
 
 
-def test_refused_row_is_parked_and_others_go_on(shop: Shop) -> None:
+def test_refused_row_is_parked_and_others_go_on(any_shop: Shop) -> None:
+    shop = any_shop
     shop.client.topics.create("gone", partitions=1)
     shop.client.topics.create("stays", partitions=1)
     shop.order(topic="gone")
@@ -418,8 +343,9 @@ def test_refused_row_is_parked_and_others_go_on(shop: Shop) -> None:
     assert [int(m.value or b"") for m in shop.client.browse("stays")] == [3, 6, 7]
 
 
-def test_lost_answer_of_commit_is_looked_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_answer_of_commit_is_looked_up(any_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The marker proves that the block is committed."""
+    shop = any_shop
     commit = Branch.commit
 
     def lost(branch: Branch) -> None:
@@ -431,3 +357,33 @@ def test_lost_answer_of_commit_is_looked_up(shop: Shop, monkeypatch: pytest.Monk
         tx = shop.order()
     assert (tx.outcome, tx.pending) == (Outcome.COMMITTED, ("broker",))
     shop.check()
+
+
+def test_xa_goes_on_beside_it_in_one_service(mysql_shop: Shop, mariadb: MariaDB) -> None:
+    """To the same topic, with keys of its own, by the same client; and to the same key, behind what is visible."""
+    shop, stock = mysql_shop, MySQLOrders(mariadb)
+
+    def ship(number: int, key: bytes) -> None:
+        with shop.client.producer().transaction(stock.resource, timeout=PATIENT_S) as tx:
+            tx.connection(stock.resource).cursor().execute("INSERT INTO orders VALUES (%s, 'x')", (number,))
+            tx.send("elsewhere", b"%d" % number, key=key)
+        assert tx.outcome is Outcome.COMMITTED
+
+    def ship_all() -> None:
+        for number in range(20):
+            ship(number, b"s")
+
+    shipping = Thread(target=ship_all)
+    shipping.start()
+    for _ in range(20):
+        last = shop.order(topic="elsewhere")
+        shop.order()
+    shipping.join()
+    last.wait_visible(PATIENT_S)
+    ship(1000, b"k")
+    found = [(message.key, int(message.value or b"")) for message in shop.client.browse("elsewhere")]
+    shipped = [number for key, number in found if key == b"s"]
+    assert shipped == [number for (number,) in stock.execute("SELECT id FROM orders WHERE id < 1000 ORDER BY id")]
+    ordered = [number for key, number in found if key == b"k"]
+    assert (len(shipped), ordered) == (20, [*range(2, 42, 2), 1000])
+    eventually(lambda: not shop.waiting(), "the outbox is empty")

@@ -94,6 +94,7 @@ class LastResourceBlock:
             self._resource = resource
         self._outboxing: Outboxing | None = None
         self._is_outboxed = False  # and was not seen to have left
+        self._has_left = False  # the outbox: it has no offsets, and is not looked for by them
         self._answered: set[HomeBranch | None] = set()
         self._lock = Lock()  # homes answer in any thread
 
@@ -239,13 +240,13 @@ class LastResourceBlock:
             self._broker.finished()
 
     def await_drained(self, deadline: float) -> bool:
-        """If the messages waited in the outbox, wait until a drainer has taken them.
+        """If the messages went to the outbox, wait until a drainer has taken them; whether they did.
 
         Raises:
             RequestTimeoutError: they wait still, or the database does not say.
         """
         if not self._is_outboxed:
-            return False
+            return self._has_left
         outboxing, txid = self._outboxing, self._broker.txid
         assert outboxing is not None
         signal = outboxing.state.watch(txid) if outboxing.rows == 1 else Signal()
@@ -262,7 +263,7 @@ class LastResourceBlock:
         finally:
             outboxing.state.unwatch(txid)
             look.close()
-        self._is_outboxed = False
+        self._is_outboxed, self._has_left = False, True
         return True
 
     def _told(self, home: HomeBranch | None) -> None:
