@@ -37,6 +37,7 @@ def test_outages_deaths_and_a_restored_broker_lose_no_order(tmp_path: Path) -> N
     assert complaints_of(report) == "", "\n".join(lines)
     assert campaign.cells.keys() == set(SHORT)
     assert campaign.waited_max > 0
+    assert len(campaign.enclosed_max) == 2, "some services use their outbox always"
 
 
 def test_short_cells_of_the_outbox_are_cells() -> None:

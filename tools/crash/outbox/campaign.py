@@ -75,6 +75,7 @@ class OutboxCampaign(Campaign):
         super().__init__(directory, seed, sync, say)
         self.cells: Counter[Cell] = Counter()
         self.waited_max = 0  # rows, behind a cell
+        self.enclosed_max = Counter[str]()  # blocks of each resource that used the outbox always, behind a cell
         self.refused: Counter[str] = Counter()  # why blocks were rolled back
         self._played: list[OutboxDeath] = []
         self._told: dict[str, int] = {}
@@ -393,6 +394,7 @@ class OutboxCampaign(Campaign):
 
     def await_settled(self, in_doubt: set[str]) -> float:
         self.waited_max = max(self.waited_max, len(in_doubt))
+        self.enclosed_max |= Counter(self.world.enclosed())
         return super().await_settled(in_doubt)
 
     def coverage(self, number: int) -> Coverage:
@@ -420,7 +422,7 @@ class OutboxCampaign(Campaign):
         return {
             "cells": {f"{' + '.join(victims)} {what}": count for (what, victims), count in sorted(self.cells.items())},
             "settle_s": report.settle_s, "restart_s": report.restart_s, "counts": report.verdict.counts,
-            "refused": dict(self.refused), "waited_max": self.waited_max,
+            "refused": dict(self.refused), "waited_max": self.waited_max, "enclosed_max": dict(self.enclosed_max),
             "findings": [*map(str, report.verdict.findings), *report.offline],
         }  # fmt: skip
 

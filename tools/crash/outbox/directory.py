@@ -14,8 +14,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import txmq
 from tools.crash.directory import KEYS, LAST_RESOURCE, ORDERS, RESOURCE, CampaignDirectory
@@ -24,6 +25,7 @@ from tools.crash.xa.directory import LEDGER, XaCampaignDirectory, mysql_resource
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.testing.checkers.events import Log
 from txmq.xa import LastResource
+from txmq.xa.database.marker_table import ENCLOSED
 from txmq.xa.last_resource.outbox import OutboxOptions
 
 PARCELS, NOTES = "parcels", "notes"  # the latter without keys
@@ -34,6 +36,7 @@ LEDGER_DB: Final = "ledger"
 THREADS: Final = {"": LAST_RESOURCE, "m": LEDGER, "n": LEDGER}
 # Shorter than the defaults, so that a paused broker is away soon, and slow ones trip the breaker.
 OPTIONS: Final = OutboxOptions(away_after_ms=300, slow_after_ms=100)
+When = Literal["away", "always"]
 _SHARED = 4
 _WAITING = "SELECT id FROM {}_outbox"
 _MARKERS = {RESOURCE: "txmq_marker", LEDGER_DB: "txmq_ledger"}
@@ -57,12 +60,13 @@ class OutboxCampaignDirectory(XaCampaignDirectory):
         tables = CampaignDirectory.resolver_resources(self), mysql_resource(LEDGER_DB, self.connect_arguments()[0])
         return "\n".join(f"{table}outbox = true\n" for table in tables)
 
-    def resource(self) -> LastResource:
-        database = str(self.database)
-        return LastResource(RESOURCE, connect=lambda: sqlite3.connect(database, timeout=5.0), outbox=OPTIONS)
+    def resource(self, when: When = "away") -> LastResource:
+        database, options = str(self.database), replace(OPTIONS, when=when)
+        return LastResource(RESOURCE, connect=lambda: sqlite3.connect(database, timeout=5.0), outbox=options)
 
-    def ledger(self) -> LastResource:
-        return LastResource(LEDGER_DB, connect=lambda: self.connect(0), table=_MARKERS[LEDGER_DB], outbox=OPTIONS)
+    def ledger(self, when: When = "away") -> LastResource:
+        table, options = _MARKERS[LEDGER_DB], replace(OPTIONS, when=when)
+        return LastResource(LEDGER_DB, connect=lambda: self.connect(0), table=table, outbox=options)
 
     def install(self, client: txmq.Client) -> None:
         for resource in (self.resource(), self.ledger()):
@@ -83,6 +87,14 @@ class OutboxCampaignDirectory(XaCampaignDirectory):
         with closing(sqlite3.connect(self.database, timeout=5.0)) as connection:
             here = [str(row) for (row,) in connection.execute(query[RESOURCE])]
         return {RESOURCE: here, LEDGER_DB: [str(row) for (row,) in self.servers[0].execute(query[LEDGER_DB])]}
+
+    def enclosed(self) -> dict[str, int]:
+        """How many blocks of each resource have used the outbox always, lately."""
+        query = {name: f"SELECT COUNT(*) FROM {table} WHERE outcome = '{ENCLOSED}'" for name, table in _MARKERS.items()}
+        with closing(sqlite3.connect(self.database, timeout=5.0)) as connection:
+            ((here,),) = connection.execute(query[RESOURCE]).fetchall()
+        ((there,),) = self.servers[0].execute(query[LEDGER_DB])
+        return {RESOURCE: int(here), LEDGER_DB: int(there)}
 
     def rows(self) -> dict[str, list[tuple[str, str]]]:
         found = self.servers[0].execute("SELECT rowid_text, k FROM entries ORDER BY k, version")

@@ -2,6 +2,9 @@
 
 Three threads take orders: a row in one of the two databases and one to three messages under its key, now and then one
 without a key. The two that use MariaDB share a client. Some keys are this process's own, others belong to all workers.
+
+Half of the processes use their outboxes always, by their seeds; but for those that are armed at a point to which only a
+block comes that asks the broker.
 """
 
 from __future__ import annotations
@@ -26,17 +29,20 @@ from tools.crash.outbox.directory import (
     PARCELS,
     THREADS,
     OutboxCampaignDirectory,
+    When,
     keys_of,
 )
 from tools.crash.processes import connect, run_in_threads
 from tools.crash.worker import TransactingWorker
 from tools.crash.xa.directory import LEDGER
 from tools.crash.xa.worker import write_entry
+from txmq.runtime.crashpoints import VARIABLE
 from txmq.runtime.threads import until_terminated
 from txmq.xa import LastResource
 
 REST_S = 0.03  # twelve threads share two cores with all they kill
 UNKEYED = 0.1
+_OF_ALL_BLOCKS = "client.tx.db_committed"
 
 
 class OutboxWorker(TransactingWorker):
@@ -87,6 +93,11 @@ def _write(operation: str, key: str, name: str, connection: Any) -> None:
         write_entry(connection, operation, name, key, 0)
 
 
+def _when(rng: random.Random, armed: str) -> When:
+    drawn: When = "always" if rng.random() < 0.5 else "away"
+    return "away" if armed.startswith("client.tx.") and not armed.startswith(_OF_ALL_BLOCKS) else drawn
+
+
 def _end_with(raised: threading.ExceptHookArgs) -> None:
     """What no block may raise is a defect: it ends the process, whatever the other thread does."""
     sys.__excepthook__(raised.exc_type, raised.exc_value or raised.exc_type(), raised.exc_traceback)
@@ -96,8 +107,9 @@ def _end_with(raised: threading.ExceptHookArgs) -> None:
 def main(directory: str, address: str, name: str, seed: str) -> None:
     """Work until SIGTERM."""
     world, stop = OutboxCampaignDirectory(Path(directory)), threading.Event()
-    resources = {LAST_RESOURCE: world.resource(), LEDGER: world.ledger()}
     rng = random.Random(int(seed))
+    when = _when(rng, os.environ.get(VARIABLE, ""))
+    resources = {LAST_RESOURCE: world.resource(when), LEDGER: world.ledger(when)}
     threading.excepthook = _end_with
     with ExitStack() as stack:
         stack.enter_context(until_terminated(stop.set))
