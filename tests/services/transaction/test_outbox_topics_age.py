@@ -12,7 +12,9 @@ import pytest
 from tests.services.transaction.test_outbox import Shop
 from tests.services.transaction.test_outbox_always import any_shop, mysql_shop, postgresql_shop, sqlite_shop
 from txmq import RolledBackError
+from txmq.errors import TransactionError
 from txmq.testing.eventually import eventually
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.last_resource.branch import Branch
@@ -94,6 +96,26 @@ def test_server_that_has_lost_its_counter_refuses_no_block(mysql_shop: Shop) -> 
         mysql_shop.order()
     mysql_shop.check()
     assert places_of(mysql_shop) == age_of(mysql_shop)
+
+
+def test_server_that_is_killed_behind_a_growth_refuses_the_block(mysql_shop: Shop, mariadb: MariaDB) -> None:
+    """No row is left of which it could tell where it had counted to."""
+    mysql_shop.order()
+    mysql_shop.check()
+    with told_elsewhere(mysql_shop) as other:
+        other.commit()
+        mariadb.kill()
+    mariadb.start()
+    refused = list[TransactionError]()
+
+    def is_refused() -> bool:
+        with pytest.raises(TransactionError) as found:
+            mysql_shop.order()
+        refused.append(found.value)
+        return "orders has other partitions by now" in str(found.value)
+
+    eventually(is_refused, "the connections of before are gone")
+    mysql_shop.check()
 
 
 def test_tables_of_before_get_an_age_from_the_first_block(mysql_shop: Shop) -> None:

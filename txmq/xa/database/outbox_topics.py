@@ -11,7 +11,8 @@ number that rises whenever something is told, and the places of the outbox's row
 tells has the server count on from the first place of the new age, at once, and whoever comes behind his commit is given
 such a place. A block that has read topics and age together (``newest_of_age``) knows by the age of its row's place
 alone that nothing was told since. A place of another age proves nothing: then the topics are read. So does a server
-that counts from elsewhere (restored without its counter): the next block begins a new age.
+that counts from elsewhere (restored without its counter): the next block begins a new age. (The counter has to outlive
+the server, as InnoDB's does since MariaDB 10.2.4 and MySQL 8.0; before, it is found anew from the rows that are left.)
 
 Table::
 
