@@ -37,7 +37,7 @@ from txmq.xa.resolver import Resolver
 from .bank import KEYS_FROM as XA_KEYS_FROM
 from .history import XA_ROW, Put, Shared, Transaction
 from .threads import Host, Threads, pause, required_task
-from .users import bootstrap
+from .users import bootstrap, settler
 from .world import Violation
 
 RESOURCE = "orders-db"
@@ -119,10 +119,17 @@ class Program:
         assert self.shared.bank is not None
         return self.shared.bank.resources()
 
+    def user(self) -> str:
+        """As whom it logs in; empty where there are no users."""
+        return self.shared.user
+
     def client(self) -> Client:
         """A client of its own."""
         return Client(
-            bootstrap(self.shared), timeout=self.world.rng.choice((0.3, 1.0)), name=self.host.name, clock=self.host
+            bootstrap(self.shared, self.user()),
+            timeout=self.world.rng.choice((0.3, 1.0)),
+            name=self.host.name,
+            clock=self.host,
         )
 
 
@@ -130,6 +137,10 @@ class ResolverProgram(Program):
     """``txmq resolver``."""
 
     ends_with_the_world = False
+
+    def user(self) -> str:
+        """One of its own."""
+        return settler(self.shared)
 
     def main(self) -> None:
         """Rounds until it dies."""

@@ -8,11 +8,17 @@ from collections.abc import Generator
 from txmq.state_machine import next_step
 from txmq.xa.last_resource import proof
 
+from .broker import Broker
 from .client import UUID, Process, Reply, Steps
+from .users import settler
 
 
 class Resolver(Process):
     """Settles whatever is prepared, its owner alive or not, by the table of ``xa/last_resource/proof.py``."""
+
+    def open_link(self, broker: Broker | None = None) -> bool:
+        """As a user of its own."""
+        return self.open_link_as(settler(self.shared), broker)
 
     def main(self) -> Steps:
         """For ever."""

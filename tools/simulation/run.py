@@ -265,7 +265,10 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
         world.run(60.0, until=lambda: drivers[-1].is_over)
     await_drained(shared)
     world.run(HEAL_S)
-    assert resolvers, broker.node
+    assert resolvers
+    assert broker.node
+    if broker.node.state.fences_of:
+        world.meet("a resolver fenced a branch of another user's")
 
 
 def await_drained(shared: Shared) -> None:

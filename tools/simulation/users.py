@@ -1,7 +1,8 @@
 """Users of a lone broker: everybody logs in, a guest is removed in the middle, and strangers try.
 
 The operator ends anonymity before anything else happens. Scripted clients log in by certificate (``external``), in one
-request in front of the others; the real client and those who guess passwords do it by SCRAM.
+request in front of the others; the real client and those who guess passwords do it by SCRAM. Resolvers have a user of
+their own, that may settle for every database (and drain its outbox), and resume, ask and settle nothing else.
 
 What must hold: U1, a removed user is served nothing, through crashes; U2, nobody is who has not logged in.
 """
@@ -26,6 +27,7 @@ from .history import Shared
 from .world import Violation
 
 NAME: Final = "app"
+SETTLER: Final = "settler"
 PASSWORD: Final = "correct horse"
 _GUEST: Final = "guest"
 _STRANGER: Final = "10.9.9.9:1"  # its failed logins make nobody else wait
@@ -54,9 +56,14 @@ def quick_passwords() -> Iterator[None]:
         scramp.core.hi = slow
 
 
-def bootstrap(shared: Shared) -> Bootstrap:
+def settler(shared: Shared) -> str:
+    """As whom resolvers log in."""
+    return SETTLER if shared.user else ""
+
+
+def bootstrap(shared: Shared, user: str) -> Bootstrap:
     """How real clients find the broker, and log in."""
-    login = Login(shared.user, lambda: PASSWORD) if shared.user else None
+    login = Login(user, lambda: PASSWORD) if user else None
     return Bootstrap(lambda _timeout: list(shared.addresses), login=login)
 
 
@@ -66,7 +73,7 @@ def _stated(user: str, *, has_password: bool = True) -> bytes:
 
 
 def end_anonymity(process: Process) -> Steps:
-    """Add the user as whom all log in."""
+    """Add the user as whom all log in, and that of the resolvers."""
     shared = process.shared
     while True:
         if process.link is not None or process.open_link():
@@ -77,6 +84,23 @@ def end_anonymity(process: Process) -> Steps:
     shared.user = NAME
     if process.link is not None:
         process.link.cut()
+    yield from _until(process, "user", "add", SETTLER, {}, _stated(SETTLER))
+    yield from _until(process, "acl", "grant", SETTLER, {"may": "settle", "resource": "*"})
+    if shared.has_outbox:  # whoever resolves drains it, too
+        yield from _until(process, "acl", "grant", SETTLER, {"may": "install", "resource": "*"})
+        yield from _until(process, "acl", "grant", SETTLER, {"may": "write", "topic": "*"})
+        yield from _until(process, "acl", "grant", SETTLER, {"may": "read", "group": "*"})
+
+
+def _until(
+    process: Process, verb: str, action: str, user: str, words: dict[str, str | int | None], body: bytes | None = None
+) -> Steps:
+    while True:
+        if process.link is not None or process.open_link():
+            reply = yield from process.ask(verb, action, user, extensions=words, body=body)
+            if reply is not None and reply[0] in (200, 409):
+                return
+        yield 0.02
 
 
 def population(shared: Shared) -> None:

@@ -46,6 +46,7 @@ SITUATIONS = frozenset(
         "a real row's number went to a void",
         "a task was cancelled", "a cancelled end committed",
         "a user was removed", "a removed user was refused", "a stranger was refused",
+        "a resolver fenced a branch of another user's",
         "endless load", "read behind its acknowledgement",
         "bit flip written over by redo", "bit flip in the journal without effect",
     }

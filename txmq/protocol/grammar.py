@@ -141,8 +141,9 @@ _TABLE = (
         }, teaches="roll a transaction back; voided: its rows are committed, its messages come from an outbox",
     ),
     Verb(
-        b"outcome", ("txid",), {b"fence": "flag", b"owner": "flag", b"branch": "text"},
-        teaches="what became of a transaction; fence: roll an absent one back; owner: is it connected?",
+        b"outcome", ("txid",), {b"fence": "flag", b"owner": "flag", b"branch": "text", b"uuid": "hex32"},
+        teaches="what became of a transaction, or of its branch in a database (uuid); fence: roll an absent one back; "
+        "owner: is it connected?",
     ),
     Verb(
         b"recover", (),

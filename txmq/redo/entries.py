@@ -54,6 +54,7 @@ Bodies::
     37 QUOTA_SET      JSON: the limits of a user or of a topic from now on; none of them: no quota
     38 VOIDED         as ROLLED_BACK: what was prepared is void, and the messages come in another way
     39 ACCESS         JSON: users, grants and quotas are those of the registry at a version; the cluster's secrets
+    40 FENCED         JSON: a transaction that was not known takes no decision with a branch in one database any more
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ GRANTED: Final = 36
 QUOTA_SET: Final = 37
 VOIDED: Final = 38
 ACCESS: Final = 39
+FENCED: Final = 40
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -111,7 +113,7 @@ NAMES: Final = {
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
     REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", DRAINED: "drained",
     USER: "user", USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", VOIDED: "voided",
-    ACCESS: "access",
+    ACCESS: "access", FENCED: "fenced",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences

@@ -67,6 +67,7 @@ POINTS: Final[Mapping[str, str]] = {
     "broker.branch.reported": "branch home: placed, forced, not noted as reported; deciding home: the branch complete",
     "broker.decision.prepared": "other homes: prepared; deciding home: nothing of this prepare but the journal buffer",
     "broker.decision.decided": "other homes: prepared; deciding home: the decision is in the journal buffer only",
+    "broker.database.fenced": "database: a branch is prepared; broker: its fence is in the journal buffer only",
     "broker.outbox.taken": "database: the row in its outbox; broker: number and messages in the journal buffer only",
     "broker.decision.awaits_place": "deciding home: a decision whose place waits is in the journal buffer only",
     "broker.decision.asked": "deciding home: anything; a branch home has asked and has no answer",

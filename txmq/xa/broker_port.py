@@ -85,6 +85,10 @@ class Session(Protocol):
     def takes_voids(self) -> bool:
         """Whether the broker knows ``rollback <txid> voided``."""
 
+    @property
+    def fences_by_database(self) -> bool:
+        """Whether the broker knows ``outcome <txid> fence uuid=``."""
+
 
 class NumberingSession(Session, Protocol):
     """A session that gives ids to transactions."""

@@ -26,6 +26,7 @@ from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, XACode
 from txmq.xa.last_resource.outbox import OutboxOptions
+from txmq.xa.resolver import Resolver
 
 PASSWORD = "pencil"
 WAIT_S = 60.0
@@ -50,9 +51,9 @@ class Guarded:
         name = f"{user}@" if user else ""
         return f"txmqs://{name}{self.broker.host}:{self.broker.port}?{urlencode(words)}"
 
-    def grant(self, *, action: str = "grant", **words: str) -> None:
+    def grant(self, *, action: str = "grant", user: str = "shop", **words: str) -> None:
         with txmq.connect(self.of("ops")) as client:
-            Users(client.control, client.timeout).acl(action, "shop", words)
+            Users(client.control, client.timeout).acl(action, user, words)
 
     def install(self, resource: Any) -> None:
         """An operator makes the tables; the service gets its uuid."""
@@ -107,6 +108,41 @@ def test_xa_over_two_databases_needs_both(guarded: Guarded, mariadb: MariaDB) ->
         eventually(lambda: not client.transactions.list(), "nothing is in doubt", WAIT_S)
     assert guarded.values() == [b"one"]
     assert [mariadb.execute(f"SELECT value FROM {name}transfers") for name in ("", "other.")] == [[("one",)]] * 2
+
+
+def test_resolver_of_its_own_user_fences_the_unknown(
+    guarded: Guarded, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mariadb.execute("CREATE OR REPLACE TABLE transfers (value VARCHAR(20)) ENGINE=InnoDB")
+    mariadb.execute("CREATE DATABASE IF NOT EXISTS other")
+    mariadb.execute("CREATE OR REPLACE TABLE other.transfers (value VARCHAR(20)) ENGINE=InnoDB")
+    places = [mariadb.connect_arguments(), {**mariadb.connect_arguments(), "db": "other"}]
+    banks = resources(places)
+    guarded.grant(may="write", topic="orders")
+    with txmq.connect(guarded.of("ops")) as client:
+        Users(client.control, client.timeout).add("settler", PASSWORD)
+    for bank in banks:
+        guarded.install(bank)
+    guarded.grant(user="settler", may="settle", resource=str(banks[0].uuid))
+    given = {"address": guarded.of("shop"), "databases": places, "value": "x", "topic": "orders", "timeout": 1.0}
+    owner = [sys.executable, "-m", "tests.services.xa.xa_owner", json.dumps(given)]
+    monkeypatch.setenv("TXMQ_CRASH", "client.xa.all_prepared:1")
+    died = fork_server.run(owner, timeout=WAIT_S)
+    monkeypatch.delenv("TXMQ_CRASH")
+    assert died.returncode == -9, died.stderr
+    assert len(mariadb.execute("XA RECOVER")) == 2
+    with txmq.connect(guarded.of("settler")) as client:
+        resolver = Resolver(client, banks)
+        try:
+            eventually(lambda: bool(resolver.run_once()), "the branch of the one database is rolled back", WAIT_S)
+            assert len(mariadb.execute("XA RECOVER")) == 1
+            assert resolver.run_once() == 0
+            guarded.grant(user="settler", may="settle", resource=str(banks[1].uuid))
+            eventually(lambda: bool(resolver.run_once()), "that of the other one is, too", WAIT_S)
+        finally:
+            resolver.close()
+    assert mariadb.execute("XA RECOVER") == []
+    assert guarded.values() == []
 
 
 def test_binlog_is_published_and_applied_under_a_user(guarded: Guarded, binlog: MariaDB, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.QUOTA_SET, {"kind": "user", "name": "shop", "limits": {}}),
         entries.encode_rolled_back(1, 2, 0, entries.VOIDED),
         entries.json_entry(entries.ACCESS, {"version": 1, "secret": "5ec", "between_brokers": "b07"}),
+        entries.json_entry(entries.FENCED, {"session": 1, "counter": 2, "uuid": "a" * 32}),
     ]
     for sample in samples:
         journal.append(sample)

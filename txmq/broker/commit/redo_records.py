@@ -105,7 +105,7 @@ class Redo:
             settled = entries.decode_rolled_back(body)
             kept = VOIDED if kind == entries.VOIDED else ROLLED_BACK
             self._state.settle(settled.session, settled.counter, settled.floor, kept)
-        elif kind in (entries.SESSION, entries.SESSION_TAKEN, entries.SESSIONS_AT_REST):
+        elif kind in (entries.SESSION, entries.SESSION_TAKEN, entries.SESSIONS_AT_REST, entries.FENCED):
             self._redo_session(kind, json.loads(bytes(body)))
         elif kind == entries.SESSION_ENDED:
             self._state.end_session(entries.decode_session_ended(body))
@@ -134,6 +134,8 @@ class Redo:
             self._state.put_session(BrokerSession(number, epoch, name, time_ms, secret, fields.get("user", "")))
         elif kind == entries.SESSION_TAKEN:
             self._state.take_session(fields["session"], fields["epoch"], fields.get("user", ""))
+        elif kind == entries.FENCED:
+            self._state.fence(fields["session"], fields["counter"], fields["uuid"])
         else:
             self._state.rest_sessions(fields["sessions"])
 

@@ -12,12 +12,16 @@ answered 410 (never executed, never called rolled back), one above it is looked 
 A transaction whose messages wait in a database's outbox is *voided*: what was prepared of it is void, its rows are
 committed. Its outcome is not this broker's to tell.
 
+A transaction that was not known may be *fenced* for one database, by who may settle for that database and for no more
+of it: no decision with a branch there is accepted any more. Others are, so such a fence is no outcome.
+
 Invariants:
     * ``floor`` never falls; a key of ``outcomes`` at or below it is as good as gone (it leaves when it is the oldest).
     * the floor rises only over counters the client called finished, and only while more than ``outcomes_kept`` are
       kept;
     * however many unfinished ones stand in front, the finished ones behind them leave;
     * ``_order`` names the counters of ``outcomes``, each once;
+    * a fence leaves with the session, or when the floor has passed it: no decision is accepted behind that;
     * while ``_is_frozen``, a checkpoint reads both: the first change behind it copies them.
 """
 
@@ -34,8 +38,11 @@ VOIDED: Final = "voided"
 CommittedParts = tuple[tuple[int, int, int, int], ...]  # (topic id, partition, base offset, count) a part
 Kept = CommittedParts | str | None  # the parts, VOIDED or ROLLED_BACK
 Outcomes = dict[int, Kept]
-Frozen = tuple[int, int, str, int, int, int, deque[int], Outcomes, str, str]
-FROZEN_FIELDS: Final = 10
+Fences = dict[int, tuple[str, ...]]
+Frozen = tuple[int, int, str, int, int, int, deque[int], Outcomes, str, str, Fences]
+FROZEN_FIELDS: Final = 11
+_FENCED: Final = "fenced "  # begins such an outcome of a checkpoint: to older brokers all of it is rolled back
+_NO_FENCES: Final[Fences] = {}
 
 
 class BrokerSession:
@@ -47,6 +54,7 @@ class BrokerSession:
         secret: 32 hex digits; empty if an older broker issued the session, which cannot be resumed then.
         user: whose it is; empty: of nobody, because there were no users.
         outcomes: counter -> the committed parts, None for rolled back, or VOIDED.
+        fences: counter -> uuids of databases for which it is fenced.
         finished: the highest floor the client has stated.
         bound: number of the connection that holds it now, or None.
         gone_ms: wall time its connection was lost, or the broker was started.
@@ -55,8 +63,8 @@ class BrokerSession:
     """
 
     __slots__ = (
-        "_is_frozen", "_order", "bound", "epoch", "finished", "floor", "gone_ms", "is_ended", "name", "number",
-        "outcomes", "owed", "secret", "used_ms", "user",
+        "_is_frozen", "_order", "bound", "epoch", "fences", "finished", "floor", "gone_ms", "is_ended", "name",
+        "number", "outcomes", "owed", "secret", "used_ms", "user",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, name: str, used_ms: int, secret: str = "", user: str = "") -> None:
@@ -64,6 +72,7 @@ class BrokerSession:
         self.user = user
         self.floor = self.finished = 0
         self.outcomes: Outcomes = {}
+        self.fences: Fences = {}
         # Oldest first. The first key of a dict would do, but finding it walks over every key that left since the dict
         # last grew: a microsecond of each transaction.
         self._order: deque[int] = deque()
@@ -108,10 +117,14 @@ class BrokerSession:
             else:
                 return
 
+    def fence(self, counter: int, uuid: str) -> None:
+        """No decision of it with a branch in that database is accepted any more."""
+        self.fences[counter] = (*self.fences.get(counter, ()), uuid)
+
     @property
     def has_finished_outcomes(self) -> bool:
         """Whether ``rest`` drops something."""
-        return any(counter <= self.finished for counter in self.outcomes)
+        return any(counter <= self.finished for kept in (self.outcomes, self.fences) for counter in kept)
 
     def rest(self) -> None:
         """Its client is away: outcomes it called finished leave, since no other client asks for them."""
@@ -119,13 +132,14 @@ class BrokerSession:
         self.outcomes = {counter: self.outcomes[counter] for counter in kept}
         self._order, self._is_frozen = deque(kept), False
         self.floor = max(self.floor, self.finished)
+        self.fences = {counter: uuids for counter, uuids in self.fences.items() if counter > self.floor}
 
     def freeze(self) -> Frozen:
         """A copy in constant time, however many outcomes; ``row`` makes it JSON-able, in any thread."""
         self._is_frozen = True
         return (
             self.number, self.epoch, self.name, self.used_ms, self.floor, self.finished, self._order, self.outcomes,
-            self.secret, self.user,
+            self.secret, self.user, self.fences.copy() if self.fences else _NO_FENCES,
         )  # fmt: skip
 
     def snapshot(self) -> list[object]:
@@ -141,16 +155,25 @@ class BrokerSession:
         session.user = str(whose[1]) if len(whose) > 1 else ""
         assert isinstance(floor, int) and isinstance(finished, int) and isinstance(outcomes, list)  # noqa: PT018
         session.floor, session.finished = floor, finished
-        session.outcomes = {counter: _parts(outcome) for counter, outcome in outcomes}
+        kept = {counter: _parts(outcome) for counter, outcome in outcomes if not _is_fence(outcome)}
+        session.outcomes = kept
+        fenced = [(counter, outcome.split()[1:]) for counter, outcome in outcomes if _is_fence(outcome)]
+        session.fences = {counter: tuple(uuids) for counter, uuids in fenced}
         session._order.extend(session.outcomes)
         return session
 
 
 def row(frozen: tuple[Any, ...]) -> list[object]:
     """What ``BrokerSession.restore`` takes, of what ``freeze`` returned."""
-    *fields, order, outcomes, secret, user = frozen
+    *fields, order, outcomes, secret, user, fences = frozen
     whose = (secret, user) if user else (secret,)
-    return [*fields, [[counter, outcomes[counter]] for counter in order], *whose]
+    # In front: if it has an outcome as well, older brokers go by that.
+    fenced = [[counter, _FENCED + " ".join(uuids)] for counter, uuids in fences.items()]
+    return [*fields, [*fenced, *([counter, outcomes[counter]] for counter in order)], *whose]
+
+
+def _is_fence(outcome: object) -> bool:
+    return isinstance(outcome, str) and outcome.startswith(_FENCED)
 
 
 def _parts(outcome: Iterable[Iterable[int]] | str | None) -> Kept:

@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -71,6 +71,7 @@ class State:
         self.placed: dict[int, PlacedTopic] = {}
         self.sessions: dict[int, BrokerSession] = {}
         self.next_session = self.next_order = 1
+        self.fences_of = Counter[str]()  # by database, how many ``BrokerSession.fences`` there are
         self.produced_in: dict[int, dict[Partition, None]] = {}  # by producer id: where its sequences are kept
         self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
         self.streams: dict[tuple[int, int], Transaction] = {}  # those of them that are open
@@ -153,6 +154,7 @@ class State:
     def put_session(self, session: BrokerSession) -> None:
         """Add a session."""
         self.sessions[session.number] = session
+        self._count_fences(session, 1)
         self.next_session = max(self.next_session, session.number + 1)
 
     def take_session(self, number: int, epoch: int, user: str = "") -> None:
@@ -164,13 +166,31 @@ class State:
         session = self.sessions.pop(number, None)
         if session is not None:
             session.is_ended = True
+            self._count_fences(session, -1)
         for partition in self.produced_in.pop(number, ()):
             partition.producers.pop(number, None)
 
     def rest_sessions(self, numbers: Iterable[int]) -> None:
         """Clients have been away for a while."""
         for number in numbers:
-            self.sessions[number].rest()
+            session = self.sessions[number]
+            self._count_fences(session, -1)
+            session.rest()
+            self._count_fences(session, 1)
+
+    def fence(self, number: int, counter: int, uuid: str) -> None:
+        """No decision of that transaction with a branch in the database is accepted any more."""
+        session = self.sessions.get(number)
+        if session is not None:
+            session.fence(counter, uuid)
+            self.fences_of[uuid] += 1
+
+    def _count_fences(self, session: BrokerSession, sign: int) -> None:
+        for uuids in session.fences.values():
+            for uuid in uuids:
+                self.fences_of[uuid] += sign
+                if not self.fences_of[uuid]:
+                    del self.fences_of[uuid]
 
     # --- transactions ------------------------------------------------------------------------------------------------
 

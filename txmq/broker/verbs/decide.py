@@ -29,6 +29,7 @@ from txmq.broker.verbs.branches.complete import (
     show_overdue_parts,
     stated_fact,
 )
+from txmq.broker.verbs.branches.fences import refuse_fenced
 from txmq.broker.verbs.transaction_checks import (
     at_home,
     check_streamed,
@@ -75,6 +76,7 @@ def _decide(
 ) -> None:
     require_owner(client, session)
     branches, start = stated.databases(context, client, body, given)
+    refuse_fenced(session, txid, [branch["uuid"] for branch in branches])
     homes = stated.homes(context, given)
     offsets, messages = take_offsets(given, body, start)
     parts, keys = placing.check_parts(context, client, split_parts(messages))

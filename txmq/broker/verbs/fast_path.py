@@ -190,6 +190,7 @@ def _is_new(context: Context, session: BrokerSession, counter: int, size: int) -
     return not (
         counter <= session.floor
         or counter in outcomes
+        or counter in session.fences
         or key in transactions
         or key in incomplete
         or context.disk_full

@@ -170,6 +170,7 @@ def _introduction(context: Context, session: BrokerSession | None) -> bytes:
         "compression": ["gzip", "lz4", "zstd"],
         "time_ms": context.now_ms,
         "voided": True,
+        "database_fences": True,
     }
     if context.cluster is not None:
         told["registry"] = True

@@ -29,12 +29,14 @@ from txmq.broker.state.transaction import (
 from txmq.broker.verbs import check_backs, placing, session_expiry, turns
 from txmq.broker.verbs.access.owners import audit_fence, refuse_others
 from txmq.broker.verbs.branches import stated
+from txmq.broker.verbs.branches.fences import is_for_a_database, outcome_for_a_database, refuse_fenced
 from txmq.broker.verbs.branches.heuristics import hazard_of, keep, record
 from txmq.broker.verbs.outbox import drained
 from txmq.broker.verbs.transaction_checks import (
     check_streamed,
     floor_of,
     locate,
+    owner_line,
     refusal,
     refuse_over_limits,
     refuse_over_outcomes,
@@ -86,6 +88,7 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     if action is not Action.PREPARE:
         raise refusal(action, arguments[0])
     meta = _prepare_meta(context, client, arguments[1], given)
+    refuse_fenced(session, txid, [meta["uuid"]])
     transaction = context.state.transactions.get((session.number, txid.counter))
     parts, keys = placing.check_parts(context, client, split_parts(messages))
     check_streamed(context, client, transaction, given)
@@ -186,9 +189,12 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
     """Tell what became of a transaction; with ``fence`` an absent one is rolled back first."""
     _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
+    given = extensions or {}
+    if b"uuid" in given and is_for_a_database(context, client, (txid.session, txid.counter)):
+        outcome_for_a_database(context, client, (txid, session), given, opaque)
+        return
     refuse_others(context, client, (txid.session, txid.counter))
     state = state_of(context, session, txid.counter)
-    given = extensions or {}
     # To an id that its client is through with, no decision comes any more: its branches need not wait for the owner.
     is_over = b"branch" in given and txid.counter <= session.finished
     is_fence = b"fence" in given or is_over
@@ -209,7 +215,7 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
         if state is TransactionState.PREPARED:
             _look_at_branch(context, (session.number, txid.counter))
         if b"owner" in given and not told.startswith(b"committed"):
-            told += _owner_line(context, session)
+            told += owner_line(context, session)
         context.answer_from_state(client, opaque, told)
     else:
         raise refusal(action, arguments[0])
@@ -407,9 +413,3 @@ def _told_branch(context: Context, state: TransactionState, name: Name, branch: 
     if transaction is not None and branch in transaction.meta.get("homes", ()):
         return b"prepared\n"
     return b"rolled-back\n"
-
-
-def _owner_line(context: Context, session: BrokerSession) -> bytes:
-    if session.bound is not None:
-        return b"owner connected\n"
-    return b"owner gone %d\n" % max(0, context.now_ms - session.gone_ms)

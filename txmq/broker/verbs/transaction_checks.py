@@ -115,6 +115,13 @@ def refusal(action: Action, txid: bytes) -> Exception:
     return TransactionConflictError(f"transaction {name} is already decided or prepared otherwise")
 
 
+def owner_line(context: Context, session: BrokerSession) -> bytes:
+    """Whether the session's client is there, as ``outcome`` tells it."""
+    if session.bound is not None:
+        return b"owner connected\n"
+    return b"owner gone %d\n" % max(0, context.now_ms - session.gone_ms)
+
+
 def is_over_own(context: Context, session: BrokerSession) -> bool:
     """Whether the session's user has as many unsettled transactions as one may have."""
     return context.state.principals.unsettled.get(session.user, 0) >= _unsettled_max(context, session.user)

@@ -43,6 +43,7 @@ class ClientSession:
         in_flight_max: unanswered batches per partition that the broker tells apart from duplicates.
         request_size_bytes_max: largest body of a request.
         takes_voids: the broker knows ``rollback <txid> voided``.
+        fences_by_database: the broker knows ``outcome <txid> fence uuid=``.
         clock_ahead_ms: the broker's wall clock less this process's monotonic clock, as last measured; deadlines are
             sent in the broker's time, because this machine's wall clock may be set.
         lost: counters of local transactions whose end was not seen and that no resolver asks about.
@@ -58,6 +59,7 @@ class ClientSession:
             self.in_flight_max = int(fields["in_flight_max"])
             self.request_size_bytes_max = int(fields["request_size_bytes_max"])
             self.takes_voids = fields.get("voided") is True
+            self.fences_by_database = fields.get("database_fences") is True
             self.clock_ahead_ms = 0 if monotonic_ms is None else int(fields["time_ms"]) - monotonic_ms
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the answer to hello lacks or garbles {error}") from None

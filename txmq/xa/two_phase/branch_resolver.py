@@ -9,8 +9,9 @@ database's answer. If the branch is done, or ended in another way, ``complete`` 
 *Prepared without a decision*. The broker is asked for the outcome. Committed: it was decided a moment ago, and the next
 round has it in the first list; one that is not there even then is committed all the same. Rolled back: XA ROLLBACK.
 Unknown: when the owner has gone for a second or the deadline has passed by a second, the broker is made to roll it back
-(which refuses a late ``decide``), and then the branch is. Waiting is courtesy; the broker's word makes it safe. 410, or
-a state in which another party decides: left to the operator, logged once.
+(which refuses a late ``decide``), and then the branch is. Waiting is courtesy; the broker's word makes it safe. The
+resource's uuid goes with both questions: under a user of its own that may settle for it, the resolver is answered for
+its branch alone. 410, a state in which another party decides, or no grant: left to the operator, logged once.
 
 *Not known, and listed* means that the owner's session still holds the branch. If the owner may be given up, the session
 is ended (KILL), and the branch tried again.
@@ -35,6 +36,7 @@ from urllib.parse import quote
 from txmq.errors import (
     ClosedError,
     FencedError,
+    ForbiddenError,
     NotOwnerError,
     OverloadedError,
     TransactionConflictError,
@@ -70,6 +72,7 @@ DEADLINE_PASSED_MS = 1000
 KILLED_PAUSE_S = 0.02  # until a killed session has let go of its branch
 KILLED_TRIES = 10
 REMEMBERED_MAX = 10_000
+Words = dict[str, str | int | bytes | None]  # of a request
 _T = TypeVar("_T")
 
 
@@ -295,7 +298,7 @@ class BranchResolver:
         found: list[tuple[Orphan, bool]] = []
         fenced: list[Orphan] = []
         committed, finished = set[str](), set[str]()
-        for orphan, body in self._answered(orphans, "outcome", ("owner",)):
+        for orphan, body in self._answered(orphans, "outcome", {"owner": None, **self._own_branch()}):
             word, _, rest = body.decode("ascii", "replace").partition("\n")
             is_given_up = orphan.is_given_up or is_gone(rest)
             if word == Outcome.ROLLED_BACK.value:
@@ -310,14 +313,26 @@ class BranchResolver:
             elif word != Outcome.UNKNOWN.value:
                 self._say_once(orphan.txid, "prepared branch of a transaction that another party decides", state=word)
         self._committed_before = committed
-        for orphan, _ in self._answered(fenced, "rollback", ()):
+        for orphan in self._fenced(fenced):
             crash_point("resolver.xa.fenced")
             found.append((orphan, True))
         return found, finished
 
-    def _answered(self, orphans: Iterable[Orphan], verb: str, words: tuple[str, ...]) -> Iterable[tuple[Orphan, bytes]]:
+    def _own_branch(self) -> Words:
+        return {"uuid": self._database().uuid} if self.client.session.fences_by_database else {}
+
+    def _fenced(self, orphans: Iterable[Orphan]) -> Iterable[Orphan]:
+        """Have the broker roll them back, or what they have here; those of which it has said so."""
+        words = self._own_branch()
+        if not words:
+            yield from (orphan for orphan, _ in self._answered(orphans, "rollback", {}))
+            return
+        for orphan, body in self._answered(orphans, "outcome", {"fence": None, **words}):
+            if body.rstrip() == Outcome.ROLLED_BACK.value.encode():
+                yield orphan  # else it was decided or prepared meanwhile: the next round sees it
+
+    def _answered(self, orphans: Iterable[Orphan], verb: str, extensions: Words) -> Iterable[tuple[Orphan, bytes]]:
         """Ask for all, many at a time. Yields those that were answered."""
-        extensions: dict[str, str | int | bytes | None] = dict.fromkeys(words)
         sent: deque[tuple[Orphan, Answer]] = deque()
         waiting = deque(orphans)
         while waiting or sent:
@@ -340,6 +355,8 @@ class BranchResolver:
                 pass  # decided meanwhile: the next round sees it
             except OverloadedError as error:  # its session is full of fences: no reason to leave the others alone
                 self._say_once(orphan.txid, "prepared branch that the broker does not fence yet", error=str(error))
+            except ForbiddenError as error:
+                self._say_once(orphan.txid, "prepared branch of another user's transaction", error=str(error))
             except NotOwnerError as error:
                 self._say_once(orphan.txid, "prepared branch of another broker", error=str(error))
 

@@ -156,6 +156,10 @@ def _line(*words: str | int, body: bytes | None = None, **extensions: str | int 
     return lambda world: world.shop.ask(str(words[0]), *words[1:], extensions=extensions, body=body)
 
 
+def _line_of_branch(**words: None) -> Callable[[World], Answer]:
+    return lambda world: world.shop.ask("outcome", world.others(), extensions={"uuid": UUID, **words})
+
+
 def _report(world: World) -> Answer:
     found = {"kind": "xa", "uuid": UUID, "reachable": True, "why": None, "branches": 0, "age_ms": 0, "oldest": []}
     return world.shop.ask("resource", "report", "db", body=json.dumps(found).encode())
@@ -197,6 +201,8 @@ CASES = [
     Case("outcome", "", (SETTLE,), _settle("outcome"), _prepared, "another's"),
     Case("outcome", "", (SETTLE,), _settle("outcome"), _decided, "another's, decided"),
     Case("outcome", "", (NOBODY_ELSE,), _settle("outcome"), about="another's, absent"),
+    Case("outcome", "", (SETTLE,), _line_of_branch(), about="another's, absent, its branch"),
+    Case("outcome", "", (SETTLE,), _line_of_branch(fence=None), about="another's, absent, its branch fenced"),
     Case("decide", "", (WRITE, INSTALL), lambda world: decide(world.shop, world.own(), ("a", 0, batch(b"x")))),
     Case("complete", "", (SETTLE,), lambda world: complete(world.shop, world.others()), _decided),
     Case("forget", "", (SETTLE,), _settle("forget"), _heuristic),

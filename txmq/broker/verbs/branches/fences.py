@@ -1,0 +1,111 @@
+"""Fences for one database: ``outcome uuid=`` of another user's transaction, by who may settle for that database.
+
+Theory of operation. A resolver with a user of its own finds a branch prepared in its database, of a transaction that
+this broker does not know: its client died before it decided. Nothing here says that the transaction is of that
+database; so the fence is of no more than that. FENCED names session, counter and uuid, and from then on every
+``decide`` with a branch in the database, and every ``prepare`` for it, is refused. Everything else of the transaction
+stays its user's: who fences what is not of the database has done nothing to anybody.
+
+```
+ nothing here, a stream, or anything with      --uuid=--------> unknown, and the owner
+ no branch in the database                     --uuid= fence--> FENCED forced, rolled-back
+ fenced for the database, or rolled back       ---------------> rolled-back
+ committed, and the branches are forgotten     ---------------> committed, without its places
+ voided                                        ---------------> unknown
+ forgotten                                     ---------------> 410
+```
+
+Who may settle the transaction anyway (its user, an administrator, who may settle for a database that it is known to be
+of) is answered by ``prepare_commit.outcome`` as if there were no ``uuid=``.
+
+Invariant: behind ``rolled-back`` no decision with a branch in the database was or is accepted, through crashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.state.decisions import Name
+from txmq.broker.state.session import VOIDED, BrokerSession
+from txmq.broker.verbs.access.asking import RESOURCE, SETTLE, require
+from txmq.broker.verbs.access.owners import audit_fence, may_settle
+from txmq.broker.verbs.transaction_checks import owner_line, txid_of
+from txmq.errors import FencedError, OverloadedError, TransactionConflictError
+from txmq.redo import entries
+from txmq.runtime.crashpoints import crash_point
+from txmq.xid import TxId
+
+FENCES_OF_DATABASE_MAX: Final = 65_536  # of all sessions: who may settle for one takes no room from others
+
+
+def is_for_a_database(context: Context, client: ClientConnection, name: Name) -> bool:
+    """Whether the connection's user may settle the transaction for a database at most."""
+    return client.permissions is not None and not may_settle(context, client, name)
+
+
+def outcome_for_a_database(
+    context: Context,
+    client: ClientConnection,
+    of: tuple[TxId, BrokerSession],
+    given: dict[bytes, bytes],
+    opaque: bytes,
+) -> None:
+    """Tell what becomes of the transaction's branch in a database; with ``fence``, see to it first.
+
+    Raises:
+        UnauthenticatedError, ForbiddenError: the connection's user may not settle for the database.
+    """
+    (txid, session), uuid = of, given[b"uuid"].decode()
+    require(context, client, SETTLE, RESOURCE, uuid)
+    counter = txid.counter
+    told = _told(context, session, counter, uuid)
+    if told == b"" and b"fence" in given:
+        _fence(context, client, session, counter, uuid)
+        context.answer_when_durable(client, opaque, b"rolled-back\n")
+        return
+    told = told or b"unknown\n"
+    if b"owner" in given and told != b"committed\n":
+        told += owner_line(context, session)
+    context.answer_from_state(client, opaque, told)
+
+
+def refuse_fenced(session: BrokerSession, txid: TxId, uuids: Iterable[str]) -> None:
+    """Refuse a decision, or a prepare, that names a database for which the transaction is fenced.
+
+    Raises:
+        TransactionConflictError: its branch there is rolled back, or will be.
+    """
+    fenced = session.fences.get(txid.counter)
+    if fenced and not set(fenced).isdisjoint(uuids):
+        raise TransactionConflictError(f"transaction {txid} is rolled back: a resolver has fenced its branch")
+
+
+def _told(context: Context, session: BrokerSession, counter: int, uuid: str) -> bytes:
+    """What is known of the branch; empty: nothing, and a decision may still come."""
+    if uuid in session.fences.get(counter, ()):
+        return b"rolled-back\n"
+    name = (session.number, counter)
+    if name in context.state.transactions or name in context.state.decisions.incomplete:
+        return b""  # none of the database's: else its user could settle it
+    if counter <= session.floor:
+        raise FencedError(f"the outcome of transaction {txid_of(context, name)} is no longer kept")
+    if counter not in session.outcomes:
+        return b""
+    outcome = session.outcomes[counter]
+    if isinstance(outcome, tuple):
+        return b"committed\n"
+    return b"unknown\n" if outcome == VOIDED else b"rolled-back\n"
+
+
+def _fence(context: Context, client: ClientConnection, session: BrokerSession, counter: int, uuid: str) -> None:
+    if context.state.fences_of[uuid] >= FENCES_OF_DATABASE_MAX:
+        raise OverloadedError(f"{FENCES_OF_DATABASE_MAX} transactions are fenced for database {uuid}")
+    audit_fence(context, client, (session.number, counter))
+    fields = {"session": session.number, "counter": counter, "uuid": uuid}
+    context.group.add_entry(entries.json_entry(entries.FENCED, fields))
+    context.group.needs_sync = True
+    context.state.fence(session.number, counter, uuid)
+    crash_point("broker.database.fenced")
