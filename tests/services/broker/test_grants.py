@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 import txmq
 from txmq.client.admin.users import Users
-from txmq.errors import ForbiddenError, RolledBackError
+from txmq.errors import ForbiddenError, OverloadedError, RolledBackError
+from txmq.log.records import encode
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
 
@@ -109,3 +110,25 @@ def test_service_with_a_database_needs_its_resource(tmp_path: Path) -> None:
             assert [message.value for message in client.browse("orders")] == [b"one"]
             with closing(sqlite3.connect(path)) as connection:
                 assert connection.execute("SELECT value FROM orders").fetchall() == [(b"one",)]
+
+
+def test_one_user_cannot_take_all_sessions_and_streams(tmp_path: Path) -> None:
+    settings = {"sessions_max": 6, "transactions_open_max": 4}
+    with BrokerProcess(tmp_path / "data", settings=settings) as broker, ExitStack() as stack:
+        _begin(broker)  # whose sessions are idle soon, and ended for others
+        _grant(broker, "shop", may="write", topic="orders")
+        clients = [stack.enter_context(_connected(broker, "shop")) for _ in range(3)]
+        assert len({client.session.id for client in clients}) == 3
+        with pytest.raises(OverloadedError, match="half of sessions_max"), _connected(broker, "shop") as one_more:
+            one_more.session  # noqa: B018
+        control = clients[0].control
+        batch = bytes(encode([(b"k", b"v", (), 0)]))
+        txids = [clients[0].session.next_txid()[1] for _ in range(3)]
+        for txid in txids[:2]:
+            control.call("put", "orders", 0, body=[batch], extensions={"tx": txid}, timeout=PATIENT_S)
+        with pytest.raises(OverloadedError, match="2 unsettled transactions"):
+            control.call("put", "orders", 0, body=[batch], extensions={"tx": txids[2]}, timeout=PATIENT_S)
+        with _connected(broker, "ops") as client, client.producer() as producer, producer.transaction() as tx:
+            tx.send("orders", b"of another user")
+        with _connected(broker, "ops") as client:
+            assert [message.value for message in client.browse("orders")] == [b"of another user"]

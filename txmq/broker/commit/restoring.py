@@ -63,6 +63,8 @@ def _attach_payload(state: State, transaction: Transaction, body: memoryview) ->
 
 def _derive(state: State) -> None:
     """What follows from the rest, and is not in a checkpoint."""
+    for transaction in state.transactions.values():
+        state.share(transaction.session, transaction.state is TransactionState.OPEN, transaction.size_bytes)
     in_doubt = [t for t in state.transactions.values() if t.state is not TransactionState.OPEN]
     for transaction in sorted(in_doubt, key=lambda t: t.order):
         state.list_in_doubt(transaction)

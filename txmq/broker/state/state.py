@@ -154,18 +154,25 @@ class State:
     def put_session(self, session: BrokerSession) -> None:
         """Add a session."""
         self.sessions[session.number] = session
+        _add(self.principals.sessions, session.user, 1)
         self._count_fences(session, 1)
         self.next_session = max(self.next_session, session.number + 1)
 
     def take_session(self, number: int, epoch: int, user: str = "") -> None:
         """A client took a session over: its former holder is fenced. One that was nobody's is the user's now."""
         self.sessions[number].take(epoch, user, self.principals.unsettled)
+        if user:
+            _add(self.principals.sessions, user, 1)
+            for transaction in self.transactions.values():
+                if transaction.session == number:
+                    self.share(number, transaction.state is TransactionState.OPEN, transaction.size_bytes)
 
     def end_session(self, number: int) -> None:
         """Forget a session: requests in its name are refused from now on."""
         session = self.sessions.pop(number, None)
         if session is not None:
             session.is_ended = True
+            _add(self.principals.sessions, session.user, -1)
             self._count_fences(session, -1)
         for partition in self.produced_in.pop(number, ()):
             partition.producers.pop(number, None)
@@ -200,9 +207,18 @@ class State:
         transaction = self.transactions.get(key)
         if transaction is None:
             transaction = self.transactions[key] = self.streams[key] = Transaction(session, counter, now_ms)
+            self.share(session, 1, 0)
         transaction.add(part)
         self.payload_bytes += len(part.batch)
+        self.share(session, 0, len(part.batch))
         return transaction
+
+    def share(self, session: int, streams: int, size_bytes: int) -> None:
+        """So much more is the user's whose session it is."""
+        owner = self.sessions.get(session)
+        if owner is not None and owner.user:
+            _add(self.principals.streams, owner.user, streams)
+            _add(self.principals.payload_bytes, owner.user, size_bytes)
 
     def prepare(self, session: int, counter: int, meta: dict[str, Any]) -> Transaction:
         """All parts are there and it is prepared."""
@@ -232,7 +248,8 @@ class State:
         transaction = self.transactions.get(key)
         if transaction is None:
             transaction = self.transactions[key] = Transaction(session, counter, meta["prepared_ms"])
-        self.streams.pop(key, None)
+        if self.streams.pop(key, None) is not None:
+            self.share(session, -1, 0)
         return transaction
 
     def list_in_doubt(self, transaction: Transaction) -> None:
@@ -265,7 +282,7 @@ class State:
         """Committed (the placed parts), rolled back or voided: the outcome is kept, the transaction is over."""
         transaction = self.transactions.pop((session, counter), None)
         if transaction is not None:
-            self.streams.pop((session, counter), None)
+            self.share(session, -1 if self.streams.pop((session, counter), None) else 0, -transaction.size_bytes)
             self.payload_bytes -= transaction.size_bytes
             if transaction.state is not TransactionState.OPEN:
                 self._unlist(transaction)
@@ -468,3 +485,12 @@ class State:
         """Everything in the journal is redone: readers may see it, except behind barriers."""
         for partition in self.all_partitions():
             self.decisions.barriers.recovered(partition)
+
+
+def _add(counts: dict[str, int], user: str, more: int) -> None:
+    if user and more:
+        left = counts.get(user, 0) + more
+        if left:
+            counts[user] = left
+        else:
+            del counts[user]

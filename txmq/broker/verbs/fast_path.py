@@ -23,7 +23,7 @@ from txmq.broker.verbs import decide as decide_verbs
 from txmq.broker.verbs import placing, prepare_commit, turns
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.placing import check_parts
-from txmq.broker.verbs.transaction_checks import is_over_own
+from txmq.broker.verbs.transaction_checks import is_over_own, is_over_own_bytes
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.branches import branches_json
 from txmq.protocol.parts import split_parts
@@ -199,7 +199,7 @@ def _is_new(context: Context, session: BrokerSession, counter: int, size: int) -
         or state.unsettled >= settings.transactions_open_max
         or size > settings.transaction_size_bytes_max
         or size + state.payload_bytes > settings.prepared_bytes_max
-        or (session.user and is_over_own(context, session))
+        or (session.user and (is_over_own(context, session) or is_over_own_bytes(context, session, size)))
     )
 
 

@@ -65,9 +65,12 @@ def _refuse_other_home(context: Context, wanted: bytes | None) -> None:
 
 
 def _new_session(context: Context, name: str, user: str) -> BrokerSession:
-    sessions = context.state.sessions
-    if len(sessions) >= context.settings.sessions_max:
-        _make_room(context)
+    sessions, most = context.state.sessions, context.settings.sessions_max
+    own_max = max(1, most // 2)
+    if user and context.state.principals.sessions.get(user, 0) >= own_max:
+        _make_room(context, user, f"{user} has {own_max} sessions, half of sessions_max at most, and none can be ended")
+    elif len(sessions) >= most:
+        _make_room(context, "", f"sessions_max {most} sessions exist and none can be ended")
     secret = f"{context.random.bits(_SECRET_BITS):032x}"
     number = max(context.ids.new_session_number(), context.sessions_from)
     session = BrokerSession(number, 0, name, context.now_ms, secret, user)
@@ -82,14 +85,20 @@ def _new_session(context: Context, name: str, user: str) -> BrokerSession:
     return session
 
 
-def _make_room(context: Context) -> None:
-    """End the session that has been away longest and owes nothing. Later requests in its name are answered 410."""
+def _make_room(context: Context, user: str, refusal: str) -> None:
+    """End the session, of the user if one is named, that has been away longest and owes nothing.
+
+    Later requests in its name are answered 410.
+
+    Raises:
+        OverloadedError: there is none; the text is ``refusal``.
+    """
     for session in context.state.sessions.values():
-        is_idle = session.bound is None and not session.owed
+        is_idle = session.bound is None and not session.owed and user in ("", session.user)
         if is_idle and context.now_ms - session.gone_ms >= SESSION_IDLE_MS_MIN:
             end(context, session)
             return
-    raise OverloadedError(f"sessions_max {context.settings.sessions_max} sessions exist and none can be ended")
+    raise OverloadedError(refusal)
 
 
 def _resumed(context: Context, client: ClientConnection, wish: bytes) -> BrokerSession:

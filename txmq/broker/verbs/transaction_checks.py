@@ -123,8 +123,20 @@ def owner_line(context: Context, session: BrokerSession) -> bytes:
 
 
 def is_over_own(context: Context, session: BrokerSession) -> bool:
-    """Whether the session's user has as many unsettled transactions as one may have."""
-    return context.state.principals.unsettled.get(session.user, 0) >= _unsettled_max(context, session.user)
+    """Whether the session's user has as many unsettled transactions, open ones too, as one may have."""
+    principals, user = context.state.principals, session.user
+    return principals.unsettled.get(user, 0) + principals.streams.get(user, 0) >= _unsettled_max(context, user)
+
+
+def is_over_own_bytes(context: Context, session: BrokerSession, size_bytes: int) -> bool:
+    """Whether messages of that size would be more than the session's user may have in unsettled transactions."""
+    return context.state.principals.payload_bytes.get(session.user, 0) + size_bytes > own_bytes_max(context)
+
+
+def own_bytes_max(context: Context) -> int:
+    """Half of what there may be, and one transaction at least."""
+    settings = context.settings
+    return max(settings.prepared_bytes_max // 2, settings.transaction_size_bytes_max)
 
 
 def _unsettled_max(context: Context, user: str) -> int:
@@ -154,6 +166,11 @@ def refuse_over_limits(
     if entries.committed_size(count) > settings.request_size_bytes_max:
         # It says where each part goes, in one record: what is prepared must be able to commit.
         raise TooLargeError(f"the decision about {count} parts does not fit a journal record: send larger parts")
+    if session.user and is_over_own_bytes(context, session, added_size):
+        raise OverloadedError(
+            f"{session.user} has unsettled transactions with {own_bytes_max(context)} bytes, half of "
+            "prepared_bytes_max: settle them (txmq tx list)"
+        )
     if context.state.payload_bytes + added_size > settings.prepared_bytes_max:
         raise OverloadedError(f"unsettled transactions hold prepared_bytes_max {settings.prepared_bytes_max} bytes")
 

@@ -55,6 +55,9 @@ class Principals:
         between_brokers: hex, the secret by which brokers of a cluster know each other; empty: there is none.
         version: rises with each change.
         unsettled: by user, how many of the transactions of their sessions are unsettled; sessions count them.
+        streams: by user, how many of these are open: streamed, and not prepared or decided.
+        payload_bytes: by user, of the messages of both.
+        sessions: by user, how many there are.
     """
 
     def __init__(self) -> None:
@@ -64,6 +67,9 @@ class Principals:
         self.registry_version, self.between_brokers = 0, ""
         self.version = 0
         self.unsettled: dict[str, int] = {}
+        self.streams: dict[str, int] = {}
+        self.payload_bytes: dict[str, int] = {}
+        self.sessions: dict[str, int] = {}
 
     def known(self, name: str) -> User:
         """The user of a name.
