@@ -9,6 +9,9 @@ A home that brings users (a broker that was alone) may bring more than fits into
 node first, in the transaction that founds the cluster: until it has published all, there is nothing to be read here,
 and no other home serves anybody who is to be refused.
 
+With the first user the cluster's node gets another format, which brokers read when they start: those of a txmq that
+knows no users would serve everybody, and do not join.
+
 Users are in nodes that are closed to others (access list of the credentials), or nowhere: who may write them may do
 everything.
 """
@@ -146,7 +149,15 @@ class AccessNodes(Nodes):
     def _make(self, home: int, head: AccessHead, node_version: int | None, changes: Changes) -> None:
         newest = (*head.newest, AccessChange(head.version + 1, home, tuple(changes)))[-NEWEST_MAX:]
         raised = self._head_set(AccessHead(head.version + 1, None, newest), node_version)
-        self._session.transact([raised, *self._set_records(changes)])
+        older = self._refuse_older() if has_users(changes) else []
+        self._session.transact([raised, *older, *self._set_records(changes)])
+
+    def _refuse_older(self) -> list[Operation]:
+        """What keeps brokers of a txmq that knows no users from joining; nothing if that is so already."""
+        path = self._paths.cluster
+        value, stat = self._session.get(path)
+        wanted = layout.encode_cluster(layout.decode_cluster(path, value), has_users=True)
+        return [] if value == wanted else [SetValue(path, wanted, stat.version)]
 
     def _set_records(self, changes: Changes) -> Iterator[Operation]:
         paths = [self._paths.access_record(key) for key in changes]
@@ -177,6 +188,9 @@ class AccessNodes(Nodes):
             return
         if head.publisher not in (None, home):
             self._refuse_unpublished(head)
+        older = self._refuse_older() if has_users(records) else []
+        if older:
+            self._session.transact(older)  # before there is one
         if head.publisher is None:
             self._session.transact([self._head_set(head._replace(publisher=home), node_version)])
             head, node_version = self._head()

@@ -88,7 +88,7 @@ class HomeNodes(Nodes):
             *self._raised(self._paths.last_query_epoch, brought.last_query_epoch),
         ]
         access = Create(self._paths.access, layout.encode_access(AccessHead(0, brought.publisher, ())))
-        founded = Create(self._paths.cluster, layout.encode_cluster(cluster))
+        founded = Create(self._paths.cluster, layout.encode_cluster(cluster, has_users=brought.publisher is not None))
         self._session.transact([*raised, access, founded])
         return cluster
 

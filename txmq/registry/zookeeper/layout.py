@@ -1,7 +1,7 @@
 """The nodes of the registry in ZooKeeper: paths, and values as JSON.
 
 ```
-<chroot>/txmq/cluster                  {"format": 1, "cluster": <16 hex>}   made last: the others are there
+<chroot>/txmq/cluster                  {"format": 1 or 2, "cluster": <16 hex>}   made last: the others are there
 <chroot>/txmq/homes/<home>/state       {"epoch": n, "incarnation": <32 hex>, "name": ...}   changed by compare-and-set
 <chroot>/txmq/homes/<home>/replicas/1  {"address": ..., "incarnation": <32 hex>, "lock": ...}   ephemeral: the leader
 <chroot>/txmq/brokers/ids/<name>       <home>   which home has the name
@@ -20,6 +20,9 @@
 A home is 16 hexadecimal digits. The path ``brokers/ids`` stands where MetaQ had its own; ``metaq_view`` has what else
 MetaQ's operators know. With credentials all nodes are closed to others, but those that say where homes are led: a
 client finds its brokers there, and cannot write users.
+
+Format 2 is raised to with the first user, and differs in nothing else: a txmq that knows no users reads it when it
+starts, and does not join.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from txmq.registry.access import Record
 from txmq.registry.port import DeletedTopic, PlacedTopic, parse_home
 
 FORMAT: Final = 1
+FORMAT_WITH_USERS: Final = 2
 
 
 class Paths:
@@ -135,9 +139,9 @@ class Leader(NamedTuple):
     lock: str
 
 
-def encode_cluster(cluster: int) -> bytes:
+def encode_cluster(cluster: int, *, has_users: bool = False) -> bytes:
     """The cluster's node."""
-    return _encode({"format": FORMAT, "cluster": f"{cluster:016x}"})
+    return _encode({"format": FORMAT_WITH_USERS if has_users else FORMAT, "cluster": f"{cluster:016x}"})
 
 
 def decode_cluster(path: str, value: bytes) -> int:
@@ -147,8 +151,9 @@ def decode_cluster(path: str, value: bytes) -> int:
         RegistryError: a newer version wrote it, or it cannot be read.
     """
     fields = _fields(path, value)
-    if fields.get("format") != FORMAT:
-        raise RegistryError(f"{path} has format {fields.get('format')}, this txmq reads {FORMAT}: upgrade txmq")
+    known = fields.get("format")
+    if known not in (FORMAT, FORMAT_WITH_USERS):
+        raise RegistryError(f"{path} has format {known}, this txmq reads {FORMAT_WITH_USERS}: upgrade txmq")
     return _home(path, fields.get("cluster"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +13,7 @@ from txmq.registry.access import NO_ACCESS, Access
 from txmq.registry.port import Brought, Standing
 from txmq.registry.zookeeper.access import NEWEST_MAX
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-from txmq.registry.zookeeper.session import Node
+from txmq.registry.zookeeper.session import Node, Operation
 from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
 
 
@@ -166,3 +167,52 @@ def test_nodes_that_are_open_take_no_users() -> None:
         with pytest.raises(RegistryError, match="who may write users there may do everything"):
             refused()
     assert registry.change_access(A, 0, {"quota.topic.a": {"n": 1}}).version == 1
+
+
+def _format(session: SimSession) -> object:
+    return json.loads(session.get("/txmq/cluster").value)["format"]
+
+
+def test_first_user_keeps_older_brokers_from_joining() -> None:
+    session = SimZooKeeper().open()
+    registry = _registry(session)
+    registry.change_access(A, 0, {"quota.topic.a": {"n": 1}})
+    assert _format(session) == 1  # what these read: there is nobody whom they would serve in spite of a refusal
+    registry.change_access(A, 1, {"user.ops": USER})
+    assert _format(session) == 2
+    registry.change_access(A, 2, {"user.shop": USER})
+    registry.change_access(A, 3, {"user.shop": None})
+    assert _format(session) == 2
+    assert registry.join(CLUSTER, Standing.MEMBER) == CLUSTER
+
+
+def test_users_that_are_brought_keep_older_brokers_from_joining() -> None:
+    session = SimZooKeeper().open()
+    registry = _registry(session)
+    registry.publish_access(A, {"quota.topic.a": {"n": 1}})
+    assert _format(session) == 1
+    registry.publish_access(A, {"user.ops": USER})
+    assert _format(session) == 2
+
+
+def test_cluster_that_is_founded_with_users_begins_so() -> None:
+    session = SimZooKeeper().open()
+    registry = ZooKeeperRegistry(session)
+    registry.join(CLUSTER, Standing.USED, Brought(publisher=A))
+    assert _format(session) == 2
+
+
+def test_format_is_raised_with_the_user_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = SimZooKeeper().open()
+    registry = _registry(session)
+    transact = session.transact
+    seen: list[bool] = []
+
+    def watched(operations: Sequence[Operation]) -> object:
+        paths = {operation.path for operation in operations}
+        seen.append({"/txmq/cluster", "/txmq/access/user.ops"} <= paths)
+        return transact(operations)
+
+    monkeypatch.setattr(session, "transact", watched)
+    registry.change_access(A, 0, {"user.ops": USER})
+    assert seen == [True]

@@ -310,8 +310,8 @@ def test_a_cluster_of_a_newer_format_is_not_touched() -> None:
     session = SimZooKeeper().open()
     registry = ZooKeeperRegistry(session)
     _founded(registry)
-    session.set_value("/txmq/cluster", b'{"format": 2, "cluster": "000000000000c1a5"}', 0)
-    with pytest.raises(RegistryError, match="format 2, this txmq reads 1: upgrade txmq"):
+    session.set_value("/txmq/cluster", b'{"format": 3, "cluster": "000000000000c1a5"}', 0)
+    with pytest.raises(RegistryError, match="format 3, this txmq reads 2: upgrade txmq"):
         registry.join(CLUSTER, Standing.MEMBER)
 
 
