@@ -113,10 +113,11 @@ def test_xa_over_two_databases_needs_both(guarded: Guarded, mariadb: MariaDB) ->
 def test_resolver_of_its_own_user_fences_the_unknown(
     guarded: Guarded, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mariadb.execute("CREATE OR REPLACE TABLE transfers (value VARCHAR(20)) ENGINE=InnoDB")
-    mariadb.execute("CREATE DATABASE IF NOT EXISTS other")
-    mariadb.execute("CREATE OR REPLACE TABLE other.transfers (value VARCHAR(20)) ENGINE=InnoDB")
-    places = [mariadb.connect_arguments(), {**mariadb.connect_arguments(), "db": "other"}]
+    names = ("settled_a", "settled_b")
+    for name in names:
+        mariadb.execute(f"CREATE OR REPLACE DATABASE {name}")
+        mariadb.execute(f"CREATE TABLE {name}.transfers (value VARCHAR(20)) ENGINE=InnoDB")
+    places = [{**mariadb.connect_arguments(), "db": name} for name in names]
     banks = resources(places)
     guarded.grant(may="write", topic="orders")
     with txmq.connect(guarded.of("ops")) as client:
