@@ -155,9 +155,9 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline_ms = 0.0
 
     def _is_stranger(self) -> bool:
-        """Whether there are users, and it is none of them."""
-        users = self._host.context.state.principals.users
-        return bool(users) and self.client.user not in users
+        """Whether there are users, and it is none of them, nor another home's broker."""
+        principals, user = self._host.context.state.principals, self.client.user
+        return bool(principals.users) and user not in principals.users and principals.speaker(user) is None
 
     def _latest_ms(self) -> float:
         """The end of a time that begins now."""
