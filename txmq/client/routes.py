@@ -25,6 +25,7 @@ from txmq.client.bootstrap import Bootstrap
 from txmq.client.home_link import LOOK_S, HomeLink
 from txmq.client.route_map import RouteMap
 from txmq.client.transport.destination import Address, AnyBroker
+from txmq.client.transport.login import Login
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
@@ -388,7 +389,7 @@ class Routes:
     def _ask_at(self, addresses: Sequence[Address], deadline: float) -> bytes:
         """On a connection of its own: a link that connects may be the one that asks."""
         scout = self._link_type.connection_type(
-            _Scout(addresses, self._cluster, self.tls), self._name, self._clock, LOOK_S
+            _Scout(addresses, self._cluster, self.tls, self.login), self._name, self._clock, LOOK_S
         )
         try:
             return scout.call("cluster", "homes", timeout=max(deadline - self._clock.monotonic(), 0.001))
@@ -418,8 +419,10 @@ class Routes:
 class _Scout(AnyBroker):
     """Any broker of a cluster."""
 
-    def __init__(self, addresses: Sequence[Address], cluster: str | None, tls: ClientTls | None) -> None:
-        super().__init__(addresses, tls)
+    def __init__(
+        self, addresses: Sequence[Address], cluster: str | None, tls: ClientTls | None, login: Login | None
+    ) -> None:
+        super().__init__(addresses, tls, login)
         self._cluster = cluster
 
     def greeted(self, introduction: Fields, address: Address) -> None:

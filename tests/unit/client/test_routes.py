@@ -8,7 +8,10 @@ import pytest
 
 from tests.unit.client.scripted import TOPIC_ID, ScriptedBroker
 from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
+from txmq.client.bootstrap import Bootstrap
 from txmq.client.client import Client
+from txmq.client.transport import reconnecting
+from txmq.client.transport.login import Login
 from txmq.errors import BrokerAwayError, UnavailableError, UnknownTopicError
 from txmq.testing.eventually import eventually
 
@@ -199,6 +202,22 @@ def test_bootstrap_address_is_tried_when_all_brokers_have_moved(cluster: Scripte
             cluster.kill(home)
         cluster.leaders = {1: ("host", 11), 2: ("host", 22), 3: ("host", 9)}
         assert client.offsets("t", 0).end == 0
+
+
+def test_every_connection_logs_in_also_when_all_brokers_have_moved(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login, used = Login("shop", None), list[Login | None]()
+    monkeypatch.setattr(reconnecting, "log_in", lambda _connection, shown, _deadline: used.append(shown))
+    found = Bootstrap(lambda _timeout: [("host", 1), ("host", 9)], login=login)
+    with Client(found, clock=cluster.clock) as client:
+        client.topics.refresh("t")
+        for home in (1, 2, 3):
+            cluster.kill(home)
+        cluster.leaders = {1: ("host", 11), 2: ("host", 22), 3: ("host", 9)}
+        assert client.offsets("t", 0).end == 0
+    assert len(used) > 2
+    assert used == [login] * len(used)
 
 
 def test_lists_of_all_homes_fail_if_no_broker_answers(cluster: ScriptedCluster, routed: Client) -> None:

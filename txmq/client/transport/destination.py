@@ -47,10 +47,9 @@ class AnyBroker:
     """Any broker that answers at these addresses."""
 
     home_wish = None
-    login = None
 
-    def __init__(self, addresses: Sequence[Address], tls: ClientTls | None = None) -> None:
-        self._addresses, self.tls = list(addresses), tls
+    def __init__(self, addresses: Sequence[Address], tls: ClientTls | None = None, login: Login | None = None) -> None:
+        self._addresses, self.tls, self.login = list(addresses), tls, login
 
     def addresses(self, deadline: float) -> Sequence[Address]:
         """See ``Destination``."""
