@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     )
     others.add_argument(
         "--tls", action="store_true",
-        help=f"brokers and clients speak TLS, with certificates of both, and log in (over --homes they do not); "
+        help=f"brokers and clients speak TLS, with certificates of both, and log in; "
         f"{_WITHOUT_TLS} have not got it",
     )  # fmt: skip
     others.add_argument(

@@ -18,7 +18,7 @@ import secrets
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,15 +72,13 @@ class Campaign:
         settle_s_max: nothing may stay in doubt for longer, everybody being up.
         settle_every: after so many cycles it is waited for; the faults of a cycle before that last until then.
         brokers: those that run, or are to be started again.
-        tls: with it, brokers and clients speak TLS, and show each other certificates; a lone broker has users, and
-            everybody logs in.
-        takes_users: whether the brokers can have users.
+        tls: with it, brokers and clients speak TLS, and show each other certificates; there are users, and everybody
+            logs in.
     """
 
     settle_s_max = SETTLE_S_MAX
     settle_every = 1
     tls: TlsFiles | None = None
-    takes_users = True
     points: Collection[str] = SQLITE_POINTS
     cycles_for_all = 3 * len(SQLITE_POINTS)  # from here on every point must have been hit
     left_for_resolver: Mapping[str, str] = LEFT_FOR_RESOLVER
@@ -123,8 +121,12 @@ class Campaign:
     @property
     def address(self) -> str:
         """Of all brokers, for clients."""
-        found = address_of(self.brokers)
-        if self.tls is None or not self.takes_users:
+        return self.address_of(self.brokers)
+
+    def address_of(self, brokers: Sequence[BrokerProcess]) -> str:
+        """Of some brokers, for clients."""
+        found = address_of(brokers)
+        if self.tls is None:
             return found
         return f"{found.replace('://', f'://{USER}@', 1)}&{urlencode({'password_file': str(self.world.password_file)})}"
 
@@ -134,10 +136,11 @@ class Campaign:
         stack.callback(broker.kill)
         broker.start()
         if self.tls is not None:
-            self._end_anonymity(broker)
+            self.end_anonymity(broker)
         return [broker]
 
-    def _end_anonymity(self, broker: BrokerProcess) -> None:
+    def end_anonymity(self, broker: BrokerProcess) -> None:
+        """Add the user as whom all log in."""
         password = secrets.token_urlsafe()
         self.world.password_file.touch(mode=0o600)
         self.world.password_file.write_text(password, "utf-8")

@@ -12,6 +12,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import txmq
@@ -32,12 +33,13 @@ from tools.crash.plan import Death
 from tools.crash.processes import CampaignError, Child, pause
 from tools.crash.xa.final_reads import write_heuristics
 from txmq.testing.eventually import eventually
-from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess, address_of
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
 
 BROKERS = 2
 _ASK_S = 10.0
+_CREDENTIALS = "brokers:campaign"  # of the nodes in ZooKeeper: with users these are closed
 _ZOMBIE_S = 1.5  # beyond the second that a home waits for an owner that has gone
 
 
@@ -50,7 +52,6 @@ class HomesCampaign(Campaign):
 
     points = (*CLIENT_POINTS, *BROKER_PATHS)
     cycles_for_all = len(CELLS) * 5 // 4 + 1
-    takes_users = False  # of a broker with a registry
     worker_module, reader_module = "tools.crash.homes.worker", "tools.crash.homes.reader"
     world: HomesCampaignDirectory
 
@@ -72,9 +73,24 @@ class HomesCampaign(Campaign):
     def start_brokers(self, stack: ExitStack) -> list[BrokerProcess]:
         ensemble = stack.enter_context(Ensemble(self.world.directory / "zookeeper", tls=self.tls))
         directory = self.world.directory / "brokers"
-        cluster = Cluster(directory, ensemble, size=BROKERS, settings=self.settings, tls=self.tls)
+        cluster = Cluster(
+            directory, ensemble, size=BROKERS, settings=self.settings, tls=self.tls,
+            credentials="" if self.tls is None else _CREDENTIALS,
+        )  # fmt: skip
         stack.callback(cluster.kill)
-        return cluster.start().brokers
+        brokers = cluster.start().brokers
+        if self.tls is not None:
+            self.end_anonymity(brokers[0])
+            for broker in brokers:
+                eventually(partial(self._is_known, broker), "every home knows the user", _ASK_S, CampaignError)
+        return brokers
+
+    def _is_known(self, broker: BrokerProcess) -> bool:
+        try:
+            txmq.connect(self.address_of([broker])).close()
+        except txmq.errors.BrokerError:
+            return False
+        return True
 
     def set_up(self) -> None:
         super().set_up()
@@ -91,7 +107,7 @@ class HomesCampaign(Campaign):
         decider, kinds = self._part or (number % BROKERS, ALL_KINDS)
         module, directory, _address, *rest = super().worker_command(name)
         in_turn = [*self.brokers[decider:], *self.brokers[:decider]]
-        return [module, directory, address_of(in_turn), *rest, kinds]
+        return [module, directory, self.address_of(in_turn), *rest, kinds]
 
     # --- deaths ------------------------------------------------------------------------------------------------------
 
@@ -160,7 +176,13 @@ class HomesCampaign(Campaign):
 
     def in_doubt(self) -> set[str]:
         self._manage()
-        return super().in_doubt().union(*map(_waiting, self.brokers))
+        return super().in_doubt().union(*map(self._waiting, self.brokers))
+
+    def _waiting(self, broker: BrokerProcess) -> set[str]:
+        """What a home has to ask or to report, or decided and has not seen reported."""
+        with txmq.connect(self.address_of([broker])) as client:
+            described = json.loads(client.control.call("cluster", "describe", timeout=_ASK_S))
+        return {row["txid"] for row in described["branches"]}
 
     def _manage(self) -> None:
         """Resolve branches of the external transaction manager whose worker is dead."""
@@ -190,10 +212,3 @@ class HomesCampaign(Campaign):
                 if outputs[value] != (offset < saved.get(partition, 0)):
                     text = f"{outputs[value]} outputs of the input at {INBOX}/{partition}@{offset}"
                     self.report.offline.append(f"{text}, where {saved.get(partition)} is saved")
-
-
-def _waiting(broker: BrokerProcess) -> set[str]:
-    """What a home has to ask or to report, or decided and has not seen reported."""
-    with txmq.connect(broker.address) as client:
-        described = json.loads(client.control.call("cluster", "describe", timeout=_ASK_S))
-    return {row["txid"] for row in described["branches"]}
