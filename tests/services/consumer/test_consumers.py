@@ -320,12 +320,13 @@ def test_a_broker_that_is_killed_and_restarted_is_consumed_on(client: txmq.Clien
     assert max(Counter(found).values()) <= 2
 
 
-@pytest.mark.threads
-def test_join_under_taken_name_takes_over_and_tells_other(client: txmq.Client, broker: BrokerProcess) -> None:
+def test_join_under_taken_name_takes_over_and_tells_other(
+    client: txmq.Client, broker: BrokerProcess, connect: Connect
+) -> None:
     """Else both had all of it, and each saved what the other one had not deferred."""
     sent = fill(client, 100)
     options = txmq.ConsumerOptions(name="same")
-    with txmq.connect(broker.address) as other, client.consumer(GROUP, [TOPIC], options=options) as elder:
+    with connect(broker.address) as other, client.consumer(GROUP, [TOPIC], options=options) as elder:
         found = set(values(elder.poll(timeout=30.0)))
         with other.consumer(GROUP, [TOPIC], options=options) as younger:
             with pytest.raises(txmq.errors.FencedError, match="name of its own"):

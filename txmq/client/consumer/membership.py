@@ -179,12 +179,10 @@ class GroupMember:
                     if self._is_refused(error):
                         return
                 except SupersededError as error:
-                    self._partitions.refused(FencedError(*error.args))
-                    self._lose_held()
+                    self._end_by(FencedError(*error.args))
                     return
                 except ForbiddenError as error:
-                    self._partitions.refused(error)
-                    self._lose_held()
+                    self._end_by(error)
                     return
                 except TxmqError as error:
                     self._cannot_reach(error)
@@ -263,6 +261,11 @@ class GroupMember:
             self._lose_held()
             self._clock.sleep(RETRY_S)
             raise
+
+    def _end_by(self, error: TxmqError) -> None:
+        """End the consumer; it has nothing any more when the application hears of that."""
+        self._lose_held()
+        self._partitions.refused(error)
 
     def _lose_held(self) -> None:
         for slot, _ in self._partitions.held():

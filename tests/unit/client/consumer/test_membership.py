@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 
 from tests.logged import said
-from txmq.client.consumer.group_requests import GroupRequests
+from txmq.client.consumer.group_requests import GroupRequests, SupersededError
 from txmq.client.consumer.membership import Assigned, GroupMember
 from txmq.client.consumer.options import MemberSettings
-from txmq.errors import ConnectionLostError, OverloadedError, UnknownTopicError
+from txmq.errors import (
+    ConnectionLostError,
+    FencedError,
+    ForbiddenError,
+    OverloadedError,
+    TxmqError,
+    UnknownTopicError,
+)
 from txmq.model import TopicPartition
 from txmq.testing.simulated.clock import SimClock
 
@@ -79,6 +86,23 @@ def test_partition_that_cannot_be_begun_is_begun_again(caplog: pytest.LogCapture
     joining._run()
     assert told == [("assigned", ("orders", 0)), ("lost", ("orders", 0)), ("assigned", ("orders", 0))]
     assert [line["event"] for line in said(caplog)] == ["the member's thread failed; it goes on"]
+
+
+@pytest.mark.parametrize("code", [FencedError, ForbiddenError])
+def test_member_that_is_ended_has_lost_its_partitions_before(code: type[TxmqError]) -> None:
+    """Found: an application that was told that another one has its name still had partitions by ``assignment``."""
+    told: list[object] = []
+    ending = member(SimpleNamespace())
+
+    def end() -> None:
+        raise SupersededError if code is FencedError else code
+
+    ending._round = end  # type: ignore[method-assign]
+    ending._partitions = SimpleNamespace(
+        held=lambda: [(("orders", 0), 3)], lost=told.append, refused=lambda error: told.append(type(error))
+    )
+    ending._run()
+    assert told == [("orders", 0), code]
 
 
 class FullBroker:
