@@ -36,6 +36,10 @@ class Shown:
         found = self._loop.call(lambda: getattr(self.original, name))
         return self._called(found) if inspect.isroutine(found) else found
 
+    def in_loop(self, work: Callable[[], Any]) -> Any:
+        """Call ``work`` where the original is used."""
+        return self._loop.call(work)
+
     def _called(self, found: Callable[..., Any]) -> Callable[..., Any]:
         names = _parameters(found)
 

@@ -13,12 +13,14 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 import txmq
 import txmq.aio
 from tools.shown import Shown, is_shown
 
+T = TypeVar("T")
 _CALLED_BACK = frozenset({"handle", "checker"})  # parameters
 
 
@@ -155,6 +157,14 @@ class _ShownMessage(Shown):
 
     def __hash__(self) -> int:
         return hash(self.original)
+
+
+def inside(client: txmq.Client, work: Callable[[txmq.Client], T]) -> T:
+    """``work`` with the client of ``txmq``: this one, or the one that a loop's client has behind it, in a strand."""
+    if not isinstance(client, Shown):
+        return work(client)
+    original: txmq.aio.Client = client.original
+    return cast("T", client.in_loop(lambda: original.host.run(partial(work, original.inner))))
 
 
 @contextmanager

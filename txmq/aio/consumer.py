@@ -19,6 +19,7 @@ from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from txmq import model
+from txmq.aio.database import Connection
 from txmq.aio.twin import Facade, twin
 from txmq.client.consumer import consumer
 from txmq.client.consumer.options import ConsumerSettings
@@ -93,8 +94,10 @@ class Consumer(Facade[consumer.Consumer]):
         """Acknowledge a message; as ``await message.ack()``, and as ``txmq.Consumer.ack``.
 
         Args:
-            connection: one of a synchronous driver; it is used in a thread.
+            connection: one of a synchronous driver, or a block's (``tx.connection``); it is used in a thread.
         """
+        if isinstance(connection, Connection):
+            connection = connection.inner
         if connection is None and not sync:
             self.host.require_loop()
             self.inner.ack(message)  # waits for nothing

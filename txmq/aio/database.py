@@ -27,10 +27,13 @@ class Connection:
     """The database connection of a block: the driver's own, without commit, rollback and close.
 
     An error of the driver goes on unchanged, and dooms the block, but for one in ``tx.savepoint``.
+
+    Attributes:
+        inner: as ``txmq`` would give it; used in its thread only.
     """
 
     def __init__(self, inner: GuardedConnection, transaction: block.Transaction, host: Host) -> None:
-        self._inner, self._transaction, self._host = inner, transaction, host
+        self.inner, self._transaction, self._host = inner, transaction, host
 
     async def run(self, work: Callable[[Any], T]) -> T:
         """Call ``work(connection)`` in the connection's thread, with the connection that ``txmq`` would give.
@@ -41,7 +44,7 @@ class Connection:
             TransactionStateError: the block is over.
         """
         self._transaction.require_use()
-        inner = self._inner
+        inner = self.inner
         return await self._host.run(lambda: in_its_thread(inner, lambda: work(inner)))
 
     async def execute(self, operation: str, parameters: Parameters = ()) -> Cursor:

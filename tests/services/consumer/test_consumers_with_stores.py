@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 
 import txmq
+from tests.services.loop_client import Connect, inside
+from tools.shown import Shown
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
+from txmq.xa import LastResource
 
 from .consuming import delivered, take, values
 
@@ -24,9 +28,9 @@ OTHER = txmq.ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.1, offset
 
 
 @pytest.fixture
-def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
+def client(shared_broker: BrokerProcess, connect: Connect) -> Iterator[txmq.Client]:
     """A client, and five messages in a new topic."""
-    with txmq.connect(shared_broker.address) as made:
+    with connect(shared_broker.address) as made:
         made.topics.create(TOPIC)
         made.producer().send_many(TOPIC, [(None, b"%d" % number) for number in range(5)])
         yield made
@@ -48,6 +52,12 @@ def write(connection: Any, message: txmq.Message) -> None:
     connection.cursor().execute("INSERT INTO rows_made VALUES (%s)", (int(message.value or b""),))
 
 
+def consumed(consumer: Any) -> Any:
+    """What a consumer has of the partition."""
+    inner = consumer.original.inner if isinstance(consumer, Shown) else consumer
+    return inner._assignment.partitions[TOPIC, 0]
+
+
 def rows(mariadb: MariaDB) -> list[int]:
     """All of them."""
     return sorted(value for (value,) in mariadb.execute("SELECT value FROM rows_made"))
@@ -65,7 +75,7 @@ def test_row_and_offset_commit_together_and_a_rollback_is_redelivered(
         assert store.saved(GROUP, (TOPIC, 0)) is None
         connection.commit()
         assert store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2)
-        eventually(lambda: consumer._assignment.partitions[TOPIC, 0].position == 2, "both count")
+        eventually(lambda: consumed(consumer).position == 2, "both count")
         write(connection, third)
         third.ack(connection)
         connection.rollback()
@@ -90,7 +100,7 @@ def test_rejected_message_of_a_committed_transaction_is_done(
         first.ack(connection)
         connection.commit()
         first.reject("no answer")
-        assert consumer._assignment.partitions[TOPIC, 0].position == 1
+        assert consumed(consumer).position == 1
         assert consumer.poll(timeout=0.3) == []
     connection.close()
 
@@ -107,7 +117,7 @@ def test_message_with_commit_under_way_is_kept_and_written_once(
         first.ack(connection)  # again: it is acknowledged
         first.reject("no answer")
         connection.commit()
-        eventually(lambda: consumer._assignment.partitions[TOPIC, 0].position == 1, "it counts")
+        eventually(lambda: consumed(consumer).position == 1, "it counts")
         second.reject("bad")
         eventually(lambda: store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2), "the second is given up")
     connection.close()
@@ -117,7 +127,11 @@ def test_message_with_commit_under_way_is_kept_and_written_once(
 
 
 def test_a_fenced_owners_rows_cannot_be_committed(
-    client: txmq.Client, shared_broker: BrokerProcess, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+    client: txmq.Client,
+    shared_broker: BrokerProcess,
+    connect: Connect,
+    mariadb: MariaDB,
+    store: txmq.MySQLOffsetStore,
 ) -> None:
     connection = mariadb.connect()
     with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
@@ -125,18 +139,49 @@ def test_a_fenced_owners_rows_cannot_be_committed(
         write(connection, first)
         first.ack(connection)
         connection.commit()
-        with txmq.connect(shared_broker.address) as elsewhere:
+        with connect(shared_broker.address) as elsewhere:
             newer = txmq.MySQLOffsetStore(mariadb.connect)
             with elsewhere.consumer(GROUP, [TOPIC], offset_store=newer, options=OTHER) as other:
                 eventually(lambda: len(client.groups.describe(GROUP)["members"]) == 2, "the other one stands by")
                 words = {"member": QUICK.name}  # as if it had been taken for gone
-                client.control.call("group", "leave", GROUP, timeout=30.0, extensions=words, body=[b""])
+                leave = ("group", "leave", GROUP)
+                inside(client, lambda it: it.control.call(*leave, timeout=30.0, extensions=words, body=[b""]))
                 assert [message.offset for message in delivered(other, 4)] == [1, 2, 3, 4]
                 write(connection, second)
                 with pytest.raises(txmq.errors.FencedError):
                     second.ack(connection)
                 assert not connection.open
     assert rows(mariadb) == [0]
+
+
+def test_row_message_and_offset_are_of_one_block(
+    client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+) -> None:
+    """Found: over a loop the block's connection was refused by an AttributeError, and the block could commit."""
+    shop = LastResource("shop", connect=mariadb.connect)
+    inside(client, shop.install)
+    with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer, client.producer() as producer:
+        first, second, third = delivered(consumer, 5)[:3]
+        with producer.transaction(shop) as tx:
+            write(tx.connection(shop), first)
+            tx.send(TOPIC, b"made of 0")
+            first.ack(tx.connection(shop))
+        assert store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(1)
+
+        def doom() -> None:
+            with producer.transaction(shop) as doomed:
+                write(doomed.connection(shop), third)
+                with pytest.raises(txmq.errors.TransactionStateError):
+                    third.ack(doomed.connection(shop))
+
+        with pytest.raises(txmq.RolledBackError):
+            doom()
+        with producer.transaction(shop) as tx:
+            write(tx.connection(shop), second)
+            second.ack(tx.connection(shop))
+    assert store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2)
+    assert rows(mariadb) == [0, 1]
+    shop.close()
 
 
 def test_acks_in_a_database_want_a_store_there(client: txmq.Client, mariadb: MariaDB) -> None:
@@ -215,10 +260,10 @@ def test_store_that_is_away_costs_neither_membership_nor_message(client: txmq.Cl
         member = client.groups.describe(GROUP)["members"]
         with pytest.raises(txmq.errors.StorageError):
             consumer.ack(client.fetch(TOPIC, 0, 4)[0], sync=True)
-        consumed = consumer._assignment.partitions[TOPIC, 0]
-        began = client.clock.monotonic()
-        eventually(lambda: client.clock.monotonic() > began + 1.25 * options.session_timeout, "some time passes")
-        assert consumer._assignment.partitions[TOPIC, 0] is consumed  # nobody took it for gone
+        partition = consumed(consumer)
+        began = time.monotonic()
+        eventually(lambda: time.monotonic() > began + 1.25 * options.session_timeout, "some time passes")
+        assert consumed(consumer) is partition  # nobody took it for gone
         assert [row["member"] for row in client.groups.describe(GROUP)["members"]] == [row["member"] for row in member]
         store.is_away = False
         eventually(lambda: store.saved == 5, "it is saved in the end")

@@ -35,6 +35,7 @@ from txmq.client.consumer.offsets.store import (
     OffsetStoreWithTransactions,
     StoredOffset,
     asked,
+    called,
     next_order,
 )
 from txmq.client.consumer.partition import ConsumedPartition, PendingAck
@@ -235,10 +236,11 @@ class PendingAcks:
             try:
                 if consumed.deferred_in_hand(message.offset) is not None:
                     from_ = _From(beside=self._still_deferred(consumed, message.offset))
-                off_loop(
+                called(
                     lambda: store.save_in(
                         connection, self.group, position, from_.above, most=from_.most, beside=from_.beside
-                    )
+                    ),
+                    connection,
                 )
             except BaseException as error:
                 if isinstance(error, TransactionStateError):
@@ -261,7 +263,7 @@ class PendingAcks:
         if consumed is None or pending_ack is None or pending_ack.owner is not self or consumed.is_of_another(message):
             return False
         # In this order: with the row's lock no other transaction can commit between the two looks.
-        inside = asked(lambda: store.settled(self.group, consumed.slot, connection))
+        inside = asked(lambda: store.settled(self.group, consumed.slot, connection), connection)
         outside = asked(lambda: store.saved(self.group, consumed.slot))
         return _has(consumed, inside, message.offset) and not _has(consumed, outside, message.offset)
 

@@ -9,17 +9,18 @@ Invariant: a forked child never uses, and never closes, its parent's connections
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
 
-from txmq.errors import BrokerAwayError, RolledBackError
+from txmq.errors import BrokerAwayError, RolledBackError, TransactionStateError
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.broker_port import InstallingClient, cluster_of
 from txmq.xa.database.connection_pool import ConnectionPool, close_connection
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
 from txmq.xa.database.outbox_topics import TopicSize
-from txmq.xa.database.thread_connection import GivenUp, opened
+from txmq.xa.database.thread_connection import GivenUp, lent, opened, return_lent
 
 S = TypeVar("S", bound=DatabaseSession)
 GIVEN_UP_MAX: Final = 64  # calls of cancelled tasks that run on; no more connections for blocks until one has ended
@@ -97,6 +98,28 @@ class DatabaseResource(ABC, Generic[S]):
     def give_back(self, session: S) -> None:
         """Keep a connection whose transaction has ended."""
         self._pool.give_back(session)
+
+    @contextmanager
+    def _lent_for_block(self, given: Any) -> Iterator[Any]:
+        """A caller's connection, on which a block begins here. If it does not, none of its transaction is left open.
+
+        One that was refused because it is not idle is as it was. One with a call that was given up while it ran is
+        closed behind that.
+        """
+        connection = lent(given)
+        try:
+            yield connection
+        except TransactionStateError:
+            return_lent(connection)
+            raise
+        except BaseException:
+            try:
+                connection.rollback()
+            except BaseException:  # noqa: BLE001  whatever it was, a closed connection has no transaction
+                close_connection(connection)
+            else:
+                return_lent(connection)
+            raise
 
     def _open_for_block(self, cluster: str) -> S:
         """As ``_open``, within bounds: tasks that time out behind a held row would open as many as the server has.

@@ -79,7 +79,7 @@ class ThreadConnection:
         try:
             self._worker.call(open_here, self._leave)
         except BaseException:
-            self.close()
+            self.let_go() if is_lent else self.close()
             raise
 
     def call(self, work: Callable[Concatenate[Any, P], T], *args: P.args, **named: P.kwargs) -> T:

@@ -29,7 +29,6 @@ from txmq.xa.database.mysql_server import sends_packets
 from txmq.xa.database.resource import DatabaseResource
 from txmq.xa.database.sqlite_file import open_existing
 from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, WriterTurn
-from txmq.xa.database.thread_connection import lent
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.outbox import OutboxOptions, OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
@@ -79,9 +78,9 @@ class LastResource(DatabaseResource[DatabaseSession]):
     def using(self, connection: Any) -> UsedConnection:
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
 
-        The connection stays the caller's: it is not closed, unless its COMMIT was not answered. It may be wrapped
-        by tracing or by a pool (SQLAlchemy's ``connection.connection``). If the wrapper hides the driver, give the
-        resource its ``dialect=``.
+        The connection stays the caller's: it is not closed, unless its COMMIT was not answered, or a task was cancelled
+        while a statement ran on it. It may be wrapped by tracing or by a pool (SQLAlchemy's ``connection.connection``).
+        If the wrapper hides the driver, give the resource its ``dialect=``.
         """
         return UsedConnection(self, connection)
 
@@ -152,16 +151,16 @@ class LastResource(DatabaseResource[DatabaseSession]):
         return session
 
     def _enlist_lent(self, cluster: str, given: Any) -> Branch:
-        connection = lent(given)
-        session = self._lent.recall(connection, cluster)
-        if session is None:
-            session = self._verified(connection, cluster)
-        else:
-            self.installation.require_idle(connection, session.table)
-        if self.outbox is not None:
-            self.installation.require_current(session)
-        branch = Branch(self, session, is_own=False)
-        self._lent.remember(session, cluster)
+        with self._lent_for_block(given) as connection:
+            session = self._lent.recall(connection, cluster)
+            if session is None:
+                session = self._verified(connection, cluster)
+            else:
+                self.installation.require_idle(connection, session.table)
+            if self.outbox is not None:
+                self.installation.require_current(session)
+            branch = Branch(self, session, is_own=False)
+            self._lent.remember(session, cluster)
         return branch
 
     def open_for_resolver(self, cluster: str) -> ResolvingConnection:

@@ -29,7 +29,6 @@ from txmq.xa.database.installation import Demands
 from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import Server, listed_xids, require_driver, warn_of_binary_log, why_no_xa
 from txmq.xa.database.resource import DatabaseResource
-from txmq.xa.database.thread_connection import lent
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.mysql.recovery import MySQLRecovery
 from txmq.xa.mysql.session import MySQLSession
@@ -72,7 +71,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
 
         The connection stays the caller's, and is given back idle. It is closed only if a branch on it could not be
-        ended.
+        ended, or a task was cancelled while a statement ran on it.
         """
         return UsedXAConnection(self, connection)
 
@@ -96,14 +95,14 @@ class MySQLResource(DatabaseResource[MySQLSession]):
             raise
 
     def _enlist_lent(self, cluster: str, txid: str, timeout_s: float, given: Any) -> MySQLBranch:
-        connection = lent(given)
-        session = self._lent.recall(connection, cluster)
-        if not isinstance(session, MySQLSession):
-            session = self._verified(connection, cluster)
-        else:
-            self.installation.require_idle(connection, session.table)
-        branch = self._begin(session, txid, timeout_s, is_own=False)
-        self._lent.remember(session, cluster)
+        with self._lent_for_block(given) as connection:
+            session = self._lent.recall(connection, cluster)
+            if not isinstance(session, MySQLSession):
+                session = self._verified(connection, cluster)
+            else:
+                self.installation.require_idle(connection, session.table)
+            branch = self._begin(session, txid, timeout_s, is_own=False)
+            self._lent.remember(session, cluster)
         return branch
 
     def open_recovery(self, cluster: str) -> MySQLRecovery:

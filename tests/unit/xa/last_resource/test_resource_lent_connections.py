@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sqlite3
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +116,47 @@ def test_a_wrapped_connection_in_a_transaction_is_refused(world: LastResourceFix
             order(world, wrapped)
         assert connection.in_transaction, "it is the caller's to end"
         connection.rollback()
+
+
+class Interrupted(Passing):
+    """Ctrl-C comes behind a statement, or in front of undoing it, too."""
+
+    def __init__(self, connection: Any, is_undone: bool) -> None:
+        super().__init__(connection)
+        self.is_undone = is_undone
+
+    def cursor(self) -> Any:
+        return InterruptedCursor(self._connection.cursor())
+
+    def rollback(self) -> None:
+        if not self.is_undone:
+            raise KeyboardInterrupt
+        super().rollback()
+
+
+class InterruptedCursor(Passing):
+    """Behind SAVEPOINT."""
+
+    def execute(self, sql: str, *given: Any) -> Any:
+        self._connection.execute(sql, *given)
+        if sql.startswith("SAVEPOINT"):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_undone", [True, False])
+def test_block_interrupted_while_it_begins_leaves_no_transaction(world: LastResourceFixture, is_undone: bool) -> None:
+    """Found: it stayed open on the caller's connection, and SQLite's one lock with it."""
+    connection = world.connect()
+    with pytest.raises(KeyboardInterrupt):
+        order(world, Interrupted(connection, is_undone))
+    order(world, world.connect())
+    world.check()
+    assert world.rows() == [b"x"]
+    if is_undone:
+        order(world, connection)
+    else:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
 
 
 def test_a_hidden_transaction_is_found_and_left_alone(world: LastResourceFixture) -> None:

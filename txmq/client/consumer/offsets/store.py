@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from txmq.errors import StorageError, TxmqError
 from txmq.model import TopicPartition
 from txmq.runtime.threads import off_loop
+from txmq.xa.database.guarded_connection import GuardedConnection, in_its_thread
 
 T = TypeVar("T")
 _orders = count(1)
@@ -151,10 +152,15 @@ class OffsetStoreWithTransactions(Protocol):
         """
 
 
-def asked(ask: Callable[[], T]) -> T:
-    """Call a store, off the loop; an error that is not txmq's becomes a StorageError, so that no thread ends of it."""
+def called(call: Callable[[], T], connection: Any = None) -> T:
+    """Call a store off the loop, and with a block's connection where that is used."""
+    return in_its_thread(connection, call) if isinstance(connection, GuardedConnection) else off_loop(call)
+
+
+def asked(ask: Callable[[], T], connection: Any = None) -> T:
+    """As ``called``; an error that is not txmq's becomes a StorageError, so that no thread ends of it."""
     try:
-        return off_loop(ask)
+        return called(ask, connection)
     except TxmqError:
         raise
     except Exception as error:
