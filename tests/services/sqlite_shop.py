@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import txmq
+from tests.services.loop_client import Connect, inside
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
 
@@ -18,23 +19,23 @@ INSERT = "INSERT INTO orders (value) VALUES (?)"
 class SQLiteShop:
     """One process of the shop."""
 
-    def __init__(self, broker: BrokerProcess, path: Path) -> None:
+    def __init__(self, broker: BrokerProcess, path: Path, connect: Connect = txmq.connect) -> None:
         self.path = path
-        self.client = txmq.connect(broker.address)
+        self.client = connect(broker.address)
         self.producer = self.client.producer()
         self.opened: list[sqlite3.Connection] = []
         self.resource = LastResource("shop", connect=self.connect)
 
     @classmethod
     @contextmanager
-    def installed(cls, broker: BrokerProcess, path: Path) -> Iterator[Self]:
+    def installed(cls, broker: BrokerProcess, path: Path, connect: Connect = txmq.connect) -> Iterator[Self]:
         """The first process, which makes topic and tables."""
-        shop = cls(broker, path)
+        shop = cls(broker, path, connect)
         try:
             shop.client.topics.create("orders")
             with closing(shop.connect()) as connection, connection:
                 connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, value BLOB)")
-            shop.resource.install(shop.client)
+            inside(shop.client, shop.resource.install)
             yield shop
         finally:
             shop.die()

@@ -8,6 +8,7 @@ import pytest
 
 import txmq
 from tests.logged import said
+from tests.services.loop_client import Connect
 from txmq.testing.processes.broker import BrokerProcess, free_port
 
 SELECTOR = txmq.KeyHashSelector()
@@ -19,19 +20,19 @@ def _broker(tmp_path: Path) -> BrokerProcess:
     return BrokerProcess(tmp_path / "broker", listen=f"127.0.0.1:{free_port()}")
 
 
-def _send(address: str, tmp_path: Path, options: txmq.OrderedOptions, *values: bytes) -> list[txmq.SendStatus]:
+def _send(connect: Connect, address: str, tmp_path: Path, *values: bytes) -> list[txmq.SendStatus]:
     """One life of a producer."""
     with (
-        txmq.connect(address, lazy=True) as client,
-        client.ordered_producer(SELECTOR, str(tmp_path / "spool"), options=options) as producer,
+        connect(address, lazy=True) as client,
+        client.ordered_producer(SELECTOR, str(tmp_path / "spool"), options=OPTIONS) as producer,
     ):
         return [producer.send("t", value, b"k").status for value in values]
 
 
-def test_a_first_life_spools_by_the_declared_partitions(tmp_path: Path) -> None:
+def test_a_first_life_spools_by_the_declared_partitions(tmp_path: Path, connect: Connect) -> None:
     broker = _broker(tmp_path)
-    assert _send(broker.address, tmp_path, OPTIONS, b"0", b"1") == [SPOOLED, SPOOLED]
-    with broker, txmq.connect(broker.address) as client:
+    assert _send(connect, broker.address, tmp_path, b"0", b"1") == [SPOOLED, SPOOLED]
+    with broker, connect(broker.address) as client:
         client.topics.create("t", partitions=4)
         with client.ordered_producer(SELECTOR, str(tmp_path / "spool")) as producer:
             producer.flush()
@@ -40,24 +41,24 @@ def test_a_first_life_spools_by_the_declared_partitions(tmp_path: Path) -> None:
         assert [message.value for message in client.browse("t")] == [b"0", b"1", b"2"]
 
 
-def test_later_process_trusts_learnt_topics_over_declared_ones(tmp_path: Path) -> None:
+def test_later_process_trusts_learnt_topics_over_declared_ones(tmp_path: Path, connect: Connect) -> None:
     with _broker(tmp_path) as broker:
-        with txmq.connect(broker.address) as client:
+        with connect(broker.address) as client:
             client.topics.create("t", partitions=7)
-        assert _send(broker.address, tmp_path, OPTIONS, b"0") == [txmq.SendStatus.ACKNOWLEDGED]
+        assert _send(connect, broker.address, tmp_path, b"0") == [txmq.SendStatus.ACKNOWLEDGED]
         broker.kill()
-        assert _send(broker.address, tmp_path, OPTIONS, b"1") == [SPOOLED]
+        assert _send(connect, broker.address, tmp_path, b"1") == [SPOOLED]
         broker.start()
-        with txmq.connect(broker.address) as client:
+        with connect(broker.address) as client:
             with client.ordered_producer(SELECTOR, str(tmp_path / "spool")) as producer:
                 producer.flush()
             assert client.offsets("t", SELECTOR.partition_of(b"k", 7)).end == 2
 
 
-def test_topic_neither_learnt_nor_declared_is_refused_and_nothing_stored(tmp_path: Path) -> None:
+def test_topic_neither_learnt_nor_declared_is_refused_and_nothing_stored(tmp_path: Path, connect: Connect) -> None:
     address = _broker(tmp_path).address
     with (
-        txmq.connect(address, timeout=0.2, lazy=True) as client,
+        connect(address, timeout=0.2, lazy=True) as client,
         client.ordered_producer(SELECTOR, str(tmp_path / "spool")) as producer,
     ):
         with pytest.raises(txmq.errors.ConnectionLostError):
@@ -72,10 +73,10 @@ def test_what_cannot_be_declared_is_refused(partitions: dict[str, int]) -> None:
 
 
 def test_messages_waiting_on_disk_are_logged_once_then_sparingly(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "txmq")
-    with _broker(tmp_path) as broker, txmq.connect(broker.address) as client:
+    with _broker(tmp_path) as broker, connect(broker.address) as client:
         client.topics.create("t", partitions=4)
         with client.ordered_producer(SELECTOR, str(tmp_path / "spool"), options=OPTIONS) as producer:
             producer.send("t", b"0", b"k")

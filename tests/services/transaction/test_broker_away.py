@@ -17,6 +17,7 @@ import pytest
 
 import txmq
 from tests.crash_points import at_moment
+from tests.services.loop_client import Connect, inside
 from tests.services.xa.mysql_orders import NAME, MySQLOrders
 from txmq import BrokerAwayError, Outcome, RolledBackError
 from txmq.client.transport.reconnecting import SILENT_S
@@ -87,14 +88,14 @@ class MySQLStock(Stock):
 class Shop:
     """A client and what it changes."""
 
-    def __init__(self, broker: BrokerProcess, stock: NoStock) -> None:
+    def __init__(self, broker: BrokerProcess, stock: NoStock, connect: Connect) -> None:
         self.broker, self.stock = broker, stock
-        self.client = txmq.connect(broker.address, timeout=CLIENT_TIMEOUT_S)
+        self.client = connect(broker.address, timeout=CLIENT_TIMEOUT_S)
         self.producer = self.client.producer(group="shop", checker=lambda _: txmq.Resolution.UNKNOWN)
         self.bodies = 0
         self.client.topics.create("orders")
         if stock.resource is not None:
-            stock.resource.install(self.client)
+            inside(self.client, stock.resource.install)
 
     def order(self, in_body: Callable[[], object] = lambda: None) -> txmq.SendResult:
         """One order; ``in_body`` runs between the row and the message."""
@@ -139,8 +140,12 @@ class Shop:
 
     def is_cut(self) -> bool:
         """Whether the link is known to have ended; the resolver's thread may be about to read its end."""
-        link = self.client.control.live
-        return link is None or link.is_stale()
+
+        def is_cut(client: txmq.Client) -> bool:
+            link = client.control.live
+            return link is None or link.is_stale()
+
+        return inside(self.client, is_cut)
 
     def freeze_broker(self) -> None:
         """Frozen for so long that the client asks before a block begins."""
@@ -168,8 +173,11 @@ def soon(call: Callable[[], object]) -> BrokerAwayError:
     return caught.value
 
 
-@pytest.fixture(params=["messages", "sqlite", "mysql", "xa"])
-def shop(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path) -> Iterator[Shop]:
+_QUICK = pytest.mark.threads  # for a loop: one last resource, and two phases
+
+
+@pytest.fixture(params=[pytest.param("messages", marks=_QUICK), "sqlite", pytest.param("mysql", marks=_QUICK), "xa"])
+def shop(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path, connect: Connect) -> Iterator[Shop]:
     kind = request.param
     if kind == "messages":
         stock = NoStock()
@@ -177,7 +185,7 @@ def shop(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path) 
         stock = SQLiteStock(tmp_path)
     else:
         stock = MySQLStock(request.getfixturevalue("mariadb"), kind)
-    opened = Shop(broker, stock)
+    opened = Shop(broker, stock, connect)
     yield opened
     opened.close()
 
@@ -211,7 +219,7 @@ def test_broker_death_in_body_undoes_block_and_frees_rows(shop: Shop) -> None:
 def test_send_in_body_to_dead_broker_raises_that_error(shop: Shop) -> None:
     def die() -> None:
         shop.broker.kill()
-        shop.client.topics.forget("orders")  # as it is once in METADATA_AGE_S_MAX
+        inside(shop.client, lambda client: client.topics.forget("orders"))  # as it is once in METADATA_AGE_S_MAX
 
     assert isinstance(soon(lambda: shop.order(die)), RolledBackError)
     assert shop.stock.pieces() == 10
@@ -232,8 +240,8 @@ def test_frozen_broker_is_noticed_before_first_row_and_found_again(shop: Shop) -
 
 
 @pytest.fixture
-def sqlite_shop(broker: BrokerProcess, tmp_path: Path) -> Iterator[Shop]:
-    opened = Shop(broker, SQLiteStock(tmp_path))
+def sqlite_shop(broker: BrokerProcess, tmp_path: Path, connect: Connect) -> Iterator[Shop]:
+    opened = Shop(broker, SQLiteStock(tmp_path), connect)
     yield opened
     opened.close()
 
@@ -263,14 +271,14 @@ def test_a_half_message_that_cannot_be_prepared_never_was(sqlite_shop: Shop) -> 
 
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["nobody listens", "nobody answers"])
 def test_calls_to_a_broker_that_was_never_there_report_it(
-    broker: BrokerProcess, tmp_path: Path, is_frozen: bool
+    broker: BrokerProcess, tmp_path: Path, is_frozen: bool, connect: Connect
 ) -> None:
     address = broker.address if is_frozen else f"txmq://127.0.0.1:{free_port()}"
     if is_frozen:
         broker.pause()
     with pytest.raises(BrokerAwayError):
-        txmq.connect(address, timeout=0.2)
-    with txmq.connect(address, timeout=0.2, lazy=True) as client:
+        connect(address, timeout=0.2)
+    with connect(address, timeout=0.2, lazy=True) as client:
         producer = client.producer(timeout=0.2, group="shop", checker=lambda _: txmq.Resolution.UNKNOWN)
         ordered = client.ordered_producer(txmq.KeyHashSelector(), str(tmp_path / "spool"))
         calls: list[Callable[[], object]] = [

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import txmq
 from tests.crash_points import at_moment, crash_at, hooked
+from tests.services.loop_client import Connect, inside
 from tests.services.xa.mysql_orders import NAME, MySQLOrders
 from txmq import Outcome, RolledBackError
 from txmq.cli.main import app
@@ -38,21 +39,22 @@ class Shop:
     """A database of orders, and processes that take them."""
 
     def __init__(
-        self, broker: BrokerProcess, connect: Callable[[], Any], name: str, options: OutboxOptions = _OPTIONS
+        self, broker: BrokerProcess, connect: Callable[[], Any], name: str, api: Connect,
+        options: OutboxOptions = _OPTIONS,
     ) -> None:  # fmt: skip
-        self.broker, self.connect, self._name, self._options = broker, connect, name, options
+        self.broker, self.connect, self._name, self._api, self._options = broker, connect, name, api, options
         self.opened: list[Any] = []
         self.is_sqlite = name != NAME
         self._connections: dict[LastResource, list[Any]] = {}
         self.client, self.resource = self.process()
         self.client.topics.create("orders")
         self.client.topics.create("elsewhere")
-        self.resource.install(self.client)
+        inside(self.client, self.resource.install)
         self.order()
 
     def process(self, address: str = "", options: OutboxOptions | None = None) -> tuple[txmq.Client, LastResource]:
         """One more, as far as broker and database can tell; or one that reaches no broker at an address."""
-        client = txmq.connect(address or self.broker.address, timeout=2.0, lazy=bool(address))
+        client = self._api(address or self.broker.address, timeout=2.0, lazy=bool(address))
         connections = list[Any]()
 
         def connect() -> Any:
@@ -141,29 +143,29 @@ def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sqlite_shop(broker: BrokerProcess, tmp_path: Path, long_turns: None) -> Iterator[Shop]:
-    made = _sqlite_shop(broker, tmp_path)
+def sqlite_shop(broker: BrokerProcess, tmp_path: Path, long_turns: None, connect: Connect) -> Iterator[Shop]:
+    made = _sqlite_shop(broker, tmp_path, connect)
     yield made
     made.close()
 
 
 @pytest.fixture
-def mysql_shop(broker: BrokerProcess, mariadb: MariaDB, long_turns: None) -> Iterator[Shop]:
+def mysql_shop(broker: BrokerProcess, mariadb: MariaDB, long_turns: None, connect: Connect) -> Iterator[Shop]:
     orders = MySQLOrders(mariadb)
     orders.execute("CREATE TABLE sold (pieces INTEGER) ENGINE=InnoDB")
     orders.execute("INSERT INTO sold VALUES (0)")
-    made = Shop(broker, orders.connect, NAME)
+    made = Shop(broker, orders.connect, NAME, connect)
     yield made
     made.close()
 
 
 @pytest.fixture(params=["sqlite_shop", "mysql_shop"])
-def shop(request: pytest.FixtureRequest) -> Shop:
+def shop(request: pytest.FixtureRequest, connect: Connect) -> Shop:
     found: Shop = request.getfixturevalue(request.param)
     return found
 
 
-def _sqlite_shop(broker: BrokerProcess, folder: Path) -> Shop:
+def _sqlite_shop(broker: BrokerProcess, folder: Path, api: Connect) -> Shop:
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(folder / "shop.db", timeout=30.0, check_same_thread=False)
 
@@ -171,7 +173,7 @@ def _sqlite_shop(broker: BrokerProcess, folder: Path) -> Shop:
         connection.execute("CREATE TABLE sold (pieces INTEGER)")
         connection.execute("INSERT INTO sold VALUES (0)")
         connection.commit()
-    return Shop(broker, connect, "shop")
+    return Shop(broker, connect, "shop", api)
 
 
 def test_orders_are_taken_while_the_broker_is_dead(shop: Shop) -> None:
@@ -212,7 +214,7 @@ def test_outcome_of_outboxed_block_is_asked_of_database(sqlite_shop: Shop) -> No
 
 
 def test_client_without_the_database_hears_unknown_of_voided_block(sqlite_shop: Shop) -> None:
-    session = sqlite_shop.client.session
+    session = inside(sqlite_shop.client, lambda client: client.session)
     with at_moment("client.tx.prepare_sent", sqlite_shop.broker.kill):
         txid = sqlite_shop.order().txid
     sqlite_shop.broker.start()
@@ -244,6 +246,7 @@ def test_block_behind_message_of_its_key_waits_too(shop: Shop) -> None:
     eventually(lambda: shop.values() == [1, 2, 3, 4], "what waited has gone on, in order")
 
 
+@pytest.mark.threads  # its hook waits for others of its own process
 def test_drained_row_waits_for_what_was_prepared_before(mysql_shop: Shop) -> None:
     """T1 waits in the outbox, T2 of its key is prepared; T1 is sent before T2 has its marker: T1 comes first."""
     mysql_shop.hold()
@@ -322,7 +325,7 @@ def test_drainer_that_dies_sends_nothing_twice(sqlite_shop: Shop, point: str) ->
     assert resource.outbox is not None
     resource.outbox.holder = "another"  # which has the turn
     with crash_at(f"client.outbox.{point}"), pytest.raises(SimulatedCrash):
-        Resolver(client, [resource]).round()
+        inside(client, lambda client: Resolver(client, [resource]).round())
     shop.hold(-1)
     shop.check()
 
@@ -356,7 +359,7 @@ def test_drainer_that_dies_behind_parking_parks_once(sqlite_shop: Shop) -> None:
     assert resource.outbox is not None
     resource.outbox.holder = "another"
     with crash_at("client.outbox.parked"), pytest.raises(SimulatedCrash):
-        Resolver(client, [resource]).round()
+        inside(client, lambda client: Resolver(client, [resource]).round())
     shop.hold(-1)
     eventually(lambda: shop.states() == ["parked"], "the other one has gone")
 
@@ -380,6 +383,7 @@ def test_restored_database_stops_the_drainer(sqlite_shop: Shop) -> None:
     assert re.search(r"was the database restored\?|row 1 is .* here, and .* at the broker", _refused(sqlite_shop))
 
 
+@pytest.mark.threads  # the command line's own
 def test_series_is_numbered_anew_only_where_both_disagree(sqlite_shop: Shop, tmp_path: Path) -> None:
     shop = sqlite_shop
     renumber = ["outbox", "renumber", "--config", str(_config(shop, tmp_path)), "--yes", "shop"]
@@ -395,6 +399,7 @@ def test_series_is_numbered_anew_only_where_both_disagree(sqlite_shop: Shop, tmp
     shop.check()
 
 
+@pytest.mark.threads  # the command line's own, and its hook takes orders
 def test_drain_ends_while_orders_go_on(sqlite_shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for what waits when it begins."""
     shop = sqlite_shop

@@ -14,6 +14,7 @@ import pytest
 
 import txmq
 from tests.crash_points import crash_at, hooked
+from tests.services.loop_client import Connect, inside
 from tests.services.transaction.test_outbox import PATIENT_S, Shop
 from tests.services.xa.mysql_orders import NAME, MySQLOrders
 from txmq import Outcome, RolledBackError
@@ -34,50 +35,53 @@ NEVER_S = 1000.0
 
 
 @pytest.fixture
-def sqlite_shop(broker: BrokerProcess, tmp_path: Path) -> Iterator[Shop]:
-    def connect() -> sqlite3.Connection:
+def sqlite_shop(broker: BrokerProcess, tmp_path: Path, connect: Connect) -> Iterator[Shop]:
+    def database() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "shop.db", timeout=30.0, check_same_thread=False)
 
-    with closing(connect()) as connection:
+    with closing(database()) as connection:
         connection.execute("CREATE TABLE sold (pieces INTEGER)")
         connection.execute("INSERT INTO sold VALUES (0)")
         connection.commit()
-    made = Shop(broker, connect, "shop", ALWAYS)
+    made = Shop(broker, database, "shop", connect, ALWAYS)
     yield made
     made.close()
 
 
 @pytest.fixture
-def mysql_shop(broker: BrokerProcess, mariadb: MariaDB) -> Iterator[Shop]:
+def mysql_shop(broker: BrokerProcess, mariadb: MariaDB, connect: Connect) -> Iterator[Shop]:
     orders = MySQLOrders(mariadb)
     orders.execute("CREATE TABLE sold (pieces INTEGER) ENGINE=InnoDB")
     orders.execute("INSERT INTO sold VALUES (0)")
-    made = Shop(broker, orders.connect, NAME, ALWAYS)
+    made = Shop(broker, orders.connect, NAME, connect, ALWAYS)
     yield made
     made.close()
 
 
 @pytest.fixture
-def postgresql_shop(broker: BrokerProcess, postgresql: PostgreSQL) -> Iterator[Shop]:
+def postgresql_shop(broker: BrokerProcess, postgresql: PostgreSQL, connect: Connect) -> Iterator[Shop]:
     with psycopg.connect(postgresql.conninfo(), autocommit=True) as connection:
         for statement in (
             "DROP SCHEMA public CASCADE", "CREATE SCHEMA public",
             "CREATE TABLE sold (pieces INTEGER)", "INSERT INTO sold VALUES (0)",
         ):  # fmt: skip
             connection.execute(statement)
-    made = Shop(broker, lambda: psycopg.connect(postgresql.conninfo()), "shop", ALWAYS)
+    made = Shop(broker, lambda: psycopg.connect(postgresql.conninfo()), "shop", connect, ALWAYS)
     yield made
     made.close()
 
 
-@pytest.fixture(params=["sqlite_shop", "mysql_shop", "postgresql_shop"])
-def any_shop(request: pytest.FixtureRequest) -> Shop:
+_MYSQL = pytest.param("mysql_shop", marks=pytest.mark.threads)  # to be quick, as the next one
+
+
+@pytest.fixture(params=["sqlite_shop", _MYSQL, pytest.param("postgresql_shop", marks=pytest.mark.threads)])
+def any_shop(request: pytest.FixtureRequest, connect: Connect) -> Shop:
     found: Shop = request.getfixturevalue(request.param)
     return found
 
 
-@pytest.fixture(params=["sqlite_shop", "mysql_shop"])
-def shop(request: pytest.FixtureRequest) -> Shop:
+@pytest.fixture(params=["sqlite_shop", _MYSQL])
+def shop(request: pytest.FixtureRequest, connect: Connect) -> Shop:
     found: Shop = request.getfixturevalue(request.param)
     return found
 
@@ -143,6 +147,7 @@ def test_messages_keep_their_order_over_processes_and_modes(any_shop: Shop) -> N
     assert len(shop.values()) == 101
 
 
+@pytest.mark.threads  # the block's clock is turned from outside
 def test_block_behind_its_deadline_is_rolled_back(any_shop: Shop) -> None:
     shop = any_shop
     shop.check()
@@ -222,15 +227,16 @@ def test_drainer_that_dies_sends_nothing_twice(request: pytest.FixtureRequest, n
     shop: Shop = request.getfixturevalue(name)
     leave_waiting(shop, 20)
     client, resource = shop.process()
-    assert resource.outbox is not None
-    dying = Pump(client.routes.any_link(), resource, resource.outbox, client.clock, client.routes)
+    outbox = resource.outbox
+    assert outbox is not None
 
-    def drain() -> None:
+    def drain(client: txmq.Client) -> None:
+        dying = Pump(client.routes.any_link(), resource, outbox, client.clock, client.routes)
         for _ in range(10):
             dying.step()
 
     with crash_at(f"client.outbox.{point}"), pytest.raises(SimulatedCrash):
-        drain()
+        inside(client, drain)
     shop.end((client, resource))
     shop.client, shop.resource = shop.process()
     shop.client.settle(shop.resource)
@@ -302,6 +308,7 @@ def test_markers_leave_and_are_not_taken_for_rolled_back(any_shop: Shop) -> None
     assert client.transactions.fence(taken.txid) is not Outcome.COMMITTED
 
 
+@pytest.mark.threads  # the command line's
 def test_resolver_without_pumps_drains_too(shop: Shop) -> None:
     """``txmq resolver``, for services that are gone."""
     leave_waiting(shop, 3)

@@ -18,6 +18,7 @@ import pytest
 
 import txmq
 from tests.crash_points import at_moment, crash_at
+from tests.services.loop_client import Connect, inside
 from tests.services.xa.mysql_shop import MySQLShop
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.errors import ConfigError, HeuristicError, OutcomeUnknownError, RolledBackError, TransactionStateError
@@ -32,8 +33,8 @@ from txmq.xa.last_resource.branch import BEGUN_FRESH_S
 
 
 @pytest.fixture
-def shop(shared_broker: BrokerProcess, mariadb: MariaDB) -> Iterator[MySQLShop]:
-    with MySQLShop.installed(shared_broker, mariadb) as shop:
+def shop(shared_broker: BrokerProcess, mariadb: MariaDB, connect: Connect) -> Iterator[MySQLShop]:
+    with MySQLShop.installed(shared_broker, mariadb, connect) as shop:
         yield shop
 
 
@@ -76,7 +77,7 @@ def test_a_body_that_raises_leaves_neither_row_nor_message(shop: MySQLShop) -> N
 def test_connections_with_other_cursors_and_without_unicode_work(shop: MySQLShop, cursors: str) -> None:
     shop.arguments = {"cursorclass": getattr(MySQLdb.cursors, cursors), "use_unicode": False}
     shop.resource = LastResource("shop", connect=shop.connect)
-    shop.resource.install(shop.client)
+    inside(shop.client, shop.resource.install)
     assert shop.order(b"1") is txmq.Outcome.COMMITTED
     assert shop.messages() == shop.rows() == [b"1"]
 
@@ -193,6 +194,7 @@ def sent_by_an_order(shop: MySQLShop) -> list[Any]:
     return list(Noting.seen)
 
 
+@pytest.mark.threads  # it notes what its own thread sends
 @pytest.mark.parametrize(("has_key", "packed_trips"), [(True, [2, 2, 3, 2]), (False, [3, 3, 4, 3])])
 def test_transaction_costs_two_round_trips_and_six_with_single_statements(
     shop: MySQLShop, has_key: bool, packed_trips: list[int]
@@ -219,6 +221,7 @@ def forget_key(shop: MySQLShop) -> None:
     shop.execute(f"ALTER TABLE txmq_marker DROP FOREIGN KEY {key}, DROP COLUMN uuid")
 
 
+@pytest.mark.threads  # it notes what its own thread sends
 def test_tables_are_checked_again_each_minute_also_on_begun_connections(shop: MySQLShop) -> None:
     clock = SimClock()
     noting(shop, clock)
@@ -231,6 +234,7 @@ def test_tables_are_checked_again_each_minute_also_on_begun_connections(shop: My
     assert len(shop.rows()) == len(shop.messages()) == 4
 
 
+@pytest.mark.threads  # it notes what its own thread sends
 def test_idle_begun_connection_locks_nothing_and_has_no_snapshot(shop: MySQLShop) -> None:
     noting(shop, SimClock())
     sent_by_an_order(shop)
@@ -245,6 +249,7 @@ def test_idle_begun_connection_locks_nothing_and_has_no_snapshot(shop: MySQLShop
     assert len(Noting.seen) == 2
 
 
+@pytest.mark.threads  # it notes what its own thread sends
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK"])
 def test_body_that_ends_transaction_begun_ahead_is_heuristic(shop: MySQLShop, statement: str) -> None:
     noting(shop, SimClock())
@@ -256,6 +261,7 @@ def test_body_that_ends_transaction_begun_ahead_is_heuristic(shop: MySQLShop, st
     assert sent_by_an_order(shop)[0].startswith("BEGIN")
 
 
+@pytest.mark.threads  # it notes what its own thread sends
 def test_connection_ended_by_the_server_dooms_only_an_immediate_block(shop: MySQLShop) -> None:
     clock = SimClock()
     for passed_s in (BEGUN_FRESH_S / 2, 2 * BEGUN_FRESH_S):
@@ -271,6 +277,7 @@ def test_connection_ended_by_the_server_dooms_only_an_immediate_block(shop: MySQ
     assert shop.rows() == shop.messages() == [b"a", b"b", b"a", b"b"]
 
 
+@pytest.mark.threads  # it notes what its own thread sends
 def test_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop: MySQLShop) -> None:
     noting(shop, SimClock())
     assert shop.order(b"1") is txmq.Outcome.COMMITTED
@@ -330,7 +337,7 @@ def test_body_that_switches_foreign_keys_off_commits_all_the_same(shop: MySQLSho
 def test_markers_that_cannot_refer_to_the_identity_are_made_without(shop: MySQLShop) -> None:
     shop.execute("DROP TABLE txmq_marker")
     shop.execute("ALTER TABLE txmq_marker_identity DROP KEY uuid")
-    shop.resource.install(shop.client)
+    inside(shop.client, shop.resource.install)
     assert shop.order(b"1") is txmq.Outcome.COMMITTED
     assert "REFERENCES" not in shop.execute("SHOW CREATE TABLE txmq_marker")[0][1]
     assert shop.rows() == shop.messages() == [b"1"]
@@ -400,12 +407,12 @@ def test_connections_in_autocommit_or_in_a_transaction_are_refused(shop: MySQLSh
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_commit_sent", "client.tx.db_committed"])
 def test_what_dead_client_left_is_settled_by_thread_of_another(
-    shop: MySQLShop, shared_broker: BrokerProcess, point: str
+    shop: MySQLShop, shared_broker: BrokerProcess, point: str, connect: Connect
 ) -> None:
     with crash_at(point), pytest.raises(SimulatedCrash):
         shop.order(b"left")
     shop.die()
-    other = MySQLShop(shared_broker, shop.server, shop.database)
+    other = MySQLShop(shared_broker, shop.server, shop.database, connect)
     assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
     expected = [b"next"] if point == "client.tx.prepared" else [b"left", b"next"]
     assert other.rows() == expected
@@ -422,7 +429,7 @@ def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: MySQLShop, 
     with at_moment(point, shop.server.kill), suppress(RolledBackError, OutcomeUnknownError):
         shop.order(b"2", timeout=1.0)
     shop.server.start()
-    resolver_of(shop.client).wake()
+    inside(shop.client, lambda client: resolver_of(client).wake())
     eventually(shop.is_resolved, "nothing is in doubt")
     assert shop.messages() == shop.rows()
     if point != "client.tx.db_commit_sent":  # the server may have come to it, or not
@@ -430,15 +437,15 @@ def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: MySQLShop, 
     assert shop.order(b"3") is txmq.Outcome.COMMITTED
 
 
-def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: MySQLShop) -> None:
+def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: MySQLShop, connect: Connect) -> None:
     """The session lives on in the database, marker row uncommitted: the resolver waits a second, and asks again."""
     shop.arguments = {"multi_statements": False}  # the marker is in before prepare is answered
     with crash_at("client.tx.prepared"), pytest.raises(SimulatedCrash):
         shop.order(b"held")
     shop.client.close()
-    other = MySQLShop(shop.broker, shop.server, shop.database)
-    other.resource.install(other.client)
-    resolver_of(other.client).add(other.resource)
+    other = MySQLShop(shop.broker, shop.server, shop.database, connect)
+    inside(other.client, other.resource.install)
+    inside(other.client, lambda client: resolver_of(client).add(other.resource))
     eventually(lambda: shop.lock_waits(), "the resolver waits for the row's lock")
     assert not other.is_resolved()
     shop.opened[-1].close()

@@ -12,6 +12,7 @@ import pytest
 
 import txmq
 from tests.crash_points import at_moment, crash_at
+from tests.services.loop_client import Connect, inside
 from tests.services.sqlite_shop import SQLiteShop
 from txmq.cli import tx_explain
 from txmq.client.transaction.background_resolver import resolver_of
@@ -24,8 +25,8 @@ RESOLVED_WITHIN_S = 60.0  # far above the promise of 2 s: a loaded machine must 
 
 
 @pytest.fixture
-def shop(broker: BrokerProcess, tmp_path: Path) -> Iterator[SQLiteShop]:
-    with SQLiteShop.installed(broker, tmp_path / "shop.db") as shop:
+def shop(broker: BrokerProcess, tmp_path: Path, connect: Connect) -> Iterator[SQLiteShop]:
+    with SQLiteShop.installed(broker, tmp_path / "shop.db", connect) as shop:
         yield shop
 
 
@@ -39,12 +40,12 @@ def test_rows_and_messages_of_threads_are_equal_and_in_order(shop: SQLiteShop) -
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
 def test_what_dead_client_left_is_settled_by_thread_of_another(
-    shop: SQLiteShop, broker: BrokerProcess, point: str
+    shop: SQLiteShop, broker: BrokerProcess, point: str, connect: Connect
 ) -> None:
     with crash_at(point), pytest.raises(SimulatedCrash):
         shop.order(b"left")
     shop.die()
-    other = SQLiteShop(broker, shop.path)
+    other = SQLiteShop(broker, shop.path, connect)
     assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
     expected = [b"left", b"next"] if point == "client.tx.db_committed" else [b"next"]
     assert other.rows() == expected
@@ -64,7 +65,7 @@ def test_a_broker_that_is_restarted_meanwhile_is_told_later(shop: SQLiteShop, br
         tx.send("orders", b"2", key=b"k")
     assert (tx.outcome, tx.pending) == (txmq.Outcome.COMMITTED, ("broker",))
     broker.start()
-    resolver_of(shop.client).wake()
+    inside(shop.client, lambda client: resolver_of(client).wake())
     try:
         found = shop.client.fetch("orders", 0, 1, timeout=RESOLVED_WITHIN_S)
     except OffsetOutOfRangeError:
@@ -77,9 +78,9 @@ def test_a_broker_that_is_restarted_meanwhile_is_told_later(shop: SQLiteShop, br
 def test_sql_of_show_asks_only_the_resources_own_table(shop: SQLiteShop, tmp_path: Path, point: str) -> None:
     """Two resources in one schema: the INSERT went to the other's table, and a committed message was given up."""
     shop.resource = LastResource("depot", connect=shop.connect, table="depot_marker")
-    shop.resource.install(shop.client)
+    inside(shop.client, shop.resource.install)
     elsewhere = LastResource("depot", connect=lambda: sqlite3.connect(tmp_path / "else.db"), table="depot_marker")
-    elsewhere.install(shop.client)
+    inside(shop.client, elsewhere.install)
     with crash_at(point), pytest.raises(SimulatedCrash):
         shop.order(b"left")
     for connection in shop.opened:

@@ -11,13 +11,12 @@ import MySQLdb.connections
 import pytest
 from sqlalchemy.pool import NullPool
 
+import txmq
+from tests.services.loop_client import Connect
 from tests.unit.xa.last_resource.test_resource_lent_connections import Hiding, Passing, Tracing
-from tests.unit.xa.support import quiet_resolver
-from tests.unit.xa.xa_support import Notes
-from txmq.client.transaction.block import Transaction
 from txmq.errors import ConfigError, TransactionStateError
+from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource, MySQLResource
 
 from .mysql_orders import NAME, MySQLOrders
@@ -48,11 +47,11 @@ class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the drive
 
 
 class LentOrders(MySQLOrders):
-    """A database that is used both ways, and a home broker in memory."""
+    """A database that is used both ways."""
 
-    def __init__(self, server: MariaDB) -> None:
+    def __init__(self, server: MariaDB, client: txmq.Client) -> None:
         super().__init__(server)
-        self.home = SimulatedBroker()
+        self.client, self.producer = client, client.producer()
         self.last = LastResource("orders-db", connect=self.connect)
 
     def lend(self, **arguments: Any) -> Noting:
@@ -63,16 +62,17 @@ class LentOrders(MySQLOrders):
 
     def order(self, number: int, resource: Any, connection: Any) -> None:
         """A row, and its message."""
-        with Transaction(self.home, self.home, (resource.using(connection),), 30.0) as tx:
+        with self.producer.transaction(resource.using(connection)) as tx:
             tx.connection(resource).cursor().execute("INSERT INTO orders VALUES (%s, 'x')", (number,))
             tx.send("orders", b"%d" % number)
 
 
 @pytest.fixture
-def orders(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[LentOrders]:
-    quiet_resolver(monkeypatch)
-    made = LentOrders(mariadb)
-    yield made
+def orders(shared_broker: BrokerProcess, mariadb: MariaDB, connect: Connect) -> Iterator[LentOrders]:
+    with connect(shared_broker.address) as client:
+        client.topics.ensure("orders")
+        made = LentOrders(mariadb, client)
+        yield made
     for connection in made.opened:
         with suppress(MySQLdb.Error):  # closed before
             connection.close()
@@ -88,10 +88,7 @@ def test_lent_connection_costs_one_look_more_than_an_own_one(orders: LentOrders,
     assert (counts[0] > trips, counts[1:]) == (True, [trips, trips]), connection.sent
 
 
-def test_an_xa_branch_on_a_lent_connection_is_verified_once(
-    orders: LentOrders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: Notes(orders.home))
+def test_an_xa_branch_on_a_lent_connection_is_verified_once(orders: LentOrders) -> None:
     connection, counts = orders.lend(), []
     for number in range(3):
         connection.sent.clear()
@@ -128,6 +125,7 @@ class Lying(Passing):
         return Noting
 
 
+@pytest.mark.threads  # a branch without a client
 @pytest.mark.parametrize("wrap", [Passing, Tracing, Lying])
 def test_branch_on_a_wrapped_connection_starts_by_itself(orders: LentOrders, wrap: Any) -> None:
     connection = orders.lend()

@@ -20,6 +20,7 @@ import pytest
 
 import txmq
 from tests.crash_points import at_moment
+from tests.services.loop_client import Connect, inside
 from tests.services.xa.xa_owner import resources, transfer
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.client.transaction.block import Transaction
@@ -40,16 +41,16 @@ CLOSED = "transfers.closed"  # decide with a message for it is refused
 class Bank:
     """Two servers, a broker, and this process as a client with a resolver."""
 
-    def __init__(self, servers: list[MariaDB], broker: BrokerProcess) -> None:
+    def __init__(self, servers: list[MariaDB], broker: BrokerProcess, connect: Connect) -> None:
         self.servers, self.broker = servers, broker
-        self.client = txmq.connect(broker.address)
+        self.client = connect(broker.address)
         self.producer = self.client.producer()
         self.resources = resources(self.addresses)
         self.topic = "transfers"
         for resource in self.resources:
-            resource.install(self.client)
-            resolver_of(self.client).add(resource)
-        self.client.topics.create(CLOSED, accept_publish=False)
+            inside(self.client, resource.install)
+            inside(self.client, lambda client: resolver_of(client).add(resource))  # noqa: B023  called at once
+        self.client.topics.ensure(CLOSED, accept_publish=False)
 
     @property
     def addresses(self) -> list[dict[str, Any]]:
@@ -63,6 +64,12 @@ class Bank:
         if any(topic.name == self.topic for topic in self.client.topics.list()):
             self.client.topics.delete(self.topic)
         self.client.topics.create(self.topic)
+
+    def close(self) -> None:
+        """This process ends."""
+        self.client.close()
+        for resource in self.resources:
+            resource.close()
 
     def transfer(self, value: str, timeout: float = 30.0) -> Transaction:
         """A row in each, and a message."""
@@ -86,7 +93,7 @@ class Bank:
 
     def in_doubt(self) -> int:
         """What the broker lists."""
-        body = self.client.control.call("recover", timeout=5.0)
+        body = inside(self.client, lambda client: client.control.call("recover", timeout=5.0))
         return len(json.loads(body)["transactions"])
 
     def is_resolved(self) -> bool:
@@ -118,18 +125,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[MariaDB]]
         yield [a, b]
 
 
-@pytest.fixture(scope="module")
-def shared(servers: list[MariaDB], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bank]:
-    with BrokerProcess(tmp_path_factory.mktemp("home") / "broker") as broker:
-        bank = Bank(servers, broker)
-        yield bank
-        bank.client.close()
-
-
 @pytest.fixture
-def bank(shared: Bank) -> Bank:
-    shared.clear()
-    return shared
+def bank(servers: list[MariaDB], shared_broker: BrokerProcess, connect: Connect) -> Iterator[Bank]:
+    bank = Bank(servers, shared_broker, connect)
+    bank.clear()
+    yield bank
+    bank.close()
 
 
 def test_rows_in_two_databases_and_messages_of_threads(bank: Bank) -> None:
@@ -189,6 +190,7 @@ def test_the_callers_own_connections_are_given_back_clean(bank: Bank) -> None:
     bank.check(["x"])
 
 
+@pytest.mark.threads  # a loop is not forked
 def test_a_forked_child_has_connections_of_its_own(bank: Bank) -> None:
     bank.transfer("1-parent")
     eventually(bank.is_resolved, "nothing is in doubt")  # the resolver has its connections
@@ -266,6 +268,7 @@ def test_broker_killed_before_the_answer_to_decide_decides_on_return(bank: Bank)
 # --- the owner dies --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.threads  # owners are processes of their own
 def test_owners_killed_at_every_point_are_settled_by_another_process(bank: Bank) -> None:
     owners = {}
     for value in [f"{point}:{nth}" for point in OWNER_POINTS for nth in ((1, 2) if point in EACH_BRANCH else (1,))]:
@@ -283,6 +286,7 @@ def test_owners_killed_at_every_point_are_settled_by_another_process(bank: Bank)
             assert (value in seen) is (point in DECIDED_POINTS), value
 
 
+@pytest.mark.threads  # owners are processes of their own
 def test_stopped_owner_of_prepared_branches_is_ended_and_learns_it(bank: Bank) -> None:
     """Its sessions live, so its branches are not known to others, and listed: the resolver ends the sessions."""
     owner = bank.owner("x", "client.xa.all_prepared:1:stop", timeout=5.0)
@@ -295,6 +299,7 @@ def test_stopped_owner_of_prepared_branches_is_ended_and_learns_it(bank: Bank) -
     bank.check([])
 
 
+@pytest.mark.threads  # owners are processes of their own
 def test_an_owner_that_stops_behind_the_decision_finds_it_finished(bank: Bank) -> None:
     owner = bank.owner("x", "client.xa.decided:1:stop", timeout=8.0)
     eventually(lambda: bank.messages() == ["x"], "the message is visible")

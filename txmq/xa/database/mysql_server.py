@@ -19,7 +19,7 @@ from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import driver_of, innermost, run, text
 from txmq.xa.database.dialects import mysql_variables
 from txmq.xa.database.mysql_driver import mysql_driver
-from txmq.xa.database.thread_connection import ThreadConnection
+from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 from txmq.xid import Xid, xid_sql
 
 NOTA: Final = 1397  # unknown xid: ended before, or its owner's connection lives
@@ -70,7 +70,7 @@ def require_driver(connection: Any, name: str) -> None:
     """Refuse connections of another driver: the meaning of a failed XA statement is known of this one."""
     driver = driver_of(connection)
     if driver is not mysql_driver() or not hasattr(connection, "next_result"):
-        which = type(connection).__qualname__ if driver in (None, mysql_driver()) else driver.__name__
+        which = type(of_driver(connection)).__qualname__ if driver in (None, mysql_driver()) else driver.__name__
         raise ConfigError(
             f"resource {name!r}: connect= must return a connection of MySQLdb ({how_to_install('mysql')}), "
             f"not of {which}; LastResource takes any driver"
