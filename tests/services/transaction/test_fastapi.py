@@ -14,6 +14,7 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException
 
 import txmq
+from tests.services.loop_client import Connect
 from tests.services.sqlite_shop import INSERT, SQLiteShop
 from txmq.client.transaction.block import Transaction
 from txmq.errors import TransactionStateError
@@ -23,8 +24,8 @@ from txmq.testing.processes.broker import BrokerProcess
 class Service(SQLiteShop):
     """A web application; each request is one transaction."""
 
-    def __init__(self, broker: BrokerProcess, path: Path) -> None:
-        super().__init__(broker, path)
+    def __init__(self, broker: BrokerProcess, path: Path, connect: Connect = txmq.connect) -> None:
+        super().__init__(broker, path, connect)
         self.ended: list[txmq.Outcome] = []
         self.app = FastAPI()
 

@@ -159,7 +159,7 @@ def mysql_shop(broker: BrokerProcess, mariadb: MariaDB, long_turns: None, connec
     made.close()
 
 
-@pytest.fixture(params=["sqlite_shop", "mysql_shop"])
+@pytest.fixture(params=["sqlite_shop", pytest.param("mysql_shop", marks=pytest.mark.threads)])  # to be quick
 def shop(request: pytest.FixtureRequest, connect: Connect) -> Shop:
     found: Shop = request.getfixturevalue(request.param)
     return found
