@@ -188,9 +188,9 @@ def test_orders_are_taken_while_the_broker_is_dead(shop: Shop) -> None:
     taken[-1].wait_visible(PATIENT_S)
     assert (taken[-1].pending, shop.values()) == ((), [1, 2, 3, 4, 5, 6])
     eventually(lambda: not shop.resource.outbox or not shop.resource.outbox.is_tripped, "the broker is tried again")
-    shop.order()
+    eventually(lambda: shop.order().pending == (), "blocks go to the broker again")
     shop.check()
-    assert shop.outcomes().count("outboxed") == 5
+    assert shop.outcomes().count("outboxed") >= 5
 
 
 @pytest.mark.parametrize("moment", ["client.tx.body_done", "client.tx.prepare_sent", "client.tx.marker_inserted"])

@@ -229,7 +229,9 @@ def test_owner_that_dies_leaves_rows_and_messages_or_neither(any_shop: Shop, poi
         ),
     ],
 )
-def test_drainer_that_dies_sends_nothing_twice(request: pytest.FixtureRequest, name: str, point: str) -> None:
+def test_drainer_that_dies_sends_nothing_twice(
+    request: pytest.FixtureRequest, connect: Connect, name: str, point: str
+) -> None:
     shop: Shop = request.getfixturevalue(name)
     leave_waiting(shop, 20)
     client, resource = shop.process()
