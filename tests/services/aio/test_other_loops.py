@@ -15,6 +15,7 @@ import pytest
 
 import txmq
 import txmq.aio
+from txmq.errors import ConfigError
 from txmq.testing.processes.broker import BrokerProcess
 
 ELSEWHERE = "belongs to another event loop"
@@ -156,3 +157,14 @@ def test_client_of_an_ended_loop_is_refused(shared_broker: BrokerProcess) -> Non
             await client.close()
 
     asyncio.run(use(asyncio.run(begin())))
+
+
+def test_databases_are_installed_by_no_client_of_a_loop(shared_broker: BrokerProcess, tmp_path: Path) -> None:
+    async def played() -> None:
+        async with await txmq.aio.connect(shared_broker.address) as client:
+            resource = txmq.LastResource("shop", connect=lambda: sqlite3.connect(tmp_path / "shop.db"))
+            with pytest.raises(ConfigError, match=r"takes a client of txmq\.connect"):
+                resource.install(client)  # type: ignore[arg-type]
+        assert not (tmp_path / "shop.db").exists()
+
+    asyncio.run(played())

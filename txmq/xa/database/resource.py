@@ -11,9 +11,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import getattr_static
 from typing import Any, Final, Generic, TypeVar
 
-from txmq.errors import BrokerAwayError, RolledBackError, TransactionStateError
+from txmq.errors import BrokerAwayError, ConfigError, RolledBackError, TransactionStateError
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.broker_port import InstallingClient, cluster_of
@@ -66,11 +67,16 @@ class DatabaseResource(ABC, Generic[S]):
 
         Raises:
             ConfigError: another resource or another cluster has been installed there, the user may not, or an SQLite
-                database is in memory.
+                database is in memory; or the client is one of ``txmq.aio``, which nobody can wait for here.
             BrokerAwayError: the broker is away, and the database has no outbox, or belongs to no cluster yet.
 
         Durability: the tables are committed when this returns.
         """
+        if client is not None and getattr_static(client, "session", None) is None:
+            kind = f"{type(client).__module__}.{type(client).__qualname__}"
+            raise ConfigError(
+                f"install() takes a client of txmq.connect(), not a {kind}, or none: then the first block binds"
+            )
         away: BrokerAwayError | None = None
         cluster: str | None = None
         topics: Mapping[str, TopicSize] = {}
