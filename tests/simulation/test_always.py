@@ -32,8 +32,9 @@ def test_history_of_outboxes_repeats() -> None:
     assert {digest_elsewhere(3, hash_seed, WORLD) for hash_seed in ("1", "2")} == {simulate_always(3).digest}
 
 
-def _finds(finding: str) -> bool:
-    return any(finding in (simulate_always(seed).error or "") for seed in MUTATED_SEEDS)
+def _finds(*findings: str) -> bool:
+    errors = (simulate_always(seed).error or "" for seed in MUTATED_SEEDS)
+    return any(finding in error for error in errors for finding in findings)
 
 
 def test_row_that_leaves_before_its_answer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +45,8 @@ def test_row_that_leaves_before_its_answer_is_caught(monkeypatch: pytest.MonkeyP
         drainer._drained += rows
 
     monkeypatch.setattr(TurnDrainer, "_submit", submit_and_forget)
-    assert _finds("P3")
+    # Lost where the process dies in between; elsewhere the drainer stops: a number has left that the broker lacks.
+    assert _finds("P3", "P5")
 
 
 def test_keys_that_do_not_wait_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

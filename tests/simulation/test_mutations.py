@@ -31,7 +31,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "txmq/broker/commit/pipeline.py"
 SEEDS, HARMLESS = range(1, 21), range(1, 5)
 OUTBOXED = (2, 3, 68, 123, 148)  # where rows that somebody has read are kept back
 LOOPS = range(21, 51)  # in half of them something runs on a loop
-WITH_USERS = (25, 45, 65, 68)
+WITH_USERS = (3, 16, 153, 241, 254)
 Edits = tuple[tuple[str, str], ...]
 
 ANSWER_BEFORE_SYNC: Edits = (
