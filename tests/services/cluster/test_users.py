@@ -27,52 +27,15 @@ from txmq.testing.processes.zookeeper import Ensemble
 
 from .branches import Home, OverTwoHomes, values
 from .conftest import NUMBERS
+from .guarded import OPS, PENCIL, guarded, is_served, logs_in, operator
 
-OPS, PENCIL = "ops", "pencil"
 REACHES_S = 1.0
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, ensemble: Ensemble) -> Iterator[Cluster]:
-    """Three brokers that know each other, a topic over all of them, and users: ``ops`` and ``shop``."""
-    made = Cluster(
-        tmp_path, ensemble, chroot=f"/users-{next(NUMBERS)}", credentials="brokers:secret",
-        settings={"registry_session_timeout_ms": 2000},
-    )  # fmt: skip
-    with made:
-        with txmq.connect(made.address) as client:
-            client.topics.create("orders", partitions=3)
-            Users(client.control, client.timeout).add(OPS, PENCIL)
-        with operator(made) as users:
-            users.add("shop", "orders")
-            for may in ("read", "write"):
-                users.acl("grant", "shop", {"may": may, "topic": "orders"})
-        for broker in made.brokers:
-            eventually(partial(_serves, broker, "shop", "orders"), "every home knows the user and what it may")
+    with guarded(tmp_path, ensemble, f"/users-{next(NUMBERS)}") as made:
         yield made
-
-
-@contextlib.contextmanager
-def operator(cluster: Cluster, number: int = 0) -> Iterator[Users]:
-    """Commands of the administrator, at one broker."""
-    address = cluster.brokers[number].address.replace("://", f"://{OPS}@")
-    with txmq.connect(address, password=PENCIL) as client:
-        yield Users(client.control, client.timeout)
-
-
-def logs_in(broker: BrokerProcess, user: str, password: str) -> bool:
-    with Wire(broker) as wire:
-        return wire.log_in(user, password) == 200
-
-
-def _serves(broker: BrokerProcess, user: str, password: str) -> bool:
-    with Wire(broker) as wire:
-        return wire.log_in(user, password) == 200 and is_served(wire) == 200
-
-
-def is_served(wire: Wire) -> int:
-    """The code of a request that the user's grants allow."""
-    return wire.ask(b"topic describe orders 1\r\n")[0]
 
 
 def logged_in(broker: BrokerProcess, user: str = "shop", password: str = "orders") -> Wire:
