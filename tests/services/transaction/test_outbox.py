@@ -19,6 +19,7 @@ from tests.services.loop_client import Connect, inside
 from tests.services.xa.mysql_orders import NAME, MySQLOrders
 from txmq import Outcome, RolledBackError
 from txmq.cli.main import app
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import RequestTimeoutError
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.eventually import eventually
@@ -191,6 +192,19 @@ def test_orders_are_taken_while_the_broker_is_dead(shop: Shop) -> None:
     eventually(lambda: shop.order().pending == (), "blocks go to the broker again")
     shop.check()
     assert shop.outcomes().count("outboxed") >= 5
+
+
+@pytest.mark.threads  # what is asked, and when, is the core's
+def test_broker_that_dies_behind_the_look_refuses_no_order(sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block of a process: the broker was there when it was looked at, and gives no session."""
+    first, second = sqlite_shop.process(), sqlite_shop.process()
+    sqlite_shop.broker.kill()
+    with monkeypatch.context() as looked:
+        looked.setattr(ReconnectingConnection, "reach", lambda _control, _deadline: None)
+        taken = [sqlite_shop.order(process) for process in (first, second)]
+    assert [tx.pending for tx in taken] == [("broker",)] * 2
+    sqlite_shop.broker.start()
+    sqlite_shop.check()
 
 
 @pytest.mark.parametrize("moment", ["client.tx.body_done", "client.tx.prepare_sent", "client.tx.marker_inserted"])

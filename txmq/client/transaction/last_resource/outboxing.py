@@ -41,6 +41,7 @@ from txmq.errors import (
     RolledBackError,
     TransactionAwayError,
     TransactionError,
+    TransactionTimeoutError,
     TxmqError,
 )
 from txmq.runtime.os_clock import OSRandom
@@ -98,7 +99,13 @@ class Outboxing:
         broker = self._broker
         self.is_unknown = self.is_away and broker.home.control.session is None
         if not self.is_unknown:
-            attach_for_caller(broker, is_away=self.is_away)
+            try:
+                attach_for_caller(broker, is_away=self.is_away)
+            except (TransactionAwayError, TransactionTimeoutError):  # it was there a moment ago; nothing has gone to it
+                self.state_at(broker.home).trip()
+                self.is_away = True
+                self.attach(lent)
+                return
             self.is_away = self.is_away or self.state.is_always
             return
         cluster, random = self._resource.cluster(lent), OSRandom()
