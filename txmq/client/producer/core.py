@@ -215,15 +215,29 @@ class ProducerCore:
         if batch.state in (BatchState.DONE, BatchState.GONE):
             return
         queue = batch.queue
+        # No call up to the end: a KeyboardInterrupt strikes at calls, so that it finds this done or not begun.
         if batch.state is BatchState.IN_FLIGHT:
             queue.in_flight -= 1
         batch.state, batch.is_uncertain = BatchState.DONE, False
         queue.backoff_s, queue.in_flight_max = 0.0, 0
-        self._finish(batch, base_offset, None)
+        if not batch.is_finished:  # otherwise it ended as "unknown" before
+            batch.is_finished, batch.base_offset, batch.error = True, base_offset, None
+            self.unfinished -= 1
+            self._finished += (batch,)
+        self._drop_done(queue)
+
+    def _drop_done(self, queue: BatchQueue) -> None:
+        """Take what the broker has stored from the front. A KeyboardInterrupt strikes between two of them, or not."""
         while queue.batches and queue.batches[0].state is BatchState.DONE:
             head = queue.batches[0]
             queue.base_sequence = (queue.base_sequence + head.count) & SEQUENCE_MASK
-            self._remove(head)
+            del queue.batches[0]
+            head.state = BatchState.GONE
+            self.buffered_bytes -= head.size_bytes
+            if queue.open is head:
+                queue.open = None
+            if not queue.batches:
+                del self._active[queue]
 
     def refused(self, batch: Batch, transmission: int, error: BrokerError, now: float) -> None:
         """The broker refused this transmission."""
@@ -305,7 +319,8 @@ class ProducerCore:
     def disconnected(self) -> None:
         """The connection is lost: no batch in flight will be answered on it."""
         self._is_connected = False
-        for queue in self._active:
+        for queue in list(self._active):
+            self._drop_done(queue)  # an interrupt may have left it
             queue.stalled, queue.in_flight = False, 0
             queue.not_before = NEVER if queue in self.returned else 0.0
             for batch in queue.batches:
