@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -134,7 +135,9 @@ def _rows_and_messages(surroundings: Surroundings, *, opened: Open) -> Iterator[
 
         def measure() -> dict[str, float]:
             rate, taken = side.runner.run(in_tasks(order, CALLERS, orders))
-            threads, _ = in_threads(lambda: row_and_message(producer, resource, insert), CALLERS, orders)
+            make = partial(row_and_message, producer, resource, insert)
+            # The loop goes on meanwhile: if it stood still, its client's resolver might hold SQLite's one lock.
+            threads, _ = side.runner.run(asyncio.to_thread(in_threads, make, CALLERS, orders))
             return {"tasks": rate} | latencies(taken) | {"threads": threads}
 
         measure()
