@@ -282,7 +282,7 @@ class ProducerCore:
         if batch is queue.batches[0]:
             queue.base_sequence = 0
         self._remove(batch)
-        self._finish(batch, None, unknown(batch, "its topic is gone") if was_uncertain else error)
+        self._finish(batch, unknown(batch, "its topic is gone") if was_uncertain else error)
 
     def _refused_by_stranger(self, batch: Batch, error: BrokerError) -> None:
         # Those behind it left a gap. One before it may have been accepted by a home that was the owner until then.
@@ -293,7 +293,7 @@ class ProducerCore:
         batch.queue.stalled, batch.queue.not_before = True, NEVER
         if batch.was_uncertain:
             self._remove(batch)
-            self._finish(batch, None, unknown(batch, MOVED))
+            self._finish(batch, unknown(batch, MOVED))
 
     def _refused_for_certain(self, batch: Batch, error: BrokerError, now: float) -> None:
         self._not_stored_from(batch)
@@ -302,7 +302,7 @@ class ProducerCore:
             self._try_again(batch, error, now)
         else:
             self._remove(batch)
-            self._finish(batch, None, error)
+            self._finish(batch, error)
 
     def _not_stored_from(self, batch: Batch) -> None:
         """Neither this batch nor any behind it was stored: the sequence has a gap here."""
@@ -340,7 +340,7 @@ class ProducerCore:
             for batch in list(queue.batches):
                 if batch.is_uncertain or batch.state is BatchState.DONE:
                     self._remove(batch)
-                    self._finish(batch, None, unknown(batch, "its session ended before the answer came"))
+                    self._finish(batch, unknown(batch, "its session ended before the answer came"))
 
     # --- what goes elsewhere -----------------------------------------------------------------------------------------
 
@@ -382,7 +382,7 @@ class ProducerCore:
         for batch in list(queue.batches):
             if batch.is_uncertain:
                 self._remove(batch)
-                self._finish(batch, None, unknown(batch, MOVED))
+                self._finish(batch, unknown(batch, MOVED))
         taken = [batch for batch in queue.batches if not batch.is_finished]
         self.withdraw(taken)
         for batch in list(queue.batches):
@@ -395,7 +395,7 @@ class ProducerCore:
         taken = self.take_returned(queue)
         self.unfinished += len(taken)
         for batch in taken:
-            self._finish(batch, None, error)
+            self._finish(batch, error)
 
     def keep_returned(self, queue: BatchQueue, now: float, error: TxmqError | None = None) -> None:
         """Try a returned queue here once more, after a back-off: no other home is known, because of ``error``."""
@@ -413,10 +413,10 @@ class ProducerCore:
         for queue in list(self._active):
             for batch in _overdue(queue, now):
                 if batch.is_uncertain or batch.state is BatchState.IN_FLIGHT:
-                    self._finish(batch, None, unknown(batch, "no answer came in time"))
+                    self._finish(batch, unknown(batch, "no answer came in time"))
                 else:
                     self._remove(batch)
-                    self._finish(batch, None, batch.refusal or not_sent(batch, reason))
+                    self._finish(batch, batch.refusal or not_sent(batch, reason))
         self.expires_at = min((batch.deadline for batch in self.unfinished_batches()), default=NEVER)
 
     def abort(self, reason: str) -> None:
@@ -425,18 +425,17 @@ class ProducerCore:
             for batch in list(queue.batches):
                 error = unknown(batch, reason) if batch.is_uncertain else RequestTimeoutError(f"not sent: {reason}")
                 self._remove(batch)
-                self._finish(batch, None, error)
+                self._finish(batch, error)
 
     def take_finished(self) -> list[Batch]:
         """The batches finished since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
-    def _finish(self, batch: Batch, base_offset: int | None, error: TxmqError | None) -> None:
+    def _finish(self, batch: Batch, error: TxmqError) -> None:
         if batch.is_finished:  # it ended as "unknown" before
             return
-        batch.is_finished = True
-        batch.base_offset, batch.error = base_offset, error
+        batch.is_finished, batch.error = True, error
         self.unfinished -= 1
         self._finished.append(batch)
 

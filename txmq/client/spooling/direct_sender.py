@@ -216,7 +216,7 @@ class OrderedCore(ProducerCore):
 
     def finish_spooled(self, batch: Batch, error: TxmqError) -> None:
         """Finish a batch that was handed over."""
-        self._finish(batch, None, error)
+        self._finish(batch, error)
 
 
 class OrderedSender(Sender):
