@@ -37,17 +37,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, ensemble: Ensemble) -> Ite
     """Three brokers, and a topic that is spread over them."""
     settings = {"registry_session_timeout_ms": 3000}
     with Cluster(tmp_path_factory.mktemp("cluster"), ensemble, chroot="/three", settings=settings) as made:
-        eventually(lambda: _led(made.brokers[0]) == 3, "it knows where all homes are led")
         code, body = asked(made.brokers[0], "topic", "create", "orders", f"partitions={PARTITIONS}")
         assert code == 200, body
         for broker in made.brokers:
             eventually(partial(_knows, broker, "orders"), "each broker has the topic")
             eventually(partial(_sees_all, broker), "each broker knows all leaders")
         yield made
-
-
-def _led(broker: BrokerProcess) -> int:
-    return sum(home["leader"] is not None for home in described(broker)["homes"])
 
 
 def _knows(broker: BrokerProcess, topic: str) -> bool:

@@ -33,15 +33,10 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
 def cluster(tmp_path_factory: pytest.TempPathFactory, secure: Ensemble) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("cluster")
     with Cluster(directory, secure, chroot="/tls", size=2, tls=secure.tls) as made:
-        eventually(lambda: all(_led(broker) == 2 for broker in made.brokers), "each knows where both homes are led")
         code, body = asked(made.brokers[0], "topic", "create", "orders", "partitions=4")
         assert code == 200, body
         eventually(lambda: all(_knows(broker) for broker in made.brokers), "both have the topic")
         yield made
-
-
-def _led(broker: BrokerProcess) -> int:
-    return sum(home["leader"] is not None for home in described(broker)["homes"])
 
 
 def _knows(broker: BrokerProcess) -> bool:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlencode
 
+from txmq import connect
 from txmq.addresses import TlsFiles
-from txmq.testing.processes.broker import BrokerProcess, address_of
+from txmq.errors import UnauthenticatedError
+from txmq.protocol.json_text import json_object
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.broker import START_TIMEOUT_S, BrokerProcess, address_of
 from txmq.testing.processes.child import ServerGroup
 from txmq.testing.processes.zookeeper import SESSION_TIMEOUT_MS_MIN, Ensemble
 
@@ -66,7 +71,10 @@ class Cluster(ServerGroup):
         return address_of(self.brokers)
 
     def start(self) -> Self:
-        """Start the brokers that do not run, and wait until each serves.
+        """Start the brokers that do not run, and wait until each serves, and knows where all are led.
+
+        A topic is spread over the homes that a broker sees led at that moment. Brokers that ask for a login do not say
+        what they see, and are not asked.
 
         Raises:
             BrokerFailedError: one does not.
@@ -74,7 +82,17 @@ class Cluster(ServerGroup):
         for broker in self.brokers:
             if not broker.is_running:
                 broker.start()
+        for broker in self.brokers:
+            eventually(partial(self._sees_all, broker), f"{broker.title} sees all homes led", failure=broker.failure)
         return self
+
+    def _sees_all(self, broker: BrokerProcess) -> bool:
+        with connect(broker.address) as client:
+            try:
+                homes = json_object(client.control.repeat("cluster", "homes", timeout=START_TIMEOUT_S))["homes"]
+            except UnauthenticatedError:
+                return True
+        return sum(home["leader"] is not None for home in homes) >= len(self.brokers)
 
     def kill(self) -> None:
         for broker in self.brokers:
