@@ -19,13 +19,17 @@ class Driver(Protocol):
 
 
 class Completion:
-    """The end of one batch, for the threads and futures that wait for it; ``Batch.owner``."""
+    """The end of one batch, for the threads and futures that wait for it; ``Batch.owner``.
 
-    __slots__ = ("batch", "done", "futures", "moved_to", "waiters")
+    Attributes:
+        is_queued: its futures are complete, or a thread is to complete them.
+    """
+
+    __slots__ = ("batch", "done", "futures", "is_queued", "moved_to", "waiters")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.done = False
+        self.done = self.is_queued = False
         self.moved_to: Driver | None = None  # the sender that has it now, if it is not the first one
         self.waiters: list[Waiter] = []
         self.futures: list[tuple[int, Future[SendResult]]] = []

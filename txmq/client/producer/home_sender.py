@@ -91,7 +91,7 @@ class HomeSender(Sender):
         with self._lock:
             taken = self.core.take_returned(queue) if queue in self.core.returned else []
             self._futures -= sum(len(completion_of(batch).futures) for batch in taken)
-            finished = self.core.take_finished()
+            finished = self._take_finished()
         self._notify(finished)
         return taken
 
@@ -106,7 +106,7 @@ class HomeSender(Sender):
         with self._lock:
             if queue in self.core.returned:
                 self.core.fail_returned(queue, error)
-            finished = self.core.take_finished()
+            finished = self._take_finished()
         self._notify(finished)
 
     def aim(self, topic: Topic, partition: int) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from txmq.client.producer.batches import Batch, ProducerLimits, Record
 from txmq.client.producer.completion import Completion, completion_of
@@ -80,6 +81,7 @@ class Sender:
         self._background: Waiter | None = None
         self._futures = 0  # not complete
         self._completed: deque[Completion] = deque()  # finished, their futures not complete
+        self._untold: deque[Batch] = deque()  # finished, and those that wait have yet to be told
         self._closed = False
         watch_forks(self)
 
@@ -232,7 +234,7 @@ class Sender:
         with self._lock:
             self.core.expire(now, self._failure)
             self._pump(now)
-            finished = self.core.take_finished()
+            finished = self._take_finished()
             wakeup = min(self.core.next_wakeup(), deadline)
             connection = self._connection
         if finished:
@@ -312,7 +314,7 @@ class Sender:
             else:
                 self.core.refused(batch, transmission, error, now)
             self._pump(now)
-            finished = self.core.take_finished()
+            finished = self._take_finished()
             # A refusal moves the next wake-up: the threads that wait have to look again.
             concerned = [] if error is None and not self.core.returned else self._waiters()
         if isinstance(error, UnknownTopicError | StaleTopicError):
@@ -332,17 +334,28 @@ class Sender:
                 self._connection = None
                 self.core.disconnected()
 
+    def _take_finished(self) -> list[Batch]:
+        """What ``_notify`` is to tell, of this round and of one that Ctrl-C has ended; the caller holds the lock."""
+        self._untold += self.core.take_finished()
+        return list(self._untold)
+
     def _notify(self, finished: list[Batch]) -> None:
+        """Tell those that wait. An interrupt may strike at each call here: the next round tells again."""
         with_futures = False
         for batch in finished:
             completion = completion_of(batch)
             completion.finish()
             if completion.futures:
-                self._completed.append(completion)
                 with_futures = True
+                if not completion.is_queued:  # no call between these two
+                    completion.is_queued = True
+                    self._completed.append(completion)
         background = self._background
         if with_futures and background is not None:
             background.finish()
+        for batch in finished:
+            with suppress(ValueError):  # another thread has told, too
+                self._untold.remove(batch)
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
@@ -423,7 +436,7 @@ class Sender:
         self._closed = True
         with self._lock:
             self.core.abort("the client was closed")
-            finished = self.core.take_finished()
+            finished = self._take_finished()
         self._notify(finished)
         while self._completed:
             self._completed.popleft().complete_futures()
@@ -438,3 +451,4 @@ class Sender:
         self._connection = self._background = self._session = None
         self._futures = 0
         self._completed.clear()
+        self._untold.clear()

@@ -325,7 +325,7 @@ class OrderedSender(Sender):
         completion.outcomes = outcomes
         with self._lock:
             self.core.finish_spooled(batch, SpooledError("spooled"))
-            finished = self.core.take_finished()
+            finished = self._take_finished()
         self._notify(finished)
 
     # --- for threads that wait ---------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class OrderedSender(Sender):
         with self._lock:
             self.core.expire(now)
             self._pump(now)
-            finished = self.core.take_finished()
+            finished = self._take_finished()
             wakeup = min(self.core.next_wakeup(), deadline, now + LOOK_AGAIN_S)
             connection, is_given_up = self._connection, bool(self.core.given_up)
         self._notify(finished)
