@@ -128,7 +128,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     if not given.keys().isdisjoint(drained.WORDS):
         drained.commit(context, client, request)
         return
-    refuse_others(context, client, (txid.session, txid.counter))
+    refuse_others(context, client, (txid.session, txid.counter), is_end=True)
     event = TransactionEvent.COMMIT_PARTS if body or b"homes" in given else TransactionEvent.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)
     floor = floor_of(given, client, session)
@@ -156,7 +156,7 @@ def rollback(context: Context, client: ClientConnection, request: Request) -> No
     """
     _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
-    refuse_others(context, client, (txid.session, txid.counter))
+    refuse_others(context, client, (txid.session, txid.counter), is_end=True)
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.ROLLBACK)
     given = extensions or {}
     floor = floor_of(given, client, session)

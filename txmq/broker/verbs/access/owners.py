@@ -5,6 +5,9 @@ a transaction, or ``read`` on the group of a half message or the name of a query
 is settled by its user and by administrators.
 
 The connection of the session itself is never asked: a grant that is revoked meanwhile breaks no promise.
+
+A transaction that is over has no database any more. Who settles for others may be second with one that was listed to
+him: to him it looks forgotten (410), and neither log nor counter calls him refused. What was never there looks alike.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from txmq.broker.state.session import BrokerSession
 from txmq.broker.verbs.access.asking import GROUP, READ, RESOURCE, SETTLE, permissions_of, refuse_nobody, require
 from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.transaction_checks import txid_of
-from txmq.errors import ForbiddenError
+from txmq.errors import FencedError, ForbiddenError
 from txmq.model import TransactionKind
 
 Thing = tuple[str, str, str]  # operation, kind, name: as ``require`` takes them
@@ -41,15 +44,19 @@ def may_settle(context: Context, client: ClientConnection, name: Name) -> bool:
     return any(known.may(*thing) for thing in _things(context, name))
 
 
-def refuse_others(context: Context, client: ClientConnection, name: Name, uuid: str = "") -> None:
+def refuse_others(
+    context: Context, client: ClientConnection, name: Name, uuid: str = "", *, is_end: bool = False
+) -> None:
     """Refuse who may not know or settle a transaction.
 
     Args:
         uuid: of the branch that is meant, if it is one in a database; else any grant on the transaction will do.
+        is_end: the request would end it, and may come second.
 
     Raises:
         UnauthenticatedError: the connection's user is no more.
         ForbiddenError: the text says which grants would do.
+        FencedError: ``is_end``, nothing is left to end, and the user settles for others.
     """
     known = client.permissions
     if known is None:
@@ -61,10 +68,25 @@ def refuse_others(context: Context, client: ClientConnection, name: Name, uuid: 
         require(context, client, SETTLE, RESOURCE, uuid)
     elif not may_settle(context, client, name):
         refuse_nobody(known)
+        if is_end and _settles_for_others(client) and not _is_left(context, name):
+            raise FencedError(
+                f"transaction {txid_of(context, name)} is over, or another user's: nothing of it is left to settle"
+            )
         raise ForbiddenError(  # the same for one that never was: neither its existence nor its database is told
             f"transaction {txid_of(context, name)} is another user's: its user settles it, an administrator, or who "
             "has settle on its database, or read on its producer group or query (txmq acl add)"
         )
+
+
+def _settles_for_others(client: ClientConnection) -> bool:
+    """Whether the user may settle for some database, or check the half messages of some group."""
+    known = client.permissions
+    return known is not None and (known.has(SETTLE, RESOURCE) or known.has(READ, GROUP))
+
+
+def _is_left(context: Context, name: Name) -> bool:
+    """Whether a transaction is open, prepared, or decided with a branch to come."""
+    return name in context.state.transactions or name in context.state.decisions.incomplete
 
 
 def _things(context: Context, name: Name) -> list[Thing]:

@@ -191,3 +191,25 @@ def test_one_user_has_half_of_the_unsettled_at_most() -> None:
         assert prepare(world.shop, world.own(counter), ("a", 0, batch())).code == 200
     assert prepare(world.shop, world.own(3), ("a", 0, batch())).error == "overloaded"
     assert prepare(world.ops, world.others(), ("a", 0, batch())).code == 200
+
+
+def test_second_who_settles_for_others_hears_it_is_over() -> None:
+    world = World()
+    for counter in (1, 2, 3):
+        assert prepare(world.ops, world.others(counter), ("a", 0, batch())).code == 200
+    assert half(world.ops, world.others(4), group="g").code == 200
+    assert world.ops.ask("commit", world.others(1), body=b"").code == 200
+    assert world.ops.ask("rollback", world.others(2)).code == 200
+    assert world.ops.ask("rollback", world.others(4)).code == 200
+    over = [world.others(counter) for counter in (1, 2, 4, 99)]  # the last one never was
+    for grant in (SETTLE, Grant("settle", "resource", "f" * 32), Grant("read", "group", "g")):
+        world.allow(grant)
+        for verb, body in (("commit", b""), ("rollback", None)):
+            told = {world.shop.ask(verb, txid, body=body).text.replace(txid, "-") for txid in over}
+            assert (len(told), "over, or another user's" in str(told)) == (1, True), told
+        assert world.shop.ask("outcome", over[0]).error == "forbidden"
+    assert not [line for line in world.made.context.audited if line.get("verb") in ("commit", "rollback")]
+    world.allow(Grant("settle", "resource", "f" * 32))
+    assert world.shop.ask("rollback", world.others(3)).error == "forbidden"  # it is left, and not theirs
+    world.allow(Grant("write", "topic", "a"), Grant("read", "topic", "a"))
+    assert {world.shop.ask("rollback", txid).error for txid in over} == {"forbidden"}

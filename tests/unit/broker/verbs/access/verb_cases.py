@@ -88,6 +88,7 @@ class Case(NamedTuple):
     before: Callable[[World], object] = lambda world: None
     about: str = ""
     of_any: bool = False  # the grant on any thing of the kind will do
+    is_over: bool = False  # nothing is left to end: who settles for others is told so (410)
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.verb, self.action, self.about)))
@@ -196,7 +197,7 @@ CASES = [
     Case("rollback", "", (SETTLE,), _settle("rollback"), _prepared, "another's"),
     Case("rollback", "", (), _settle("rollback", others=False)),
     Case("rollback", "", (INSTALL,), lambda w: w.shop.ask("rollback", w.own(), extensions=_HAZARD), about="hazard"),
-    Case("rollback", "", (NOBODY_ELSE,), _settle("rollback"), about="another's, absent"),
+    Case("rollback", "", (NOBODY_ELSE,), _settle("rollback"), about="another's, absent", is_over=True),
     Case("outcome", "", (), _settle("outcome", others=False)),
     Case("outcome", "", (SETTLE,), _settle("outcome"), _prepared, "another's"),
     Case("outcome", "", (SETTLE,), _settle("outcome"), _decided, "another's, decided"),
