@@ -135,13 +135,17 @@ crash: .venv/.dev
 	$(BIN)/python -m tools.crash --xa --cycles $(XA_CYCLES)
 	$(BIN)/python -m tools.crash --aio --cycles $(XA_CYCLES)
 	$(BIN)/python -m tools.crash --homes --cycles $(HOMES_CYCLES)
-	$(BIN)/python -m tools.crash --homes --tls --cycles $(TLS_CYCLES)
 	$(BIN)/python -m tools.crash --groups --seconds $(GROUP_SECONDS)
 	$(BIN)/python -m tools.crash --ordered --cycles $(ORDERED_CYCLES)
 	$(BIN)/python -m tools.crash --outbox --cycles $(OUTBOX_CYCLES)
 	$(BIN)/python -m tools.crash --binlog --cycles $(BINLOG_CYCLES)
 	$(BIN)/python -m tools.crash --spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tools.crash --cluster --faults $(FAULTS)
+	$(BIN)/python -m tools.crash --tls --cycles $(TLS_CYCLES)
+	for one in xa aio homes ordered outbox binlog; do $(BIN)/python -m tools.crash --$$one --tls --cycles $(TLS_CYCLES) || exit 1; done
+	$(BIN)/python -m tools.crash --groups --tls --seconds $(GROUP_SECONDS)
+	$(BIN)/python -m tools.crash --spark --tls --kills $(SPARK_KILLS)
+	$(BIN)/python -m tools.crash --cluster --tls --faults $(FAULTS)
 
 fuzz: .venv/.dev
 	$(BIN)/python -m tools.fuzz --seconds $(SECONDS)

@@ -13,12 +13,13 @@ from typing import Any, Final
 
 import txmq
 from tools.crash.aio.campaign import AioCampaign
-from tools.crash.arguments import parsed
+from tools.crash.arguments import parser
 from tools.crash.binlog.campaign import BinlogCampaign
 from tools.crash.binlog.plan import MODES, ROUND
 from tools.crash.binlog.plan import POINTS as BINLOG_POINTS
 from tools.crash.campaign import Campaign, Report
 from tools.crash.cluster.campaign import ClusterCampaign
+from tools.crash.doors import OPEN, Doors, GuardedDoors
 from tools.crash.groups.campaign import GroupCampaign, GroupReport
 from tools.crash.homes.campaign import HomesCampaign
 from tools.crash.homes.cells import CELLS as HOMES_CELLS
@@ -28,7 +29,6 @@ from tools.crash.outbox.cells import CELLS as OUTBOX_CELLS
 from tools.crash.processes import CampaignError
 from tools.crash.spark.campaign import SparkCampaign
 from tools.crash.xa.campaign import CELLS, XACampaign
-from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.checkers.history import describe
 
 _OF_ONE_SHAPE: Final[Mapping[str, type[Campaign]]] = {"xa": XACampaign, "aio": AioCampaign, "homes": HomesCampaign}
@@ -36,20 +36,11 @@ _OF_ONE_SHAPE: Final[Mapping[str, type[Campaign]]] = {"xa": XACampaign, "aio": A
 
 def main() -> int:
     """Run, report, and keep the directory where something was found."""
-    arguments = parsed()
+    arguments = parser().parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
-    if arguments.groups:
-        return _groups(seed, arguments.seconds)
-    if arguments.spark:
-        return _spark(seed, arguments.kills)
-    if arguments.cluster:
-        return _cluster(seed, arguments.faults, arguments.settle_s, arguments.streamed, arguments.json)
-    if arguments.binlog:
-        return _binlog(seed, arguments.cycles, arguments.check_every, arguments.json)
-    if arguments.ordered:
-        return _ordered(seed, arguments.cycles, arguments.check_every)
-    if arguments.outbox:
-        return _outbox(seed, arguments)
+    for name, play in _OF_THEIR_OWN.items():
+        if getattr(arguments, name):
+            return play(seed, arguments)
     kind = next((f" --{name}" for name in _OF_ONE_SHAPE if getattr(arguments, name)), "")
     again = f"python -m tools.crash{kind} --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
     again += " --tls" * arguments.tls
@@ -59,8 +50,7 @@ def main() -> int:
         made = _OF_ONE_SHAPE.get(kind.removeprefix(" --"), Campaign)
         campaign = made(directory, seed, arguments.sync, _say)
         campaign.settle_s_max = arguments.settle_s
-        if arguments.tls:
-            campaign.tls = CertificateAuthority(directory / "tls").issue("both")
+        campaign.doors = _doors(directory, arguments)
         report = campaign.run(arguments.cycles, arguments.check_every)
     except (CampaignError, txmq.TxmqError) as error:  # the latter: a final read was refused
         print(f"\nSTUCK: {error!r}\nkept: {directory}\nrepeat: {again}")
@@ -79,64 +69,79 @@ def main() -> int:
     return 0
 
 
-def _groups(seed: int, seconds: float) -> int:
+def _doors(directory: Path, arguments: argparse.Namespace) -> Doors:
+    return GuardedDoors(directory / "tls") if arguments.tls else OPEN
+
+
+def _groups(seed: int, arguments: argparse.Namespace) -> int:
+    seconds = arguments.seconds
+
     def play(directory: Path) -> list[str]:
-        report = GroupCampaign(directory, seed, _say, coverage=int(seconds / 10)).run(seconds)
+        doors = _doors(directory, arguments)
+        report = GroupCampaign(directory, seed, _say, coverage=int(seconds / 10), doors=doors).run(seconds)
         _group_summary(report)
         return report.complaints
 
-    return _in_a_directory(play, f"python -m tools.crash --groups --seconds {seconds:g} --seed {seed}", seed)
+    return _in_a_directory(play, f"--groups --seconds {seconds:g}", seed, arguments)
 
 
-def _ordered(seed: int, cycles: int, check_every: int) -> int:
+def _ordered(seed: int, arguments: argparse.Namespace) -> int:
+    cycles = arguments.cycles
+
     def play(directory: Path) -> list[str]:
-        report = OrderedCampaign(directory, seed, _say).run(cycles, check_every)
+        campaign = OrderedCampaign(directory, seed, _say, _doors(directory, arguments))
+        report = campaign.run(cycles, arguments.check_every)
         _ordered_summary(report)
         missed = set(ORDERED_POINTS) - report.points_hit.keys() if cycles >= 3 * len(ORDERED_POINTS) else ()
         return [*report.complaints, *(f"crash point never hit: {point}" for point in sorted(missed))]
 
-    return _in_a_directory(play, f"python -m tools.crash --ordered --cycles {cycles} --seed {seed}", seed)
+    return _in_a_directory(play, f"--ordered --cycles {cycles}", seed, arguments)
 
 
-def _spark(seed: int, kills: int) -> int:
+def _spark(seed: int, arguments: argparse.Namespace) -> int:
     def play(directory: Path) -> list[str]:
-        report = SparkCampaign(directory, seed, _say).run(kills)
+        report = SparkCampaign(directory, seed, _say, _doors(directory, arguments)).run(arguments.kills)
         print(f"kills: {', '.join(f'{kind} {count}' for kind, count in sorted(report.kills.items()))}")
         print(f"{report.messages} messages out in {report.batches} batches, checksum {report.checksum:#x}")
         print(f"a killed driver has left {report.left_max} transactions prepared at most; none in the end")
         return report.complaints
 
-    return _in_a_directory(play, f"python -m tools.crash --spark --kills {kills} --seed {seed}", seed)
+    return _in_a_directory(play, f"--spark --kills {arguments.kills}", seed, arguments)
 
 
-def _cluster(seed: int, faults: int, settle_s: float, streamed: int, json_file: Path | None) -> int:
+def _cluster(seed: int, arguments: argparse.Namespace) -> int:
+    faults, streamed = arguments.faults, arguments.streamed
+
     def play(directory: Path) -> list[str]:
-        campaign = ClusterCampaign(directory, seed, _say, settle_s_max=settle_s, streamed=streamed)
+        campaign = ClusterCampaign(
+            directory, seed, _say, settle_s_max=arguments.settle_s, streamed=streamed,
+            doors=_doors(directory, arguments),
+        )  # fmt: skip
         try:
             return campaign.run(faults).complaints
         finally:  # one that got stuck has played something, too
             print(*campaign.report.lines(), sep="\n")
-            _write_json(json_file or directory / "report.json", seed, campaign.report.as_json())
+            _write_json(arguments.json or directory / "report.json", seed, campaign.report.as_json())
 
-    again = f"python -m tools.crash --cluster --faults {faults} --seed {seed} --streamed {streamed}"
-    return _in_a_directory(play, again, seed)
+    return _in_a_directory(play, f"--cluster --faults {faults} --streamed {streamed}", seed, arguments)
 
 
-def _binlog(seed: int, cycles: int, check_every: int, json_file: Path | None) -> int:
+def _binlog(seed: int, arguments: argparse.Namespace) -> int:
+    cycles, check_every = arguments.cycles, arguments.check_every
+
     def play(directory: Path) -> list[str]:
-        campaign = BinlogCampaign(directory, seed, _say)
+        campaign = BinlogCampaign(directory, seed, _say, doors=_doors(directory, arguments))
         report = campaign.report
         try:
             campaign.run(cycles, check_every)
         finally:
             print(*report.lines(), sep="\n")
-            _write_json(json_file or directory / "report.json", seed, report.as_json())
+            _write_json(arguments.json or directory / "report.json", seed, report.as_json())
         is_whole = check_every >= ROUND and cycles >= len(MODES) * check_every
         missed = BINLOG_POINTS - report.points_hit.keys() if is_whole else ()
         return [*report.complaints, *(f"crash point never hit: {point}" for point in sorted(missed))]
 
-    again = f"python -m tools.crash --binlog --cycles {cycles} --check-every {check_every} --seed {seed}"
-    return _in_a_directory(play, again, seed)
+    return _in_a_directory(play, f"--binlog --cycles {cycles} --check-every {check_every}", seed, arguments)
 
 
 def _outbox(seed: int, arguments: argparse.Namespace) -> int:
@@ -144,7 +149,7 @@ def _outbox(seed: int, arguments: argparse.Namespace) -> int:
 
     def play(directory: Path) -> list[str]:
         campaign = OutboxCampaign(directory, seed, arguments.sync, _say)
-        campaign.settle_s_max = arguments.settle_s
+        campaign.settle_s_max, campaign.doors = arguments.settle_s, _doors(directory, arguments)
         try:
             report = campaign.run(cycles, arguments.check_every)
         finally:
@@ -156,15 +161,21 @@ def _outbox(seed: int, arguments: argparse.Namespace) -> int:
         complaints = complaints_of(report, campaign.points if cycles >= campaign.cycles_for_all else ()).splitlines()
         return [line for text in complaints for line in (text, *(f"    {clue}" for clue in campaign.clues(text)))]
 
-    return _in_a_directory(play, f"python -m tools.crash --outbox --cycles {cycles} --seed {seed}", seed)
+    return _in_a_directory(play, f"--outbox --cycles {cycles}", seed, arguments)
+
+
+_OF_THEIR_OWN: Final[Mapping[str, Callable[[int, argparse.Namespace], int]]] = {
+    "groups": _groups, "spark": _spark, "cluster": _cluster, "binlog": _binlog, "ordered": _ordered, "outbox": _outbox,
+}  # fmt: skip
 
 
 def _write_json(file: Path, seed: int, report: dict[str, Any]) -> None:
     file.write_text(json.dumps({"seed": seed} | report, indent=1) + "\n", "utf-8")
 
 
-def _in_a_directory(play: Callable[[Path], list[str]], again: str, seed: int) -> int:
+def _in_a_directory(play: Callable[[Path], list[str]], words: str, seed: int, arguments: argparse.Namespace) -> int:
     """Play in a directory of its own; kept, and said how to repeat it, where something was found."""
+    again = f"python -m tools.crash {words} --seed {seed}{' --tls' * arguments.tls}"
     directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
     print(f"seed {seed}, in {directory}", flush=True)
     try:

@@ -9,8 +9,6 @@ from tools.crash.campaign import SETTLE_S_MAX
 from tools.crash.cluster.directory import STREAMED_PARTITIONS
 from tools.crash.cluster.plan import FAULTS_A_ROUND
 
-_OTHERS = ("groups", "ordered", "outbox", "binlog", "spark", "cluster")  # campaigns of a shape of their own
-_WITHOUT_TLS = ", ".join(f"--{name}" for name in _OTHERS)
 _DESCRIPTION = """\
 Campaigns: real processes are killed with SIGKILL while they work, and started again; at the end the history of all of
 them is held to what is stored. Without the name of a campaign: local and last-resource transactions with SQLite.
@@ -18,7 +16,7 @@ them is held to what is stored. Without the name of a campaign: local and last-r
 _EPILOG = """\
 examples:
   python -m tools.crash --cycles 20                      one broker, four workers, a database
-  python -m tools.crash --homes --tls --cycles 60        two homes, all over TLS with client certificates
+  python -m tools.crash --homes --tls --cycles 60        two homes, all over TLS, each process as a user of its own
   python -m tools.crash --cluster --faults 18            three brokers and a Spark stream
   python -m tools.crash --cluster --faults 40 --streamed 0 --json report.json
                                                          the same without Spark; every time is in the file
@@ -37,16 +35,6 @@ and --cluster need Java.
 """
 
 
-def parsed() -> argparse.Namespace:
-    """What was asked for; ends the process where that cannot be."""
-    made = parser()
-    arguments = made.parse_args()
-    for name in _OTHERS if arguments.tls else ():
-        if getattr(arguments, name):
-            made.error(f"--{name} has no --tls")
-    return arguments
-
-
 def parser() -> argparse.ArgumentParser:
     """Of all campaigns."""
     found = argparse.ArgumentParser(
@@ -62,8 +50,8 @@ def parser() -> argparse.ArgumentParser:
     )
     others.add_argument(
         "--tls", action="store_true",
-        help=f"brokers and clients speak TLS, with certificates of both, and log in; "
-        f"{_WITHOUT_TLS} have not got it",
+        help="brokers, ZooKeeper and clients speak TLS, with certificates of both sides; each process logs in as a "
+        "user of its own with the grants that it needs, and no more: a refusal is a finding",
     )  # fmt: skip
     others.add_argument(
         "--settle-s", type=float, default=SETTLE_S_MAX, metavar="SECONDS",

@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import random
-import secrets
 import signal
 import time
 from collections import Counter
@@ -22,24 +21,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlencode
 
 import txmq
 from tools.crash import final_reads, offline
 from tools.crash.directory import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, CampaignDirectory, HistoryFile, read_history
+from tools.crash.doors import OPEN, OPERATOR, Doors, user_of
 from tools.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, Death, deaths
 from tools.crash.processes import CampaignError, Child, has_stopped, pause
-from txmq.addresses import TlsFiles
-from txmq.client.admin.users import Users
 from txmq.testing.checkers.history import Coverage, Verdict, check
 from txmq.testing.eventually import eventually
-from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess, address_of
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 
 SETTLE_S_MAX = 5.0  # the promise: nothing in doubt so long after both sides are up
 SETTLE_GIVEN_UP_S = 60.0
 POINT_S = 60.0  # until a process reaches its point, on a machine that is busy with others
 KILLED = -signal.SIGKILL
-USER = "campaign"
 
 
 @dataclass(slots=True)
@@ -72,13 +68,12 @@ class Campaign:
         settle_s_max: nothing may stay in doubt for longer, everybody being up.
         settle_every: after so many cycles it is waited for; the faults of a cycle before that last until then.
         brokers: those that run, or are to be started again.
-        tls: with it, brokers and clients speak TLS, and show each other certificates; there are users, and everybody
-            logs in.
+        doors: who comes in, and how; the campaign itself as the operator, each process as a user of its own.
     """
 
     settle_s_max = SETTLE_S_MAX
     settle_every = 1
-    tls: TlsFiles | None = None
+    doors: Doors = OPEN
     points: Collection[str] = SQLITE_POINTS
     cycles_for_all = 3 * len(SQLITE_POINTS)  # from here on every point must have been hit
     left_for_resolver: Mapping[str, str] = LEFT_FOR_RESOLVER
@@ -110,42 +105,28 @@ class Campaign:
     def worker_command(self, name: str) -> list[str]:
         """Module and arguments of a worker's run."""
         seed = str(self._worker_seeds.getrandbits(32))
-        return [self.worker_module, str(self.world.directory), self.address, name, seed]
+        return [self.worker_module, str(self.world.directory), self.address_of(self.brokers, user_of(name)), name, seed]
 
     def _reader_command(self, name: str) -> list[str]:
-        return [self.reader_module, str(self.world.directory), self.address, name]
+        return [self.reader_module, str(self.world.directory), self.address_of(self.brokers, user_of(name)), name]
 
     def _resolver_command(self, _name: str) -> list[str]:
         return ["txmq.cli.main", "resolver", "--config", str(self.world.resolver_config)]
 
     @property
     def address(self) -> str:
-        """Of all brokers, for clients."""
+        """Of all brokers, for the campaign itself."""
         return self.address_of(self.brokers)
 
-    def address_of(self, brokers: Sequence[BrokerProcess]) -> str:
-        """Of some brokers, for clients."""
-        found = address_of(brokers)
-        if self.tls is None:
-            return found
-        return f"{found.replace('://', f'://{USER}@', 1)}&{urlencode({'password_file': str(self.world.password_file)})}"
+    def address_of(self, brokers: Sequence[BrokerProcess], user: str = OPERATOR) -> str:
+        """Of some brokers, for a user."""
+        return self.doors.address(brokers, user)
 
     def start_brokers(self, stack: ExitStack) -> list[BrokerProcess]:
         """Start what the clients talk to; ``stack`` ends it."""
-        broker = BrokerProcess(self.world.broker, settings=self.settings, tls=self.tls)
+        broker = BrokerProcess(self.world.broker, settings=self.settings, tls=self.doors.tls)
         stack.callback(broker.kill)
-        broker.start()
-        if self.tls is not None:
-            self.end_anonymity(broker)
-        return [broker]
-
-    def end_anonymity(self, broker: BrokerProcess) -> None:
-        """Add the user as whom all log in."""
-        password = secrets.token_urlsafe()
-        self.world.password_file.touch(mode=0o600)
-        self.world.password_file.write_text(password, "utf-8")
-        with txmq.connect(broker.address) as client:
-            Users(client.control, client.timeout).add(USER, password)
+        return [broker.start()]
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
@@ -161,6 +142,7 @@ class Campaign:
                 stack.callback(child.kill)
             stack.callback(self.world.close)
             self.brokers = self.start_brokers(stack)
+            self.doors.close(self.brokers)
             self.set_up()
             stack.callback(self.history.close)
             for number, death in zip(range(1, cycles + 1), self._plan, strict=False):
@@ -179,13 +161,17 @@ class Campaign:
 
     def set_up(self) -> None:
         """Topics and tables, and whoever uses them."""
-        self.world.create(self.address)
+        self.world.create(self.address_of(self.brokers, self._resolver.name))
         self.history = HistoryFile(self.world.histories, "campaign")
         with txmq.connect(self.address) as client:
             for topic, partitions in self.world.partitions.items():
                 settings = SCRAP_SETTINGS if topic == SCRAP else {}
                 client.topics.create(topic, partitions=partitions, **settings)
-            self.world.install(client)
+            databases = list(self.world.install(client).values())
+        service, resolver = self.world.service_grants(databases), self.world.resolver_grants(databases)
+        users = {worker.name: service for worker in self.workers}
+        own = {self._reader.name: self.world.reader_grants(), self._resolver.name: resolver}
+        self.doors.admit(self.brokers, users | own)
         self._start_children()
 
     def _start_children(self) -> None:
@@ -346,6 +332,7 @@ class Campaign:
         self.report.offline += offline.complaints([broker.data_dir for broker in self.brokers], drained)
         if any(statuses):
             self.report.offline.append(f"brokers stopped with {statuses}")
+        self.report.offline += self.doors.refused(self.brokers)
 
     def _left_in_doubt(self) -> set[str]:
         """What is in doubt although everybody had the promised time."""

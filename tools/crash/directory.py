@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, field
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import txmq
+from tools.crash.doors import Grant, may
 from txmq.testing.checkers.events import History, Log, merge, parse_history
-from txmq.xa import LastResource
+from txmq.xa import LastResource, MySQLResource
 
 ORDERS, PAYMENTS, AUDIT, SCRAP = "orders", "payments", "audit", "scrap"
 PARTITIONS: Final = {ORDERS: 2, PAYMENTS: 3, AUDIT: 1, SCRAP: 1}
@@ -64,11 +65,6 @@ class CampaignDirectory:
         return self.directory / "orders.db"
 
     @property
-    def password_file(self) -> Path:
-        """The password of the user as whom all log in, if there are users."""
-        return self.directory / "password"
-
-    @property
     def histories(self) -> Path:
         """One file per process that ever ran."""
         return self.directory / "history"
@@ -106,9 +102,23 @@ class CampaignDirectory:
         """The topics."""
         return PARTITIONS
 
-    def install(self, client: txmq.Client) -> None:
-        """The resources' tables."""
-        self.resource().install(client)
+    def install(self, client: txmq.Client) -> dict[str, str]:
+        """The resources' tables; the uuid of each database, by the resource's name."""
+        return installed(client, self.resource())
+
+    # --- what users need, if there are any; databases are meant by their uuids -------------------------------------
+
+    def service_grants(self, databases: Iterable[str]) -> list[Grant]:
+        """Of a worker."""
+        return [*may("write", "topic", self.partitions), *may("install,settle", "resource", databases)]
+
+    def resolver_grants(self, databases: Iterable[str]) -> list[Grant]:
+        """Of the resolver."""
+        return may("settle", "resource", databases)
+
+    def reader_grants(self) -> list[Grant]:
+        """Of the reader."""
+        return may("read", "topic", (topic for topic in self.partitions if topic != SCRAP))
 
     def introduce(self, client: txmq.Client) -> None:
         """Let a client know databases that have outcomes to tell; none by itself."""
@@ -132,6 +142,13 @@ class CampaignDirectory:
         """The shared database as a last resource."""
         database = str(self.database)
         return LastResource(RESOURCE, connect=lambda: sqlite3.connect(database, timeout=5.0))
+
+
+def installed(client: txmq.Client, *resources: LastResource | MySQLResource) -> dict[str, str]:
+    """Make the tables of resources; the uuid of each database, by the resource's name."""
+    for resource in resources:
+        resource.install(client)
+    return {resource.name: str(resource.uuid) for resource in resources}
 
 
 def read_history(world: CampaignDirectory) -> History:

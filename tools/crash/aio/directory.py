@@ -28,9 +28,8 @@ class AioCampaignDirectory(XaCampaignDirectory):
     def resolver_resources(self) -> str:
         return CampaignDirectory.resolver_resources(self) + "\n" + super().resolver_resources()
 
-    def install(self, client: txmq.Client) -> None:
-        CampaignDirectory.install(self, client)
-        super().install(client)
+    def install(self, client: txmq.Client) -> dict[str, str]:
+        return CampaignDirectory.install(self, client) | super().install(client)
 
     def rows(self) -> dict[str, list[tuple[str, str]]]:
         return {**super().rows(), RESOURCE: CampaignDirectory.rows(self)[RESOURCE]}

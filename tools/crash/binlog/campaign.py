@@ -41,6 +41,7 @@ from tools.crash.binlog.report import BinlogReport, Played
 from tools.crash.binlog.statements import Changes
 from tools.crash.binlog.table_check import TableCheck, TableDifference, lost_rows
 from tools.crash.binlog.tables import ALL_KEYS, BY_NAME, DATABASE, LIKE, PULSE, ROWS, TABLES, Table
+from tools.crash.doors import OPEN, Doors
 from tools.crash.faults import Fault
 from tools.crash.processes import CampaignError, pause
 from txmq.binlog.config import read_settings
@@ -66,12 +67,16 @@ class BinlogCampaign:
 
     Args:
         rows: of each table when it begins.
+        doors: who comes in to the broker.
     """
 
-    def __init__(self, directory: Path, seed: int, say: Callable[[str], None] = print, *, rows: int = ALL_KEYS) -> None:
-        self._world, self._say, self._rows = BinlogCampaignDirectory(directory), say, rows
+    def __init__(
+        self, directory: Path, seed: int, say: Callable[[str], None] = print, *, rows: int = ALL_KEYS,
+        doors: Doors = OPEN,
+    ) -> None:  # fmt: skip
+        self._world, self._say, self._rows, self._doors = BinlogCampaignDirectory(directory), say, rows, doors
         self._random, self._first_mode = random.Random(seed), seed
-        self._processes = Processes(self._world, random.Random(-seed - 1), self._is_snapshot_over)
+        self._processes = Processes(self._world, random.Random(-seed - 1), self._is_snapshot_over, doors)
         self._pulses = 0
         self._lost = set[str]()  # tables of which the source has not what its binlog has
         self.report = BinlogReport(self._processes.points_hit)
@@ -87,11 +92,13 @@ class BinlogCampaign:
             stack.callback(self._processes.kill)
             for server in (self._processes.source, self._processes.target, self._processes.broker):
                 server.start()
+            self._doors.close([self._processes.broker])
             self._processes.replay.start()
             self._world.write_address(self._processes.source.connect_arguments())
             self._make_tables(BY_NAME.values())
             while len(self.report.played) < count and not self.report.complaints:
                 self._play_sync(min(check_every, count - len(self.report.played)))
+            self.report.complaints += self._doors.refused([self._processes.broker])
         return self.report
 
     @property
@@ -132,7 +139,6 @@ class BinlogCampaign:
     def _begin(self) -> None:
         """Set up a new sync: a target with the source's tables, no row. Load and applier begin, the reader does not."""
         processes, world = self._processes, self._world
-        processes.name = f"b{self.report.syncs + 1}"
         source, target = processes.source, processes.target
         self._make_tables(BY_NAME[name] for name in sorted(self._lost & BY_NAME.keys()))
         for table in TABLES:
@@ -145,8 +151,7 @@ class BinlogCampaign:
             ((_, created),) = source.execute(f"SHOW CREATE TABLE {name}")
             target.execute(str(created))
         ((self._begun_at,),) = source.execute("SELECT @@gtid_binlog_pos")
-        address = processes.broker.address
-        world.write_config(processes.name, self._mode, address, source.port, target.port)
+        processes.begin_sync(f"b{self.report.syncs + 1}", self._mode)
         self._settings = read_settings(world.config(processes.name).read_text("utf-8"), {})
         world.calm.touch()
         world.snapshot.touch()
@@ -195,7 +200,7 @@ class BinlogCampaign:
         return time.monotonic() - begun
 
     def _published(self) -> Published | None:
-        address = self._processes.broker.address
+        address = self._processes.address()
         with suppress(txmq.errors.TxmqError, BinlogError), txmq.connect(address, timeout=2.0) as client:
             return newest_published(client, self._settings)
         return None
@@ -245,7 +250,7 @@ class BinlogCampaign:
         """Of a server to the replay."""
         processes, replay = self._processes, self._processes.replay.server
         name = f"{processes.name}_compared"
-        self._world.write_config(name, self._mode, processes.broker.address, replay.port, other.port)
+        self._world.write_config(name, self._mode, processes.address(), replay.port, other.port)
         check = TableCheck(self._world.config(name), replay, other)
         found = check.differences()
         self.report.counts["rows"] += check.rows if other is processes.target else 0
@@ -254,7 +259,7 @@ class BinlogCampaign:
     def _checker(self) -> Checker:
         """With all that the sync's topics have."""
         prefix = f"{self._processes.name}.{DATABASE}."
-        with txmq.connect(self._processes.broker.address) as client:
+        with txmq.connect(self._processes.address()) as client:
             topics = {topic.name: topic.partitions for topic in client.topics.list() if topic.name.startswith(prefix)}
             checker = Checker(
                 read_binlog(self._processes.binlog_files(), DATABASE), str(self._begun_at), topics, prefix

@@ -71,16 +71,18 @@ class BinlogCampaignDirectory:
     def _decisions(self) -> Path:
         return self.directory / "decisions"
 
-    def config(self, name: str) -> Path:
-        """Of a sync."""
-        return self.directory / f"{name}.toml"
+    def config(self, name: str, command: str = "run") -> Path:
+        """Of a sync, for a command of ``txmq binlog``."""
+        return self.directory / f"{name}.{command}.toml"
 
-    def write_config(self, name: str, mode: str, bootstrap: str, source: int, target: int) -> None:
-        """The file that reader and applier of a sync are started with."""
+    def write_config(
+        self, name: str, mode: str, bootstrap: str, source: int, target: int, command: str = "run"
+    ) -> None:
+        """The file that a command is started with; reader and applier of a sync differ in ``bootstrap`` alone."""
         more = dict(_MORE)
         more["publish"] += f'mode = "{mode}"\nspool = "{self.directory / name}.spool"\n'
         more["apply"] += f'state_database = "state_{name}"\n'
-        self.config(name).write_text(sync_settings(name, bootstrap, source, target, **more), "utf-8")
+        self.config(name, command).write_text(sync_settings(name, bootstrap, source, target, **more), "utf-8")
 
     def write_address(self, arguments: dict[str, Any]) -> None:
         """Where the load finds the source."""

@@ -12,6 +12,7 @@ from tools.crash.binlog.directory import BinlogCampaignDirectory
 from tools.crash.binlog.lost import put_back
 from tools.crash.binlog.plan import APPLIER, BROKER, LOAD, READER, SOURCE, TARGET
 from tools.crash.binlog.replay import Replay
+from tools.crash.doors import OPERATOR, Doors, Grant
 from tools.crash.faults import KILLED, POINT_S, Fault, Victim, Victims
 from tools.crash.processes import CampaignError, Child
 from txmq.testing.eventually import eventually
@@ -28,6 +29,7 @@ class Processes(Victims):
 
     Args:
         is_snapshot_over: of the sync of now.
+        doors: who comes in to the broker.
 
     Attributes:
         name: the sync of now: reader and applier are started with its configuration.
@@ -36,15 +38,15 @@ class Processes(Victims):
     """
 
     def __init__(
-        self, world: BinlogCampaignDirectory, seeds: random.Random, is_snapshot_over: Callable[[], bool]
+        self, world: BinlogCampaignDirectory, seeds: random.Random, is_snapshot_over: Callable[[], bool], doors: Doors
     ) -> None:
-        self._world, self._seeds, self._is_snapshot_over = world, seeds, is_snapshot_over
+        self._world, self._seeds, self._is_snapshot_over, self._doors = world, seeds, is_snapshot_over, doors
         self.name, self.points_hit = "", Counter[str]()
         self.lost: list[str] = []
         self.source = MariaDB(world.source, binary_log=True)
         self.target = MariaDB(world.target)
         self.replay = Replay(MariaDB(world.replay, options=REPLAY_OPTIONS))
-        self.broker = BrokerProcess(world.broker, settings=BROKER_SETTINGS)
+        self.broker = BrokerProcess(world.broker, settings=BROKER_SETTINGS, tls=doors.tls)
         self.load = Child(LOAD, world.directory, self._load_command)
         self.reader = Child(READER, world.directory, lambda _: self.command("run"))
         self.applier = Child(APPLIER, world.directory, lambda _: self.command("apply"))
@@ -54,7 +56,23 @@ class Processes(Victims):
 
     def command(self, name: str) -> list[str]:
         """A module and its arguments: ``txmq binlog`` for the sync of now."""
-        return ["txmq.cli.main", "binlog", name, "--config", str(self._world.config(self.name))]
+        return ["txmq.cli.main", "binlog", name, "--config", str(self._world.config(self.name, name))]
+
+    def address(self, user: str = OPERATOR) -> str:
+        """Of the broker, for a user."""
+        return self._doors.address([self.broker], user)
+
+    def begin_sync(self, name: str, mode: str) -> None:
+        """From here on reader and applier are started for this one, each as a user of its own."""
+        self.name, reader, applier = name, f"{READER}-{name}", f"{APPLIER}-{name}"
+        topics = f"{name}.*"
+        grants = {
+            reader: [Grant("create,write,read", "topic", topics), Grant("read", "group", f"binlog-{name}")],
+            applier: [Grant("read", "topic", topics), Grant("read", "group", f"apply-{name}")],
+        }
+        self._doors.admit([self.broker], grants)
+        for user, command in ((reader, "run"), (applier, "apply")):
+            self._world.write_config(name, mode, self.address(user), self.source.port, self.target.port, command)
 
     @property
     def _all(self) -> dict[str, Child | MariaDB | BrokerProcess]:

@@ -34,10 +34,11 @@ from tools.crash import final_reads, offline
 from tools.crash.cluster.clues import Clues
 from tools.crash.cluster.directory import PARTITIONS, PULSE, STREAMED, STREAMED_PARTITIONS, ClusterCampaignDirectory
 from tools.crash.cluster.plan import BROKERS, SERVERS, faults
-from tools.crash.cluster.processes import Processes
+from tools.crash.cluster.processes import RESOLVER, Processes
 from tools.crash.cluster.recovery import GIVEN_UP_S, SETTLED, Recovery
 from tools.crash.cluster.report import Bounds, ClusterReport, Played
 from tools.crash.directory import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, HistoryFile
+from tools.crash.doors import OPEN, Doors
 from tools.crash.faults import Fault
 from tools.crash.groups.directory import GROUP, GroupCampaignDirectory
 from tools.crash.groups.directory import PARTITIONS as GROUP_PARTITIONS
@@ -63,13 +64,15 @@ class ClusterCampaign:
     Args:
         pause_s_max: a partition whose home lives may take no message for so long.
         settle_s_max: nothing may stay in doubt for longer, everything being up.
+        doors: who comes in.
         streamed: the partitions of the topic that a Spark stream writes, over all homes; 0: there is no stream.
     """
 
     def __init__(
         self, directory: Path, seed: int, say: Callable[[str], None] = print, *, pause_s_max: float = PAUSE_S_MAX,
-        settle_s_max: float = SETTLE_S_MAX, streamed: int = STREAMED_PARTITIONS,
+        settle_s_max: float = SETTLE_S_MAX, streamed: int = STREAMED_PARTITIONS, doors: Doors = OPEN,
     ) -> None:  # fmt: skip
+        self._doors = doors
         self.world, self._say, self._streamed = ClusterCampaignDirectory(directory), say, streamed
         self._plan, self._seeds = faults(random.Random(seed), has_stream=streamed > 0), random.Random(-seed - 1)
         self.report = ClusterReport(Bounds(pause_s_max, settle_s_max))
@@ -85,13 +88,17 @@ class ClusterCampaign:
     def play(self, chosen: Iterable[Fault]) -> ClusterReport:
         """Play these; see ``run``."""
         with ExitStack() as stack:
-            ensemble = stack.enter_context(Ensemble(self.world.directory / "zookeepers", SERVERS))
-            cluster = Cluster(self.world.directory / "brokers", ensemble, size=BROKERS, settings=BROKER_SETTINGS)
-            self._processes = Processes(self.world, cluster, self._seeds)
+            doors, directory = self._doors, self.world.directory
+            ensemble = stack.enter_context(Ensemble(directory / "zookeepers", SERVERS, doors.tls))
+            cluster = Cluster(
+                directory / "brokers", ensemble, size=BROKERS, settings=BROKER_SETTINGS, tls=doors.tls,
+                credentials=doors.credentials,
+            )  # fmt: skip
+            self._processes = Processes(self.world, cluster, self._seeds, doors)
             stack.callback(self._processes.kill)
             self._set_up()
             stack.callback(self._history.close)
-            with txmq.connect(cluster.address, timeout=TIMEOUT_S) as client:
+            with txmq.connect(self._processes.address(), timeout=TIMEOUT_S) as client:
                 self._recovery = Recovery(self.world, self._processes, client, self._placed(client))
                 self._recovery.await_begin()
                 for number, fault in enumerate(chosen, 1):
@@ -102,17 +109,19 @@ class ClusterCampaign:
         return self.report
 
     def _set_up(self) -> None:
-        cluster = self._processes.cluster.start()
-        self.world.create(cluster.address)
+        processes = self._processes
+        self._doors.close(processes.cluster.start().brokers)
+        self.world.create(processes.address(RESOLVER))
         self._history = HistoryFile(self.world.histories, "campaign")
-        with txmq.connect(cluster.address) as client:
+        with txmq.connect(processes.address()) as client:
             for topic, partitions in PARTITIONS.items():
                 settings = SCRAP_SETTINGS if topic == SCRAP else {}
                 client.topics.create(topic, partitions=partitions, **settings)
             if self._streamed:
                 client.topics.create(STREAMED, partitions=self._streamed)
-            self.world.install(client)
-        self._processes.start_clients(has_stream=self._streamed > 0)
+            databases = self.world.install(client)
+        self._doors.admit(processes.cluster.brokers, processes.grants(databases))
+        processes.start_clients(has_stream=self._streamed > 0)
 
     def _placed(self, client: txmq.Client) -> dict[tuple[str, int], int]:
         """The broker of each partition.
@@ -168,13 +177,16 @@ class ClusterCampaign:
         if processes.driver is not None:
             processes.driver.finish(GIVEN_UP_S)
         self._recovery.await_rest()
-        self._drain_spool(client)
+        self._drain_spool()
         for member in processes.members:
             member.stop()
 
-    def _drain_spool(self, client: txmq.Client) -> None:
+    def _drain_spool(self) -> None:
         spool = str(self.world.directory / "spool")
-        with client.ordered_producer(txmq.KeyHashSelector(), spool, options=options({})) as producer:
+        with (
+            txmq.connect(self._processes.address(self._processes.ordered.name), timeout=TIMEOUT_S) as client,
+            client.ordered_producer(txmq.KeyHashSelector(), spool, options=options({})) as producer,
+        ):
             producer.flush(GIVEN_UP_S)
             self.report.others += [f"parked: {entry.reason}" for entry in producer.parked()]
         with Spool(Path(spool), read_only=True) as left:
@@ -183,7 +195,7 @@ class ClusterCampaign:
 
     def _read(self, client: txmq.Client) -> None:
         """Everything that is there, and what the checkers say of it."""
-        address, report = self._processes.cluster.address, self.report
+        address, report = self._processes.address(), self.report
         rows = client.groups.describe(GROUP)["partitions"]
         if len(rows) != GROUP_PARTITIONS:
             report.others.append(f"the group has {len(rows)} partitions, not {GROUP_PARTITIONS}")
@@ -211,10 +223,11 @@ class ClusterCampaign:
         """Hold the files of the stopped brokers to what a client reads."""
         brokers = self._processes.cluster.brokers
         streamed = {STREAMED: self._streamed} if self._streamed else {}
-        drained = final_reads.drain(self._processes.cluster.address, PARTITIONS | streamed)
+        drained = final_reads.drain(self._processes.address(), PARTITIONS | streamed)
         for child in self._processes.children:
             child.kill()
         for broker in brokers:
             if status := broker.stop():
                 self.report.others.append(f"{broker.data_dir.name} stopped with status {status}")
         self.report.others += offline.complaints([broker.data_dir for broker in brokers], drained)
+        self.report.others += self._doors.refused(brokers)

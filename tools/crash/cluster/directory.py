@@ -35,9 +35,8 @@ class ClusterCampaignDirectory(XaCampaignDirectory):
     def resolver_resources(self) -> str:
         return f"{CampaignDirectory.resolver_resources(self)}\n{super().resolver_resources()}"
 
-    def install(self, client: txmq.Client) -> None:
-        CampaignDirectory.install(self, client)
-        super().install(client)
+    def install(self, client: txmq.Client) -> dict[str, str]:
+        return CampaignDirectory.install(self, client) | super().install(client)
 
     def rows(self) -> dict[str, list[tuple[str, str]]]:
         return CampaignDirectory.rows(self) | super().rows()

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tools.crash.cluster.directory import PULSE, STREAMED, ClusterCampaignDirectory
 from tools.crash.cluster.plan import BANKERS, DRIVER, MEMBERS, WORKERS
+from tools.crash.directory import PARTITIONS as SQLITE_PARTITIONS
+from tools.crash.directory import RESOURCE
+from tools.crash.doors import OPERATOR, Doors, Grant, may, user_of
 from tools.crash.faults import Fault, Victim, Victims, await_death
+from tools.crash.groups.campaign import MEMBER_GRANTS
+from tools.crash.groups.directory import TOPIC as GROUP_TOPIC
+from tools.crash.ordered.directory import PARTITIONS as ORDERED_PARTITIONS
 from tools.crash.processes import CampaignError, Child, pause
-from tools.crash.spark.stream import SparkDriver
+from tools.crash.spark.stream import SparkDriver, stream_grants
+from tools.crash.xa.directory import SERVER_OF, XA_PARTITIONS
 from txmq.testing.processes.cluster import Cluster
 
+RESOLVER = "resolver"
 ROWS_PER_BATCH = 2000
 
 
@@ -24,8 +32,8 @@ class Processes(Victims):
         banker: of transactions on the MariaDB servers.
     """
 
-    def __init__(self, world: ClusterCampaignDirectory, cluster: Cluster, seeds: random.Random) -> None:
-        self._world, self._seeds = world, seeds
+    def __init__(self, world: ClusterCampaignDirectory, cluster: Cluster, seeds: random.Random, doors: Doors) -> None:
+        self._world, self._seeds, self._doors = world, seeds, doors
         self.cluster = cluster
         self.driver: SparkDriver | None = None
         self.workers = [self._child(f"w{n}", "tools.crash.worker", is_seeded=True) for n in range(WORKERS)]
@@ -35,17 +43,38 @@ class Processes(Victims):
         self.ordered = self._child("o", "tools.crash.ordered.worker")
         self._rounds = self._child("g", "tools.crash.groups.producer")
         self._readers = [self._child("r", "tools.crash.reader"), self._child("rx", "tools.crash.xa.reader")]
-        self._resolver = Child("resolver", world.directory, self._resolver_command)
+        self._resolver = Child(RESOLVER, world.directory, self._resolver_command)
 
     def _child(self, name: str, module: str, *, is_seeded: bool = False) -> Child:
         def command(run_name: str) -> list[str]:
             seed = [str(self._seeds.getrandbits(32))] if is_seeded else []
-            return [module, str(self._world.directory), self.cluster.address, run_name, *seed]
+            return [module, str(self._world.directory), self.address(user_of(run_name)), run_name, *seed]
 
         return Child(name, self._world.directory, command)
 
     def _resolver_command(self, _name: str) -> list[str]:
         return ["txmq.cli.main", "resolver", "--config", str(self._world.resolver_config)]
+
+    def address(self, user: str = OPERATOR) -> str:
+        """Of all brokers, for a user."""
+        return self._doors.address(self.cluster.brokers, user)
+
+    def grants(self, databases: Mapping[str, str]) -> dict[str, list[Grant]]:
+        """What each process needs; ``databases``: their uuids by the names of resources."""
+        shop, banks = [databases[RESOURCE]], [databases[name] for name in SERVER_OF]
+        transacting = may("write", "topic", SQLITE_PARTITIONS) + may("install,settle", "resource", shop)
+        banking = may("write", "topic", XA_PARTITIONS) + may("install,settle", "resource", banks)
+        return {
+            **{worker.name: transacting for worker in self.workers},
+            **{banker.name: banking for banker in self.bankers},
+            **{member.name: list(MEMBER_GRANTS) for member in self.members},
+            **{reader.name: self._world.reader_grants() for reader in self._readers},
+            self.pulse.name: may("write", "topic", [PULSE]),
+            self.ordered.name: may("write", "topic", ORDERED_PARTITIONS),
+            self._rounds.name: may("write", "topic", [GROUP_TOPIC]),
+            RESOLVER: self._world.resolver_grants(databases.values()),
+            DRIVER: stream_grants(PULSE, STREAMED),
+        }
 
     @property
     def writers(self) -> list[Child]:
@@ -64,7 +93,7 @@ class Processes(Victims):
         if has_stream:
             directory = self._world.directory / "stream"
             directory.mkdir()
-            self.driver = SparkDriver(directory, self.cluster.address, PULSE, STREAMED, ROWS_PER_BATCH)
+            self.driver = SparkDriver(directory, self.address(DRIVER), PULSE, STREAMED, ROWS_PER_BATCH)
             self.driver.start()
 
     def kill(self) -> None:

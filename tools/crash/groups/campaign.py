@@ -31,6 +31,7 @@ from typing import Any
 import txmq
 from tools.crash import final_reads, offline
 from tools.crash.directory import BROKER_SETTINGS, HistoryFile
+from tools.crash.doors import OPEN, OPERATOR, Doors, Grant, may, user_of
 from tools.crash.groups.directory import GROUP, MEMBERS, PARTITIONS, TOPIC, GroupCampaignDirectory
 from tools.crash.processes import CampaignError, Child, pause
 from txmq.testing.checkers.groups import GroupRules, check_group
@@ -38,6 +39,8 @@ from txmq.testing.checkers.history import Verdict, check
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
+PRODUCER = "w"
+MEMBER_GRANTS = (Grant("read", "topic", TOPIC), Grant("read", "group", GROUP))
 PAUSE_S = 1.0  # between two changes
 ROUND_S = 12.0
 MEMBERS_MIN, MEMBERS_MAX = 3, 8
@@ -70,18 +73,20 @@ class GroupCampaign:
     Args:
         owned_s_max: after the last change every partition must be owned within so many seconds.
         stopped_s_max: a message may wait so long in a partition that does not move.
+        doors: who comes in.
         coverage: so many changes must have been lived through by partitions that did not move.
     """
 
     def __init__(
         self, directory: Path, seed: int, say: Callable[[str], None] = print, *, owned_s_max: float = 3.0,
-        stopped_s_max: float = 3.0, coverage: int = 0,
+        stopped_s_max: float = 3.0, coverage: int = 0, doors: Doors = OPEN,
     ) -> None:  # fmt: skip
         self.world, self._rng, self._say = GroupCampaignDirectory(directory), random.Random(seed), say
+        self._doors = doors
         self._owned_s_max = owned_s_max
         self._rules = GroupRules(stopped_s_max=stopped_s_max, stays=coverage, refused=min(coverage, 1))
-        self.broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS)
-        self._producer = Child("w", directory, lambda name: self._command("producer", name))
+        self.broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS, tls=doors.tls)
+        self._producer = Child(PRODUCER, directory, lambda name: self._command("producer", name))
         self._members: list[Child] = []
         self._leaving: list[Child] = []
         self._paused: dict[Child, tuple[float, str]] = {}  # until when, and the outage's name
@@ -90,7 +95,10 @@ class GroupCampaign:
         self.report = GroupReport()
 
     def _command(self, role: str, name: str) -> list[str]:
-        return [f"tools.crash.groups.{role}", str(self.world.directory), self.broker.address, name]
+        return [f"tools.crash.groups.{role}", str(self.world.directory), self._address(user_of(name)), name]
+
+    def _address(self, user: str = OPERATOR) -> str:
+        return self._doors.address([self.broker], user)
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
@@ -122,8 +130,10 @@ class GroupCampaign:
         self.world.histories.mkdir()
         self._history = HistoryFile(self.world.histories, "campaign")
         self.broker.start()
-        with txmq.connect(self.broker.address) as client:
+        self._doors.close([self.broker])
+        with txmq.connect(self._address()) as client:
             client.topics.create(TOPIC, partitions=PARTITIONS)
+        self._doors.admit([self.broker], {PRODUCER: may("write", "topic", [TOPIC])})
         self._producer.start()
         self._heal()
 
@@ -159,6 +169,7 @@ class GroupCampaign:
     def _join(self) -> Child:
         self._numbers += 1
         member = Child(f"m{self._numbers}", self.world.directory, lambda name: self._command("member", name))
+        self._doors.admit([self.broker], {member.name: MEMBER_GRANTS})
         member.start()
         self._members.append(member)
         return member
@@ -210,7 +221,7 @@ class GroupCampaign:
 
     def _measure(self) -> None:
         self._refuse_dead()
-        with txmq.connect(self.broker.address) as client:
+        with txmq.connect(self._address()) as client:
             eventually(lambda: self._are_joined(client), "every member joins", GIVEN_UP_S, CampaignError)
             eventually(lambda: self._are_owned(client), "every partition has an owner", GIVEN_UP_S, CampaignError)
         seconds = max(0.0, time.monotonic() - self._changed_at)
@@ -248,7 +259,7 @@ class GroupCampaign:
         """The producer ends, then the members, when nothing is left to consume and all of it is saved."""
         self._producer.signal(signal.SIGTERM)
         self._producer.wait_stopped()
-        with txmq.connect(self.broker.address) as client:
+        with txmq.connect(self._address()) as client:
             eventually(lambda: _lag(client) == 0, "the group catches up", GIVEN_UP_S, CampaignError)
         for member in self._members:
             member.signal(signal.SIGTERM)
@@ -256,8 +267,8 @@ class GroupCampaign:
             member.wait_stopped()
 
     def _check(self) -> None:
-        drained = final_reads.drain(self.broker.address, {TOPIC: PARTITIONS})
-        with txmq.connect(self.broker.address) as client:
+        drained = final_reads.drain(self._address(), {TOPIC: PARTITIONS})
+        with txmq.connect(self._address()) as client:
             rows = _group(client)["partitions"]
         lag = [[row["topic"], row["partition"], row["start"], row["offset"], row["end"]] for row in rows]
         for name, found in (("drain", drained), ("rows", []), ("in-doubt", []), ("lag", lag)):
@@ -268,6 +279,7 @@ class GroupCampaign:
         self.report.offline = offline.complaints(self.world.broker, drained)
         if status != 0:
             self.report.offline.append(f"the broker stopped with status {status}")
+        self.report.offline += self._doors.refused([self.broker])
 
 
 def _group(client: txmq.Client) -> dict[str, Any]:

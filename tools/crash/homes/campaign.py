@@ -12,12 +12,12 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 
 import txmq
 from tools.crash.campaign import POINT_S, Campaign, await_death, is_stopped
 from tools.crash.directory import LOCAL, read_history
+from tools.crash.doors import user_of
 from tools.crash.homes.cells import ALL_KINDS, BROKER_PATHS, CELLS, CLIENT_POINTS, LEFT, Cell, HomesDeath, cells
 from tools.crash.homes.directory import (
     COMMIT,
@@ -39,7 +39,6 @@ from txmq.testing.processes.zookeeper import Ensemble
 
 BROKERS = 2
 _ASK_S = 10.0
-_CREDENTIALS = "brokers:campaign"  # of the nodes in ZooKeeper: with users these are closed
 _ZOMBIE_S = 1.5  # beyond the second that a home waits for an owner that has gone
 
 
@@ -71,26 +70,14 @@ class HomesCampaign(Campaign):
         return cells(rng, self._chosen)
 
     def start_brokers(self, stack: ExitStack) -> list[BrokerProcess]:
-        ensemble = stack.enter_context(Ensemble(self.world.directory / "zookeeper", tls=self.tls))
-        directory = self.world.directory / "brokers"
+        doors, directory = self.doors, self.world.directory
+        ensemble = stack.enter_context(Ensemble(directory / "zookeeper", tls=doors.tls))
         cluster = Cluster(
-            directory, ensemble, size=BROKERS, settings=self.settings, tls=self.tls,
-            credentials="" if self.tls is None else _CREDENTIALS,
+            directory / "brokers", ensemble, size=BROKERS, settings=self.settings, tls=doors.tls,
+            credentials=doors.credentials,
         )  # fmt: skip
         stack.callback(cluster.kill)
-        brokers = cluster.start().brokers
-        if self.tls is not None:
-            self.end_anonymity(brokers[0])
-            for broker in brokers:
-                eventually(partial(self._is_known, broker), "every home knows the user", _ASK_S, CampaignError)
-        return brokers
-
-    def _is_known(self, broker: BrokerProcess) -> bool:
-        try:
-            txmq.connect(self.address_of([broker])).close()
-        except txmq.errors.BrokerError:
-            return False
-        return True
+        return cluster.start().brokers
 
     def set_up(self) -> None:
         super().set_up()
@@ -107,7 +94,7 @@ class HomesCampaign(Campaign):
         decider, kinds = self._part or (number % BROKERS, ALL_KINDS)
         module, directory, _address, *rest = super().worker_command(name)
         in_turn = [*self.brokers[decider:], *self.brokers[:decider]]
-        return [module, directory, self.address_of(in_turn), *rest, kinds]
+        return [module, directory, self.address_of(in_turn, user_of(name)), *rest, kinds]
 
     # --- deaths ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,8 @@ from typing import Any, Final
 import MySQLdb
 
 import txmq
-from tools.crash.directory import ORDERS, PAYMENTS, RESOURCE, CampaignDirectory
+from tools.crash.directory import ORDERS, PAYMENTS, RESOURCE, CampaignDirectory, installed
+from tools.crash.doors import Grant, may
 from tools.crash.xa.directory import listed_by, mysql_resource, start_bank
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import MySQLResource
@@ -60,9 +61,13 @@ class HomesCampaignDirectory(CampaignDirectory):
         """The server as an XA resource."""
         return MySQLResource(BANK, connect=lambda: MySQLdb.connect(**self._connect_arguments()))
 
-    def install(self, client: txmq.Client) -> None:
-        super().install(client)
-        self.bank().install(client)
+    def install(self, client: txmq.Client) -> dict[str, str]:
+        return super().install(client) | installed(client, self.bank())
+
+    def service_grants(self, databases: Iterable[str]) -> list[Grant]:
+        written = may("write", "topic", (topic for topic in self.partitions if topic != INBOX))
+        consumed = [Grant("read", "topic", INBOX), Grant("read", "group", GROUP)]
+        return [*written, *consumed, Grant("read", "group", CHECKERS), *may("install,settle", "resource", databases)]
 
     def prepared(self) -> set[str]:
         return listed_by(_servers[self.directory])

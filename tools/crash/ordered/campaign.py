@@ -29,6 +29,7 @@ from pathlib import Path
 import txmq
 from tools.crash import final_reads, offline
 from tools.crash.directory import BROKER_SETTINGS, HistoryFile
+from tools.crash.doors import OPEN, OPERATOR, Doors, may
 from tools.crash.ordered.directory import PARTITIONS, TOPIC, OrderedCampaignDirectory, options
 from tools.crash.processes import CampaignError, Child, pause
 from txmq.client.spooling.spool import Spool
@@ -39,6 +40,7 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 ORDERED_POINTS = tuple(sorted(point for point in POINTS if point.startswith("client.ordered.")))
+PRODUCER = "p"
 KINDS = ("outage", "paused", "killed", "killed-away", "both")
 POINT_S = 60.0
 DRAIN_S = 120.0
@@ -89,17 +91,20 @@ class OrderedReport:
 
 
 class OrderedCampaign:
-    """One campaign in an empty ``directory``; ``say`` gets a line a cycle."""
+    """One campaign in an empty ``directory``; ``say`` gets a line a cycle, ``doors`` say who comes in."""
 
-    def __init__(self, directory: Path, seed: int, say: Callable[[str], None] = print) -> None:
-        self.world, self._say = OrderedCampaignDirectory(directory), say
+    def __init__(self, directory: Path, seed: int, say: Callable[[str], None] = print, doors: Doors = OPEN) -> None:
+        self.world, self._say, self._doors = OrderedCampaignDirectory(directory), say, doors
         self._cycles = cycles(random.Random(seed))
-        self.broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS)
-        self._producer = Child("p", directory, self._command)
+        self.broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS, tls=doors.tls)
+        self._producer = Child(PRODUCER, directory, self._command)
         self.report = OrderedReport()
 
     def _command(self, name: str) -> list[str]:
-        return ["tools.crash.ordered.worker", str(self.world.directory), self.broker.address, name]
+        return ["tools.crash.ordered.worker", str(self.world.directory), self._address(PRODUCER), name]
+
+    def _address(self, user: str = OPERATOR) -> str:
+        return self._doors.address([self.broker], user)
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
@@ -116,8 +121,10 @@ class OrderedCampaign:
             self._history = HistoryFile(self.world.histories, "campaign")
             stack.callback(self._history.close)
             self.broker.start()
-            with txmq.connect(self.broker.address) as client:
+            self._doors.close([self.broker])
+            with txmq.connect(self._address()) as client:
                 client.topics.create(TOPIC, partitions=PARTITIONS[TOPIC])
+            self._doors.admit([self.broker], {PRODUCER: may("write", "topic", [TOPIC])})
             self._start()
             for number, cycle in zip(range(1, count + 1), self._cycles, strict=False):
                 self._play(number, count, cycle)
@@ -220,7 +227,7 @@ class OrderedCampaign:
             self._producer.signal(signal.SIGTERM)
             self._producer.wait_stopped()
         self._drain()
-        drained = final_reads.drain(self.broker.address, PARTITIONS)
+        drained = final_reads.drain(self._address(), PARTITIONS)
         for name, found in (("drain", drained), ("rows", []), ("in-doubt", [])):
             self._history.write(name, "ok", name, found)
         lines = self.world.lines()
@@ -233,9 +240,9 @@ class OrderedCampaign:
         return verdict.result == "valid" and not self.report.others
 
     def _drain(self) -> None:
-        """By a process of its own, as an operator would; nothing may be parked."""
+        """By a process of its own, as an operator would, with the producer's user; nothing may be parked."""
         with (
-            txmq.connect(self.broker.address) as client,
+            txmq.connect(self._address(PRODUCER)) as client,
             client.ordered_producer(txmq.KeyHashSelector(), str(self.world.spool), options=options({})) as producer,
         ):
             producer.flush(DRAIN_S)
@@ -246,3 +253,4 @@ class OrderedCampaign:
         self.report.others += offline.complaints(self.world.broker, self._drained)
         if status != 0:
             self.report.others.append(f"the broker stopped with status {status}")
+        self.report.others += self._doors.refused([self.broker])

@@ -27,6 +27,7 @@ import txmq
 from tools.crash.campaign import POINT_S, Campaign, await_death, is_stopped
 from tools.crash.cluster.clues import Clues
 from tools.crash.directory import RESOURCE, read_history
+from tools.crash.doors import user_of
 from tools.crash.outbox import operators
 from tools.crash.outbox.cells import (
     BROKER_PATHS,
@@ -94,7 +95,7 @@ class OutboxCampaign(Campaign):
     def worker_command(self, name: str) -> list[str]:
         module, directory, address, *rest = super().worker_command(name)
         is_far = name.startswith(f"w{WORKERS - 1}.")
-        return [module, directory, self._relay.address if is_far else address, *rest]
+        return [module, directory, self.doors.relayed(self._relay, user_of(name)) if is_far else address, *rest]
 
     @property
     def _broker(self) -> BrokerProcess:

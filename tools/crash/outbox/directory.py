@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
 import txmq
-from tools.crash.directory import KEYS, LAST_RESOURCE, ORDERS, RESOURCE, CampaignDirectory
+from tools.crash.directory import KEYS, LAST_RESOURCE, ORDERS, RESOURCE, CampaignDirectory, installed
+from tools.crash.doors import Grant
 from tools.crash.plan import WORKERS
 from tools.crash.xa.directory import LEDGER, XaCampaignDirectory, mysql_resource
 from txmq.client.transaction.background_resolver import resolver_of
@@ -68,9 +69,11 @@ class OutboxCampaignDirectory(XaCampaignDirectory):
         table, options = _MARKERS[LEDGER_DB], replace(OPTIONS, when=when)
         return LastResource(LEDGER_DB, connect=lambda: self.connect(0), table=table, outbox=options)
 
-    def install(self, client: txmq.Client) -> None:
-        for resource in (self.resource(), self.ledger()):
-            resource.install(client)
+    def install(self, client: txmq.Client) -> dict[str, str]:
+        return installed(client, self.resource(), self.ledger())
+
+    def resolver_grants(self, databases: Iterable[str]) -> list[Grant]:
+        return self.service_grants(databases)  # it drains, too
 
     def introduce(self, client: txmq.Client) -> None:
         """A broker says of what went to an outbox behind its prepare that it was rolled back; the database knows."""

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import txmq
+from tools.crash.doors import OPEN, Doors
 from tools.crash.processes import CampaignError, pause
-from tools.crash.spark.stream import Row, SparkDriver, compare, newest_batch
+from tools.crash.spark.stream import Row, SparkDriver, compare, newest_batch, stream_grants
 from txmq.model import TransactionKind
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
-IN, OUT = "in", "out"
+IN, OUT, DRIVER = "in", "out", "driver"
 ROWS_PER_BATCH = 150
 PARTITIONS = 3
 MESSAGES_PER_ROUND = 600
@@ -50,7 +51,8 @@ class SparkReport:
 class SparkCampaign:
     """See the module's docstring."""
 
-    def __init__(self, directory: Path, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, seed: int, say: Callable[[str], None], doors: Doors = OPEN) -> None:
+        self._doors = doors
         self._directory, self._rng, self._say = directory, random.Random(seed), say
         self._sent = 0
         self.report = SparkReport()
@@ -61,16 +63,24 @@ class SparkCampaign:
         Raises:
             CampaignError: nothing moves any more.
         """
-        with BrokerProcess(self._directory / "data") as broker, txmq.connect(broker.address, timeout=60.0) as client:
-            client.topics.create(IN, partitions=PARTITIONS)
-            client.topics.create(OUT, partitions=PARTITIONS)
-            with SparkDriver(self._directory, broker.address, IN, OUT, ROWS_PER_BATCH) as driver:
-                for number in range(kills):
-                    self._round(client, broker, driver, _KINDS[number % len(_KINDS)])
-                self._send(client)
-                driver.finish(PATIENCE_S)
-            self._compare(client)
+        with BrokerProcess(self._directory / "data", tls=self._doors.tls) as broker:
+            self._doors.close([broker])
+            with txmq.connect(self._doors.address([broker]), timeout=60.0) as client:
+                self._play(client, broker, kills)
+            self.report.complaints += self._doors.refused([broker])
         return self.report
+
+    def _play(self, client: txmq.Client, broker: BrokerProcess, kills: int) -> None:
+        client.topics.create(IN, partitions=PARTITIONS)
+        client.topics.create(OUT, partitions=PARTITIONS)
+        self._doors.admit([broker], {DRIVER: stream_grants(IN, OUT)})
+        address = self._doors.address([broker], DRIVER)
+        with SparkDriver(self._directory, address, IN, OUT, ROWS_PER_BATCH) as driver:
+            for number in range(kills):
+                self._round(client, broker, driver, _KINDS[number % len(_KINDS)])
+            self._send(client)
+            driver.finish(PATIENCE_S)
+        self._compare(client)
 
     def _round(self, client: txmq.Client, broker: BrokerProcess, driver: SparkDriver, kind: str) -> None:
         self._send(client)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import txmq
+from tools.crash.doors import Grant
 from tools.crash.processes import ROOT, CampaignError
 from tools.crash.spark.driver import Stream
 from txmq.spark.sink.queries import Queries
@@ -65,6 +66,11 @@ class SparkDriver(ChildProcess):
         status = self.wait(timeout)
         if status:
             raise DriverFailedError(f"the driver ended with {status}\n{self.log_tail()}")
+
+
+def stream_grants(source: str, sink: str) -> list[Grant]:
+    """What the driver's user needs. The query has an id of Spark's for a name, so any name is granted."""
+    return [Grant("read", "topic", source), Grant("write", "topic", sink), Grant("read", "group", "*")]
 
 
 def newest_batch(client: txmq.Client) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import MySQLdb
 
 import txmq
-from tools.crash.directory import CampaignDirectory
+from tools.crash.directory import CampaignDirectory, installed
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 
@@ -79,10 +79,8 @@ class XaCampaignDirectory(CampaignDirectory):
         """Server a as a last resource, with tables of its own."""
         return LastResource("ledger", connect=lambda: self.connect(0), table="txmq_ledger")
 
-    def install(self, client: txmq.Client) -> None:
-        for name in ("bank-a", "bank-b"):
-            self.xa(name).install(client)
-        self.ledger().install(client)
+    def install(self, client: txmq.Client) -> dict[str, str]:
+        return installed(client, self.xa("bank-a"), self.xa("bank-b"), self.ledger())
 
     def bring_up(self) -> None:
         for server in self.servers:
