@@ -13,7 +13,7 @@ import typer
 
 from txmq.cli import output, tx_branches, tx_explain, tx_messages
 from txmq.cli.connecting import connected, partly, raise_missing
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, ForbiddenError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at transactions, and settle what hangs.")
 
@@ -259,19 +259,40 @@ def give_up(
 
 
 @app.command()
-def fence(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
+def fence(
+    txid: Txid,
+    resource: Annotated[
+        str | None,
+        typer.Option(
+            "--resource", help="Name or uuid of the database, for a user who may settle for it and nothing else.",
+            show_default=False,
+        ),
+    ] = None,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
+) -> None:  # fmt: skip
     """Tell what became of a transaction, for good: one the broker never saw is journaled as rolled back.
 
     After "rolled-back" a branch of that id which a database lists in XA RECOVER may be rolled back by hand.
 
+    With --resource a user who may settle for that database (txmq acl add USER --may settle --resource UUID) does the
+    same for the branch there, and for nothing else of another user's transaction: as txmq resolver does.
+
     [bold]Examples[/bold]
 
       txmq tx fence TXID
+      txmq tx fence TXID --resource 0123456789abcdef0123456789abcdef
     """
     with connected(bootstrap) as client:
-        word = client.transactions.fence(txid).value
+        try:
+            word = client.transactions.fence(txid, resource).value
+        except ForbiddenError as error:
+            if resource is not None:
+                raise
+            raise ForbiddenError(f"{error}; who may settle for a database adds --resource UUID") from error
     open_still = f" yet, so nothing was fenced; why: txmq tx show {txid}" if word == "unknown" else ""
-    output.report({"txid": txid, "outcome": word}, f"transaction {txid}: {word}{open_still}", as_json=as_json)
+    where = "" if resource is None else f" in {resource}"
+    said = {"txid": txid, "outcome": word} | ({} if resource is None else {"resource": resource})
+    output.report(said, f"transaction {txid}{where}: {word}{open_still}", as_json=as_json)
 
 
 @app.command()

@@ -16,7 +16,9 @@ import txmq
 import txmq.aio
 from tests.services.consumer.retrying import NOW
 from txmq.client.admin.users import Users
-from txmq.errors import UnauthenticatedError
+from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.errors import TransactionConflictError, UnauthenticatedError
+from txmq.protocol.branches import encode_branch
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
@@ -152,6 +154,39 @@ def test_resolver_settles_with_settle_alone(guarded: Guarded, tmp_path: Path, mo
 
     eventually(settled, "the resolver has settled it", 30.0)
     assert guarded.values() == []
+
+
+def test_user_who_settles_fences_for_one_database(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    uuid, other = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+    guarded.grant(may="write", topic="orders")
+    guarded.grant(may="install", resource="*")
+    with guarded.operator() as client:
+        users = Users(client.control, client.timeout)
+        users.add("settler", PASSWORD)
+        users.acl("grant", "settler", {"may": "settle", "resource": uuid})
+    monkeypatch.setenv("TXMQ_PASSWORD", PASSWORD)
+
+    def fenced(*words: str) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "txmq.cli.main", "tx", "fence", txid, "--bootstrap", guarded.of("settler")]
+        return fork_server.run([*command, *words], timeout=60)
+
+    def decide(database: str) -> None:
+        details = {"bqual": f"{database}.1.2", "connection": 1, "wrote": True, "marker": True, "table": "txmq_marker"}
+        branch = encode_branch("a", database, details)
+        shop.control.call("decide", txid, extensions={"branches": 1}, body=[branch], timeout=10.0)
+
+    with txmq.connect(guarded.address) as shop:
+        home = BrokerTransaction(shop, shop.clock, 30.0)
+        home.begin()
+        txid = home.txid
+        assert b"who may settle for a database adds --resource" in fenced().stderr
+        assert b"txmq acl add settler --may settle --resource " + other.encode() in fenced("--resource", other).stderr
+        assert b"no databases of that name" in fenced("--resource", "bank").stderr
+        said = fenced("--resource", uuid)
+        assert (said.returncode, said.stderr.decode()) == (0, f"transaction {txid} in {uuid}: rolled-back\n")
+        with pytest.raises(TransactionConflictError):
+            decide(uuid)
+        decide(other)  # of which it was no fence
 
 
 def test_changed_password_leaves_connections_and_is_read_again(guarded: Guarded, tmp_path: Path) -> None:

@@ -13,12 +13,19 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import quote
 
 from txmq.client.transport.ports import Asking, HomeBroker
-from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
+from txmq.errors import (
+    BadRequestError,
+    FencedError,
+    LocalProtocolError,
+    TransactionConflictError,
+    UnknownTransactionError,
+)
 from txmq.log.records import decode
 from txmq.model import Message, Outcome
 from txmq.protocol.json_text import Fields, json_object
@@ -26,6 +33,7 @@ from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines, s
 from txmq.xa.broker_port import recover_rows
 from txmq.xid import TxId, home_word
 
+_UUID = re.compile("[0-9a-f]{32}")
 RECOVER_LIMIT = 1000  # transactions per request
 REASON_LENGTH_MAX = 3000  # percent-encoded: it must fit a line
 # The broker's words, and "in-doubt" for the first four.
@@ -256,15 +264,34 @@ class Transactions:
             f"home {home} is led at {leader}, and ends its part by itself within 30 s: nothing was done"
         )
 
-    def fence(self, txid: TxId | str) -> Outcome:
+    def fence(self, txid: TxId | str, resource: str | None = None) -> Outcome:
         """Its final outcome: an id that the broker never saw is journaled as rolled back.
 
         After that the XA branches of that id, listed by a database, may be rolled back by hand. UNKNOWN if it is
         prepared.
+
+        Args:
+            resource: uuid of a database, or its name if a resolver has reported it. To a user who may settle for that
+                database, and has nothing else to do with the transaction, the answer is for the branch there, and so
+                is the fence; to everybody else it is as without.
+
+        Raises:
+            ForbiddenError: the transaction is another user's, who may not settle for ``resource``.
+            UnknownTransactionError: no resolver has reported a database of that name.
+            BadRequestError: the broker is too old to fence for one database.
         """
         text = _checked(txid)
-        control = self._link_of(text).control
-        body = control.repeat("outcome", text, extensions={"fence": None}, timeout=self._timeout)
+        link = self._link_of(text)
+        fields: dict[str, str | int | bytes | None] = {"fence": None}
+        if resource is not None:
+            fields["uuid"] = self._uuid_of(resource, link)
+        try:
+            body = link.control.repeat("outcome", text, extensions=fields, timeout=self._timeout)
+        except BadRequestError as error:
+            if resource is None:
+                raise
+            hint = "an older broker fences for no database alone: upgrade it, or let an administrator fence all of it"
+            raise BadRequestError(f"{error}; {hint}") from error
         word, _ = parse_outcome(body)
         return {"committed": Outcome.COMMITTED, "rolled-back": Outcome.ROLLED_BACK}.get(word, Outcome.UNKNOWN)
 
@@ -293,6 +320,17 @@ class Transactions:
         if word == contrary.value:
             raise TransactionConflictError(f"transaction {text} is {word} already: nothing was done")
         return text
+
+    def _uuid_of(self, resource: str, link: HomeBroker) -> str:
+        if _UUID.fullmatch(resource):
+            return resource
+        found = {row["uuid"] for row in _resources(link, self._timeout) if resource == row["resource"] and row["uuid"]}
+        if len(found) == 1:
+            return str(found.pop())
+        raise UnknownTransactionError(
+            f"resource={resource[:80]!r}: {len(found) or 'no'} databases of that name were reported by resolvers; "
+            "state the uuid, 32 hex digits, as a resolver's log and txmq tx list --json have it"
+        )
 
     def _is_hazard(self, txid: str) -> bool:
         row = self._row(txid, "heuristic")
