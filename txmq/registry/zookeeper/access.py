@@ -10,7 +10,7 @@ node first, in the transaction that founds the cluster: until it has published a
 and no other home serves anybody who is to be refused.
 
 With the first user the cluster's node gets another format, which brokers read when they start: those of a txmq that
-knows no users would serve everybody, and do not join.
+knows no users would serve everybody, and do not join. While one of them leads a home, there is no first user.
 
 Users are in nodes that are closed to others (access list of the credentials), or nowhere: who may write them may do
 everything.
@@ -149,15 +149,37 @@ class AccessNodes(Nodes):
     def _make(self, home: int, head: AccessHead, node_version: int | None, changes: Changes) -> None:
         newest = (*head.newest, AccessChange(head.version + 1, home, tuple(changes)))[-NEWEST_MAX:]
         raised = self._head_set(AccessHead(head.version + 1, None, newest), node_version)
-        older = self._refuse_older() if has_users(changes) else []
+        older = self._refuse_older(home) if has_users(changes) else []
         self._session.transact([raised, *older, *self._set_records(changes)])
 
-    def _refuse_older(self) -> list[Operation]:
-        """What keeps brokers of a txmq that knows no users from joining; nothing if that is so already."""
+    def _refuse_older(self, home: int) -> list[Operation]:
+        """What keeps brokers of a txmq that knows no users from joining; nothing if that is so already.
+
+        Raises:
+            RegistryError: one of them leads another home.
+        """
         path = self._paths.cluster
         value, stat = self._session.get(path)
         wanted = layout.encode_cluster(layout.decode_cluster(path, value), has_users=True)
-        return [] if value == wanted else [SetValue(path, wanted, stat.version)]
+        if value == wanted:
+            return []
+        self._require_upgraded_leaders(home)
+        return [SetValue(path, wanted, stat.version)]
+
+    def _require_upgraded_leaders(self, home: int) -> None:
+        """Of ``home`` itself the node of a former process may be there, which is gone."""
+        others = sorted({*self._session.children(self._paths.homes)} - {f"{home:016x}"})
+        paths = [self._paths.leader(layout.decode_home(self._paths.homes, other.encode())) for other in others]
+        for other, path, node in zip(others, paths, self._session.get_many(paths), strict=True):
+            if node is None:
+                continue
+            leader = layout.decode_leader(path, node.value)
+            if leader.format < layout.FORMAT_WITH_USERS:
+                raise RegistryError(
+                    f"home {other} is led at {leader.address} by an older txmq, which would go on serving everybody "
+                    "without a login: upgrade all brokers before the first user is made (txmq user add, "
+                    "first_administrator)"
+                )
 
     def _set_records(self, changes: Changes) -> Iterator[Operation]:
         paths = [self._paths.access_record(key) for key in changes]
@@ -188,7 +210,7 @@ class AccessNodes(Nodes):
             return
         if head.publisher not in (None, home):
             self._refuse_unpublished(head)
-        older = self._refuse_older() if has_users(records) else []
+        older = self._refuse_older(home) if has_users(records) else []
         if older:
             self._session.transact(older)  # before there is one
         if head.publisher is None:

@@ -3,7 +3,8 @@
 ```
 <chroot>/txmq/cluster                  {"format": 1 or 2, "cluster": <16 hex>}   made last: the others are there
 <chroot>/txmq/homes/<home>/state       {"epoch": n, "incarnation": <32 hex>, "name": ...}   changed by compare-and-set
-<chroot>/txmq/homes/<home>/replicas/1  {"address": ..., "incarnation": <32 hex>, "lock": ...}   ephemeral: the leader
+<chroot>/txmq/homes/<home>/replicas/1  {"address": ..., "incarnation": <32 hex>, "lock": ..., "format": 2}   ephemeral:
+                                       the leader, and the newest format that it knows; 1 if there is none
 <chroot>/txmq/brokers/ids/<name>       <home>   which home has the name
 <chroot>/txmq/ids/topics               n   the highest id that was drawn
 <chroot>/txmq/ids/queries              n   the highest epoch of a query's driver that was drawn
@@ -22,7 +23,7 @@ MetaQ's operators know. With credentials all nodes are closed to others, but tho
 client finds its brokers there, and cannot write users.
 
 Format 2 is raised to with the first user, and differs in nothing else: a txmq that knows no users reads it when it
-starts, and does not join.
+starts, and does not join. One that leads a home by then says so by its leader's node.
 """
 
 from __future__ import annotations
@@ -132,11 +133,12 @@ class HomeState(NamedTuple):
 
 
 class Leader(NamedTuple):
-    """The process that leads a home."""
+    """The process that leads a home; ``format``: the newest that it knows."""
 
     address: str
     incarnation: int
     lock: str
+    format: int = FORMAT_WITH_USERS
 
 
 def encode_cluster(cluster: int, *, has_users: bool = False) -> bytes:
@@ -173,14 +175,16 @@ def decode_state(path: str, value: bytes) -> HomeState:
 
 def encode_leader(leader: Leader) -> bytes:
     """A leader's node."""
-    return _encode({"address": leader.address, "incarnation": f"{leader.incarnation:032x}", "lock": leader.lock})
+    fields = leader._asdict() | {"incarnation": f"{leader.incarnation:032x}"}
+    return _encode(fields)
 
 
 def decode_leader(path: str, value: bytes) -> Leader:
     """The reverse."""
     fields = _fields(path, value)
     try:
-        return Leader(str(fields["address"]), int(fields["incarnation"], 16), str(fields["lock"]))
+        known = int(fields.get("format", FORMAT))
+        return Leader(str(fields["address"]), int(fields["incarnation"], 16), str(fields["lock"]), known)
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(path, error) from error
 

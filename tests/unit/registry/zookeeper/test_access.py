@@ -216,3 +216,41 @@ def test_format_is_raised_with_the_user_or_not_at_all(monkeypatch: pytest.Monkey
     monkeypatch.setattr(session, "transact", watched)
     registry.change_access(A, 0, {"user.ops": USER})
     assert seen == [True]
+
+
+def _led_by_an_older_broker(ensemble: SimZooKeeper, home: int) -> ZooKeeperRegistry:
+    """Its leader's node is as such a broker writes it."""
+    session = ensemble.open()
+    registry = ZooKeeperRegistry(session)
+    registry.join(CLUSTER, Standing.MEMBER)
+    registry.announce(registry.lead(candidate(home)))
+    path = f"/txmq/homes/{home:016x}/replicas/1"
+    fields = json.loads(session.get(path).value)
+    assert fields.pop("format") == 2
+    session.set_value(path, json.dumps(fields).encode(), session.get(path).stat.version)
+    return registry
+
+
+def test_first_user_waits_until_no_older_broker_leads_a_home() -> None:
+    ensemble = SimZooKeeper()
+    session = ensemble.open()
+    registry = _registry(session)
+    older = _led_by_an_older_broker(ensemble, B)
+    for refused in (
+        lambda: registry.change_access(A, 0, {"user.ops": USER}), lambda: registry.publish_access(A, {"user.a": USER}),
+    ):  # fmt: skip
+        with pytest.raises(RegistryError, match=f"{B:016x} is led at .* by an older txmq.*: upgrade all brokers"):
+            refused()
+    assert (registry.access(), _format(session)) == (NO_ACCESS, 1)
+    assert registry.change_access(A, 0, {"quota.topic.a": {"n": 1}}).version == 1
+    older.close()
+    assert registry.change_access(A, 1, {"user.ops": USER}).version == 2
+    assert _format(session) == 2
+
+
+def test_former_older_process_of_the_home_itself_is_gone() -> None:
+    ensemble = SimZooKeeper()
+    session = ensemble.open()
+    registry = _registry(session)
+    _led_by_an_older_broker(ensemble, B)
+    assert registry.change_access(B, 0, {"user.ops": USER}).version == 1
