@@ -1,12 +1,14 @@
 """The owner of one XA transaction, as a process that dies: ``python -m tests.services.xa.xa_owner JSON``.
 
-JSON: address, databases (connect arguments), value, topic, timeout. It dies where ``TXMQ_CRASH`` says.
+JSON: address, databases (connect arguments), value, topic, timeout, and perhaps partitions, which get a message each.
+It dies where ``TXMQ_CRASH`` says.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import MySQLdb
@@ -27,13 +29,15 @@ def resources(databases: list[dict[str, Any]]) -> list[MySQLResource]:
 
 
 def transfer(
-    producer: txmq.Producer, banks: list[MySQLResource], value: str, topic: str, timeout: float = 30.0
-) -> Transaction:
-    """A row in each database, and a message."""
+    producer: txmq.Producer, banks: list[MySQLResource], value: str, topic: str, timeout: float = 30.0,
+    partitions: Sequence[int | None] = (None,),
+) -> Transaction:  # fmt: skip
+    """A row in each database, and a message for each partition; None: the key's."""
     with producer.transaction(*banks, timeout=timeout) as tx:
         for bank in banks:
             tx.connection(bank).cursor().execute("INSERT INTO transfers VALUES (%s)", (value,))
-        producer.send(topic, value.encode(), key=b"k")
+        for partition in partitions:
+            producer.send(topic, value.encode(), key=b"k", partition=partition)
     return tx
 
 
@@ -42,7 +46,8 @@ def main(text: str) -> None:
     given = json.loads(text)
     with txmq.connect(given["address"]) as client:
         banks = resources(given["databases"])
-        transfer(client.producer(), banks, given["value"], given["topic"], given["timeout"])
+        partitions = given.get("partitions", [None])
+        transfer(client.producer(), banks, given["value"], given["topic"], given["timeout"], partitions)
 
 
 if __name__ == "__main__":
