@@ -10,6 +10,7 @@ import pytest
 
 from tests.crash.test_campaign import SETTLE_S_MAX
 from tools.crash.__main__ import complaints_of
+from tools.crash.doors import GuardedDoors
 from tools.crash.outbox.campaign import OutboxCampaign
 from tools.crash.outbox.cells import CELLS, Cell, cells
 from tools.crash.outbox.promises import broken
@@ -27,6 +28,8 @@ SHORT: tuple[Cell, ...] = (
     ("restored", ("broker",)),
 )
 
+WITH_USERS: tuple[Cell, ...] = (("client.tx.db_committed", ("client", "broker")), ("client.outbox.sent", ("client",)))
+
 
 @pytest.mark.timeout(300)
 def test_outages_deaths_and_a_restored_broker_lose_no_order(tmp_path: Path) -> None:
@@ -40,8 +43,18 @@ def test_outages_deaths_and_a_restored_broker_lose_no_order(tmp_path: Path) -> N
     assert len(campaign.enclosed_max) == 2, "some services use their outbox always"
 
 
+@pytest.mark.timeout(300)
+def test_users_drain_and_settle_what_others_left(tmp_path: Path) -> None:
+    lines: list[str] = []
+    campaign = OutboxCampaign(tmp_path, SEED, say=lines.append, chosen=WITH_USERS)
+    campaign.settle_s_max, campaign.doors = SETTLE_S_MAX, GuardedDoors(tmp_path / "tls")
+    report = campaign.run(len(WITH_USERS), check_every=1000)
+    assert complaints_of(report) == "", "\n".join(lines)
+    assert report.verdict.counts["ok"] > 10
+
+
 def test_short_cells_of_the_outbox_are_cells() -> None:
-    assert set(SHORT) <= set(CELLS)
+    assert {*SHORT, *WITH_USERS} <= set(CELLS)
 
 
 def test_a_round_of_the_outbox_plays_every_cell_once() -> None:
