@@ -15,7 +15,7 @@ from typing import Final
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.verbs.access.asking import require
-from txmq.errors import BrokerError
+from txmq.errors import BrokerError, TopicClosedError
 
 LINES_MAX: Final = 1000  # that wait for the shell: who is refused without end fills no memory
 REFUSED: Final = "refused"
@@ -41,7 +41,7 @@ def audit(context: Context, client: ClientConnection, event: str, **fields: str 
 
 def refused(context: Context, client: ClientConnection, verb: bytes, error: BrokerError) -> None:
     """A request failed; if it was refused for who asked, count it and have that written."""
-    if error.code not in _REFUSALS:
+    if error.code not in _REFUSALS or isinstance(error, TopicClosedError):
         return
     context.counters.refused += 1
     left_out = context.refusal_lines.take(client.user, client.address, context.now_ms)

@@ -290,6 +290,14 @@ def test_refusals_are_counted_and_written_with_who_and_where() -> None:
     assert made.made.context.counters.refused == 1
 
 
+def test_closed_topic_refuses_nobody_for_who_he_is() -> None:
+    made = world(WRITE)
+    assert made.ops.ask("topic", "alter", "a", extensions={"accept_publish": "false"}).code == 200
+    assert put(made.shop, b"v").error == "topic-closed"
+    assert made.made.context.counters.refused == 0
+    assert not [line for line in made.made.context.audited if line["event"] == "refused"]
+
+
 def test_name_of_a_client_is_cut_in_a_line() -> None:
     made = world()
     assert made.shop.ask("hello", 1, "n" * 3000).code == 200
