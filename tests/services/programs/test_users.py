@@ -156,6 +156,41 @@ def test_resolver_settles_with_settle_alone(guarded: Guarded, tmp_path: Path, mo
     assert guarded.values() == []
 
 
+def test_resolver_removes_old_markers_of_another_user(
+    guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("CREATE TABLE orders (value BLOB)")
+    resource = LastResource("shop", connect=lambda: sqlite3.connect(path, check_same_thread=False))
+    guarded.grant(may="write", topic="orders")
+    with guarded.operator() as client:
+        resource.install(client)
+        users = Users(client.control, client.timeout)
+        users.add("settler", PASSWORD)
+        for user, may in (("shop", "install,settle"), ("settler", "settle")):
+            users.acl("grant", user, {"may": may, "resource": str(resource.uuid)})
+    monkeypatch.setenv("TXMQ_CRASH", "client.tx.committed:1")
+    dead = subprocess.run([sys.executable, "-c", OWNER, guarded.address, str(path)], check=False, timeout=60)
+    assert dead.returncode == -9
+    monkeypatch.delenv("TXMQ_CRASH")
+    assert guarded.values() == [b"one"]
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE txmq_marker SET written_ms = written_ms - 3600000")
+    monkeypatch.setenv("TXMQ_PASSWORD", PASSWORD)
+    config = tmp_path / "resolver.toml"
+    config.write_text(
+        f'bootstrap = "{guarded.of("settler")}"\n[[resource]]\nname = "shop"\ndriver = "sqlite3"\n'
+        f'connect = {{ database = "{path}" }}\n'
+    )
+    command = [sys.executable, "-m", "txmq.cli.main", "resolver", "--config", str(config), "--once"]
+    done = fork_server.run(command, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT txid FROM txmq_marker").fetchall() == []
+    assert '"event": "refused"' not in guarded.broker.logs()
+
+
 def test_user_who_settles_fences_for_one_database(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     uuid, other = "0123456789abcdef" * 2, "fedcba9876543210" * 2
     guarded.grant(may="write", topic="orders")

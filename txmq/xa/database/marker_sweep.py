@@ -9,7 +9,8 @@ every home for all that it lists of this database.
 A marker of another leaves if its broker says committed, or 410 (the outcome is no longer kept, or the session has
 ended: later requests are refused), and no home lists anything of the transaction: not prepared, no branch incomplete,
 no heuristic decision that an operator has yet to forget. Rolled back means rows without messages: the marker stays, as
-the proof.
+the proof. The database goes with the question: nothing else says, of what is over, that the resolver's user may ask. To
+whom it is not told, it stays.
 
 Invariants:
     * the broker lists after it was asked for the outcome: a branch that was incomplete then is listed, or complete;
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from txmq.errors import FencedError, NotOwnerError
+from txmq.errors import FencedError, ForbiddenError, NotOwnerError
 from txmq.model import Outcome
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
@@ -78,6 +79,7 @@ class MarkerSweep:
         self._deleted_at, self._sweep_at = float("-inf"), 0.0
         self._after = ""
         self._said: set[str] = set()
+        self._is_refused = False  # and that was said
         self._log = get_logger(resource=name)
 
     def keep(self, database: Callable[[], Markers], *, sweeps: bool = True) -> bool:
@@ -118,7 +120,8 @@ class MarkerSweep:
         """Look at one page; whether the next one should not wait."""
         page = database.committed_before(SWEEP_AGE_MS, self._after, DELETE_SIZE)
         is_full = len(page) == DELETE_SIZE
-        over = set(self._over([txid for txid in page if is_of_this_broker(self._client.session, txid)]))
+        ours = [txid for txid in page if is_of_this_broker(self._client.session, txid)]
+        over = set(self._over(ours, database.uuid))
         if over:
             for home in self._homes.all_links():
                 home.look()
@@ -129,10 +132,13 @@ class MarkerSweep:
         self._after = page[-1] if is_full else ""
         return is_full and bool(over)
 
-    def _over(self, txids: Sequence[str]) -> Iterator[str]:
+    def _over(self, txids: Sequence[str], uuid: str) -> Iterator[str]:
         """Those that the broker calls committed, or keeps no outcome of."""
         control = self._client.control
-        answers = [(txid, control.submit("outcome", txid, timeout=REQUEST_TIMEOUT_S)) for txid in txids]
+        words = {"uuid": uuid} if self._client.session.fences_by_database else {}
+        answers = [
+            (txid, control.submit("outcome", txid, extensions=words, timeout=REQUEST_TIMEOUT_S)) for txid in txids
+        ]
         for txid, answer in answers:
             try:
                 word = answer.result(REQUEST_TIMEOUT_S).partition(b"\n")[0].decode()
@@ -140,11 +146,18 @@ class MarkerSweep:
                 yield txid
             except NotOwnerError:
                 pass
+            except ForbiddenError as error:
+                self._say_refused(error)
             else:
                 if word == Outcome.COMMITTED.value:
                     yield txid
                 elif word == Outcome.ROLLED_BACK.value:
                     self._say_once(txid)
+
+    def _say_refused(self, error: ForbiddenError) -> None:
+        if not self._is_refused:
+            self._is_refused = True
+            self._log.warning("markers of other users stay: their outcomes are not told", reason=str(error))
 
     def _say_once(self, txid: str) -> None:
         if txid not in self._said:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
 import pytest
 
-from txmq.errors import FencedError, NotOwnerError
+from tests.logged import said
+from txmq.errors import FencedError, ForbiddenError, NotOwnerError
 from txmq.testing.simulated.faults import Fault
 from txmq.xa import broker_port
 from txmq.xa.broker_port import cluster_of
@@ -70,6 +72,27 @@ def test_markers_that_must_stay_keep_no_later_one_from_leaving(world: LastResour
     table = Table(world, 3 * broker_port.DELETE_SIZE)
     staying = dict.fromkeys(sorted(table.txids)[: broker_port.DELETE_SIZE + 7], word)
     assert _swept(world, table, dict(staying), 3) == sorted(staying)
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["names its database", "cannot, and is refused"])
+def test_markers_of_other_users_leave_when_their_outcome_is_told(
+    world: LastResourceFixture, caplog: pytest.LogCaptureFixture, is_older: bool
+) -> None:
+    table = Table(world, 2)
+    world.home.session.fences_by_database = not is_older
+
+    def outcome(_txid: str, words: Mapping[str, Any], _body: bytes) -> bytes:
+        if words != {"uuid": table.uuid}:
+            raise ForbiddenError("another user's")
+        return b"committed\n"
+
+    world.home._outcome = outcome  # type: ignore[method-assign, assignment]
+    sweep = MarkerSweep(world.home, world.home.clock, world.home.routes)
+    for _ in range(3):
+        sweep.keep(lambda: table)
+        world.home.clock.advance(broker_port.SWEEP_EVERY_S)
+    assert len(table.left) == 2 * is_older
+    assert len([line for line in said(caplog) if "markers of other users stay" in line["event"]]) == is_older
 
 
 def test_markers_whose_outcome_is_no_longer_kept_leave(world: LastResourceFixture) -> None:
