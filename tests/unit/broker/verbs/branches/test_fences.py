@@ -76,7 +76,7 @@ def test_fence_of_another_database_is_no_fence_of_this_one() -> None:
 def test_without_word_and_grant_nothing_is_told_or_fenced() -> None:
     world = settler()
     assert world.shop.ask("outcome", world.others(), extensions={"fence": None}).error == "forbidden"
-    assert world.shop.ask("rollback", world.others()).error == "forbidden"
+    assert world.shop.ask("rollback", world.others()).error == "fenced"  # as what is over: nothing is done
     assert of_branch(world.shop, world.others(), OTHER_UUID).error == "forbidden"
     world.allow(Grant("install", "resource", UUID), Grant("write", "topic", "a"))
     assert fence(world.shop, world.others()).error == "forbidden"
