@@ -5,16 +5,20 @@ be long, and a read for a poll, are carried out only if there is room:
 
     * who has taken everything gets an answer while less than the whole budget is in use;
     * who has left some gets another one while less than half is: those who do not read leave room to those who do;
+    * a user, with all connections together, is given another one while they hold less than half (their share): what
+      one user leaves keeps no other one waiting. Where there are no users nobody has a share;
     * the others wait, in order, and are asked one at a time, since each answer may use up the room there is.
 
 Room is made, too: if a client that does take its answers waits, or the budget is overdrawn, connections that have taken
-nothing for ``STALLED_MS`` are cut off, the one that has stood still for longest first, until half is free.
+nothing for ``STALLED_MS`` are cut off, the one that has stood still for longest first, until half is free. For one who
+waits for nothing but his user's share, that user's connections alone are, until half of the share is free.
 
 How much a connection holds is known from when it was last looked at; before a request has to wait, all are looked at
 anew. The first ``OWN_BYTES`` of each connection are its own and do not count.
 
 Invariants:
-    * ``used`` is the sum of what connections hold; it passes the limit by the answers that were admitted last;
+    * ``used`` is the sum of what connections hold; it passes the limit by the answers that were admitted last, and so
+      does what a user holds pass the share;
     * who waits is asked again as soon as there is room for him, or is gone.
 """
 
@@ -29,6 +33,10 @@ STALLED_MS = 1000  # longer than a lost packet takes to be sent again
 class Taker(Protocol):
     """A connection."""
 
+    @property
+    def user(self) -> str:
+        """Whose it is now; empty: nobody's."""
+
     def look(self) -> None:
         """Say with ``AnswerBudget.holds`` what it holds now."""
 
@@ -40,12 +48,12 @@ class Taker(Protocol):
 
 
 class _Held:
-    """The bytes that a connection had left when it was last looked at, and since when it has taken none."""
+    """The bytes that a connection had left when it was last looked at, whose it was, and since when it took none."""
 
-    __slots__ = ("since_ms", "size_bytes", "taken_bytes")
+    __slots__ = ("since_ms", "size_bytes", "taken_bytes", "user")
 
-    def __init__(self, taken_bytes: int, now_ms: int) -> None:
-        self.size_bytes, self.taken_bytes, self.since_ms = 0, taken_bytes, now_ms
+    def __init__(self, user: str, taken_bytes: int, now_ms: int) -> None:
+        self.user, self.size_bytes, self.taken_bytes, self.since_ms = user, 0, taken_bytes, now_ms
 
 
 class AnswerBudget:
@@ -58,11 +66,12 @@ class AnswerBudget:
         is_fresh: whether all were looked at since the loop last turned.
     """
 
-    __slots__ = ("_held", "_limit", "is_fresh", "used", "used_max", "waiting")
+    __slots__ = ("_held", "_limit", "_of_user", "_share", "is_fresh", "used", "used_max", "waiting")
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit, self.used, self.used_max = limit_bytes, 0, 0
+        self._limit, self._share, self.used, self.used_max = limit_bytes, limit_bytes // 2, 0, 0
         self._held: dict[Taker, _Held] = {}
+        self._of_user: dict[str, int] = {}  # bytes that the connections of a user hold
         self.waiting: dict[Taker, None] = {}
         self.is_fresh = False
 
@@ -78,15 +87,27 @@ class AnswerBudget:
         if size_bytes <= OWN_BYTES:
             if held is not None:
                 del self._held[taker]
-                self.used -= held.size_bytes
+                self._hold(held, 0)
             return
         if held is None:
-            held = self._held[taker] = _Held(taken_bytes, now_ms)
+            held = self._held[taker] = _Held(taker.user, taken_bytes, now_ms)
         elif taken_bytes != held.taken_bytes:
             held.taken_bytes, held.since_ms = taken_bytes, now_ms
-        self.used += size_bytes - held.size_bytes
-        held.size_bytes = size_bytes
+        if held.user != taker.user:  # it has logged in, or its user was removed
+            self._hold(held, 0)
+            held.user = taker.user
+        self._hold(held, size_bytes)
         self.used_max = max(self.used_max, self.used)
+
+    def _hold(self, held: _Held, size_bytes: int) -> None:
+        change, held.size_bytes = size_bytes - held.size_bytes, size_bytes
+        self.used += change
+        if held.user:
+            left = self._of_user.get(held.user, 0) + change
+            if left:
+                self._of_user[held.user] = left
+            else:
+                self._of_user.pop(held.user, None)
 
     def is_holding(self, taker: Taker) -> bool:
         """Whether it had left something when it was last looked at."""
@@ -133,15 +154,24 @@ class AnswerBudget:
             return []
         self.look()
         still = {taker: held for taker, held in self._held.items() if now_ms - held.since_ms >= STALLED_MS}
-        if self.used <= self._limit and all(taker in still for taker in self.waiting):
-            return []
-        found, left = [], self.used
+        waiting = [taker for taker in self.waiting if taker not in still]
+        crowded = {taker.user for taker in waiting if self._is_share_used(taker)}
+        is_whole = self.used > self._limit or any(taker.user not in crowded for taker in waiting)
+        found, left, of_user = list[Taker](), self.used, dict(self._of_user)
         for taker, held in sorted(still.items(), key=lambda item: item[1].since_ms):
-            if left < self._limit // 2:
-                break
-            found.append(taker)
-            left -= held.size_bytes
+            is_crowded = held.user in crowded and of_user[held.user] >= self._share // 2
+            if is_crowded or (is_whole and left >= self._limit // 2):
+                found.append(taker)
+                left -= held.size_bytes
+                if held.user:
+                    of_user[held.user] -= held.size_bytes
         return found
 
+    def _is_share_used(self, taker: Taker) -> bool:
+        user = taker.user
+        return bool(user) and self._of_user.get(user, 0) >= self._share
+
     def _has_room(self, taker: Taker) -> bool:
+        if self._is_share_used(taker):
+            return False
         return self.used < (self._limit // 2 if taker in self._held else self._limit)

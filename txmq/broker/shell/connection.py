@@ -332,6 +332,11 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- room for answers --------------------------------------------------------------------------------------------
 
+    @property
+    def user(self) -> str:
+        """See ``answer_budget.Taker``."""
+        return self.client.user
+
     def look(self) -> None:
         """See ``answer_budget.Taker``."""
         unsent = self._transport.get_write_buffer_size()

@@ -13,6 +13,7 @@ class Peer:
     def __init__(self, budget: AnswerBudget, told: list[Peer]) -> None:
         self.budget, self.told = budget, told
         self.unsent = self.given = self.now_ms = 0
+        self.user = ""
 
     def give(self, size: int) -> None:
         """It is given an answer."""
@@ -126,3 +127,81 @@ def test_connection_that_is_gone_holds_nothing_and_is_not_asked() -> None:
     budget.forget(two)
     budget.forget(one)
     assert (budget.used, budget.turned(), told) == (0, False, [])
+
+
+# --- users -----------------------------------------------------------------------------------------------------------
+
+
+def of_users(*names: str) -> tuple[AnswerBudget, list[Peer], list[Peer]]:
+    budget, peers, told = made(len(names))
+    for peer, name in zip(peers, names, strict=True):
+        peer.user = name
+    return budget, peers, told
+
+
+def test_user_is_given_nothing_more_beyond_half() -> None:
+    budget, (one, two, another, other), _ = of_users("shop", "shop", "shop", "billing")
+    one.give(LIMIT // 4)
+    two.give(LIMIT // 4 - 1)
+    assert budget.admits(another)
+    two.give(1)
+    assert not budget.admits(another)
+    assert budget.admits(other)
+    other.give(LIMIT // 2)
+    assert budget.used == LIMIT
+
+
+def test_waiters_of_a_full_share_hold_nobody_else_up() -> None:
+    budget, (full, waiting, other), told = of_users("shop", "shop", "billing")
+    full.give(LIMIT // 2)
+    budget.wait(waiting)
+    budget.wait(other)
+    assert budget.turned()
+    assert told == [other]
+    assert not budget.turned()
+    full.unsent = 0
+    assert budget.turned()
+    assert told == [other, waiting]
+
+
+def test_for_a_share_nobody_elses_connection_is_cut_off() -> None:
+    budget, (oldest, old, young, waiting), _ = of_users("billing", "shop", "shop", "shop")
+    oldest.give(LIMIT // 4 - 10)
+    for peer, now_ms in ((old, 1), (young, 2)):
+        peer.now_ms = now_ms
+        peer.give(LIMIT // 4 + 1)
+    budget.wait(waiting)
+    assert budget.stalled(STALLED_MS + 2) == [old, young]
+    old.cut_off()
+    assert budget.stalled(STALLED_MS + 2) == []
+    assert budget.admits(waiting)
+
+
+def test_for_the_whole_the_longest_standstill_is_cut_off_whosever() -> None:
+    budget, (shop, billing, waiting), _ = of_users("shop", "billing", "audit")
+    billing.give(LIMIT // 2)
+    shop.now_ms = 1
+    shop.give(LIMIT // 2)
+    budget.wait(waiting)
+    assert budget.stalled(STALLED_MS + 1) == [billing, shop]
+
+
+def test_share_follows_a_connection_that_logs_in_or_out() -> None:
+    budget, (full, another), _ = of_users("", "shop")
+    full.give(LIMIT // 2)
+    assert budget.admits(another)
+    full.user = "shop"
+    full.look()
+    assert not budget.admits(another)
+    full.user = ""
+    full.look()
+    assert budget.admits(another)
+    budget.forget(full)
+    assert budget.used == 0
+
+
+def test_without_users_nobody_has_a_share() -> None:
+    budget, (one, two, three), _ = made(3)
+    one.give(LIMIT // 2)
+    two.give(LIMIT // 4)
+    assert budget.admits(three)

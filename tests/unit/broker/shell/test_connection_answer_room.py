@@ -73,6 +73,23 @@ def test_reads_of_one_who_stalls_wait_until_he_goes_on() -> None:
     assert host.context.reads == [read]
 
 
+def test_unread_answers_of_one_user_leave_the_others_theirs() -> None:
+    """Shop's connections leave half of the room untaken: its next one waits, and billing's does not."""
+    billing, _, host = connected()
+    shop, another = Connection(host), Connection(host)
+    for connection in (shop, another):
+        transport = Transport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.client.user = "shop"
+        transport.is_taken = False
+    billing.client.user = "billing"
+    shop.client.out.append((b"1", Records(bytes(LIMIT // 2))))
+    shop.send()
+    read: Any = "read"
+    assert not another.may_read(read)
+    assert billing.may_read(read)
+
+
 def test_who_takes_nothing_is_cut_off_for_one_who_waits() -> None:
     connection, _, host = connected()
     stranger, filled = full(host)
