@@ -30,11 +30,13 @@ class World(NamedTuple):
         homes: brokers; more than one share a registry.
         is_restored: the broker is restored from a copy.
         is_always: blocks of real clients use the outbox always.
+        has_users: there are users in every world, else in some.
     """
 
     homes: int = 1
     is_restored: bool = False
     is_always: bool = False
+    has_users: bool = False
 
     @property
     def play(self) -> Callable[[int], Result]:
@@ -43,7 +45,9 @@ class World(NamedTuple):
             return simulate_restored
         if self.is_always:
             return simulate_always
-        return simulate if self.homes == 1 else partial(simulate_homes, homes=self.homes)
+        if self.homes == 1:
+            return partial(simulate, users=self.has_users)
+        return partial(simulate_homes, homes=self.homes, users=self.has_users)
 
     @property
     def situations(self) -> frozenset[str]:
@@ -59,7 +63,9 @@ class World(NamedTuple):
         """Of the command line."""
         if self.is_always:
             return ["--always"]
-        return ["--restored"] if self.is_restored else ["--homes", str(self.homes)] if self.homes > 1 else []
+        if self.is_restored:
+            return ["--restored"]
+        return [*(["--homes", str(self.homes)] if self.homes > 1 else []), *(["--users"] if self.has_users else [])]
 
 
 LONE = World()
@@ -108,10 +114,13 @@ def main() -> int:
     kinds.add_argument("--homes", type=int, default=1, help="brokers that share a registry, if more than one")
     kinds.add_argument("--restored", action="store_true", help="the broker is restored from a copy of its directory")
     kinds.add_argument("--always", action="store_true", help="the blocks of real clients use the outbox always")
+    parser.add_argument("--users", action="store_true", help="users in every world, else in three of ten")
     parser.add_argument("--digest", action="store_true", help="print only the hash of the trace, of --seed or of each")
     parser.add_argument("--hash-check", action="store_true")
     options = parser.parse_args()
-    world = World(options.homes, options.restored, options.always)
+    if options.users and (options.restored or options.always):
+        parser.error("--users goes with a lone broker, and with --homes")
+    world = World(options.homes, options.restored, options.always, options.users)
     if options.seed is not None:
         result = world.play(options.seed)
         print(result.digest if options.digest else report(result, world))

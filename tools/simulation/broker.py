@@ -23,16 +23,21 @@ from txmq.protocol.answers import encode_all
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.runtime.steady_clock import SteadyClock
+from txmq.runtime.tls import TlsSession
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.disk import SimDisk
 
 from .threads import current_task
+from .tls import End, binding_of, shown_by
 from .watch import Watch
 from .world import Simulation
 
 
 class Link(NodeClient):
-    """One connection: bytes in both directions, in random pieces, late, in order; lost at any time."""
+    """One connection: bytes in both directions, in random pieces, late, in order; lost at any time.
+
+    With TLS the broker's side of it is here; the client's is too, if ``speak_tls`` says whose certificate it shows.
+    """
 
     def __init__(self, broker: Broker, receive: Callable[[bytes], None], lost: Callable[[], None]) -> None:
         assert broker.node is not None
@@ -41,23 +46,47 @@ class Link(NodeClient):
         self._receive, self._lost = receive, lost
         self._free = [0.0, 0.0]  # when each direction has delivered all before
         self.is_lost = self.has_stalled = False
+        self.server_end = End.of_broker(self._to_client, self.send_bytes, self._shaken) if self.world.has_tls else None
+        self.client_end: End | None = None
+
+    def speak_tls(self, name: str, shaken: Callable[[TlsSession], None] = lambda _session: None) -> None:
+        """Have the client's side spoken here, with the certificate of a name; with none if it is empty."""
+        self.client_end = End.of_client(name, self._to_broker, self._receive, shaken)
+
+    def _shaken(self, session: TlsSession) -> None:
+        self.client.certificates, self.client.binding = shown_by(session), binding_of(session)
+        self.world.meet("a handshake was completed")
 
     def log_in(self, user: str) -> None:
         """By certificate, in front of whatever follows."""
-        self.client.certificates = frozenset({f"CN={user}"})
+        if self.server_end is None:
+            self.client.certificates = frozenset({f"CN={user}"})
         self.write(b"".join(commands.request("auth", "external", body=[b""], opaque=b"login")))
 
     def write(self, data: bytes) -> None:
         """From the client."""
+        if self.client_end is None:
+            self._to_broker(data)
+        else:
+            self.client_end.write(data)
+
+    def _to_broker(self, data: bytes) -> None:
         self._pieces(0, data, self._arrive)
 
     def _arrive(self, data: bytes) -> None:
-        self.broker.reach(self.node, lambda: self.send_bytes(data))
+        take = self.send_bytes if self.server_end is None else self.server_end.arrived
+        self.broker.reach(self.node, lambda: take(data))
 
     def take(self) -> None:
         """From the core; what is written may still be lost."""
         data, self.client.out = encode_all(self.client.out), []
-        self._pieces(1, data, self._receive)
+        if self.server_end is None:
+            self._to_client(data)
+        else:
+            self.server_end.write(data)
+
+    def _to_client(self, data: bytes) -> None:
+        self._pieces(1, data, self._receive if self.client_end is None else self.client_end.arrived)
 
     def _pieces(self, way: int, data: bytes, deliver: Callable[[bytes], None]) -> None:
         rng = self.world.rng

@@ -110,6 +110,8 @@ class Process:
             return False
         box.append(link)
         self.link = link
+        if self.world.has_tls:
+            link.speak_tls(user)
         if user:
             link.log_in(user)
         return True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tools.images.node import Node
 from txmq.model import TopicPartition
+from txmq.runtime.tls import ClientTls
 
 from .bank import Bank
 from .broker import Broker
@@ -62,6 +63,7 @@ class Shared:
         addresses: where real clients look for a broker.
         has_outbox: the real clients' database keeps messages while the broker is away.
         user: as whom everybody logs in; empty: there are no users.
+        tls: how real clients speak to brokers; None: in plaintext.
     """
 
     world: Simulation
@@ -75,6 +77,7 @@ class Shared:
     addresses: Sequence[tuple[str, int]] = (("broker", 8123),)
     has_outbox: bool = False
     user: str = ""
+    tls: ClientTls | None = None
 
     @property
     def may_forget(self) -> bool:

@@ -23,6 +23,7 @@ from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from .application import Application, Resources
 from .history import Transaction
 from .loops import SimLoop
+from .tls import NOBODY, files_of
 from .users import PASSWORD
 from .world import Violation
 
@@ -65,9 +66,10 @@ class LoopApplication(Application):
         places = ",".join(f"{host}:{port}" for host, port in self.shared.addresses)
         user, password = (f"{self.shared.user}@", PASSWORD) if self.shared.user else ("", "")
         timeout = self.world.rng.choice((0.3, 1.0))
+        scheme, ca = ("txmqs", files_of(NOBODY).ca) if self.world.has_tls else ("txmq", "")
         opened = _Strand().call(
             lambda: txmq.aio.connect(
-                f"txmq://{user}{places}", timeout=timeout, name=self.host.name, lazy=True, password=password
+                f"{scheme}://{user}{places}", ca=ca, timeout=timeout, name=self.host.name, lazy=True, password=password
             )
         )
         self._loop.hosts.append(opened.original.host)

@@ -21,9 +21,11 @@ from typing import Any, cast
 from txmq.runtime import loop_stream, strands, workers
 from txmq.runtime.owner import current_process
 from txmq.runtime.ports import Stream
+from txmq.runtime.tls import ClientTls
 
 from .stream import Network, SimStream
 from .threads import Host, Killed, SimSignal, Task, required_task
+from .tls_streams import shake
 
 _THROWS_MAX = 1000  # waits of one strand that ends, before it counts as endless
 
@@ -262,17 +264,19 @@ class _Stream(SimStream):
         self._loop, self.number = loop, loop.take_number()
 
     def _wake(self) -> None:
+        super()._wake()  # a strand that shakes hands
         self._loop.readable(self.number)
 
 
 def connect_by_loop(network: Network) -> Callable[..., loop_stream.LoopStream]:
     """``loop_stream.connect`` of a world."""
 
-    def connect(host: str, _port: int, timeout: float, _tls: object = None) -> loop_stream.LoopStream:
+    def connect(host: str, _port: int, timeout: float, tls: ClientTls | None = None) -> loop_stream.LoopStream:
         strand = strands.required()
         stream = _Stream(cast("SimLoop", strand.host.loop))
         network.open(stream, host, timeout)
-        return loop_stream.LoopStream(strand.host, stream.number, cast("Stream", stream))
+        tcp = stream if tls is None else shake(stream, tls.session(host), timeout)
+        return loop_stream.LoopStream(strand.host, stream.number, cast("Stream", tcp))
 
     return connect
 

@@ -51,6 +51,7 @@ from .resolver import Resolver
 from .rows import Rows
 from .stream import Network
 from .threads import Threads, installed, required_task
+from .tls_streams import SimTls
 from .world import SITUATIONS_OF_ALWAYS, Simulation, Violation
 
 SECONDS = 1.3
@@ -78,7 +79,7 @@ class Operator(Process):
     def main(self) -> Steps:
         """For ever."""
         history, rng = self.shared.history, self.world.rng
-        if len(self.shared.brokers) == 1 and users.has_users(self.world.seed):
+        if len(self.shared.brokers) == 1 and self.world.has_users:
             yield from users.end_anonymity(self)
         wanted = {f"t{n}": rng.randint(1, 4) for n in range(rng.randint(1, 4))} | {"temporary": 1}
         for name, partitions in wanted.items():
@@ -136,9 +137,9 @@ class Operator(Process):
             self.shared.check_row(value)
 
 
-def simulate(seed: int, *, sync: str = "", endless: bool = False, outbox: bool = False) -> Result:
+def simulate(seed: int, *, sync: str = "", endless: bool = False, outbox: bool = False, users: bool = False) -> Result:
     """Run one seed; the others as of ``Simulation``."""
-    return played(seed, Simulation(seed, sync=sync, endless=endless, outbox=outbox), _simulate)
+    return played(seed, Simulation(seed, sync=sync, endless=endless, outbox=outbox, users=users), _simulate)
 
 
 def simulate_always(seed: int) -> Result:
@@ -186,6 +187,7 @@ def inhabited(
         rows = Rows(world, f"{folder}/orders.db")
         shared = Shared(world, brokers[0], Database(world), History(), rows, Bank(world), brokers=brokers)
         shared.has_outbox = world.chance(0.5) or world.has_outbox
+        shared.tls = SimTls(network) if world.has_tls else None
         doors = {net.connect: network.connect, OSClock: lambda: required_task().host,
                  OSRandom: lambda: SimRandom(world.rng), proof.prove: watched_prove(shared),
                  loop_stream.connect: connect_by_loop(network), workers.Worker: SimWorker}  # fmt: skip

@@ -49,6 +49,16 @@ class SimStream:
 
     # --- the port ---
 
+    @property
+    def now(self) -> float:
+        """Simulated seconds."""
+        return self._host.world.now
+
+    def send_all(self, data: bytes) -> None:
+        """All of it, as ``socket.sendall``."""
+        while data:
+            data = data[self.send(deque([data])) :]
+
     def send(self, buffers: deque[Buffer]) -> int:
         """All of it, or as much as the system takes."""
         self._host.require_alive()

@@ -10,9 +10,9 @@ What must hold: U1, a removed user is served nothing, through crashes; U2, nobod
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import scramp.core
@@ -31,11 +31,6 @@ SETTLER: Final = "settler"
 PASSWORD: Final = "correct horse"
 _GUEST: Final = "guest"
 _STRANGER: Final = "10.9.9.9:1"  # its failed logins make nobody else wait
-
-
-def has_users(seed: int) -> bool:
-    """Whether there are users in a seed's world; drawn apart, so that worlds without them are what they were."""
-    return random.Random(f"users {seed}").random() < 0.3
 
 
 @contextmanager
@@ -64,42 +59,57 @@ def settler(shared: Shared) -> str:
 def bootstrap(shared: Shared, user: str) -> Bootstrap:
     """How real clients find the broker, and log in."""
     login = Login(user, lambda: PASSWORD) if user else None
-    return Bootstrap(lambda _timeout: list(shared.addresses), login=login)
+    return Bootstrap(lambda _timeout: list(shared.addresses), tls=shared.tls, login=login)
 
 
-def _stated(user: str, *, has_password: bool = True) -> bytes:
+def stated(user: str, *, has_password: bool = True) -> bytes:
+    """The body of a request that makes a user: a certificate, and the password of all."""
     keys = keys_of(PASSWORD, bytes(SALT_SIZE)).to_json() if has_password else None
     return json.dumps({"keys": keys, "certificate": f"CN={user}"}).encode()
 
 
-def end_anonymity(process: Process) -> Steps:
-    """Add the user as whom all log in, and that of the resolvers."""
+def end_anonymity(process: Process, choose: Callable[[], Broker | None] = lambda: None) -> Steps:
+    """Add the user as whom all log in, and that of the resolvers; ``choose`` names the broker that is asked."""
     shared = process.shared
     while True:
-        if process.link is not None or process.open_link():
-            reply = yield from process.ask("user", "add", NAME, body=_stated(NAME))
+        if process.link is not None or process.open_link(choose()):
+            reply = yield from process.ask("user", "add", NAME, body=stated(NAME))
             if reply is not None and reply[0] in (200, 401):  # the latter: it was added, and the answer lost
                 break
         yield 0.02
+    yield from _known_everywhere(shared)
     shared.user = NAME
     if process.link is not None:
         process.link.cut()
-    yield from _until(process, "user", "add", SETTLER, {}, _stated(SETTLER))
-    yield from _until(process, "acl", "grant", SETTLER, {"may": "settle", "resource": "*"})
+    until = partial(_until, process, choose)
+    yield from until("user", "add", SETTLER, {}, stated(SETTLER))
+    yield from until("acl", "grant", SETTLER, {"may": "settle", "resource": "*"})
     if shared.has_outbox:  # whoever resolves drains it, too
-        yield from _until(process, "acl", "grant", SETTLER, {"may": "install", "resource": "*"})
-        yield from _until(process, "acl", "grant", SETTLER, {"may": "write", "topic": "*"})
-        yield from _until(process, "acl", "grant", SETTLER, {"may": "read", "group": "*"})
+        yield from until("acl", "grant", SETTLER, {"may": "install", "resource": "*"})
+        yield from until("acl", "grant", SETTLER, {"may": "write", "topic": "*"})
+        yield from until("acl", "grant", SETTLER, {"may": "read", "group": "*"})
+    yield from _known_everywhere(shared)
+
+
+def _known_everywhere(shared: Shared) -> Steps:
+    """Until no home knows more than another one. Nobody else changes users meanwhile."""
+    while len(
+        {None if broker.node is None else broker.node.state.principals.registry_version for broker in shared.brokers}
+    ) > 1:  # fmt: skip
+        yield 0.02
 
 
 def _until(
-    process: Process, verb: str, action: str, user: str, words: dict[str, str | int | None], body: bytes | None = None
-) -> Steps:
+    process: Process, choose: Callable[[], Broker | None], verb: str, action: str, user: str,
+    words: dict[str, str | int | None], body: bytes | None = None,
+) -> Steps:  # fmt: skip
     while True:
-        if process.link is not None or process.open_link():
+        if process.link is not None or process.open_link(choose()):
             reply = yield from process.ask(verb, action, user, extensions=words, body=body)
             if reply is not None and reply[0] in (200, 409):
                 return
+            if reply is not None and process.link is not None:  # such as that this home is not led yet
+                process.link.cut()
         yield 0.02
 
 
@@ -121,7 +131,7 @@ class _Warden(Process):
 
     def main(self) -> Steps:
         """Until the guest is gone."""
-        yield from self._until("add", _stated(_GUEST, has_password=False), 409)
+        yield from self._until("add", stated(_GUEST, has_password=False), 409)
         yield self.world.rng.uniform(0.1, 0.8)
         yield from self._until("remove", b"", 404)
         self._removed.append(True)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from txmq.testing.simulated.clock import SimClock
 
 STANDING_MAX = 1_000_000  # events at one moment
+_USERS = 0.3  # of worlds have users
+_TLS = 0.5  # of these speak TLS
 
 SITUATIONS = frozenset(
     {
@@ -45,7 +47,7 @@ SITUATIONS = frozenset(
         "a number was used up by a void", "a process was stopped while it drained", "real rows were kept back",
         "a real row's number went to a void",
         "a task was cancelled", "a cancelled end committed",
-        "a user was removed", "a removed user was refused", "a stranger was refused",
+        "a user was removed", "a removed user was refused", "a stranger was refused", "a handshake was completed",
         "a resolver fenced a branch of another user's",
         "endless load", "read behind its acknowledgement",
         "bit flip written over by redo", "bit flip in the journal without effect",
@@ -67,13 +69,16 @@ class Simulation:
         endless: its queue is never empty; else drawn.
         outbox: the databases have outboxes, and an operator who keeps rows back; else drawn.
         always: the blocks of real clients use theirs always, not only while the broker is away.
+        users: there are users; else drawn, apart, so that worlds without them are what they were.
         situations: those that may be met.
     """
 
     def __init__(
         self, seed: int, *, sync: str = "", endless: bool = False, outbox: bool = False, always: bool = False,
-        situations: frozenset[str] = SITUATIONS,
+        users: bool = False, situations: frozenset[str] = SITUATIONS,
     ) -> None:  # fmt: skip
+        self.has_users = users or random.Random(f"users {seed}").random() < _USERS
+        self.has_tls = self.has_users and random.Random(f"tls {seed}").random() < _TLS
         self.uses_outbox_always = always
         self.sync, self.is_endless, self.has_outbox, self._situations = sync, endless, outbox, situations
         self.seed = seed

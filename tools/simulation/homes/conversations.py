@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tools.images.node import Node
+from tools.simulation.tls import BROKER, binding_of
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import HomeConversation
 from txmq.errors import TxmqError
+from txmq.runtime.tls import TlsSession
 
 from .network import HomeLink
 
@@ -87,8 +89,13 @@ class _Open:
             )  # fmt: skip
         if self._link is None:
             self._owner.lost(self)
-        else:
-            self.flush()
+            return
+        if self._world.has_tls:
+            self._link.speak_tls(BROKER, self._shaken)
+        self.flush()
+
+    def _shaken(self, session: TlsSession) -> None:
+        self.conversation.binding = binding_of(session)
 
     def flush(self) -> None:
         """Hand over what is to be sent."""

@@ -19,6 +19,8 @@ SESSION_TIMEOUT_S = 0.4
 RECONNECT_S = 0.03
 WAY_S = (0.0001, 0.003)
 DEATHS = 0.002  # chance of a process behind a call
+LAGS, LOSSES = 0.01, 0.01  # chances of a call
+RARELY = 0.25  # where there are users, who change through the registry only: so often, and servers lag the more
 
 
 class Ensemble:
@@ -27,6 +29,7 @@ class Ensemble:
     def __init__(self, world: Simulation) -> None:
         self.world = world
         self.servers = SimZooKeeper()
+        self.often = RARELY if world.has_users else 1.0
         self.sessions: list[HostSession] = []
         self.is_healed = False
 
@@ -77,15 +80,15 @@ class HostSession(SimSession):
         pause(rng.uniform(*WAY_S))
         if self._of.is_healed:
             return
-        if rng.random() < 0.01:
+        if rng.random() < LAGS / self._of.often:
             self._world.meet("a server lagged behind")
             self.lag()
-        if rng.random() < 0.01:
+        if rng.random() < LOSSES * self._of.often:
             self._world.meet("an answer of ZooKeeper was lost")
             self.lose_next(is_carried_out=rng.random() < 0.5, after=rng.choice((0, 0, 1, 2)))
 
     def _back(self) -> None:
-        if not self._of.is_healed and self._world.rng.random() < DEATHS:
+        if not self._of.is_healed and self._world.rng.random() < DEATHS * self._of.often:
             self._world.meet("a broker died behind a call of ZooKeeper")
             self.host.kill()
         pause(self._world.rng.uniform(*WAY_S))
@@ -115,6 +118,11 @@ class HostSession(SimSession):
 
     def _can_connect_again(self) -> None:
         self.is_cut_off = False
+
+    @property
+    def is_carrying(self) -> bool:
+        """Whether calls and watches go their ways."""
+        return self.state is SessionState.CONNECTED and self._of.servers.is_reachable and not self.is_cut_off
 
     def was_paused(self, seconds: float) -> None:
         """Nothing is heard of the process for so long."""

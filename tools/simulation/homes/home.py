@@ -39,6 +39,8 @@ class Home(Broker):
         name: of the broker, and of its host.
         is_copied: another process has a copy of its directory.
         stopped: why its last process stopped by itself; None if it did not.
+        opened_at: when its last process began.
+        stood_still: from when to when that was stopped the last time; two times that are equal: never.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Home(Broker):
         object.__setattr__(self.settings, "broker_name", self.name)
         self.is_copied = False
         self.stopped: Exception | None = None
+        self.opened_at, self.stood_still = world.now, (0.0, 0.0)
         self._threads, self._ensemble, self._homes = threads, ensemble, homes
         homes[self.name] = self
         self._conversations: Conversations | None = None
@@ -56,6 +59,7 @@ class Home(Broker):
         self._host: Host | None = None
         self._worker: RegistryWorker | None = None
         self._cut_from: set[str] = set()
+        self._down_until = 0.0
 
     @property
     def address(self) -> str:
@@ -72,11 +76,24 @@ class Home(Broker):
         """Whether its broker leads it and serves."""
         return self.node is not None and self.node.context.is_serving
 
+    @property
+    def is_away(self) -> bool:
+        """Whether it does not serve, or stands still."""
+        return not self.is_serving or self._is_paused
+
+    @property
+    def hears(self) -> bool:
+        """Whether its process runs, leads it, and has a session that carries."""
+        if self.is_away:
+            return False
+        return any(one.host is self._host and one.is_carrying for one in self._ensemble.sessions)
+
     # --- lives -------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """See ``Broker``."""
         self._lives += 1
+        self.opened_at, self.stood_still = self.world.now, (0.0, 0.0)
         self._host = host = Host(self._threads, f"{self.name}.{self._lives}")
         host.on_death.append(lambda: self._host_died(host))
         if not self.healing and self.world.chance(0.2):
@@ -156,12 +173,19 @@ class Home(Broker):
         elif self._host is host:
             self.world.after(self.world.rng.uniform(0.01, 0.3), self._again)
 
-    def end(self) -> None:
-        """From outside; it may still be about to join."""
+    def end(self, down_s: float = 0.0) -> None:
+        """From outside; it may still be about to join. It is down for so long at least."""
+        self._down_until = self.world.now + down_s
         if self.node is not None:
             self.die()
         elif self._host is not None:
             self._host.kill()
+
+    def _again(self) -> None:
+        if self.world.now < self._down_until:
+            self.world.after(max(self._down_until - self.world.now, 0.001), self._again)  # the clock counts nanoseconds
+        else:
+            super()._again()
 
     def die(self) -> None:
         """See ``Broker``."""
@@ -179,6 +203,7 @@ class Home(Broker):
         if self.node is None or self._is_paused or host is None:
             return
         super().pause(seconds)
+        self.stood_still = self.world.now, self.world.now + seconds
         host.pause()
         for session in self._ensemble.sessions:
             if session.host is host:

@@ -18,7 +18,7 @@ class Operator(Process):
         self.created: dict[str, int] = {}  # topics that were told to be there: at least so many partitions
         self.deleting: set[str] = set()
         self._number = 0
-        self._pause_s_max = shared.world.rng.choice((0.02, 0.5))
+        self._pause_s_max = max(shared.world.rng.choice((0.02, 0.5)), 0.5 if shared.user else 0.0)
         super().__init__(shared, name)
 
     def main(self) -> Steps:

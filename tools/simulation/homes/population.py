@@ -14,6 +14,7 @@ from tools.simulation.ordered import OrderedProgram
 from tools.simulation.outbox_programs import ParkingProgram
 from tools.simulation.promises import Told
 from tools.simulation.threads import Threads
+from tools.simulation.users import end_anonymity
 
 from .home import Home
 from .sink import PARTITIONS, SinkProgram
@@ -31,6 +32,8 @@ class Founder(Process):
     def main(self) -> Steps:
         """Until the world stops."""
         history, rng = self.shared.history, self.world.rng
+        if self.world.has_users:
+            yield from end_anonymity(self, lambda: rng.choice(self._homes))
         wanted = {name: rng.randint(2, 6) for name in TOPICS}
         for name, partitions in {**wanted, OUTPUT: 3, SINK: PARTITIONS}.items():
             yield from self._topic("create", name, partitions)
@@ -51,6 +54,8 @@ class Founder(Process):
                 reply = yield from self.ask("topic", action, name, extensions={"partitions": partitions})
                 if reply is not None and (reply[0] == 200 or (action == "create" and reply[0] == 409)):
                     return
+                if self.link is not None and reply is not None and reply[0] == 401:  # its login was lost
+                    self.link.cut()
             yield 0.02
 
 

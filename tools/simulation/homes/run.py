@@ -13,6 +13,8 @@ Beside the promises of a broker that is alone (``promises``), these hold, at the
     R4  a topic that was deleted is gone everywhere, and its tombstone with it
     R5  one process leads a home: a copied directory, or a restored one, does not start beside it
     R6  every home is announced, under the epoch that its journal has
+
+In three worlds of ten there are users: see ``users`` for what must hold of them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 from functools import partial
 
 from tools.simulation.application import Program, ResolverProgram
+from tools.simulation.client import Process
 from tools.simulation.history import Shared
 from tools.simulation.promises import Told, check_promises
 from tools.simulation.run import END_S, Result, await_drained, heal, inhabited, played
@@ -28,6 +31,7 @@ from tools.simulation.threads import Threads
 from tools.simulation.world import SITUATIONS, Simulation, Violation
 from txmq.broker.shell.registry_worker import REFRESH_S
 
+from . import users as users_of_homes
 from .ensemble import Ensemble
 from .home import PORT, Home
 from .operator import Operator
@@ -37,7 +41,7 @@ from .sink import check_sink, small_chunks
 
 HOMES = 3
 START_S = 60.0
-SECONDS = 3.0
+SECONDS, SECONDS_OF_USERS = 3.0, 4.5
 HEAL_S = REFRESH_S + 5.0  # asks of clients that have gone are carried out; brokers read the registry once more
 SITUATIONS_OF_HOMES = frozenset(
     {
@@ -51,13 +55,16 @@ SITUATIONS_OF_HOMES = frozenset(
         "a former driver of the sink was fenced",
         "real messages went into an outbox", "messages for several homes went into an outbox",
         "recovery crashed", "broker paused", "link lost", "client died at a crash point",
+        "a user was removed", "a grant was revoked", "a removed user was refused", "a former certificate was refused",
+        "a home that began behind a removal refused", "a home that stood still during a removal refused",
+        "a stranger was refused", "a handshake was completed",
     }
 )  # fmt: skip
 
 
-def simulate_homes(seed: int, homes: int = HOMES) -> Result:
-    """Run one seed."""
-    world = Simulation(seed, situations=SITUATIONS | SITUATIONS_OF_HOMES)
+def simulate_homes(seed: int, homes: int = HOMES, *, users: bool = False) -> Result:
+    """Run one seed; ``users`` as of ``Simulation``."""
+    world = Simulation(seed, users=users, situations=SITUATIONS | SITUATIONS_OF_HOMES)
     return played(seed, world, partial(_simulate, count=homes))
 
 
@@ -84,14 +91,17 @@ def _live(shared: Shared, threads: Threads, homes: list[Home], ensemble: Ensembl
     drivers = sinks(shared, threads, told)
     world.run(START_S, until=lambda: any(driver.has_opened for driver in drivers))  # operators keep the registry busy
     _plan_faults(world, homes, ensemble)
-    operators = [Operator(shared, f"op{n}", homes) for n in range(4)]
+    # A warden has its changes from the registry, too: it is kept less busy.
+    operators = [Operator(shared, f"op{n}", homes) for n in range(1 if world.has_users else 4)]
     running = [*drivers, *programs(shared, threads, told)]
+    guests = users_of_homes.population(shared, homes)
     watch_owners(world, homes)
     _plan_deaths(world, running)
-    world.run(SECONDS)
+    world.run(SECONDS_OF_USERS if world.has_users else SECONDS)
     heal(shared)
     ensemble.heal()
-    finite = [program for program in running if not isinstance(program, ResolverProgram)]
+    finite: list[Program | Process] = [one for one in running if not isinstance(one, ResolverProgram)]
+    finite += guests
     world.run(END_S, until=lambda: all(program.is_over for program in finite))
     for program in finite:
         if not program.is_over:

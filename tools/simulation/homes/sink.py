@@ -24,6 +24,7 @@ from tools.simulation.application import Program
 from tools.simulation.drivers import QUERY, SINK, Written
 from tools.simulation.history import Put, Shared
 from tools.simulation.threads import Host, Threads, pause
+from tools.simulation.users import bootstrap
 from tools.simulation.world import Violation
 from txmq.client.client import Client
 from txmq.errors import FencedError, TransactionConflictError, TxmqError
@@ -65,7 +66,8 @@ class Executor:
             if self._program.world.chance(0.3) and not self._program.shared.stopping:
                 host.countdown = self._program.world.rng.randint(1, 40)
             timeout = self._program.world.rng.choice((1.0, 3.0, 10.0))
-            self._client = Client([*self._program.shared.addresses], timeout=timeout, name=host.name, clock=host)
+            shared = self._program.shared
+            self._client = Client(bootstrap(shared, shared.user), timeout=timeout, name=host.name, clock=host)
         client, host = self._client, self._host
         host.start("task", lambda: run(client))
         return host
@@ -124,7 +126,7 @@ class SinkProgram(Program):
     def main(self) -> None:
         """Incarnation after incarnation; the last one, when the world has stopped, only fences."""
         timeout = self.world.rng.choice((1.0, 3.0, 10.0))
-        client = Client([*self.shared.addresses], timeout=timeout, name=self.host.name, clock=self.host)
+        client = Client(bootstrap(self.shared, self.shared.user), timeout=timeout, name=self.host.name, clock=self.host)
         self._until_connected(client)
         is_last = False
         while not is_last:

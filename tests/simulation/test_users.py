@@ -1,0 +1,91 @@
+"""Users of several homes, and TLS: each safeguard that is taken away is caught by a few seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tools.simulation.__main__ import World, digest_elsewhere
+from tools.simulation.homes.run import HOMES, simulate_homes
+from tools.simulation.run import simulate
+from txmq.broker import core
+from txmq.broker.client_connection import ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.state.access import records
+from txmq.broker.state.access.permissions import Permissions
+from txmq.broker.state.access.principals import User
+from txmq.broker.verbs.access import asking, changes
+from txmq.broker.verbs.cluster import events
+from txmq.registry.access import Access
+from txmq.runtime.tls import TlsStream
+
+SEEDS = (7, 8, 2, 4, 6, *range(9, 20))  # those that find most of it come first
+BY_TLS = 1  # the seed of a world that has it, of either kind
+
+
+def _errors() -> Iterator[str]:
+    return (simulate_homes(seed, users=True).error or "" for seed in SEEDS)
+
+
+def test_home_that_was_down_and_compares_no_users_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came with the registry's word that it leads is left out; it is told of changes from then on."""
+    access_changed = events.access_changed
+
+    def only_later(context: Context, access: Access | None, *, is_anew: bool = False) -> None:
+        if not is_anew:
+            access_changed(context, access)
+
+    monkeypatch.setattr(events, "access_changed", only_later)
+    assert any("which began since" in error for error in _errors())
+
+
+def test_home_that_stood_still_and_asks_nobody_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "doubt_users", lambda _context: False)
+    assert any("which stood still until then" in error for error in _errors())
+
+
+def test_new_user_on_the_removed_ones_connection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = records._user
+
+    def nameless(name: str, record: Mapping[str, Any]) -> User:
+        return user(name, {**record, "made": 0})
+
+    monkeypatch.setattr(records, "_user", nameless)
+    assert any("U1" in error for error in _errors())
+
+
+def test_permissions_that_outlive_a_revocation_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(context: Context, client: ClientConnection) -> Permissions | None:
+        known, principals = client.permissions, context.state.principals
+        if known is not None and known.user != client.user:
+            known = client.permissions = Permissions(principals.speaker(client.user), principals.version)
+        return known
+
+    monkeypatch.setattr(asking, "permissions_of", kept)
+    assert any("U1" in error for error in _errors())
+
+
+def test_stranger_who_is_asked_for_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "of_nobody", lambda: None)
+    monkeypatch.setattr(changes, "strangers_from_now_on", lambda _context: None)
+    assert any("U2" in error for error in _errors())
+
+
+def test_stream_that_drops_the_rest_of_a_record_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(stream: TlsStream) -> bool:
+        stream._tcp.send((stream._unsent,))
+        stream._unsent = memoryview(b"")
+        return True
+
+    monkeypatch.setattr(TlsStream, "_is_sent", forgetful)
+    assert simulate(BY_TLS, users=True).error
+
+
+@pytest.mark.parametrize("world", [World(has_users=True), World(HOMES, has_users=True)])
+def test_random_bytes_of_records_are_not_in_the_trace(world: World) -> None:
+    play: Callable[[int], Any] = world.play
+    here = play(BY_TLS)
+    assert "a handshake was completed" in here.met
+    assert digest_elsewhere(BY_TLS, "1", world) == here.digest
