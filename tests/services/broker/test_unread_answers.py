@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import txmq
+from txmq.client.admin.users import Users
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
@@ -16,6 +18,7 @@ from .wire import Wire
 MIB = 1 << 20
 LIMIT = 16 * MIB
 VALUE = bytes(900_000)
+PASSWORD = "correct horse"
 ASKED = 24  # answers of a value each: more than sockets hold, which take some 6 MiB by themselves
 _READ = b"".join(b"get t 0 0 1000000 %x\r\n" % number for number in range(1, ASKED + 1))
 _LIST = b"".join(b"%b %x\r\n" % (b"stats json", number) for number in range(1, 401))
@@ -55,3 +58,24 @@ def test_unread_answers_stay_within_the_budget_and_others_are_served(
         assert _figure(watching, "answer_bytes_in_memory_max") <= LIMIT + 2 * MIB
     with Wire(broker) as watching:
         eventually(lambda: _figure(watching, "answer_bytes_in_memory") == 0, "the memory of the answers is free again")
+
+
+def test_unread_answers_of_one_user_take_half_of_the_budget(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client:
+        Users(client.control, client.timeout).add("billing", PASSWORD)
+    with txmq.connect(broker.address.replace("://", "://billing@"), password=PASSWORD) as client:
+        Users(client.control, client.timeout).add("shop", PASSWORD)
+        Users(client.control, client.timeout).acl("grant", "shop", {"may": "read", "topic": "t"})
+    with ExitStack() as stack:
+        shops = [stack.enter_context(Wire(broker)) for _ in range(60)]
+        billing, watching = stack.enter_context(Wire(broker)), stack.enter_context(Wire(broker))
+        assert {wire.log_in("shop", PASSWORD) for wire in shops} == {200}
+        assert {wire.log_in("billing", PASSWORD) for wire in (billing, watching)} == {200}
+        for shop in shops:
+            shop.send(_READ)
+        eventually(lambda: _figure(watching, "answer_bytes_in_memory") >= LIMIT // 2 - MIB, "shop has its share")
+        for _ in range(100):
+            assert billing.ask(b"get t 0 0 1000000 1\r\n")[0] == 200
+        assert (
+            _figure(watching, "answer_bytes_in_memory_max") <= LIMIT // 2 + 3 * MIB
+        )  # what billing is given comes on top
