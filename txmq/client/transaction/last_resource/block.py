@@ -204,6 +204,7 @@ class LastResourceBlock:
         if state in (LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING):
             self._committed(state)
             return (Outcome.COMMITTED, None)
+        self._let_go()  # no home has been told anything that it would answer to
         if state is LastResourceState.COMMITTED_OUTBOX:
             self._outboxed()
             return (Outcome.COMMITTED, None)
@@ -286,8 +287,13 @@ class LastResourceBlock:
         is_contrary = bool(errors) or (commit is not None and commit.error is not None)
         if not is_contrary:
             self._resource.finished.append(self._broker.txid)
-        on_told, self._on_told = self._on_told, _nothing
+        on_told = self._on_told
+        self._let_go()
         on_told(Outcome.UNKNOWN if is_contrary else Outcome.COMMITTED)
+
+    def _let_go(self) -> None:
+        """Nobody is to be told any more, and no cycle is left to be collected."""
+        self._on_told = _nothing
         self.run.let_go()
 
     def _leave_commit(self) -> None:

@@ -107,6 +107,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         on_told: called with each home that has answered to its commit; None is the home of the id.
     """
 
+    _preparing: Preparing  # from ``_send_prepare`` on
+
     def __init__(
         self, broker: RoutedTransaction, branch: Branch, messages: MessageBuffer,
         on_told: Callable[[HomeBranch | None], None], outboxing: Outboxing | None = None,
@@ -123,7 +125,6 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self._parts: list[EncodedPart] = []
         self._keys: frozenset[OutboxKey] = frozenset()
         self._is_prepared, self.proves_until_ms = False, _NEVER
-        self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
 
     @property
     def is_away(self) -> bool:
@@ -178,6 +179,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
 
     def _send_prepare(self) -> LastResourceEvent | None:
         crash_point("client.tx.body_done")
+        broker = self._broker
+        self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
         try:
             self._take_parts()
             if self._outboxing is not None and self._outboxing.state.is_always and not self._outboxing.may_wait:
