@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.services.xa.test_outbox_tables import World, world
 from txmq.errors import TransactionTimeoutError
 from txmq.xa import LastResource
+from txmq.xa.database import outbox_series
+from txmq.xa.database.dbapi import run
 from txmq.xa.database.outbox_homes import PARKED, WAITING
 from txmq.xa.database.outbox_keys import OutboxKey
+from txmq.xa.database.outbox_series import OutboxRow
 from txmq.xa.last_resource.enclosing import Waiting
 
 __all__ = ["world"]
@@ -124,3 +129,45 @@ def test_drainer_waits_for_no_writer_that_stands_still(world: World, count: int)
     assert outbox.begin_series(connection, "7" * 32, "5" * 32)
     if open_one is not None:
         open_one.rollback()
+
+
+def test_row_leaves_only_by_its_place_number_and_id(world: World) -> None:
+    """As another drainer remembers it: the row has left since, and another one has what it had."""
+    connection, outbox = world.connect(), world.outbox
+    for row_id in ("t1", "t2"):
+        world.outboxed(row_id, ORDERS)
+    assert outbox.number(connection) == 2
+    row, other = outbox.numbered(connection, 0, 2)
+    stale = [replace(row, seq=other.seq), replace(row, number=other.number), replace(row, id=other.id)]
+    outbox.delete(connection, stale)
+    assert outbox.numbered(connection, 0, 2) == [row, other]
+    assert outbox.last_ahead(connection, [ORDERS]) == other.seq
+    connection.rollback()
+    outbox.delete(connection, [*stale, row])
+    assert outbox.numbered(connection, 0, 2) == [other]
+    outbox.delete(connection, [other])
+    assert outbox.last_ahead(connection, [ORDERS]) is None
+    connection.rollback()
+    ((keys,),) = run(connection, "SELECT COUNT(*) FROM txmq_marker_outbox_keys")[0]
+    assert int(keys) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pages"), [([1, 2, 3], [3]), ([9, 1, 30, 1, 9, 9], [2, 1, 2, 1]), ([40, 40], [1, 1])]
+)
+def test_page_ends_where_rows_are_too_large(
+    world: World, monkeypatch: pytest.MonkeyPatch, sizes: list[int], pages: list[int]
+) -> None:
+    monkeypatch.setattr(outbox_series, "PAGE_BYTES_MAX", 16)  # four rows of 4 bytes are read at once
+    connection, outbox = world.connect(), world.outbox
+    for number, size in enumerate(sizes):
+        writer = world.begin()
+        outbox.add(writer, f"t{number}", bytes([number]) * size, [ORDERS])
+        writer.commit()
+    found = list[list[OutboxRow]]()
+    while rows := outbox.take(connection, "5" * 32, 4, found[-1] if found else []):
+        found.append(rows)
+    assert [len(rows) for rows in found] == pages
+    assert [row.batches for rows in found for row in rows] == [bytes([at]) * size for at, size in enumerate(sizes)]
+    assert [row.number for rows in found for row in rows] == list(range(1, len(sizes) + 1))
+    assert outbox.size(connection).rows == 0

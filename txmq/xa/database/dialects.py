@@ -9,7 +9,7 @@ PostgreSQL 15, section 20.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -60,7 +60,9 @@ class Dialect:
         why_not_current: why statements of this connection do not see what others have committed before them, or None.
         statement_bytes_max: the largest statement that the server takes, or None.
         delete: how a statement that deletes rows by their key begins.
-        delete_by_id: the statement that deletes so many rows of a table by their ``id``, of which there is an index.
+        delete_with_keys: statements that delete rows of an outbox and their keys, by a condition on the rows, which are
+            called ``o`` in it, and are found by their ``seq``; each of these has the condition's parameters.
+        row_values: what stands in front of a list of rows.
         identity_key, marker_key: what lets the server itself keep markers of another identity out, behind the columns
             of the two tables; empty if a condition of the INSERT costs as little.
         engines: statement that lists tables (``schema.table``, engine) that cannot roll back in the connection's
@@ -89,9 +91,11 @@ class Dialect:
     why_not_current: Callable[[Connection], str | None] = lambda _connection: None
     statement_bytes_max: Callable[[Connection], int | None] = lambda _connection: None
     delete: str = "DELETE FROM {table}"
-    delete_by_id: Callable[[str, int], str] = lambda table, count: (
-        f"DELETE FROM {table} WHERE id IN ({', '.join('?' * count)})"  # noqa: S608
+    delete_with_keys: Callable[[str, str, str], Sequence[str]] = lambda rows, keys, condition: (
+        f"DELETE FROM {keys} WHERE id IN (SELECT o.id FROM {rows} AS o WHERE {condition})",  # noqa: S608
+        f"DELETE FROM {rows} AS o WHERE {condition}",  # noqa: S608
     )
+    row_values: str = "VALUES "
     identity_key: str = ""
     marker_key: str = ""
     engines: str = ""
@@ -173,11 +177,10 @@ def mysql_variables(connection: Connection, *names: str) -> dict[str, str]:
     return {text(name): text(value) for name, value in rows}
 
 
-def _mysql_delete_by_id(table: str, count: int) -> str:
-    """By a join that begins with the ids: a list of some dozens has the table scanned, whatever index is forced."""
-    one = "SELECT CAST(? AS CHAR CHARACTER SET ascii) COLLATE ascii_bin"
-    ids = " UNION ALL ".join([f"{one} AS gone", *[one] * (count - 1)])
-    return f"DELETE {table} FROM ({ids}) w STRAIGHT_JOIN {table} FORCE INDEX (id) ON {table}.id = w.gone"
+def _mysql_delete_with_keys(rows: str, keys: str, condition: str) -> Sequence[str]:
+    """Both by one statement, and by these indexes alone: a scan would wait for every open transaction."""
+    found = f"{rows} AS o FORCE INDEX (PRIMARY) LEFT JOIN {keys} AS k FORCE INDEX (id) ON k.id = o.id"
+    return (f"DELETE o, k FROM {found} WHERE {condition}",)
 
 
 def _number(error: BaseException) -> Any:
@@ -300,7 +303,8 @@ MYSQL = Dialect(
     statement_bytes_max=_mysql_statement_bytes_max,
     # For many keys among few rows a full scan is cheaper: it waits for every open transaction, at any isolation.
     delete="DELETE {table} FROM {table} FORCE INDEX (PRIMARY)",
-    delete_by_id=_mysql_delete_by_id,
+    delete_with_keys=_mysql_delete_with_keys,
+    row_values="",
     identity_key=", UNIQUE KEY (uuid)",
     # NULL, as an INSERT that reads the identity leaves it, refers to nothing.
     marker_key=", uuid VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, "

@@ -9,7 +9,7 @@ stood for never changes, so that a drainer that was paused can send nothing twic
 
 Invariants:
     * a number of a series is given once, and numbers have no gaps, also when the table was empty in between;
-    * a row leaves by its id and its number;
+    * a row leaves by its place, its number and its id, and its keys with it;
     * a row is numbered for its own home alone.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from txmq.errors import TxmqError
 from txmq.xa.database.dbapi import Connection, text
@@ -36,8 +37,9 @@ class SeriesChangedError(TxmqError):
 
 @dataclass(frozen=True, slots=True)
 class OutboxRow:
-    """A transaction that waits, numbered."""
+    """A transaction that waits, numbered; ``seq`` is its place in the table."""
 
+    seq: int
     number: int
     id: str
     state: str
@@ -108,32 +110,33 @@ class OutboxSeries(OutboxNumberings):
             numbers = range(int(last) + 1, int(last) + 1 + len(found))
             self._give(connection, [(seq, number) for (seq, _, _), number in zip(found, numbers, strict=True)])
         return [
-            OutboxRow(number, row_id, WAITING, batches)
-            for (_, row_id, batches), number in zip(found, numbers, strict=True)
+            OutboxRow(seq, number, row_id, WAITING, batches)
+            for (seq, row_id, batches), number in zip(found, numbers, strict=True)
         ]
 
     def _next(self, connection: Connection, limit: int) -> list[tuple[int, str, bytes]]:
         """Place, id and messages of the oldest rows without a number; fewer if they are large."""
         if limit <= 0:
             return []
+        small = PAGE_BYTES_MAX // int(limit)  # a page of them can be read with the look at their sizes
         rows = self._run(
             connection,
-            f"SELECT seq, id, size_bytes FROM {self.name} WHERE {self._ours} AND number = 0 AND state = '{WAITING}' "  # noqa: S608
-            f"ORDER BY seq LIMIT {int(limit)}",
+            f"SELECT seq, id, size_bytes, CASE WHEN size_bytes <= {small} THEN batches END FROM {self.name} "  # noqa: S608
+            f"WHERE {self._ours} AND number = 0 AND state = '{WAITING}' ORDER BY seq LIMIT {int(limit)}",
         )
-        upto, room = 0, PAGE_BYTES_MAX
-        for seq, _, size in rows:
-            if upto and int(size) > room:
+        found, large, room = list[tuple[int, str, Any]](), list[int](), PAGE_BYTES_MAX
+        for seq, row_id, size, batches in rows:
+            if found and int(size) > room:
                 break
-            upto, room = int(seq), room - int(size)
-        found = [int(seq) for seq, _, _ in rows if int(seq) <= upto]
-        if not found:
-            return []
-        read = self._run(
-            connection,
-            f"SELECT seq, id, batches FROM {self.name} WHERE seq IN ({', '.join(map(str, found))}) ORDER BY seq",  # noqa: S608
-        )
-        return [(int(seq), text(row_id), bytes(batches)) for seq, row_id, batches in read]
+            room -= int(size)
+            found.append((int(seq), text(row_id), batches))
+            if batches is None:
+                large.append(int(seq))
+        if large:
+            places = ", ".join(map(str, large))
+            read = dict(self._run(connection, f"SELECT seq, batches FROM {self.name} WHERE seq IN ({places})"))  # noqa: S608
+            found = [(seq, row_id, read[seq] if it is None else it) for seq, row_id, it in found]
+        return [(seq, row_id, bytes(batches)) for seq, row_id, batches in found]
 
     def _give(self, connection: Connection, numbers: Sequence[tuple[int, int]]) -> None:
         """Give rows, by their place, these numbers, which come next."""
@@ -292,7 +295,7 @@ class OutboxSeries(OutboxNumberings):
                 upto, room = int(number), room - int(size)
             rows = self._run(
                 connection,
-                f"SELECT number, id, state, batches FROM {self.name} "  # noqa: S608
+                f"SELECT seq, number, id, state, batches FROM {self.name} "  # noqa: S608
                 f"WHERE {self._ours} AND number > ? AND number <= ? ORDER BY number",
                 (after, upto),
             )
@@ -303,7 +306,10 @@ class OutboxSeries(OutboxNumberings):
             )
         if series is not None and text(name) != series:
             raise SeriesChangedError("the outbox was numbered anew")
-        return [OutboxRow(int(number), text(row_id), text(state), bytes(it)) for number, row_id, state, it in rows]
+        return [
+            OutboxRow(int(seq), int(number), text(row_id), text(state), bytes(batches))
+            for seq, number, row_id, state, batches in rows
+        ]
 
     def delete(self, connection: Connection, drained: Sequence[OutboxRow]) -> None:
         """Take away what the broker has placed, with its keys. Own transaction."""
@@ -311,15 +317,12 @@ class OutboxSeries(OutboxNumberings):
             self._delete(connection, drained)
 
     def _delete(self, connection: Connection, drained: Sequence[OutboxRow]) -> None:
-        known = self._run(
-            connection,
-            f"SELECT number, id FROM {self.name} WHERE {self._ours} "  # noqa: S608
-            f"AND number IN ({', '.join(str(row.number) for row in drained)})",
-        )
-        there = {(int(number), text(row_id)) for number, row_id in known}
-        gone = [row.id for row in drained if (row.number, row.id) in there]
-        for table in (self.name, self.keys) if gone else ():
-            self._run(connection, self.dialect.delete_by_id(table, len(gone)), gone)
+        places = ", ".join(str(row.seq) for row in drained)  # by which they are found
+        rows = ", ".join(f"({row.seq}, {row.number}, ?)" for row in drained)
+        condition = f"o.seq IN ({places}) AND (o.seq, o.number, o.id) IN ({self.dialect.row_values}{rows})"
+        ids = [row.id for row in drained]
+        for statement in self.dialect.delete_with_keys(self.name, self.keys, f"{condition} AND o.{self._ours}"):
+            self._run(connection, statement, ids)
 
     def park(self, connection: Connection, row: OutboxRow, reason: str) -> bool:
         """Keep a row that the broker refuses for good, and recall numbered ones behind it of its keys. Own transaction.
@@ -384,7 +387,7 @@ class OutboxSeries(OutboxNumberings):
                 rows = self._run(connection, found, (row_id,))
             if not rows:
                 return False
-            if self.park(connection, OutboxRow(int(rows[0][0]), row_id, WAITING, b""), reason):
+            if self.park(connection, OutboxRow(0, int(rows[0][0]), row_id, WAITING, b""), reason):
                 return True
 
     def voided(self, connection: Connection, row: OutboxRow) -> None:
