@@ -19,7 +19,7 @@ from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.ports import RoutedBroker
 from txmq.errors import LocalProtocolError, TxmqError
 from txmq.model import Outcome
-from txmq.runtime.owner import current_owner
+from txmq.runtime.owner import current_owner, current_process
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
 from txmq.xa.broker_port import Answer
@@ -41,6 +41,7 @@ class BackgroundResolver:
     def __init__(self, client: RoutedBroker) -> None:
         self._resolver, self._client = Resolver(client, []), client
         self._drainers = BackgroundDrainers(client)
+        self._added: dict[LastResource | XAResource, int] = {}  # and by which process
         self._untold: dict[BranchCommits, None] = {}
         self._of_parents: list[Resolver] = []
         self._signal = Signal()
@@ -51,11 +52,15 @@ class BackgroundResolver:
         self._is_stopping = False
 
     def add(self, resource: LastResource | XAResource) -> None:
-        """Resolve for this resource, too; starts the thread."""
+        """Resolve for this resource, too; starts the thread. Nothing if this process has done so."""
+        process = current_process()
+        if self._added.get(resource) == process:
+            return
         if isinstance(resource, LastResource):
             self._drainers.add(resource)
         self._begin(resource)
         self._resolver.add(resource)
+        self._added[resource] = process
 
     def drain(self, resource: LastResource) -> None:
         """Messages wait in its outbox: take them to the broker at once."""

@@ -91,7 +91,9 @@ class ConnectionPool(Generic[S]):
         self._of_thread = ThreadLocal()  # connections of other threads go with it
 
     def _of_this_process(self) -> deque[S]:
-        return self._of_processes.setdefault((current_process(), threads.current_strand() is not None), deque())
+        whose = current_process(), threads.current_strand() is not None
+        found = self._of_processes.get(whose)
+        return self._of_processes.setdefault(whose, deque()) if found is None else found
 
     def _of_this_thread(self) -> deque[S]:
         kept: _Kept[S] | None = getattr(self._of_thread, "kept", None)

@@ -68,13 +68,18 @@ def is_literal(word: str) -> bool:
     return _LITERAL.match(word) is not None
 
 
+def are_literals(words: Sequence[str]) -> bool:
+    """``is_literal`` of each."""
+    return all(map(_LITERAL.match, words))
+
+
 def written_out(condition: Condition) -> str:
     """A condition without parameters, as SQL.
 
     Raises:
         ValueError: a parameter is not what it is called.
     """
-    if not all(map(is_literal, condition[1])):
+    if not are_literals(condition[1]):
         raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in condition[1][:8])}")
     literals = iter(condition[1])
     return "".join(f"'{next(literals)}'" if piece == "?" else piece for piece in re.split(r"(\?)", condition[0]))
@@ -289,7 +294,7 @@ class MarkerTable:
             ValueError: txid, uuid or a parameter of the condition are not what they are called.
         """
         words = [txid, uuid] if condition is None else [txid, uuid, *condition[1]]
-        if not all(map(is_literal, words)):
+        if not are_literals(words):
             raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in words[:8])}")
         now = self.dialect.now_ms
         statement = (
@@ -314,7 +319,7 @@ class MarkerTable:
         Raises:
             ValueError: txid or uuid are not what they are called.
         """
-        if not (is_literal(txid) and is_literal(uuid)):
+        if not are_literals((txid, uuid)):
             raise ValueError(f"not to be written into SQL: {txid[:80]!r}, {uuid[:80]!r}")
         more = f" AND {condition}" if condition else ""
         return (

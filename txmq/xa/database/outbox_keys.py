@@ -8,14 +8,13 @@ rows are held back.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 ANY_KEY = "*"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class OutboxKey:
+class OutboxKey(NamedTuple):
     """A key that waits: ``topic-partition`` and the key's hash, or ANY_KEY."""
 
     slot: str

@@ -38,6 +38,7 @@ from txmq.xa.database.marker_table import (
     EXPIRED_SIZE,
     OUTBOXED,
     MarkerTable,
+    are_literals,
     is_literal,
     own_transaction,
 )
@@ -141,8 +142,10 @@ class OutboxTables(OutboxSeries):
         Raises:
             ValueError: an id, a home or a key is not what it is called.
         """
-        words = [row_id, *(word for key in keys for word in (key.slot, key.hash))]
-        if not all(map(is_literal, words)) or (home != LONE and not is_literal(home)):
+        words = [row_id]
+        for key in keys:
+            words += key
+        if not are_literals(words) or (home != LONE and not is_literal(home)):
             raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in words[:8])}")
         row = (
             f"INSERT INTO {self.name} (number, id, state, written_ms, size_bytes, reason, batches, home) "  # noqa: S608

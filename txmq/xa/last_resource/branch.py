@@ -304,10 +304,11 @@ class Branch:
 
     def _require_small(self, waiting: Sequence[Waiting], txid: str) -> None:
         limit = None if self._session.outbox is None else self._session.outbox.row_bytes_max
-        largest = max((len(one.batches) for one in waiting), default=0)
-        if limit is not None and largest > limit:
-            text = f"{largest} bytes of messages are too many for one statement of {self.resource.name!r}"
-            raise RolledBackError(f"{text} (max_allowed_packet), and must wait in it", txid)
+        for one in waiting:
+            size_bytes = len(one.batches)
+            if limit is not None and size_bytes > limit:
+                text = f"{size_bytes} bytes of messages are too many for one statement of {self.resource.name!r}"
+                raise RolledBackError(f"{text} (max_allowed_packet), and must wait in it", txid)
 
     def enclose(
         self, txid: str, timeout_s: float, waiting: Sequence[Waiting], topics: Mapping[str, TopicSize],

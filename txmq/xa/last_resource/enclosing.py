@@ -61,7 +61,10 @@ class Enclosed(NamedTuple):
         """Whether it may be part of the packet with COMMIT."""
         if not (session.takes_packets and session.table.has_key) or (self.topics and self.age is None):
             return False
-        return sum(len(one.batches) for one in self.waiting) <= PACKET_BYTES_MAX
+        size_bytes = 0
+        for one in self.waiting:
+            size_bytes += len(one.batches)
+        return size_bytes <= PACKET_BYTES_MAX
 
     def statements(self, session: DatabaseSession, uuid: str) -> list[str]:
         """As SQL without parameters; the last statement fails unless the marker gets in."""

@@ -24,10 +24,10 @@ have unanswered commits of this client and another resource: it could overtake t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
-from txmq.client.transaction.branch_commits import BranchHome
+from txmq.client.transaction.branch_commits import BranchCommits, BranchHome
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
@@ -44,6 +44,7 @@ from txmq.errors import (
     TransactionTimeoutError,
     TxmqError,
 )
+from txmq.model import TopicPartition
 from txmq.runtime.os_clock import OSRandom
 from txmq.xa import LastResource
 from txmq.xa.database.outbox_homes import LONE
@@ -206,14 +207,16 @@ class Outboxing:
     def may_wait(self) -> bool:
         """Whether the messages may wait in the database."""
         broker = self._broker
-        parts = (broker, *(branch.broker for branch in broker.branches))  # each has the offsets of its own partitions
-        if any(one.acks is not None or one.streamed.parts for one in parts):
+        if _cannot_wait(broker) or any(_cannot_wait(branch.broker) for branch in broker.branches):
             return False
-        uuid = self._resource.uuid or ""
         if broker.is_alone:
-            return not any(broker.commits.holds(slot, uuid) for slot in self._messages.slots())
+            return not (broker.commits and self._are_held(broker.commits, self._messages.slots()))
         owners = broker.owners(self._messages).items()
-        return not any(home.branch_commits.holds(slot, uuid) for home, slots in owners for slot in slots)
+        return not any(self._are_held(home.branch_commits, slots) for home, slots in owners)
+
+    def _are_held(self, commits: BranchCommits, slots: Iterable[TopicPartition]) -> bool:
+        uuid = self._resource.uuid or ""
+        return any(commits.holds(slot, uuid) for slot in slots)
 
     def goes_without(self, home: Broker, broker: BrokerTransaction, error: TxmqError) -> bool:
         """Whether the messages wait from here on, as a home is away, late or has no room.
@@ -307,8 +310,12 @@ class Outboxing:
             self.state.at(row.home).added(len(row.batches))
 
     def _sizes(self) -> dict[str, TopicSize]:
-        seen = ((topic, self._topics.seen(topic)) for topic, _ in self._messages.slots())
-        return {topic: size for topic, size in seen if size is not None}
+        found = dict[str, TopicSize]()
+        for topic, _ in self._messages.slots():
+            size = self._topics.seen(topic)
+            if size is not None:
+                found[topic] = size
+        return found
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -322,8 +329,11 @@ class Outboxing:
         found = dict[str, list[EncodedPart]]()
         for part in parts:
             found.setdefault(self._home_of(part), []).append(part)
-        rows = [self._encoded(home, found[home]) for home in sorted(found)]
-        size_bytes = sum(len(row.batches) for row in rows)
+        rows, size_bytes = list[Waiting](), 0
+        for home in sorted(found):
+            row = self._encoded(home, found[home])
+            rows.append(row)
+            size_bytes += len(row.batches)
         if not self.state.has_room(size_bytes):
             count, waiting_bytes = self.state.total
             text = f"the outbox is full: {count} rows, {waiting_bytes} bytes wait"
@@ -348,15 +358,19 @@ class Outboxing:
         return LONE
 
 
+def _cannot_wait(broker: BrokerTransaction) -> bool:
+    """Whether a part was sent ahead, or has offsets, those of its own partitions."""
+    return broker.acks is not None or broker.streamed.parts > 0
+
+
 def keys_of(parts: Sequence[EncodedPart]) -> frozenset[OutboxKey]:
     """The keys by which messages keep their order in the outbox; a message without a key has its whole partition."""
-    return frozenset(
-        OutboxKey(f"{part.topic}-{part.partition}", word)
-        for part in parts
-        for word in (
-            [ANY_KEY] if part.keys is None else [ANY_KEY if key == _UNKEYED else f"{key:08x}" for key in part.keys]
-        )
-    )
+    found = set[OutboxKey]()
+    for part in parts:
+        slot = f"{part.topic}-{part.partition}"
+        for key in (_UNKEYED,) if part.keys is None else part.keys:
+            found.add(OutboxKey(slot, ANY_KEY if key == _UNKEYED else f"{key:08x}"))
+    return frozenset(found)
 
 
 def whole_partitions(messages: MessageBuffer) -> frozenset[OutboxKey]:
