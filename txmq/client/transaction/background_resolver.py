@@ -19,7 +19,7 @@ from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.ports import RoutedBroker
 from txmq.errors import LocalProtocolError, TxmqError
 from txmq.model import Outcome
-from txmq.runtime.owner import current_owner, current_process
+from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
 from txmq.xa.broker_port import Answer
@@ -74,7 +74,7 @@ class BackgroundResolver:
         self._begin(None)
 
     def _begin(self, first: LastResource | XAResource | None) -> None:
-        process = current_owner()[0]
+        process = current_process()
         if self._process != process:
             with self._lock:
                 self._begin_in(process, first)
@@ -141,7 +141,7 @@ class BackgroundResolver:
 
         The next resolver finds what is in doubt.
         """
-        is_running = self._process == current_owner()[0]
+        is_running = self._process == current_process()
         if is_running:
             self._resolver.await_completes(CLOSE_WAIT_S)
         self.stop_drainers()

@@ -23,7 +23,7 @@ class Processes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.current = 1
         self.threads: list[Callable[[], None]] = []
-        monkeypatch.setattr(module, "current_owner", lambda: (self.current, 1))
+        monkeypatch.setattr(module, "current_process", lambda: self.current)
         monkeypatch.setattr(module, "start_daemon", lambda _name, run: self.threads.append(run))
 
 
@@ -61,6 +61,16 @@ def test_forked_child_takes_over_resources_and_none_of_connections(processes: Pr
     assert background._of_parents == [of_parent], "let go, it would close the parent's connections"
     of_child.run_once()
     assert [database.calls.count("open_recovery") for database in world.databases] == [2, 1]
+
+
+def test_forked_child_begins_with_what_its_parent_has_added(processes: Processes) -> None:
+    world = XAFixture("a")
+    background = BackgroundResolver(world.home)
+    background.add(world.resources[0])
+    processes.current = 2
+    background.add(world.resources[0])
+    background.add(world.resources[0])
+    assert len(processes.threads) == 2
 
 
 def test_child_that_closes_does_not_wait_for_its_parents_answers(processes: Processes) -> None:
