@@ -14,6 +14,7 @@ import pytest
 
 import txmq
 import txmq.aio
+from tests.logged import said
 from tests.services.consumer.retrying import NOW
 from txmq.client.admin.users import Users
 from txmq.client.transaction.broker_side import BrokerTransaction
@@ -84,6 +85,30 @@ def test_ordered_producer_logs_in_again_and_drains_its_spool(guarded: Guarded, t
             assert producer.send("orders", number, key=b"k").status is txmq.SendStatus.SPOOLED
         guarded.broker.start()
         eventually(lambda: guarded.values() == [b"0", b"1", b"2"], "the spool is drained")
+
+
+def test_spool_that_lacks_a_grant_says_which(
+    guarded: Guarded, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool, options = str(tmp_path / "spool"), txmq.OrderedOptions(timeout=2.0, partitions={"orders": 2})
+    lines: list[str] = []
+
+    def says(text: str) -> bool:
+        lines.extend(f"{line['event']}: {line.get('error')}" for line in said(caplog))
+        return any(text in line for line in lines)
+
+    guarded.broker.kill()
+    with (
+        txmq.connect(guarded.address, lazy=True) as client,
+        client.ordered_producer(SELECTOR, spool, options=options) as producer,
+    ):
+        assert producer.send("orders", b"0", key=b"k").status is txmq.SendStatus.SPOOLED
+        eventually(lambda: says("cannot be drained yet"), "the broker is away")
+        guarded.broker.start()
+        eventually(lambda: says("before its user has a grant"), lambda: "\n".join(lines), 30.0)
+        assert any("txmq acl add shop --may" in line for line in lines)
+        guarded.grant(may="write,read", topic="orders")
+        eventually(lambda: guarded.values() == [b"0"], "the spool is drained", 30.0)
 
 
 def test_retry_store_keeps_and_delivers_under_a_user(guarded: Guarded, tmp_path: Path) -> None:

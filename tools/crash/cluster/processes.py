@@ -70,7 +70,7 @@ class Processes(Victims):
             **{member.name: list(MEMBER_GRANTS) for member in self.members},
             **{reader.name: self._world.reader_grants() for reader in self._readers},
             self.pulse.name: may("write", "topic", [PULSE]),
-            self.ordered.name: may("write", "topic", ORDERED_PARTITIONS),
+            self.ordered.name: may("write,read", "topic", ORDERED_PARTITIONS),
             self._rounds.name: may("write", "topic", [GROUP_TOPIC]),
             RESOLVER: self._world.resolver_grants(databases.values()),
             DRIVER: stream_grants(PULSE, STREAMED),

@@ -124,7 +124,7 @@ class OrderedCampaign:
             self._doors.close([self.broker])
             with txmq.connect(self._address()) as client:
                 client.topics.create(TOPIC, partitions=PARTITIONS[TOPIC])
-            self._doors.admit([self.broker], {PRODUCER: may("write", "topic", [TOPIC])})
+            self._doors.admit([self.broker], {PRODUCER: may("write,read", "topic", [TOPIC])})
             self._start()
             for number, cycle in zip(range(1, count + 1), self._cycles, strict=False):
                 self._play(number, count, cycle)

@@ -43,6 +43,8 @@ from txmq.errors import (
     ClosedError,
     ConfigError,
     ConnectionLostError,
+    ForbiddenError,
+    OtherSessionError,
     RequestTimeoutError,
     TxmqError,
 )
@@ -56,6 +58,8 @@ _IDLE_S = 5.0  # the drain thread looks this often without a signal
 _POLL_S = 0.005
 _STOP_S = 10.0
 _SPOOLED = "messages wait on local disk: their partition cannot be written now"
+_NOT_YET = "the spool cannot be drained yet; it is tried again"
+_NOT_GRANTED = "the spool cannot be drained before its user has a grant; it is tried again"  # said beside the other one
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +366,9 @@ class OrderedMessageProducer:
                 if not isinstance(error, TxmqError):
                     self._shell_failed("drain failed", partition, error)
                 else:
-                    self._say_spooled("the spool cannot be drained yet; it is tried again", partition, error=str(error))
+                    # A session that the connection has not got is renewed, and no grant.
+                    is_denied = isinstance(error, ForbiddenError) and not isinstance(error, OtherSessionError)
+                    self._say_spooled(_NOT_GRANTED if is_denied else _NOT_YET, partition, error=str(error))
                 backoff = min(max(backoff * 2 * (queue.drained == drained), BACKOFF_S_MIN), BACKOFF_S_MAX)
                 self._retries[partition] = self._client.clock.monotonic() + backoff, backoff
                 pause = min(pause, backoff)
