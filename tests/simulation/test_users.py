@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,13 +14,15 @@ from tools.simulation.run import simulate
 from txmq.broker import core
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.shell.registry_worker import RegistryWorker, _Read
 from txmq.broker.state.access import records
 from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.access.principals import User
-from txmq.broker.verbs.access import asking, changes
+from txmq.broker.verbs.access import asking, auth, changes
 from txmq.broker.verbs.cluster import events
 from txmq.registry.access import Access
 from txmq.runtime.tls import TlsStream
+from txmq.testing.simulated.zookeeper import SimSession
 
 SEEDS = (7, 8, 2, 4, 6, *range(9, 20))  # those that find most of it come first
 BY_TLS = 1  # the seed of a world that has it, of either kind
@@ -65,6 +68,41 @@ def test_permissions_that_outlive_a_revocation_are_caught(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(asking, "permissions_of", kept)
     assert any("U1" in error for error in _errors())
+
+
+def test_connections_that_a_removed_user_keeps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is another user of that name later, and the connection speaks for him."""
+    monkeypatch.setattr(changes, "log_out", lambda _context, _user: None)
+    assert any("U1" in error for error in _errors())
+
+
+def test_home_without_a_watch_on_users_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = RegistryWorker._listener
+
+    def deaf(worker: RegistryWorker, what: _Read) -> Callable[[], None] | None:
+        return None if what is _Read.ACCESS else listener(worker, what)
+
+    monkeypatch.setattr(RegistryWorker, "_listener", deaf)
+    assert any("which hears" in error for error in _errors())
+
+
+def test_registry_that_is_read_without_a_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server shows that lags behind may be topics, or users."""
+    monkeypatch.setattr(SimSession, "sync", lambda _session, _path: None)
+    assert any(re.search("R1|U1", error) for error in _errors())
+
+
+def test_certificate_that_goes_on_behind_its_change_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    external = auth._external
+
+    def any_of_the_guests(context: Context, client: ClientConnection, wished: str) -> None:
+        newest = {user.certificate for user in context.state.principals.users.values() if user.name == "guest"}
+        if any(name.startswith("CN=guest.") for name in client.certificates):
+            client.certificates |= {name for name in newest if name}
+        external(context, client, wished)
+
+    monkeypatch.setattr(auth, "_external", any_of_the_guests)
+    assert any("U3" in error for error in _errors())
 
 
 def test_stranger_who_is_asked_for_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

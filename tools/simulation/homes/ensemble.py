@@ -13,13 +13,14 @@ from collections.abc import Callable
 from tools.simulation.threads import Host, pause
 from tools.simulation.world import Simulation
 from txmq.registry.zookeeper.session import SessionState, WatchEvent
-from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
+from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper, Tree
 
 SESSION_TIMEOUT_S = 0.4
 RECONNECT_S = 0.03
 WAY_S = (0.0001, 0.003)
 DEATHS = 0.002  # chance of a process behind a call
 LAGS, LOSSES = 0.01, 0.01  # chances of a call
+LAGS_THEN = 0.1  # chance that a session goes on at a server that has heard of nothing since
 RARELY = 0.25  # where there are users, who change through the registry only: so often, and servers lag the more
 
 
@@ -70,6 +71,7 @@ class HostSession(SimSession):
         self._of, self.host, self._world = ensemble, host, ensemble.world
         self.before_call, self.after_call = self._there, self._back
         self._heard = self._world.now
+        self._then: Tree | None = None  # the tree when the connection was lost
         host.on_death.append(lambda: self._expires_at(self._world.now + SESSION_TIMEOUT_S))
         self._reconnect()
 
@@ -137,6 +139,7 @@ class HostSession(SimSession):
         if self.state is SessionState.CONNECTED:
             self._world.trace(self.host.name, "suspended")
             super().disconnect()
+            self._then = self._of.servers.picture()
             self._expires_at(self._world.now + SESSION_TIMEOUT_S)
             self._reconnect()
 
@@ -144,6 +147,11 @@ class HostSession(SimSession):
         """See ``SimSession``."""
         former = self._number
         super().connect()
+        then, self._then = self._then, None
+        # No server shows less than a session has seen; one that is new has been written down by its server.
+        if former == self._number and not self._of.is_healed and self._world.chance(LAGS_THEN / self._of.often):
+            self._world.meet("a server lagged behind")
+            self._picture = then
         self._heard = self._world.now
         if former not in (0, self._number):
             self._world.meet("a session expired")

@@ -210,6 +210,12 @@ class Home(Broker):
                 session.was_paused(seconds)
         self.world.after(seconds, host.go_on)
 
+    def cut_off(self, seconds: float) -> None:
+        """Nothing goes between its process and ZooKeeper for a while."""
+        for session in self._ensemble.sessions:
+            if session.host is self._host:
+                session.cut_off(seconds)
+
     # --- the path of a group -----------------------------------------------------------------------------------------
 
     def pump(self, node: Node) -> None:

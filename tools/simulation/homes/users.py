@@ -29,6 +29,7 @@ from tools.simulation.users import stated
 from tools.simulation.world import Violation
 from txmq.broker.verbs.cluster.parking import STILL_MS_MAX
 
+from .ensemble import SESSION_TIMEOUT_S
 from .home import Home
 
 REACHES_S = 1.0  # docs/how-to/secure.md: "reaches connections at the other homes within a second"
@@ -49,6 +50,7 @@ class Standing:
 
     Attributes:
         refused_since: when it was answered that the guest may nothing; None: it may be that it may.
+        is_granted: it was answered that it may write, and nothing was asked that ends it.
         certificate: the number of its newest one.
         changed_at: when it was answered that this one counts; None: it may be that the former does.
         removed_at: when it was last answered that there is none.
@@ -62,6 +64,7 @@ class Standing:
         self.removed_at: float | None = None
         self.told_by: dict[float, str] = {}
         self.certificate = 0
+        self.is_granted = False
         self.is_over = False
 
 
@@ -112,13 +115,16 @@ class _Warden(Process):
         super().__init__(shared, name)
 
     def main(self) -> Steps:
-        """Rounds, until the world stops."""
+        """Rounds, until the world stops; the last one when nothing else happens: no other news has a home look."""
         rng, standing = self.world.rng, self._standing
-        while not self.shared.stopping:
+        is_last = False
+        while not is_last:
+            is_last = self.shared.stopping
             standing.refused_since = standing.changed_at = None
             standing.certificate += 1
             yield from self._until("user", "add", body=_stated(standing.certificate), done=409)
             yield from self._until("acl", "grant", words={"may": "write", "topic": "*"})
+            standing.is_granted = True
             yield rng.uniform(0.05, 0.3)
             if rng.random() < 0.4:
                 standing.certificate += 1
@@ -130,6 +136,7 @@ class _Warden(Process):
             if not self.shared.stopping:
                 yield from self._known_everywhere()
                 self._send_away(away)
+            standing.is_granted = False
             if rng.random() < 0.3:
                 yield from self._until("acl", "revoke", words={"may": "write", "topic": "*"})
                 yield from self._refused("a grant was revoked")
@@ -142,11 +149,14 @@ class _Warden(Process):
         standing.is_over = True
 
     def _send_away(self, home: Home) -> None:
-        """It is down, or stands still, while the guest loses what it may."""
-        if self.world.chance(0.5):
+        """It is down, or stands still, or hears nothing, while the guest loses what it may."""
+        draw = self.world.rng.random()
+        if draw < 0.4:
             home.end(self.world.rng.uniform(0.1, _AWAY_S_MAX))
-        else:
+        elif draw < 0.8:
             home.pause(self.world.rng.uniform(STILL_S, _AWAY_S_MAX))
+        else:
+            home.cut_off(self.world.rng.uniform(0.1, SESSION_TIMEOUT_S))
 
     def _known_everywhere(self) -> Steps:
         """Wait a while, until no home knows more than another one: what it does not know it need not forget."""
@@ -285,30 +295,30 @@ class _Knocker(_AtOneHome):
 
 
 class _Sleeper(_AtOneHome):
-    """Logs in, and asks nothing more until there is another guest of that name, of whom the home must know."""
+    """Logs in, and asks nothing more until there is another guest of that name."""
 
     def main(self) -> Steps:
         """Until the end of the world."""
         home, standing = self._home, self._standing
         while not self.shared.stopping:
             yield _LOOK_S
-            if standing.refused_since is not None or home.is_away:
+            if not standing.is_granted or home.is_away:
                 continue
             self._connect(home, standing.certificate)
             if self.link is None or self._open is None:
                 continue
             yield from self._put(*self._open)
-            removed_at, opened_at = standing.removed_at, self._open[2]
-            while removed_at is None or removed_at < opened_at or standing.refused_since is not None:
-                if self.link is None or self.link.is_lost:
-                    break
+            while not self._is_anothers(self._open[2]) and not self.shared.stopping:
                 yield _LOOK_S
-                removed_at = standing.removed_at
-            else:
-                while not self._hearing.knows(home, removed_at, self.world.now) and self.link is not None:
-                    yield _LOOK_S
-                if self.link is not None:
-                    yield from self._put(*self._open)
+            while standing.is_granted and self.link is not None:
+                yield _LOOK_S
+                yield from self._put(*self._open)
+
+    def _is_anothers(self, opened_at: float) -> bool:
+        """Whether the name is another guest's by now; or the connection is lost."""
+        removed_at = self._standing.removed_at
+        is_another = removed_at is not None and removed_at > opened_at and self._standing.is_granted
+        return is_another or self.link is None or self.link.is_lost
 
 
 class _Stranger(Process):
