@@ -387,7 +387,7 @@ class Core:
             is_reading: False while the shell reads no socket: then silence does not count.
         """
         self.context.now_ms = now_ms
-        if self.state.principals.users:
+        if self.state.principals.users or not self.context.is_serving:  # there may be users when it is led
             parking.doubt_users(self.context)
         if now_ms < self.context.ticked_ms:
             self._clock_set_back()

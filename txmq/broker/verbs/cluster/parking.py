@@ -79,14 +79,15 @@ def _refreshed(view: ClusterView, result: Result) -> None:
 def doubt_users(context: Context) -> bool:
     """Whether it is to be asked first whether users were removed while the process stood still."""
     view = context.cluster
-    if view is None or not context.is_serving:
+    if view is None:
         return False
     if context.now_ms - context.ticked_ms > STILL_MS_MAX:
         context.ticked_ms = context.now_ms  # it is known now that it stood still
         view.doubt = view.refreshes_begun + 1
-        with suppress(OverloadedError):  # a request that is parked asks
-            _ask(view)
-    return view.refreshes_done < view.doubt
+        if context.is_serving:  # else the users with which it begins may have been read before
+            with suppress(OverloadedError):  # a request that is parked asks
+                _ask(view)
+    return context.is_serving and view.refreshes_done < view.doubt
 
 
 def forget(view: ClusterView, client: ClientConnection) -> None:

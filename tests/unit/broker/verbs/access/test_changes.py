@@ -314,6 +314,33 @@ def test_a_home_that_stood_still_asks_before_it_serves() -> None:
     assert _heard(one, ours)[0] == 200
 
 
+@pytest.mark.parametrize("is_ticked", [False, True])
+@pytest.mark.parametrize("are_journaled", [False, True])
+def test_stillness_between_reading_users_and_serving_counts(*, is_ticked: bool, are_journaled: bool) -> None:
+    one, two = pair()
+    if are_journaled:
+        _with_users(one, two)
+    again = one.again()
+    if not are_journaled:
+        _with_users(two)
+    assert two.ask("user", "add", "shop", body=CERTIFICATE)[0] == 200
+    leadership = again.draw()
+    known = again.registry.topics(), again.registry.homes(), again.registry.access()
+    assert two.ask("user", "remove", "shop", body=b"")[0] == 200
+    _stand_still(again, 5000)
+    if is_ticked:
+        again.node.core.tick(again.node.clock.now_ms())
+    again.node.store.journal.raise_epoch(leadership.epoch)
+    again.node.core.led(leadership, *known)
+    theirs = again.node.connect()
+    theirs.client.certificates = frozenset({"CN=other"})
+    opaque = theirs.send("auth", "external", body=b"")
+    again.node.pump()
+    assert opaque not in theirs.received
+    again.work()
+    assert theirs.received.pop(opaque).code == 401
+
+
 def test_time_that_passes_first_does_not_hide_it() -> None:
     one, two = pair()
     _with_users(one, two)
