@@ -256,7 +256,7 @@ class RoutedTransaction(BrokerTransaction):
         """Find the homes that own the partitions of the messages and of the offsets; before ``reach`` and ``begin``.
 
         Raises:
-            RolledBackError: they are too many, or one of them is away.
+            RolledBackError: they are too many, or one of them is away or not known.
         """
         if self._routes.is_lone:
             return
@@ -294,10 +294,17 @@ class RoutedTransaction(BrokerTransaction):
                 raise_rolled_back(error, self.txid_or_none)
 
     def owners(self, messages: MessageBuffer) -> dict[BranchHome, list[TopicPartition]]:
-        """The homes of the partitions of the messages and of the offsets."""
+        """The homes of the partitions of the messages and of the offsets.
+
+        Raises:
+            RolledBackError: a home had to be asked for, and nobody has said which one it is; nothing happened.
+        """
         owners: dict[BranchHome, list[TopicPartition]] = {}
-        for slot in [*messages.slots(), *(() if self.acks is None else self.acks.slots())]:
-            owners.setdefault(self._routes.link_for(*slot), []).append(slot)
+        try:
+            for slot in [*messages.slots(), *(() if self.acks is None else self.acks.slots())]:
+                owners.setdefault(self._routes.link_for(*slot), []).append(slot)
+        except TxmqError as error:
+            raise_rolled_back(error, self.txid_or_none)
         return owners
 
     def _go_to(self, home: BranchHome) -> None:

@@ -94,7 +94,7 @@ class LocalBlock:
                 broker.finished()
                 return Ending(Outcome.ROLLED_BACK, Outcome.ROLLED_BACK, error)
             if self._messages or broker.acks:
-                broker.find_homes(self._messages)
+                self._find_homes()
                 if broker.branches:
                     return self._end_over_homes()
                 self._lines = commit(broker, self._messages)
@@ -108,6 +108,13 @@ class LocalBlock:
             broker.lost()
             raise
         return _COMMITTED
+
+    def _find_homes(self) -> None:
+        try:
+            self._broker.find_homes(self._messages)
+        except RolledBackError:
+            withdraw(self._broker)
+            raise
 
     def _end_over_homes(self) -> Ending:
         broker = self._broker

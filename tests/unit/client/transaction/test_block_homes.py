@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -19,7 +19,18 @@ from txmq.client.transaction.checker import CheckBacks
 from txmq.client.transaction.current import associated_branch
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.client.transaction.xa_resource import BrokerXAResource
-from txmq.errors import OutcomeUnknownError, RolledBackError, SessionFullError, TransactionAwayError, XAError
+from txmq.errors import (
+    ConnectionLostError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+    RolledBackError,
+    SessionFullError,
+    TransactionAwayError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnknownTopicError,
+    XAError,
+)
 from txmq.log.records import Record
 from txmq.model import Outcome, Resolution
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -78,6 +89,47 @@ def test_home_of_the_messages_is_reached_not_any_other(cluster: SimulatedCluster
     assert cluster.homes[1].values("orders") == [b"1"]
     with pytest.raises(TransactionAwayError), block(cluster) as tx:
         tx.send("orders", b"2", key=A)
+    assert tx.outcome is Outcome.ROLLED_BACK
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RequestTimeoutError("no answer in time"), TransactionTimeoutError),
+        (ConnectionLostError("closed"), TransactionAwayError),
+        (UnknownTopicError("orders"), RolledBackError),
+    ],
+)
+def test_home_that_nobody_names_in_time_leaves_nothing(
+    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, error: TxmqError, told: type[RolledBackError]
+) -> None:
+    """Where the messages go is asked at the end of the block: no answer to that is no doubt about the outcome."""
+
+    def link_for(*_slot: object) -> NoReturn:
+        raise error
+
+    with pytest.raises(told), block(cluster) as tx:
+        tx.send("orders", b"1", key=A)
+        monkeypatch.setattr(cluster.routes, "link_for", link_for)
+    assert tx.outcome is Outcome.ROLLED_BACK
+    assert requests(cluster) == [[], [], []]
+
+
+@pytest.mark.parametrize("key", [A, B])
+def test_parts_that_were_streamed_are_withdrawn_from_their_home(
+    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, key: bytes
+) -> None:
+    """Another home's name is not told at the end."""
+
+    def link_for(*_slot: object) -> NoReturn:
+        raise RequestTimeoutError("no answer in time")
+
+    with pytest.raises(TransactionTimeoutError), block(cluster) as tx:
+        for _ in range(9):
+            tx.send("orders", bytes(1 << 20), key=key)
+        assert "put" in cluster.homes[key[0]].requests
+        monkeypatch.setattr(cluster.routes, "link_for", link_for)
+    assert cluster.homes[key[0]].requests[-1] == "rollback"
     assert tx.outcome is Outcome.ROLLED_BACK
 
 
