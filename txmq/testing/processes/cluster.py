@@ -74,7 +74,7 @@ class Cluster(ServerGroup):
         """Start the brokers that do not run, and wait until each serves, and knows where all are led.
 
         A topic is spread over the homes that a broker sees led at that moment. Brokers that ask for a login do not say
-        what they see, and are not asked.
+        what they see, and are not waited for.
 
         Raises:
             BrokerFailedError: one does not.
