@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import MySQLdb
 import MySQLdb.connections
@@ -20,6 +18,7 @@ import txmq
 from tests.crash_points import at_moment, crash_at
 from tests.services.loop_client import Connect, inside
 from tests.services.xa.mysql_shop import MySQLShop
+from tests.services.xa.noting import Noting, forget_key, idle, nothing_prepared, noting, sent_by_an_order
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.errors import ConfigError, HeuristicError, OutcomeUnknownError, RolledBackError, TransactionStateError
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -28,7 +27,7 @@ from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa import LastResource
-from txmq.xa.database.installation import CHECK_EVERY_S, DatabaseSession
+from txmq.xa.database.installation import CHECK_EVERY_S
 from txmq.xa.last_resource.branch import BEGUN_FRESH_S
 
 
@@ -139,61 +138,6 @@ def test_error_that_comes_out_when_cursors_block_ends_dooms_transaction(shop: My
     assert (shop.rows(), shop.messages()) == ([], [])
 
 
-class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
-    """Notes what the test's thread sends (the resolver has connections too); fails behind a COMMIT when told to."""
-
-    seen: ClassVar[list[Any]] = []
-    loses: ClassVar[list[str]] = []
-    _left = 0  # results of the packet behind the first one
-
-    def note(self, query: Any) -> None:
-        """Remember it."""
-        self._left = query.count(";") if isinstance(query, str) and "COMMIT AND CHAIN;" in query else 0
-        if threading.current_thread() is threading.main_thread():
-            self.seen.append(query)
-
-    def query(self, query: Any) -> None:
-        self.note(query)
-        super().query(query)
-
-    def send_query(self, query: Any) -> None:
-        self.note(query)
-        super().send_query(query)
-
-    def next_result(self) -> int:
-        self._left -= 1
-        if self.loses and self._left == 0:  # that of the statement behind COMMIT
-            raise MySQLdb.OperationalError(2013, self.loses.pop())
-        return int(super().next_result())
-
-    def commit(self) -> None:
-        self.note("COMMIT")
-        super().commit()
-
-
-def noting(shop: MySQLShop, clock: SimClock, **arguments: Any) -> LastResource:
-    """The same database through noting connections, by a clock turned by hand."""
-    Noting.seen.clear()
-    known = shop.server.connect_arguments() | {"db": shop.database} | arguments
-    shop.resource = LastResource("shop", connect=partial(Noting, **known), clock=clock)
-    return shop.resource
-
-
-def idle(shop: MySQLShop) -> DatabaseSession:
-    """The connection that the next block takes."""
-    session = shop.resource._pool.take()
-    assert session is not None
-    shop.resource._pool.give_back(session)
-    return session
-
-
-def sent_by_an_order(shop: MySQLShop) -> list[Any]:
-    """The packets of one more transaction."""
-    Noting.seen.clear()
-    assert shop.order(b"a") is txmq.Outcome.COMMITTED
-    return list(Noting.seen)
-
-
 @pytest.mark.threads  # it notes what its own thread sends
 @pytest.mark.parametrize(("has_key", "packed_trips"), [(True, [2, 2, 3, 2]), (False, [3, 3, 4, 3])])
 def test_transaction_costs_two_round_trips_and_six_with_single_statements(
@@ -212,13 +156,6 @@ def test_transaction_costs_two_round_trips_and_six_with_single_statements(
         assert counts == trips, Noting.seen
         resource.close()
     assert len(shop.rows()) == len(shop.messages()) == 10
-
-
-def forget_key(shop: MySQLShop) -> None:
-    """Make the marker table as an older txmq did."""
-    ((_, made),) = shop.execute("SHOW CREATE TABLE txmq_marker")
-    (key,) = (word for word in made.split("`") if "_ibfk_" in word)
-    shop.execute(f"ALTER TABLE txmq_marker DROP FOREIGN KEY {key}, DROP COLUMN uuid")
 
 
 @pytest.mark.threads  # it notes what its own thread sends
@@ -278,11 +215,13 @@ def test_connection_ended_by_the_server_dooms_only_an_immediate_block(shop: MySQ
 
 
 @pytest.mark.threads  # it notes what its own thread sends
-def test_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop: MySQLShop) -> None:
+@pytest.mark.parametrize("sent", ["prepared", "packet"])
+def test_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop: MySQLShop, sent: str) -> None:
     noting(shop, SimClock())
-    assert shop.order(b"1") is txmq.Outcome.COMMITTED
+    with nothing_prepared(shop, sent == "packet"):
+        assert shop.order(b"1") is txmq.Outcome.COMMITTED
     number = idle(shop).connection.thread_id()
-    Noting.loses.append("lost in the middle of a packet's results")
+    Noting.loses.append("lost in the middle of the results")
     assert shop.order(b"2") is txmq.Outcome.COMMITTED
     assert Noting.loses == []
     assert idle(shop).connection.thread_id() != number

@@ -37,6 +37,7 @@ from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.sqlite_file import main_file
+from txmq.xa.database.statement import Compounds
 
 CHECK_EVERY_S = 60.0
 STATEMENT_OVERHEAD_BYTES = 4096
@@ -53,8 +54,9 @@ class DatabaseSession:
         is_bound_to_thread: only the thread that opened it may use it.
         takes_packets: several statements may be sent to it in one text (``mysql_server.send``).
         outbox: the tables for messages of the database's own; None if the resource has none.
-        begun_at: when the next transaction was begun on it ahead of time, on the monotonic clock; the results of that
-            are unread.
+        begun_at: when the next transaction was begun on it ahead of time, on the monotonic clock.
+        is_answer_owed: the answer to that is unread.
+        compounds: what is prepared on it.
     """
 
     __slots__ = (
@@ -62,7 +64,9 @@ class DatabaseSession:
         "begun_at",
         "checked",
         "clock_ahead_ms",
+        "compounds",
         "connection",
+        "is_answer_owed",
         "is_bound_to_thread",
         "outbox",
         "table",
@@ -74,6 +78,7 @@ class DatabaseSession:
         self.outbox: OutboxTables | None = None
         self.clock_ahead_ms, self.takes_packets, self.is_bound_to_thread = 0, False, False
         self.checked = self.begun_at = float("-inf")
+        self.compounds, self.is_answer_owed = Compounds(), False
 
     def on(self, connection: Any) -> DatabaseSession:
         """The same session on this connection; None: without a reference to one."""

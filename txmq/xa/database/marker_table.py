@@ -43,6 +43,7 @@ from txmq.xa.database.dbapi import Connection, driver_of, is_error, run, text
 from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of
 from txmq.xa.database.fingerprint import StrangeServerError, fingerprint
 from txmq.xa.database.sqlite_turns import WriterTurn
+from txmq.xa.database.statement import Statement
 
 COMMITTED, ROLLED_BACK, OUTBOXED, ENCLOSED = "committed", "rolled-back", "outboxed", "enclosed"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
@@ -305,27 +306,28 @@ class MarkerTable:
         return statement if condition is None else f"{statement} AND {written_out(condition)}"
 
     def insert_committed_or_fail(
-        self, txid: str, uuid: str, deadline_ms: int, outcome: str = COMMITTED, condition: str = ""
-    ) -> str:
-        """The owner's row as SQL that fails unless it gets in: what stands behind it in one packet is not done then.
+        self, txid: str, uuid: str, deadline_ms: int, outcome: str = COMMITTED, condition: Statement | None = None
+    ) -> Statement:
+        """The owner's row as SQL that fails unless it gets in: what is sent behind it is not done then.
 
         Only with ``has_key``. Behind an error of ``KEPT_OUT``, ``insert_committed`` tells why, or gets it in.
         One query less than a condition that reads the identity, which is the half of this statement's cost.
 
         Args:
             outcome: COMMITTED or ENCLOSED.
-            condition: one more, as SQL.
+            condition: one more.
 
         Raises:
             ValueError: txid or uuid are not what they are called.
         """
         if not are_literals((txid, uuid)):
             raise ValueError(f"not to be written into SQL: {txid[:80]!r}, {uuid[:80]!r}")
-        more = f" AND {condition}" if condition else ""
-        return (
-            f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen, uuid) VALUES ('{txid}', "  # noqa: S608
-            f"IF(@@foreign_key_checks AND @@timestamp * 1000 < {deadline_ms}{more}, '{outcome}', NULL), "
-            f"{deadline_ms}, @@timestamp * 1000, 0, '{uuid}')"
+        more, literals = ("", ()) if condition is None else (f" AND {condition.template}", condition.literals)
+        return Statement(
+            f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen, uuid) VALUES (%s, "  # noqa: S608
+            f"IF(@@foreign_key_checks AND @@timestamp * 1000 < %s{more}, '{outcome}', NULL), "
+            f"%s, @@timestamp * 1000, 0, '{uuid}')",
+            (f"'{txid}'", str(deadline_ms), *literals, str(deadline_ms)),
         )
 
     def why_refused(self, connection: Connection, uuid: str, deadline_ms: int) -> str:

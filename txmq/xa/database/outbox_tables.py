@@ -33,6 +33,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from txmq.xa.database.dbapi import Connection, is_error, run, text
+from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.marker_table import (
     ENCLOSED,
     EXPIRED_SIZE,
@@ -47,6 +48,8 @@ from txmq.xa.database.outbox_keys import ANY_KEY, OutboxKey
 from txmq.xa.database.outbox_schema import additions, indexes, statements
 from txmq.xa.database.outbox_series import OutboxSeries
 from txmq.xa.database.outbox_topics import TopicSize
+from txmq.xa.database.sqlite_turns import WriterTurn
+from txmq.xa.database.statement import Statement
 
 OUTBOXED_KEPT_MS = 24 * 3600 * 1000  # markers, as long as rolled-back ones
 _ENCLOSED_PAGE = 2000
@@ -70,6 +73,14 @@ class OutboxTables(OutboxSeries):
     """
 
     row_bytes_max: int | None = None
+
+    def __init__(self, marker: str, dialect: Dialect, placeholder: str, place: WriterTurn | None = None) -> None:
+        super().__init__(marker, dialect, placeholder, place)
+        self._added_row = (
+            f"INSERT INTO {self.name} (number, id, state, written_ms, size_bytes, reason, batches, home) "  # noqa: S608
+            f"VALUES (0, %s, '{WAITING}', {_NOW}, %s, '', %s, %s)"
+        )
+        self._added_keys = f"INSERT INTO {self.keys} (slot, hash, id) VALUES "  # noqa: S608
 
     @classmethod
     def beside(cls, marker: MarkerTable) -> OutboxTables:
@@ -136,8 +147,8 @@ class OutboxTables(OutboxSeries):
                 (key.slot, key.hash, row_id),
             )
 
-    def added(self, row_id: str, batches: bytes, keys: Collection[OutboxKey], home: str) -> list[str]:
-        """The statements of ``add`` as SQL without parameters, to be sent together with others; MySQL and MariaDB.
+    def added(self, row_id: str, batches: bytes, keys: Collection[OutboxKey], home: str) -> list[Statement]:
+        """The statements of ``add``, to be sent together with others; MySQL and MariaDB.
 
         Raises:
             ValueError: an id, a home or a key is not what it is called.
@@ -147,14 +158,14 @@ class OutboxTables(OutboxSeries):
             words += key
         if not are_literals(words) or (home != LONE and not is_literal(home)):
             raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in words[:8])}")
-        row = (
-            f"INSERT INTO {self.name} (number, id, state, written_ms, size_bytes, reason, batches, home) "  # noqa: S608
-            f"VALUES (0, '{row_id}', '{WAITING}', {_NOW}, {len(batches)}, '', X'{batches.hex()}', '{home}')"
-        )
+        row = Statement(self._added_row, (f"'{row_id}'", str(len(batches)), f"X'{batches.hex()}'", f"'{home}'"))
         if not keys:
             return [row]
-        rows = ", ".join(f"('{key.slot}', '{key.hash}', '{row_id}')" for key in sorted(keys))
-        return [row, f"INSERT INTO {self.keys} (slot, hash, id) VALUES {rows}"]  # noqa: S608
+        literals = list[str]()
+        for slot, key_hash in sorted(keys):
+            literals += (f"'{slot}'", f"'{key_hash}'", f"'{row_id}'")
+        rows = ", ".join(["(%s, %s, %s)"] * len(keys))
+        return [row, Statement(self._added_keys + rows, tuple(literals))]
 
     def withdraw(self, connection: Connection, row_ids: Sequence[str]) -> None:
         """Take rows away that were added in the transaction that is open, with their keys."""

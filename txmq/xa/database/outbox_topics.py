@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from txmq.xa.database.dbapi import Connection, run, text
 from txmq.xa.database.dialects import Dialect
+from txmq.xa.database.statement import Statement
 
 _NEWER = (
     "ON CONFLICT (name) DO UPDATE SET topic_id = excluded.topic_id, partitions = excluded.partitions, "
@@ -53,11 +54,12 @@ _UPSERT = {
 
 _AGE = ""  # the name of the row that has the age
 _AGE_BITS = 42  # of a place: so many rows, four million million, have one age
+_IS_OF_AGE = f"LAST_INSERT_ID() >> {_AGE_BITS} = %s"
 
 
-def is_of_age(age: int) -> str:
+def is_of_age(age: int) -> Statement:
     """A condition that the last row of this session was given a place of that age, as SQL for MySQL and MariaDB."""
-    return f"LAST_INSERT_ID() >> {_AGE_BITS} = {int(age)}"
+    return Statement(_IS_OF_AGE, (str(int(age)),))
 
 
 class TopicSize(NamedTuple):

@@ -1,12 +1,13 @@
 """One transaction's side in the database of a last resource: from BEGIN to its end.
 
-Through mysqlclient, statements that stand together go out in one packet (``mysql_server``), two round trips with that
-of the body instead of six: the savepoint's release, the marker row, and COMMIT AND CHAIN, which begins the next
-transaction, with that one's savepoint, so that a block that follows at once on the same connection of ours begins
-without asking (later, the server may have ended it: BEGIN is what notices). That block reads the savepoint's result. An
-empty transaction holds no locks and no snapshot. The server does nothing behind a statement that fails, so COMMIT needs
-a marker that fails if it does not get in (``MarkerTable.insert_committed_or_fail``). Where there is none, and if the
-marker is to look at the outbox, release and marker are a packet of their own, sent while the broker prepares.
+Through mysqlclient, statements that stand together go out at once (``mysql_server``, ``committing``), two round trips
+with that of the body instead of six: the savepoint's release, the marker row, and COMMIT AND CHAIN, which begins the
+next transaction, with that one's savepoint, so that a block that follows at once on the same connection of ours begins
+without asking (later, the server may have ended it: BEGIN is what notices). That block reads the savepoint's answer, if
+it has one of its own. An empty transaction holds no locks and no snapshot. The server does nothing behind a statement
+that fails, so COMMIT needs a marker that fails if it does not get in (``MarkerTable.insert_committed_or_fail``). Where
+there is none, and if the marker is to look at the outbox, release and marker are a packet of their own, sent while the
+broker prepares.
 
 Invariants:
     * rows and marker are in one transaction, opened here, ended here;
@@ -28,16 +29,17 @@ from txmq.xa.database.dbapi import is_integrity_error, run
 from txmq.xa.database.guarded_connection import Guard, guarded
 from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import Condition
-from txmq.xa.database.mysql_server import KEPT_OUT, code_of, commit, discard_results, is_answer_of_server, send
+from txmq.xa.database.mysql_server import commit, discard_results, send
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_tables import row_id
 from txmq.xa.database.outbox_topics import TopicsAgreed, TopicSize
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
+from txmq.xa.database.statement import Statement
 from txmq.xa.database.thread_connection import return_lent
+from txmq.xa.last_resource.committing import SAVEPOINT, Found, commit_behind
 from txmq.xa.last_resource.enclosing import Enclosed, Waiting
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
-_SAVEPOINT = "txmq_body"
 BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
 
 
@@ -104,7 +106,7 @@ class Branch:
 
     def _begin(self, connection: Any, begin: str, place: WriterTurn | None) -> None:
         if self._session.takes_packets:
-            _, error = send(connection, (begin, f"SAVEPOINT {_SAVEPOINT}"), in_one_packet=True)
+            _, error = send(connection, (begin, f"SAVEPOINT {SAVEPOINT}"), in_one_packet=True)
             if error is not None:
                 raise error
             return
@@ -112,14 +114,15 @@ class Branch:
             self._turn = place.begin(connection, begin)
         elif begin:
             run(connection, begin)
-        run(connection, f"SAVEPOINT {_SAVEPOINT}")
+        run(connection, f"SAVEPOINT {SAVEPOINT}")
 
     def _is_begun(self, session: DatabaseSession) -> bool:
         """Whether the COMMIT of the transaction before has begun this one; once."""
         begun_at, session.begun_at = session.begun_at, float("-inf")
         if begun_at == session.begun_at:
             return False
-        session.connection.next_result()  # not asked for one more: each asking gives the interpreter's lock away
+        if session.is_answer_owed:
+            session.connection.next_result()  # not asked for one more: each asking gives the interpreter's lock away
         return self.resource.clock.monotonic() < begun_at + BEGUN_FRESH_S
 
     def _end_turn(self) -> None:
@@ -248,9 +251,7 @@ class Branch:
     def _insert_with_release(self, txid: str, uuid: str, deadline_ms: int, condition: Condition | None) -> bool:
         """In one packet, of which the server does nothing after a failure: no marker if the savepoint is gone."""
         insert = self._session.table.insert_committed_statement(txid, uuid, deadline_ms, condition)
-        released, error = send(
-            self._session.connection, (f"RELEASE SAVEPOINT {_SAVEPOINT}", insert), in_one_packet=True
-        )
+        released, error = send(self._session.connection, (f"RELEASE SAVEPOINT {SAVEPOINT}", insert), in_one_packet=True)
         self._has_savepoint = not released
         if error is not None:
             raise error if released else caused(self._not_released(error), error)
@@ -360,7 +361,7 @@ class Branch:
 
     def _release(self) -> None:
         try:
-            run(self._session.connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
+            run(self._session.connection, f"RELEASE SAVEPOINT {SAVEPOINT}")
         except Exception as error:
             raise caused(self._not_released(error), error) from error
         self._has_savepoint = False
@@ -376,10 +377,8 @@ class Branch:
         if not (session.takes_packets and (self._is_own or marker is not None or enclosed is not None)):
             session.connection.commit()
             return
-        # The answer of the savepoint behind COMMIT is read by the block that needs it: the decision is reported first.
-        chain = ("COMMIT AND CHAIN", f"SAVEPOINT {_SAVEPOINT}") if self._is_own else ("COMMIT",)
         if enclosed is not None:
-            if not self._commit_behind(enclosed.txid, enclosed.statements(session, self.uuid), chain):
+            if not self._commit_behind(enclosed.txid, enclosed.statements(session, self.uuid)):
                 with self._marking(enclosed.txid):
                     enclosed.withdraw(session)
                 self._put(enclosed)
@@ -387,17 +386,19 @@ class Branch:
                 self.was_kept_out = True
                 return
         elif marker is not None:
-            self._commit_behind_marker(*marker, chain)
+            self._commit_behind_marker(*marker)
         else:
-            _, error = commit(session.connection, chain)
+            # The savepoint's answer is read by the block that needs it: the decision is reported first.
+            _, error = commit(session.connection, ("COMMIT AND CHAIN", f"SAVEPOINT {SAVEPOINT}"))
+            session.is_answer_owed = True
             if error is not None:
                 raise error
         if self._is_own:
             session.begun_at = self.resource.clock.monotonic()
 
-    def _commit_behind_marker(self, txid: str, deadline_ms: int, chain: tuple[str, ...]) -> None:
+    def _commit_behind_marker(self, txid: str, deadline_ms: int) -> None:
         session, uuid = self._session, self.uuid
-        if self._commit_behind(txid, [session.table.insert_committed_or_fail(txid, uuid, deadline_ms)], chain):
+        if self._commit_behind(txid, [session.table.insert_committed_or_fail(txid, uuid, deadline_ms)]):
             return
         with self._marking(txid):
             self._has_marker = session.table.insert_committed(session.connection, txid, uuid, deadline_ms)
@@ -405,26 +406,23 @@ class Branch:
                 self._require_condition(txid, deadline_ms, None)
         self.commit()
 
-    def _commit_behind(self, txid: str, statements: Sequence[str], chain: tuple[str, ...]) -> bool:
-        """Commit in one packet, behind a marker, which is the last of these statements, and the others.
+    def _commit_behind(self, txid: str, statements: Sequence[Statement]) -> bool:
+        """Commit behind a marker, which is the last of these statements, and the others.
 
         Returns:
             False if the marker was kept out: the transaction is open, and the others were done in it.
         """
-        session, ahead = self._session, 1 + len(statements)
-        packet = (f"RELEASE SAVEPOINT {_SAVEPOINT}", *statements, *chain)
-        done, error = commit(session.connection, packet, ahead=ahead)
-        self._has_savepoint = done == 0
+        found, error = commit_behind(self._session, statements, is_own=self._is_own)
+        self._has_savepoint = found is Found.NO_SAVEPOINT
         if error is None:
             return True
-        is_answer = is_answer_of_server(error) and not session.table.dialect.is_lost(session.connection, error)
-        if done == ahead or not is_answer:
+        if found is Found.UNKNOWN:
             raise error
         self._marker = self._enclosed = None
-        if done == 0:
+        if found is Found.NO_SAVEPOINT:
             raise caused(self._not_released(error), error) from error
         with self._marking(txid):
-            if done != len(statements) or code_of(error) not in KEPT_OUT:
+            if found is not Found.KEPT_OUT:
                 raise error
         return False
 
@@ -465,7 +463,7 @@ class Branch:
         try:
             if self._session.takes_packets:
                 self._discard_results()
-            run(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            run(connection, f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
         except Exception as error:  # noqa: BLE001  the driver's; judged by what it says
             if dialect.has_no_savepoint(error):
                 with suppress(Exception):  # lost meanwhile

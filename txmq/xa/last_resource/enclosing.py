@@ -1,10 +1,10 @@
 """What a block puts into its database when no broker is to hear of it before it has committed (``outbox="always"``).
 
 A row of the outbox for each home, their keys, and a marker. Where statements may go out together, all of it is part of
-the packet with COMMIT (``branch``): the server does nothing behind a statement that fails, and the marker, which comes
-last, fails unless deadline, identity and topics are as they should be. Of the topics their *age* says that, by the
-place that the row in front of it was given (``outbox_topics``). Elsewhere the marker's INSERT has the same conditions,
-reads the topics, and says by its count whether they held.
+what goes out with COMMIT (``committing``): the server does nothing behind a statement that fails, and the marker, which
+comes last, fails unless deadline, identity and topics are as they should be. Of the topics their *age* says that, by
+the place that the row in front of it was given (``outbox_topics``). Elsewhere the marker's INSERT has the same
+conditions, reads the topics, and says by its count whether they held.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from txmq.xa.database.marker_table import ENCLOSED
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_tables import row_id
 from txmq.xa.database.outbox_topics import TopicSize, is_of_age
+from txmq.xa.database.statement import Statement
 
 PACKET_BYTES_MAX = 256 << 10  # of messages, which are written in hex
 
@@ -58,7 +59,7 @@ class Enclosed(NamedTuple):
     age: int | None
 
     def may_be_sent(self, session: DatabaseSession) -> bool:
-        """Whether it may be part of the packet with COMMIT."""
+        """Whether it may be sent with COMMIT."""
         if not (session.takes_packets and session.table.has_key) or (self.topics and self.age is None):
             return False
         size_bytes = 0
@@ -66,14 +67,14 @@ class Enclosed(NamedTuple):
             size_bytes += len(one.batches)
         return size_bytes <= PACKET_BYTES_MAX
 
-    def statements(self, session: DatabaseSession, uuid: str) -> list[str]:
-        """As SQL without parameters; the last statement fails unless the marker gets in."""
+    def statements(self, session: DatabaseSession, uuid: str) -> list[Statement]:
+        """To be sent with COMMIT; the last one fails unless the marker gets in."""
         table, outbox = session.table, session.outbox
         assert outbox is not None
-        found = list[str]()
+        found = list[Statement]()
         for number, one in enumerate(self.waiting):
             found += outbox.added(row_id(self.txid, number), one.batches, one.keys, one.home)
-        condition = "" if self.age is None or not found else is_of_age(self.age)
+        condition = None if self.age is None or not found else is_of_age(self.age)
         return [*found, table.insert_committed_or_fail(self.txid, uuid, self.deadline_ms, ENCLOSED, condition)]
 
     def withdraw(self, session: DatabaseSession) -> None:

@@ -138,7 +138,7 @@ class MySQLBranch:
         elif not self.resource.has_marker:
             self._send_prepare(end)
         elif not (table.has_key and self._session.server.takes_packets) or not self._send_prepare_unless_kept_out(
-            table.insert_committed_or_fail(self._txid, uuid, self.deadline_ms), end
+            table.insert_committed_or_fail(self._txid, uuid, self.deadline_ms).text, end
         ):
             marker = table.insert_committed_statement(self._txid, uuid, self.deadline_ms)
             if self._send_prepare(marker, end)[0] != 1:
