@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -20,16 +21,19 @@ from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.access.principals import User
 from txmq.broker.verbs.access import asking, auth, changes
 from txmq.broker.verbs.cluster import events
+from txmq.errors import OverloadedError
 from txmq.registry.access import Access
 from txmq.runtime.tls import TlsStream
 from txmq.testing.simulated.zookeeper import SimSession
 
 SEEDS = (7, 8, 2, 4, 6, *range(9, 20))  # those that find most of it come first
+REMOVED_ONES = (44, 60, 84)  # where a guest who is removed keeps a connection, and another one is added
+BUSY = range(1, 4)
 BY_TLS = 1  # the seed of a world that has it, of either kind
 
 
-def _errors() -> Iterator[str]:
-    return (simulate_homes(seed, users=True).error or "" for seed in SEEDS)
+def _errors(seeds: Iterable[int] = SEEDS) -> Iterator[str]:
+    return (simulate_homes(seed, users=True).error or "" for seed in seeds)
 
 
 def test_home_that_was_down_and_compares_no_users_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +60,7 @@ def test_new_user_on_the_removed_ones_connection_is_caught(monkeypatch: pytest.M
         return user(name, {**record, "made": 0})
 
     monkeypatch.setattr(records, "_user", nameless)
-    assert any("U1" in error for error in _errors())
+    assert any("U1" in error for error in _errors(REMOVED_ONES))
 
 
 def test_permissions_that_outlive_a_revocation_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +113,19 @@ def test_stranger_who_is_asked_for_nothing_is_caught(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(core, "of_nobody", lambda: None)
     monkeypatch.setattr(changes, "strangers_from_now_on", lambda _context: None)
     assert any("U2" in error for error in _errors())
+
+
+def test_scripted_clients_whose_logins_are_refused_connect_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They did not, once, and their world ended in doubt; guests go on asking, as nobody."""
+    external, logins = auth._external, itertools.count()
+
+    def busy(context: Context, client: ClientConnection, wished: str) -> None:
+        if next(logins) % 3:
+            raise OverloadedError("auth: try again in 1 ms")
+        external(context, client, wished)
+
+    monkeypatch.setattr(auth, "_external", busy)
+    assert [simulate(seed, users=True).error for seed in BUSY] == [None] * len(BUSY)
 
 
 def test_stream_that_drops_the_rest_of_a_record_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,8 @@ from .tls import End, binding_of, shown_by
 from .watch import Watch
 from .world import Simulation
 
+LOGIN = b"login"  # the opaque of a scripted client's login
+
 
 class Link(NodeClient):
     """One connection: bytes in both directions, in random pieces, late, in order; lost at any time.
@@ -61,7 +63,7 @@ class Link(NodeClient):
         """By certificate, in front of whatever follows."""
         if self.server_end is None:
             self.client.certificates = frozenset({f"CN={user}"})
-        self.write(b"".join(commands.request("auth", "external", body=[b""], opaque=b"login")))
+        self.write(b"".join(commands.request("auth", "external", body=[b""], opaque=LOGIN)))
 
     def write(self, data: bytes) -> None:
         """From the client."""

@@ -24,7 +24,7 @@ from txmq.xa.last_resource.coordinator import (
     LastResourceState,
 )
 
-from .broker import Broker, Link
+from .broker import LOGIN, Broker, Link
 from .database import Database, Session
 from .history import Put, Shared, Transaction
 from .world import Violation
@@ -39,6 +39,8 @@ Asking = Generator[float | bytes, Reply, Reply]
 
 class Process:
     """Runs a generator on one connection at a time."""
+
+    leaves_when_refused = True  # and connects again later, as a client of txmq does; else it goes on asking, as nobody
 
     def __init__(self, shared: Shared, name: str) -> None:
         self.shared, self.world, self.name = shared, shared.world, name
@@ -86,6 +88,9 @@ class Process:
             return
         for code, opaque, body, _ in self._reader.feed(data):
             self._answers[opaque] = code, bytes(body)
+            if opaque == LOGIN and code != 200 and self.leaves_when_refused:
+                self.world.trace(self.name, "login refused", code)
+                link[0].cut()
         if self._waits in self._answers:
             self._resume(self._answers.pop(self._waits), self._turn)
 

@@ -149,6 +149,8 @@ class _Warden(Process):
 class _Guest(Process):
     """Asks and asks."""
 
+    leaves_when_refused = False
+
     def __init__(self, shared: Shared, name: str, removed: list[bool]) -> None:
         self._removed = removed
         super().__init__(shared, name)

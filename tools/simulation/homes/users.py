@@ -202,6 +202,8 @@ class _Warden(Process):
 class _Guest(Process):
     """Puts to all homes, by all certificates that it ever had."""
 
+    leaves_when_refused = False
+
     def __init__(self, shared: Shared, name: str, standing: Standing, hearing: Hearing) -> None:
         self._standing, self._hearing = standing, hearing
         self._open: tuple[Home, int, float] | None = None  # which home, by which certificate, since when

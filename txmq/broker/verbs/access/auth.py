@@ -2,6 +2,8 @@
 
 Invariants:
     * whatever is wrong, the answer is the same, and so is the work before it;
+    * failed logins of an address make its next ones wait. Not who shows a user's certificate: nobody guesses one, so
+      a removed user's service that tries for ever keeps no other service of its machine out;
     * a login ends with its second message, right or wrong: a message serves once.
 """
 
@@ -11,6 +13,7 @@ from typing import NoReturn
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.state.access.failed_logins import FailedLogins
 from txmq.broker.verbs.access.audit import LOGIN_FAILED, audit
 from txmq.broker.verbs.hello import let_go
 from txmq.errors import BadRequestError, OverloadedError, UnauthenticatedError
@@ -28,12 +31,11 @@ def auth(context: Context, client: ClientConnection, request: Request) -> None:
     mechanism, message = arguments[0], bytes(body or b"")
     if client.user in context.state.principals.users or not context.state.principals.users:
         raise BadRequestError("auth: there are no users here, or the connection has logged in")
-    wait_ms = context.failed_logins.wait_ms(client.address, context.now_ms)
-    if wait_ms:
-        raise OverloadedError(f"auth: too many logins from this address failed; try again in {wait_ms} ms")
     if mechanism == b"scram-sha-256":
+        _wait(context, client, context.failed_logins)
         context.answer(client, opaque, _scram(context, client, message))
     elif mechanism == b"plain":
+        _wait(context, client, context.failed_logins)
         _plain(context, client, message)
         context.answer(client, opaque, b"")
     elif mechanism == b"external":
@@ -41,6 +43,12 @@ def auth(context: Context, client: ClientConnection, request: Request) -> None:
         context.answer(client, opaque, b"")
     else:
         raise BadRequestError("auth: expected scram-sha-256, plain or external")
+
+
+def _wait(context: Context, client: ClientConnection, failed: FailedLogins) -> None:
+    wait_ms = failed.wait_ms(client.address, context.now_ms)
+    if wait_ms:
+        raise OverloadedError(f"auth: too many logins from this address failed; try again in {wait_ms} ms")
 
 
 def _scram(context: Context, client: ClientConnection, message: bytes) -> bytes:
@@ -92,6 +100,7 @@ def _external(context: Context, client: ClientConnection, wished: str) -> None:
     users = context.state.principals.users.values()
     names = [user.name for user in users if user.certificate in client.certificates]
     if len(names) != 1 or wished not in ("", names[0]):
+        _wait(context, client, context.failed_certificates)
         _failed(context, client, "external", wished)
     _succeeded(context, client, "external", names[0])
 
@@ -108,7 +117,9 @@ def _succeeded(context: Context, client: ClientConnection, mechanism: str, name:
 
 
 def _failed(context: Context, client: ClientConnection, mechanism: str, name: str) -> NoReturn:
-    if not is_peer(name):  # whose password nobody guesses; a home that has just come is not known yet
+    if mechanism == "external":
+        context.failed_certificates.failed(client.address, context.now_ms)
+    elif not is_peer(name):  # whose password nobody guesses; a home that has just come is not known yet
         context.failed_logins.failed(client.address, context.now_ms)
     context.counters.logins_failed += 1
     tried = name if is_valid_name(name) else "-"  # a stranger's text: no user has such a name

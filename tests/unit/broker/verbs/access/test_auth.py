@@ -215,6 +215,34 @@ def test_failed_logins_wait_and_are_counted() -> None:
     assert _logged_in(client, ScramAttempt("ops", "pencil", "abc")).code == 200
 
 
+def test_certificate_without_a_user_keeps_nobody_else_out() -> None:
+    """A removed user's service tries for ever, beside others on its machine."""
+    made = node()
+    add(made.connect(), "ops")
+    add(operator(made), "card", keys=None, certificate="CN=card")
+    stale = made.connect()
+    stale.client.certificates = frozenset({"CN=gone"})
+    for _ in range(FREE_MAX):
+        assert ask(stale, b"", "external").error == "unauthenticated"
+    assert ask(stale, b"", "external").error == "overloaded"  # it waits for itself
+    client = made.connect()
+    client.client.certificates = frozenset({"CN=card"})
+    assert ask(client, b"", "external").code == 200
+    assert _logged_in(made.connect(), ScramAttempt("ops", "pencil", "abc")).code == 200
+
+
+def test_wrong_passwords_keep_no_certificate_out() -> None:
+    made = node()
+    add(made.connect(), "ops")
+    add(operator(made), "card", keys=None, certificate="CN=card")
+    for number in range(FREE_MAX):
+        assert _logged_in(made.connect(), ScramAttempt("ops", "wrong", f"{number}")).error == "unauthenticated"
+    assert ask(made.connect(), ScramAttempt("ops", "pencil", "abc").first()).error == "overloaded"
+    client = made.connect()
+    client.client.certificates = frozenset({"CN=card"})
+    assert ask(client, b"", "external").code == 200
+
+
 def test_without_users_there_is_nothing_to_log_in_to() -> None:
     client = node().connect()
     assert ask(client, b"", "external").error == "bad-request"
