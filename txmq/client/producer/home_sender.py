@@ -78,9 +78,11 @@ class HomeSender(Sender):
             return self.core.movable()
 
     def withdraw(self, batch: Batch) -> bool:
-        """Let go of a movable batch; False if it has been sent meanwhile, or ended."""
+        """Let go of a movable batch; False if it has been sent meanwhile, ended, or another thread has taken it."""
+        queue = batch.queue
         with self._lock:
-            if batch.transmission or batch.state is not BatchState.WAITING:
+            is_here = self.core.queue_of(queue.topic, queue.partition) is queue  # a core has queues of its own
+            if not is_here or batch.transmission or batch.state is not BatchState.WAITING:
                 return False
             self.core.withdraw([batch])
             self._futures -= len(completion_of(batch).futures)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.client.homes import Cluster, OpenCommits
 from txmq.client.partitioner import FixedSelector, RoundRobinSelector
+from txmq.client.producer.home_sender import HomeSender
 from txmq.errors import BrokerAwayError, DeliveryUnknownError, NotOwnerError, RequestTimeoutError, UnknownTopicError
 from txmq.testing.eventually import eventually
 
@@ -123,6 +124,28 @@ def test_futures_follow_messages_that_were_never_sent(cluster: Cluster) -> None:
     assert set(places.values()) == {1}
     assert {result.partition for result in results} == {0, 3, 1, 4}
     assert len(cluster.all_values()) == 60
+
+
+def test_two_threads_that_leave_a_home_move_each_message_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = cluster.client.producer()
+    cluster.client.topics.known("t")
+    cluster.homes[0].go_down()
+    with monkeypatch.context() as patch:
+        patch.setattr(HomeSender, "_start_background", lambda _sender: None)
+        future = producer.send_async("t", b"v")
+        senders = producer._senders
+        source = senders._of_links[cluster.links[0]]
+        (batch,) = source.movable()
+        cluster.links[0].was_silent()
+        for _ in range(2):  # both have read what may move before either has moved it
+            senders._move(source, batch)
+    assert (source.core.unfinished, source.core.buffered_bytes, source._futures) == (0, 0, 0)
+    for sender in senders._of_links.values():
+        sender._start_background()
+    assert future.result(5).is_success
+    assert cluster.all_values() == [b"v"]
 
 
 def test_a_message_that_cannot_move_yet_goes_on_waiting(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
