@@ -21,8 +21,8 @@ from txmq.runtime.ports import Clock
 
 __all__ = [
     "Condition", "Forked", "Future", "Lock", "RLock", "Signal", "Strand", "ThreadLocal", "Turn", "blocking",
-    "new_condition", "new_future", "new_lock", "off_loop", "processor_count", "start_daemon", "start_threads",
-    "thread_number", "to_end", "until_terminated", "watch_exit", "watch_forks", "watch_strands",
+    "new_condition", "new_future", "new_lock", "off_loop", "processor_count", "sheltered", "start_daemon",
+    "start_threads", "thread_number", "to_end", "until_terminated", "watch_exit", "watch_forks", "watch_strands",
 ]  # fmt: skip
 
 Condition = threading.Condition
@@ -308,6 +308,30 @@ def start_daemon(name: str, run: Callable[[], None]) -> None:
         threading.Thread(target=run, name=name, daemon=True).start()
     else:
         strand.start_daemon(name, run)
+
+
+def sheltered(name: str, work: Callable[[], None]) -> None:
+    """Call ``work``, which a KeyboardInterrupt must not leave half done; it raises nothing that a caller is to handle.
+
+    An interrupt strikes the main thread alone. There, another thread does the work: the caller's wait may be struck.
+    """
+    if current_strand() is not None or threading.current_thread() is not threading.main_thread():
+        work()
+        return
+    done = Signal()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            done.set()
+
+    try:
+        start_daemon(name, run)
+    except RuntimeError:  # the interpreter ends, or there are too many threads
+        work()
+        return
+    done.wait(_TIMEOUT_S_MAX)
 
 
 class Forked(Protocol):

@@ -20,6 +20,7 @@ Invariants:
     * A batch that was ever given to a connection keeps its partition.
     * ``_lock`` is held while batches change senders, so that nothing waits for half of a change. It is taken before a
       sender's own lock, and nothing blocks while it is held.
+    * Ctrl-C loses no batch between two senders: it strikes the main thread, on which none changes senders.
     * All senders together hold at most ``buffer_size_bytes`` and one message.
 """
 
@@ -49,7 +50,7 @@ from txmq.errors import (
 from txmq.model import SendResult, TopicPartition
 from txmq.registry.topics import Topic
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Future, Lock, watch_forks
+from txmq.runtime.threads import Future, Lock, sheltered, watch_forks
 
 
 class SendingLink(BranchHome, HomeBroker, Protocol):
@@ -313,7 +314,12 @@ class HomeSenders:
         for link, known in tuple(self._of_links.items()):
             if known is sender and not link.is_away:
                 link.was_silent()
-        for batch in sender.movable():
+        batches = sender.movable()
+        if batches:
+            sheltered("txmq-move", lambda: self._move_all(sender, batches))
+
+    def _move_all(self, sender: HomeSender, batches: Iterable[Batch]) -> None:
+        for batch in batches:
             with suppress(TxmqError):  # where else it could go is not known now: it waits, and is tried again
                 self._move(sender, batch)
 
@@ -336,6 +342,9 @@ class HomeSenders:
     def rehome(self, sender: HomeSender, queues: Iterable[BatchQueue]) -> None:
         """Take the batches of these queues to the homes that own their partitions."""
         self.lone = None
+        sheltered("txmq-move", lambda: self._rehome_all(sender, queues))
+
+    def _rehome_all(self, sender: HomeSender, queues: Iterable[BatchQueue]) -> None:
         for queue in queues:
             try:
                 self._rehome(sender, queue)
