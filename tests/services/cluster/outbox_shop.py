@@ -7,7 +7,7 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -67,9 +67,14 @@ class Shop:
         return client, resource
 
     def order(
-        self, *places: int, process: tuple[txmq.Client, LastResource] | None = None, topic: str = ""
-    ) -> txmq.Transaction:
-        """One piece in each of these places, and its number as a message for the partition."""
+        self, *places: int, process: tuple[txmq.Client, LastResource] | None = None, topic: str = "",
+        behind: Callable[[], None] = lambda: None,
+    ) -> txmq.Transaction:  # fmt: skip
+        """One piece in each of these places, and its number as a message for the partition.
+
+        Args:
+            behind: called at the end of the block's body.
+        """
         client, resource = process or (self.client, self.resource)
         with client.producer().transaction(resource, timeout=60.0) as tx:
             connection = tx.connection(resource)
@@ -77,6 +82,7 @@ class Shop:
                 connection.execute("UPDATE sold SET pieces = pieces + 1 WHERE place = ?", (place,))
                 ((pieces,),) = connection.execute("SELECT pieces FROM sold WHERE place = ?", (place,)).fetchall()
                 tx.send(topic or self.topic, str(pieces).encode(), key=b"k%d" % place, partition=place)
+            behind()
         assert tx.outcome is Outcome.COMMITTED
         return tx
 

@@ -19,8 +19,10 @@ from txmq.testing.processes.zookeeper import Ensemble
 from txmq.xa.last_resource import drainer
 from txmq.xa.resolver import Resolver
 
-from .outbox_drainer import NAME
+from .outbox_drainer import NAME, When
 from .outbox_shop import Shop
+
+WHEN: tuple[When, ...] = ("away", "always")
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,23 @@ def test_service_starts_while_both_homes_are_away(shop: Shop) -> None:
     process[1].install(process[0])
     assert shop.order(0, 1, process=process).pending == ("broker",)
     assert shop.order(1, process=process).pending == ("broker",)
+    assert len(set(shop.waiting())) == 2
+    shop.cluster.start()
+    shop.check()
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_homes_that_no_broker_tells_are_the_database_s(shop: Shop, when: When) -> None:
+    """What the client knew of topics was found wrong, and then the brokers went."""
+    process = shop.process(when)
+    shop.order(0, 1, process=process)
+
+    def lose_all() -> None:
+        for broker in shop.cluster.brokers:
+            broker.kill()
+        process[0].routes.forget_topics()
+
+    assert shop.order(0, 1, process=process, behind=lose_all).pending == ("broker",)
     assert len(set(shop.waiting())) == 2
     shop.cluster.start()
     shop.check()

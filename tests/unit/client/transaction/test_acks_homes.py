@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -21,6 +21,7 @@ from txmq.protocol.offsets import OffsetRow
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.cluster import SimulatedCluster
 from txmq.xa import LastResource
+from txmq.xa.last_resource.branch import Branch
 
 
 def test_each_home_saves_the_offsets_of_its_own_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +64,7 @@ def test_block_with_offsets_at_another_home_cannot_wait_in_outbox(tmp_path: Path
     acks.add(consumer.delivered(2))
     assert not outboxing.may_wait
     outboxing.is_away = True  # so it was before the body
-    outboxing.find_homes()
+    outboxing.find_homes(cast("Branch", None))
     assert broker.acks is None  # they are the other home's
     assert not outboxing.may_wait
     assert not outboxing.is_away

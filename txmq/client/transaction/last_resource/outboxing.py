@@ -137,13 +137,17 @@ class Outboxing:
         """What is known of one home."""
         return self.state if self._broker.is_alone else self.state.at(f"{cast('BranchHome', home).home:016x}")
 
-    def find_homes(self) -> None:
+    def find_homes(self, branch: Branch) -> None:
         """Behind the body: begin at the homes of the messages, unless one is away and the block may go without them.
+
+        Where they are not known, and no broker says them any more, those that the database knows are meant.
 
         Raises:
             RolledBackError: as ``RoutedTransaction.find_homes``.
         """
         broker = self._broker
+        if not broker.is_alone:
+            self._learn_homes(branch)
         if not broker.is_alone and self.may_wait:
             self.is_away = self.is_away or any(self._is_known_away(home) for home in broker.owners(self._messages))
             if self.is_away:
@@ -155,6 +159,13 @@ class Outboxing:
             return
         self.is_away = self.is_away and broker.is_alone  # it cannot wait: a home that is away refuses it
         broker.find_homes(self._messages)
+
+    def _learn_homes(self, branch: Branch) -> None:
+        try:
+            self._broker.owners(self._messages)
+        except (TransactionAwayError, TransactionTimeoutError):
+            self._topics.assume(branch.known_topics(), self._resource.name)
+            self.is_away = True
 
     def _is_known_away(self, home: Broker) -> bool:
         return self.state_at(home).is_tripped or not self._is_there(home)

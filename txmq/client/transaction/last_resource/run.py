@@ -133,7 +133,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
 
     def _find_homes(self) -> None:
         if self._outboxing is not None:
-            self._outboxing.find_homes()
+            self._outboxing.find_homes(self._branch)
             return
         self._broker.find_homes(self._messages)
         self._let_pass()
