@@ -39,7 +39,7 @@ from txmq.errors import (
 from txmq.protocol.commands import Word
 from txmq.protocol.json_text import Fields, json_object
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Lock, Turn, watch_forks
+from txmq.runtime.threads import Attempt, Lock, Turn, watch_forks
 
 if TYPE_CHECKING:
     from txmq.runtime.tls import ClientTls
@@ -351,12 +351,13 @@ class Routes:
 
     def _refresh_homes(self, deadline: float) -> bool:
         """Ask for the homes and their leaders, or wait for the thread that does; whether a broker answered."""
-        me, begun = object(), self._clock.monotonic()
+        me, begun = Attempt(), self._clock.monotonic()
         try:
             if not self._asking.take_before(deadline, me, self._clock):
                 return False
             return self._asked_at > begun or self._ask_for_homes(deadline)
         finally:
+            me.is_over = True
             self._asking.leave(me)
 
     def _ask_for_homes(self, deadline: float) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from txmq.runtime.ports import Clock
 
 __all__ = [
-    "Condition", "Forked", "Future", "Lock", "RLock", "Signal", "Strand", "ThreadLocal", "Turn", "blocking",
+    "Attempt", "Condition", "Forked", "Future", "Lock", "RLock", "Signal", "Strand", "ThreadLocal", "Turn", "blocking",
     "new_condition", "new_future", "new_lock", "off_loop", "processor_count", "sheltered", "start_daemon",
     "start_threads", "thread_number", "to_end", "until_terminated", "watch_exit", "watch_forks", "watch_strands",
 ]  # fmt: skip
@@ -187,16 +187,27 @@ class Signal:
         return self._lock.acquire(blocking=False)
 
 
+class Attempt:
+    """One attempt to take a turn."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+
 class Turn:
     """What one thread has at a time, and may hold over calls.
 
-    A lock would stay taken if a KeyboardInterrupt struck behind its ``acquire``. Each attempt has its own object::
+    A lock would stay taken if a KeyboardInterrupt struck behind its ``acquire``. Each attempt has its own object, which
+    is over before any call that could be struck::
 
-        me = object()
+        me = Attempt()
         try:
             if turn.take(me):
                 ...
         finally:
+            me.is_over = True
             turn.leave(me)
     """
 
@@ -204,17 +215,21 @@ class Turn:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holder: object = None
+        self._holder: Attempt | None = None
         self._waiting: list[Signal] = []
 
-    def take(self, me: object) -> bool:
+    def take(self, me: Attempt) -> bool:
         """Take it if no other attempt has it; whether this one has it now."""
         with self._lock:
-            if self._holder is None:
+            if self._is_free:
                 self._holder = me
         return self._holder is me
 
-    def take_before(self, deadline: float, me: object, clock: Clock) -> bool:
+    @property
+    def _is_free(self) -> bool:
+        return self._holder is None or self._holder.is_over
+
+    def take_before(self, deadline: float, me: Attempt, clock: Clock) -> bool:
         """Take it when the others have left it; whether this attempt has it before ``deadline`` (monotonic time)."""
         while not self.take(me):
             now = clock.monotonic()
@@ -228,7 +243,7 @@ class Turn:
     def _wait(self, timeout: float) -> bool:
         waiter = self._new_signal()
         with self._lock:
-            if self._holder is None:
+            if self._is_free:
                 return True
             self._waiting.append(waiter)
         is_left = waiter.wait(timeout)
@@ -240,11 +255,12 @@ class Turn:
     def _new_signal(self) -> Signal:
         return Signal()
 
-    def leave(self, me: object) -> None:
+    def leave(self, me: Attempt) -> None:
         """Leave it to others, if this attempt has it."""
-        if self._holder is not me:
-            return
+        me.is_over = True
         with self._lock:
+            if self._holder is not me:
+                return
             self._holder = None
             waiting, self._waiting = self._waiting, []
         for waiter in waiting:

@@ -13,6 +13,7 @@ import pytest
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.strands import Host, LoopClock, current, required
 from txmq.runtime.threads import (
+    Attempt,
     Future,
     Signal,
     Turn,
@@ -116,7 +117,7 @@ def test_turn_is_handed_from_strand_to_strand() -> None:
         turn, clock, order = Turn(), LoopClock(OSClock()), list[int]()
 
         def work(number: int) -> None:
-            me = object()
+            me = Attempt()
             assert turn.take_before(clock.monotonic() + LONG_S, me, clock)
             clock.sleep(0.001)
             order.append(number)

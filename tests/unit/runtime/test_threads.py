@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from contextlib import suppress
 
+from tests.interrupts import Strike
+from txmq.runtime import threads
 from txmq.runtime.os_clock import OSClock
-from txmq.runtime.threads import Turn
+from txmq.runtime.threads import Attempt, Turn
 
 CLOCK = OSClock()
 
 
 def test_turn_that_is_left_goes_to_each_thread_that_waits() -> None:
-    turn, holder, takers = Turn(), object(), list[bool]()
+    turn, holder, takers = Turn(), Attempt(), list[bool]()
 
     def work() -> None:
-        me = object()
+        me = Attempt()
         takers.append(turn.take_before(CLOCK.monotonic() + 60.0, me, CLOCK))
         turn.leave(me)
 
@@ -30,7 +34,7 @@ def test_turn_that_is_left_goes_to_each_thread_that_waits() -> None:
 
 
 def test_waiting_thread_is_woken_when_the_turn_is_left() -> None:
-    turn, holder = Turn(), object()
+    turn, holder = Turn(), Attempt()
     assert turn.take(holder)
     waiting = threading.Thread(target=turn._wait, args=(threading.TIMEOUT_MAX,))
     waiting.start()
@@ -42,9 +46,28 @@ def test_waiting_thread_is_woken_when_the_turn_is_left() -> None:
 
 
 def test_wait_for_a_turn_ends_with_its_deadline() -> None:
-    turn, holder, me = Turn(), object(), object()
+    turn, holder, me = Turn(), Attempt(), Attempt()
     assert turn.take(holder)
     assert not turn.take_before(CLOCK.monotonic(), me, CLOCK)
     turn.leave(me)  # not its turn
     assert not turn.take(me)
     assert turn._waiting == []
+
+
+def test_interrupted_holder_of_a_turn_leaves_it() -> None:
+    number, is_struck = 0, True
+    while is_struck:
+        number += 1
+        turn, strike = Turn(), Strike(number, threads)
+        sys.setprofile(strike)
+        with suppress(KeyboardInterrupt):
+            me = Attempt()
+            try:
+                assert turn.take_before(CLOCK.monotonic() + 60.0, me, CLOCK)
+            finally:
+                me.is_over = True
+                turn.leave(me)
+        sys.setprofile(None)
+        is_struck = strike.left <= 0
+        assert turn.take_before(CLOCK.monotonic() + 60.0, Attempt(), CLOCK), number
+    assert number > 4

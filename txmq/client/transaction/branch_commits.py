@@ -40,7 +40,7 @@ from txmq.model import TopicPartition
 from txmq.protocol.parts import PartResult, parse_result_lines
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Lock, Turn
+from txmq.runtime.threads import Attempt, Lock, Turn
 from txmq.xa.broker_port import Answer
 
 TELL_TIMEOUT_S = 30.0  # of a request; it may wait for an earlier part of the same key
@@ -187,7 +187,7 @@ class BranchCommits:
 
     def _look_at(self, entry: _Entry) -> bool:
         """Take its answer if that is in, and write it if it is not on its way; whether the home is there."""
-        me = object()
+        me = Attempt()
         try:
             if entry.turn.take(me) and entry.is_open:
                 if entry.answer is not None and entry.answer.done:
@@ -197,6 +197,7 @@ class BranchCommits:
         except TxmqError:
             return False
         finally:
+            me.is_over = True
             entry.turn.leave(me)
         return True
 
@@ -254,7 +255,7 @@ class BranchCommits:
                 self._finish(entry, deadline)
 
     def _finish(self, entry: _Entry, deadline: float) -> None:
-        me = object()
+        me = Attempt()
         try:
             if not entry.turn.take_before(deadline, me, self._clock):
                 raise RequestTimeoutError("a commit of this partition is not answered, and another thread waits for it")
@@ -262,6 +263,7 @@ class BranchCommits:
             while entry.is_open:
                 self._try(entry, deadline)
         finally:
+            me.is_over = True
             entry.turn.leave(me)
 
     def _try(self, entry: _Entry, deadline: float) -> None:

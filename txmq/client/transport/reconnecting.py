@@ -45,7 +45,7 @@ from txmq.protocol.commands import Stated, TransactionRequest, Word
 from txmq.protocol.json_text import Fields
 from txmq.runtime import net
 from txmq.runtime.ports import Buffer, Clock
-from txmq.runtime.threads import Turn, watch_forks
+from txmq.runtime.threads import Attempt, Turn, watch_forks
 from txmq.xid import TxId
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
@@ -319,12 +319,13 @@ class ReconnectingConnection:
         Raises:
             BrokerAwayError: the deadline passed first.
         """
-        me = object()
+        me = Attempt()
         try:
             if not self._turn.take_before(deadline, me, self._clock):
                 raise BrokerAwayError(self._last_failure if self._backoff_s else "another thread is connecting")
             return work()
         finally:
+            me.is_over = True
             self._turn.leave(me)
 
     def _wait_out_backoff(self, deadline: float) -> None:

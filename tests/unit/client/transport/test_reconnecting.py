@@ -19,6 +19,7 @@ from txmq.errors import (
 from txmq.protocol.commands import TransactionRequest
 from txmq.protocol.requests import Request
 from txmq.runtime.ports import Buffer
+from txmq.runtime.threads import Attempt
 
 # --- lost connections ------------------------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ def test_callers_with_less_time_than_the_backoff_succeed_eventually(broker: Scri
 
 def test_caller_waiting_for_a_failing_connect_is_told_the_cause(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
-    other = object()
+    other = Attempt()
     assert connection._turn.take(other)  # a thread that waits out the back-off, or for an answer
     with pytest.raises(BrokerAwayError, match="another thread is connecting"):
         connection.call("ping", timeout=0.3)
@@ -111,7 +112,7 @@ def test_caller_waiting_for_a_failing_connect_is_told_the_cause(broker: Scripted
     broker.connections_refused = 1
     with pytest.raises(ConnectionLostError, match="refused"):
         connection.call("ping", timeout=5)
-    assert connection._turn.take(object())
+    assert connection._turn.take(Attempt())
     with pytest.raises(BrokerAwayError, match="refused"):
         connection.call("ping", timeout=0.3)
 
