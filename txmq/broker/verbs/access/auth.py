@@ -2,8 +2,8 @@
 
 Invariants:
     * whatever is wrong, the answer is the same, and so is the work before it;
-    * failed logins of an address make its next ones wait. Not who shows a user's certificate: nobody guesses one, so
-      a removed user's service that tries for ever keeps no other service of its machine out;
+    * failed logins of an address make its next ones wait. Not who shows a user's certificate, nor a broker of the
+      cluster: nobody guesses these, so a removed user's service that tries for ever keeps neither out;
     * a login ends with its second message, right or wrong: a message serves once.
 """
 
@@ -32,7 +32,8 @@ def auth(context: Context, client: ClientConnection, request: Request) -> None:
     if client.user in context.state.principals.users or not context.state.principals.users:
         raise BadRequestError("auth: there are no users here, or the connection has logged in")
     if mechanism == b"scram-sha-256":
-        _wait(context, client, context.failed_logins)
+        if not _is_peers(client, message):
+            _wait(context, client, context.failed_logins)
         context.answer(client, opaque, _scram(context, client, message))
     elif mechanism == b"plain":
         _wait(context, client, context.failed_logins)
@@ -49,6 +50,14 @@ def _wait(context: Context, client: ClientConnection, failed: FailedLogins) -> N
     wait_ms = failed.wait_ms(client.address, context.now_ms)
     if wait_ms:
         raise OverloadedError(f"auth: too many logins from this address failed; try again in {wait_ms} ms")
+
+
+def _is_peers(client: ClientConnection, message: bytes) -> bool:
+    """Whether a broker logs in, or who says that he is one; the final message counts by the name of the first."""
+    if client.login is not None:
+        return is_peer(client.login.user)
+    name = message.split(b",", 3)[2:3]
+    return bool(name) and is_peer(name[0].removeprefix(b"n=").decode("utf-8", "replace"))
 
 
 def _scram(context: Context, client: ClientConnection, message: bytes) -> bytes:

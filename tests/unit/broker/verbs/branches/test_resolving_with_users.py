@@ -10,6 +10,7 @@ import pytest
 from tools.images.node import Client
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import HomeConversation
+from txmq.broker.state.access.failed_logins import FREE_MAX
 from txmq.errors import RemoteProtocolError
 from txmq.protocol.answers import result
 from txmq.protocol.peers import peer_name, peer_password
@@ -127,6 +128,21 @@ def test_nobody_else_logs_in_as_a_broker() -> None:
         assert not client.client.user
         assert client.ask("outcome", there.txid(1, 1)).code == 401
     assert logged_in(there)  # nobody else at the address waits for that
+
+
+def test_broker_waits_for_no_failed_logins_of_its_address() -> None:
+    """A client on its machine has a wrong password, and tries for ever."""
+    _cluster, here, there = made()
+    for _ in range(FREE_MAX + 1):
+        client, attempt = there.connect(), ScramAttempt("shop", "wrong", "nonce")
+        first = client.ask("auth", "scram-sha-256", body=attempt.first())
+        if first.code == 200:
+            final = attempt.final(first.body.removesuffix(b"\n"))
+            assert client.ask("auth", "scram-sha-256", body=final).code == 401
+    assert first.code == 429
+    assert _as_peer(here, there).client.user
+    for message in (b"n,,n=shop,r=abc,n=.home-1", b"n,,", b""):
+        assert there.connect().ask("auth", "scram-sha-256", body=message).code == 429
 
 
 @pytest.mark.parametrize("theirs", ["another", ""])
