@@ -288,6 +288,7 @@ PLAIN_PREPARE = (
 
 
 PLAIN_DECIDE = b"decide 0123456789abcdef-fedcba9876543210-1-1 branches=2 %b4 A1\r\nbody"
+DECIDE_WITH_DONE = b"decide 0123456789abcdef-fedcba9876543210-1-1 branches=1 done=1,2f %b4 A1\r\nbody"
 PLAIN_COMPLETE = b"complete 0123456789abcdef-fedcba9876543210-1-1 uuid=00112233445566778899aabbccddeeff A1\r\n"
 COMMIT_OF_HOMES = (
     b"commit 0123456789abcdef-fedcba9876543210-1-1 "
@@ -304,7 +305,16 @@ PREPARE_OF_BRANCH = (
 @pytest.mark.parametrize("floor", [b"", b"floor=0 ", b"floor=18446744073709551616 "])
 @pytest.mark.parametrize(
     "plain",
-    [PLAIN_PREPARE, PLAIN_DECIDE, PLAIN_COMPLETE, PLAIN_COMMIT, DELAYABLE, COMMIT_OF_HOMES, PREPARE_OF_BRANCH],
+    [
+        PLAIN_PREPARE,
+        PLAIN_DECIDE,
+        DECIDE_WITH_DONE,
+        PLAIN_COMPLETE,
+        PLAIN_COMMIT,
+        DELAYABLE,
+        COMMIT_OF_HOMES,
+        PREPARE_OF_BRANCH,
+    ],
 )
 def test_short_way_of_request_gives_what_table_gives(
     plain: bytes, floor: bytes, monkeypatch: pytest.MonkeyPatch
@@ -320,7 +330,7 @@ def test_short_way_of_request_gives_what_table_gives(
     plain=st.sampled_from(
         [
             *(p % b"floor=7 " for p in (PLAIN_PREPARE, PLAIN_DECIDE, DELAYABLE, COMMIT_OF_HOMES, PREPARE_OF_BRANCH)),
-            PLAIN_COMPLETE,
+            PLAIN_COMPLETE, DECIDE_WITH_DONE % b"floor=7 ",
         ]
     ),
     at=st.integers(0, 160), byte=st.sampled_from(list(b" =-A0\r\n\x7f")), is_cut=st.booleans(),
