@@ -33,7 +33,8 @@ def sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConnec
         )
     if last:
         return last[0], ()
-    refuse_twins(resources)
+    if len(resources) > 1:
+        refuse_twins(resources)
     return None, resources
 
 

@@ -114,7 +114,7 @@ class CarriedCompletes:
     def take(self, decider: object) -> list[Completed]:
         """Those that the decision carries, now that it is sent; beyond CARRIED_MAX, to be sent alone."""
         self._deciders.discard(decider)
-        return self._taken(CARRIED_MAX)
+        return self._taken(CARRIED_MAX) if self._held else []
 
     def leave(self, decider: object) -> list[Completed]:
         """There will be no decision: those that no other one takes, to be sent alone."""

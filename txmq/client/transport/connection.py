@@ -320,6 +320,7 @@ class Connection:
 
     def _follow(self, waiter: Waiter, deadline: float) -> None:
         followers = self._followers
+        waiter.may_sleep()
         followers[waiter] = True
         try:
             # Listed first, looked second: a thread that ends this wait meanwhile sees the entry, or is seen.
@@ -329,7 +330,7 @@ class Connection:
             if self._stuck:
                 self._write_on(min(remaining, _WRITE_WAIT_S))
             else:
-                waiter.signal.wait(remaining)
+                waiter.sleep(remaining)
         finally:
             followers.pop(waiter, None)
             self._pass_on()
@@ -348,7 +349,7 @@ class Connection:
             except IndexError:  # another thread took the last
                 break
             if followers.pop(waiter, False):  # otherwise it left by itself, and passed on
-                waiter.signal.set()
+                waiter.wake()
                 if not woken and self._out and self._gather is None:
                     self._flush()
                 return
@@ -359,7 +360,7 @@ class Connection:
                 waiter, _ = followers.popitem()  # the latest: probably answered last, so it leads for longest
             except KeyError:
                 return
-            waiter.signal.set()
+            waiter.wake()
 
     def _has_stepped_down(self) -> None:
         if self.failure is not None:
@@ -445,7 +446,7 @@ class Connection:
             if asked is not None:
                 asked[0].lost(error)
         for follower in list(self._followers):
-            follower.signal.set()
+            follower.wake()
 
     def forget(self) -> None:
         """In a forked child: close the descriptor and nothing else; the parent goes on using the connection."""

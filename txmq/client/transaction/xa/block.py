@@ -68,7 +68,8 @@ class XABlock:
             for given in self._resources:
                 resource, connection = given if isinstance(given, UsedXAConnection) else (given, None)
                 branches.append(resource.enlist(broker.cluster, broker.txid, broker.remaining_s, connection))
-                refuse_twins([branch.resource for branch in branches])  # its identity is known by now
+                if len(branches) > 1:
+                    refuse_twins([branch.resource for branch in branches])  # its identity is known by now
                 self._resolver.add(resource)
         except BaseException:
             for branch in branches:

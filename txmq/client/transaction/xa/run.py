@@ -128,6 +128,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         self.homes = broker.branches
         self.sides = [BranchRun(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
         self._carried: CarriedCompletes | None = None  # once this is about to decide, with one branch
+        self._is_decider = False  # others hold reports for it
         self._parts: list[EncodedPart] = []
         self._encoded: list[Buffer] = []  # the same
 
@@ -183,9 +184,11 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         try:
             return super().run(event)
         finally:
-            self._let_go()
+            if self._is_decider:
+                self._let_go()
 
     def _let_go(self) -> None:
+        self._is_decider = False
         if self._carried is not None:
             _send_alone(self._carried.leave(self))
 
@@ -193,11 +196,14 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         if len(self.sides) == 1:
             self._carried = carried = self._broker.carried(self.sides[0].branch.resource.uuid or "")
             if carried is not None:
+                self._is_decider = True
                 carried.will_decide(self)
         for home in self.homes:
             home.submit_prepare(self._submit_branch)
-        with suppress(TxmqError):  # is raised again when they are to be sent
+        try:
             self._encoded = self._broker.encoded(self._parts)  # the homes work meanwhile
+        except TxmqError:
+            pass  # is raised again when they are to be sent
         self._on_all([partial(side.prepare, self._broker.txid) for side in self.sides])
         for home in self.homes:
             home.await_prepared()
@@ -214,6 +220,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
     def _send_decide(self) -> XAEvent:
         crash_point("client.xa.all_prepared")
         taken = [] if self._carried is None else self._carried.take(self)
+        self._is_decider = False
         if not taken:
             return self._decide(taken)
         carried, others = taken[:CARRIED_MAX], taken[CARRIED_MAX:]
