@@ -70,6 +70,8 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
     assert entries.decode_session_ended(_only(entries.encode_session_ended(U64), entries.SESSION_ENDED)) == U64
     completed = {"session": 1, "counter": U64, "uuid": "ab" * 16, "fact": None}
     assert entries.encode_completed(1, U64, "ab" * 16) == entries.json_entry(entries.COMPLETED, completed)
+    drained = {"series": "5e" * 16, "number": U64, "row": "a-1", "session": 1, "counter": U64}
+    assert entries.encode_drained("5e" * 16, U64, "a-1", 1, U64) == entries.json_entry(entries.DRAINED, drained)
     for kind in (entries.SESSION, entries.TOPIC, entries.STARTED, entries.QUERY_OPENED, entries.EPOCH_DRAWN):
         assert bytes(_only(entries.json_entry(kind, {"a": "\u00e9"}), kind)).decode() == '{"a": "\u00e9"}'
 

@@ -45,6 +45,11 @@ class CommitOrder:
         self._pairs: dict[Transaction, list[_Pair]] = {}  # of each: asked for again and again
         self._removed: tuple[Transaction | None, list[_Pair]] = (None, [])  # the latest, and its pairs
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is prepared: nobody waits."""
+        return not self._pairs
+
     def queue_together(self) -> None:
         """From now on resources share their queues: the broker is one of several."""
         unsettled, self._is_together = list(self._pairs), True

@@ -69,9 +69,13 @@ class Outboxes:
     def __init__(self) -> None:
         self.series: dict[str, OutboxSeries] = {}
 
-    def take(self, series: str, number: int, row: DrainedRow) -> None:
-        """A row has the next number of a series, which may begin with it."""
-        self.series.setdefault(series, OutboxSeries()).take(number, row)
+    def take(self, series: str, number: int, row: DrainedRow) -> OutboxSeries:
+        """A row has the next number of a series, which may begin with it; returns the series."""
+        known = self.series.get(series)
+        if known is None:
+            known = self.series[series] = OutboxSeries()
+        known.take(number, row)
+        return known
 
     def freeze(self) -> Iterator[tuple[str, int, list[DrainedRow]]]:
         """A copy of each series."""

@@ -25,7 +25,8 @@ def must_queue(
     Args:
         uuid: of a resource, whose prepared transactions come first.
     """
-    if not uuid and not context.state.order.in_common:
+    order = context.state.order
+    if order.is_empty or not (uuid or order.in_common):
         return False
     streamed = transaction.parts if transaction is not None else []
     places = [(part.topic_id, part.partition) for part in streamed]

@@ -46,7 +46,9 @@ _WITH_THEM = WORDS | {b"floor"}
 _ROW = re.compile(r"[0-9a-z-]{1,64}\Z")
 
 
-class _Stated(NamedTuple):
+class StatedRow(NamedTuple):
+    """A row, as a request brings it: its place in a series, its id, and the resource's."""
+
     series: str
     number: int
     row: str
@@ -57,13 +59,10 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     """Take the messages of an outbox's row, if its number is the next one; or tell what became of them."""
     _, arguments, extensions, body, opaque = request
     given = extensions or {}
-    stated = _stated(given)
+    stated = stated_row(given)
     txid, session = locate(context, arguments[0])
     require_owner(client, session)
-    series = context.state.outboxes.series.get(stated.series)
-    if series is not None and series.uuid:
-        require(context, client, INSTALL, RESOURCE, series.uuid)
-    last = series.last if series is not None else 0
+    series, last = _begun(context, client, stated)
     if series is not None and stated.number <= last:
         _answer_again(context, client, opaque, series, stated)
         return
@@ -72,15 +71,15 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     if series is None and len(context.state.outboxes.series) >= SERIES_MAX:
         raise OverloadedError(f"{SERIES_MAX} outbox series are known: one is begun only behind a restored database")
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.COMMIT_PARTS)
+    name = session.number, txid.counter
     if action is not Action.DECIDE:
         raise refusal(Action.REFUSE_CONFLICT if action is Action.REPEAT else action, arguments[0])
-    check_streamed(context, client, context.state.transactions.get((session.number, txid.counter)), {})
+    check_streamed(context, client, context.state.transactions.get(name), {})
     parts, keys = placing.check_parts(context, client, split_parts(body or b""))
     refuse_over_limits(context, session, None, parts)
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
-    _take(context, stated, DrainedRow(stated.row, session.number, txid.counter))
-    _place(context, client, opaque, (session.number, txid.counter), floor, stated, parts, keys)
+    take(context, client, opaque, name, floor, stated, parts, keys)
 
 
 def drained(context: Context, client: ClientConnection, request: Request) -> None:
@@ -113,21 +112,50 @@ def series_rows(context: Context, client: ClientConnection) -> list[dict[str, st
     ]  # fmt: skip
 
 
-def _stated(given: dict[bytes, bytes]) -> _Stated:
+def _begun(context: Context, client: ClientConnection, stated: StatedRow) -> tuple[OutboxSeries | None, int]:
+    """The row's series, if it has begun, and its last number.
+
+    Raises:
+        ForbiddenError: the connection's user may not have transactions with its database.
+    """
+    series = context.state.outboxes.series.get(stated.series)
+    if series is None:
+        return None, 0
+    if series.uuid:
+        require(context, client, INSTALL, RESOURCE, series.uuid)
+    return series, series.last
+
+
+def is_next(context: Context, client: ClientConnection, stated: StatedRow) -> bool:
+    """Whether a row has the next number of a series that has begun.
+
+    Raises:
+        ForbiddenError: as for any row.
+    """
+    series, last = _begun(context, client, stated)
+    return series is not None and stated.number == last + 1
+
+
+def stated_row(given: dict[bytes, bytes]) -> StatedRow:
+    """What a request says of its row.
+
+    Raises:
+        BadRequestError: something is missing, or malformed, or does not belong there.
+    """
     if not given.keys() >= WORDS or given.keys() - _WITH_THEM:
         raise BadRequestError("commit of an outbox's row has drained=, number=, row=, uuid=, perhaps floor=, no more")
     row, number = given[b"row"].decode(), int(given[b"number"])
     if _ROW.match(row) is None or not number:
         raise BadRequestError("number= is from 1, and row= has 1 to 64 of 0-9 a-z -")
-    return _Stated(given[b"drained"].decode(), number, row, given[b"uuid"].decode())
+    return StatedRow(given[b"drained"].decode(), number, row, given[b"uuid"].decode())
 
 
-def _out_of_turn(stated: _Stated, last: int) -> OutOfTurnError:
+def _out_of_turn(stated: StatedRow, last: int) -> OutOfTurnError:
     return OutOfTurnError(f"number {stated.number} of outbox series {stated.series}: the next is {last + 1}")
 
 
 def _answer_again(
-    context: Context, client: ClientConnection, opaque: bytes, series: OutboxSeries, stated: _Stated
+    context: Context, client: ClientConnection, opaque: bytes, series: OutboxSeries, stated: StatedRow
 ) -> None:
     taken = series.at(stated.number)
     if taken is None or taken.row != stated.row:
@@ -142,21 +170,20 @@ def _answer_again(
         context.answer_from_state(client, opaque, b"")
 
 
-def _take(context: Context, stated: _Stated, taken: DrainedRow) -> None:
-    fields = {"series": stated.series, "number": stated.number, **taken._asdict()}
-    context.group.add_entry(entries.json_entry(entries.DRAINED, fields))
-    context.state.outboxes.take(stated.series, stated.number, taken)
-    series = context.state.outboxes.series[stated.series]
-    series.uuid, series.taken_ms = stated.uuid, context.now_ms
-    context.counters.drained += 1
-    crash_point("broker.outbox.taken")
-
-
-def _place(
-    context: Context, client: ClientConnection, opaque: bytes, name: tuple[int, int], floor: int, stated: _Stated,
+def take(
+    context: Context, client: ClientConnection, opaque: bytes, name: tuple[int, int], floor: int, stated: StatedRow,
     parts: list[placing.Part], keys: list[placing.Keys],
 ) -> None:  # fmt: skip
-    """Place the messages in the record of the number, or let them wait for their turn."""
+    """Journal and fold number and messages, which have their place in the same record or wait for their turn.
+
+    Nothing here can refuse.
+    """
+    name_of_series, number, row, uuid = stated
+    context.group.add_entry(entries.encode_drained(name_of_series, number, row, *name))
+    series = context.state.outboxes.take(name_of_series, number, DrainedRow(row, *name))
+    series.uuid, series.taken_ms = uuid, context.now_ms
+    context.counters.drained += 1
+    crash_point("broker.outbox.taken")
     if not turns.must_queue(context, None, parts, keys, stated.uuid):
         context.answer_when_durable(client, opaque, placing.commit(context, *name, floor, None, parts))
         return
