@@ -8,8 +8,8 @@ and their marker, client and server together; 125 in place of 162 for the marker
 November 2026). A server that does not prepare compound statements (MySQL; MariaDB before 10.6.2), that has too many
 prepared ones, or has forgotten this one, is sent the packet.
 
-The error of a compound statement is all that says how far it came. Behind an error that is of
-names, privileges, values or a lock nothing is committed. Behind any other the decision is not known: it is looked up.
+The error of a compound statement is all that says how far it came. Behind an error that is of names, privileges, values
+or a lock nothing is committed. Behind any other the decision is not known: it is looked up.
 
 Sources: MariaDB 10.11, "PREPARE Statement" (10.6.2: all statements), "BEGIN END", error codes.
 """
@@ -31,8 +31,11 @@ LITERALS_MAX: Final = 64
 _NAME_BYTES: Final = 16
 _RELEASE: Final = f"RELEASE SAVEPOINT {SAVEPOINT}"
 _NOT_PREPARED: Final = frozenset({1210, 1243})  # EXECUTE of what the connection does not know (any more)
-# Access, names, values, locks (of a COMMIT, too, which rolls back then).
-_BEFORE_COMMIT: Final = KEPT_OUT | {1054, 1062, 1142, 1143, 1146, 1205, 1364, 1366, 1406, 1665}
+# Of access, names, values, sizes, locks and read-only servers: of what stands before COMMIT, or of one that rolls back.
+_NOT_COMMITTED: Final = KEPT_OUT | {
+    1020, 1044, 1054, 1062, 1114, 1142, 1143, 1146, 1153, 1205, 1223, 1227, 1264, 1265, 1267, 1290, 1364, 1366, 1406,
+    1412, 1665, 1792,
+}  # fmt: skip
 
 
 class Found(Enum):
@@ -87,7 +90,7 @@ def _judged(session: DatabaseSession, error: Exception | None) -> tuple[Found, E
         return Found.NO_SAVEPOINT, error
     if code in KEPT_OUT:
         return Found.KEPT_OUT, error
-    return Found.REFUSED if code in _BEFORE_COMMIT else Found.UNKNOWN, error
+    return Found.REFUSED if code in _NOT_COMMITTED else Found.UNKNOWN, error
 
 
 def _is_answer(session: DatabaseSession, error: Exception) -> bool:
