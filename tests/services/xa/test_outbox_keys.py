@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.services.xa.test_outbox_tables import World, world
+from tests.services.xa.test_outbox_tables import RC, SERIES, World, world
 from txmq.errors import TransactionTimeoutError
 from txmq.xa import LastResource
 from txmq.xa.database import outbox_series
 from txmq.xa.database.dbapi import run
 from txmq.xa.database.outbox_homes import PARKED, WAITING
 from txmq.xa.database.outbox_keys import OutboxKey
-from txmq.xa.database.outbox_series import OutboxRow
+from txmq.xa.database.outbox_series import OutboxRow, OutboxSeries, SeriesChangedError
 from txmq.xa.last_resource.enclosing import Waiting
 
 __all__ = ["world"]
@@ -171,3 +171,46 @@ def test_page_ends_where_rows_are_too_large(
     assert [row.batches for rows in found for row in rows] == [bytes([at]) * size for at, size in enumerate(sizes)]
     assert [row.number for rows in found for row in rows] == list(range(1, len(sizes) + 1))
     assert outbox.size(connection).rows == 0
+
+
+def test_page_that_is_not_numbered_leaves_everything_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, outbox = world.connect(), world.outbox
+    for row_id in ("t1", "t2", "t3"):
+        world.outboxed(row_id, ORDERS)
+    placed = outbox.take(connection, SERIES, 2, [])
+    assert placed is not None
+    assert outbox.numbers(connection) == {1: "t1", 2: "t2"}
+    with pytest.raises(SeriesChangedError):
+        outbox.take(connection, "6" * 32, 2, placed)
+    with monkeypatch.context() as broken:
+        numbering = OutboxSeries._numbering
+        broken.setattr(OutboxSeries, "_numbering", lambda *given: [*numbering(*given), "UPDATE nowhere SET number = 1"])
+        with pytest.raises(Exception, match="nowhere"):
+            outbox.take(connection, SERIES, 2, placed)
+    other = world.connect()  # which waits for no lock
+    assert outbox.numbers(other) == {1: "t1", 2: "t2"}
+    taken = outbox.take(other, SERIES, 2, placed)
+    assert taken is not None
+    assert [(row.number, row.id) for row in taken] == [(3, "t3")]
+    assert outbox.numbers(connection) == {3: "t3"}
+
+
+@pytest.mark.parametrize("world", [RC], indirect=True)
+def test_page_goes_in_two_packets_if_the_server_takes_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, outbox = world.connect(), world.outbox
+    for row_id in ("t1", "t2"):
+        world.outboxed(row_id, ORDERS)
+    placed = outbox.take(connection, SERIES, 1, [])
+    assert placed is not None
+    sent, driver = list[str](), type(connection)
+    query = driver.query
+
+    def noted(of: object, packet: str) -> None:
+        sent.append(packet)
+        query(of, packet)
+
+    monkeypatch.setattr(driver, "query", noted)
+    monkeypatch.setattr(driver, "commit", None)
+    assert outbox.take(connection, SERIES, 1, placed) is not None
+    assert [packet.split()[0] for packet in sent] == ["DELETE", "UPDATE"]
+    assert sent[1].endswith("; COMMIT")

@@ -43,11 +43,11 @@ class World:
         self.opened: list[Any] = []
         resource = LastResource("shop", connect=self.connect)
         resource.install()
-        connection = self.connect()
-        mark = self.dialect.placeholder
+        connection, mark = self.connect(), self.dialect.placeholder
         self.outbox = OutboxTables("txmq_marker", self.dialect, mark)
         self.outbox.create(connection, SERIES)
         self.outbox.create(connection, "f" * 32)  # idempotent
+        self.outbox.takes_packets = self.dialect is MYSQL
         self.table = MarkerTable("txmq_marker", self.dialect, mark)
         found = self.table.identity(connection)
         assert found is not None

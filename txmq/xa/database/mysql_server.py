@@ -121,6 +121,24 @@ def _send_there(
         return [], error
 
 
+def rows_of(connection: Any, statements: Sequence[str]) -> list[list[Any]]:
+    """Run statements in one packet; returns the rows of each, none for those that give none.
+
+    Raises:
+        the driver's error of the first that fails; those behind it are not done.
+    """
+    if isinstance(connection, ThreadConnection):
+        return connection.call(rows_of, statements)
+    found: list[list[Any]] = []
+    connection.query("; ".join(statements))
+    while True:
+        result = connection.store_result()
+        found.append([] if result is None else list(result.fetch_row(0)))
+        if len(found) == len(statements):  # not asked for one more, as in ``send``
+            return found
+        connection.next_result()
+
+
 def commit(connection: Any, statements: Sequence[str], *, ahead: int = 0) -> tuple[int, Exception | None]:
     """Run COMMIT with what stands before and behind it, in one packet. Returns with COMMIT's own answer.
 

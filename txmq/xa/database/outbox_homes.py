@@ -33,7 +33,7 @@ LONE = ""  # the home of a row that was written for a broker without a registry
 RECALL_ENDS = f"state = CASE WHEN state = '{RECALLED}' THEN '{WAITING}' ELSE state END"
 _LOOKED_AT_MAX = 500  # rows of a lone broker, for which it was
 _FIRST, _LEFT = 1, 2  # the id of the first numbering; and its id from when it is retired until it is adopted
-_RETIRED, _NUMBER_MAX = "retired", (1 << 63) - 1  # no name of a series; behind that number none can be given
+_RETIRED, NUMBER_MAX = "retired", (1 << 63) - 1  # no name of a series; behind that number none can be given
 _HOME = re.compile(r"[0-9a-f]{16}\Z")
 
 
@@ -102,7 +102,7 @@ class OutboxNumberings:
         if self._run(connection, f"SELECT 1 FROM {self.series_table} {retired}"):  # noqa: S608
             _, count = self._counted(connection, f"UPDATE {self.series_table} SET id = {_LEFT} {retired}")  # noqa: S608
             if count:
-                self._add_series(connection, _FIRST, _RETIRED, _NUMBER_MAX)
+                self._add_series(connection, _FIRST, _RETIRED, NUMBER_MAX)
 
     def _add_series(self, connection: Connection, series_id: int, series: str, number: int) -> None:
         self._run(

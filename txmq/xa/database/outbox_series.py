@@ -15,14 +15,16 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from txmq.errors import TxmqError
 from txmq.xa.database.dbapi import Connection, text
-from txmq.xa.database.marker_table import own_transaction, reading
-from txmq.xa.database.outbox_homes import LONE, PARKED, RECALL_ENDS, RECALLED, WAITING, OutboxNumberings
+from txmq.xa.database.marker_table import Condition, own_transaction, reading, written_out
+from txmq.xa.database.mysql_server import rows_of
+from txmq.xa.database.outbox_homes import LONE, NUMBER_MAX, PARKED, RECALL_ENDS, RECALLED, WAITING, OutboxNumberings
 from txmq.xa.database.outbox_keys import ANY_KEY, HeldKeys, OutboxKey
 
 NUMBERED_MAX = 256  # from the lowest number to the highest: of so many a broker knows which row took them
@@ -47,7 +49,13 @@ class OutboxRow:
 
 
 class OutboxSeries(OutboxNumberings):
-    """The statements for the rows of one home. Has no connection of its own and keeps no state."""
+    """The statements for the rows of one home. Has no connection of its own and keeps no state.
+
+    Attributes:
+        takes_packets: several statements may be sent to a connection in one text (``mysql_server.rows_of``).
+    """
+
+    takes_packets = False
 
     def number(
         self, connection: Connection, limit: int = NUMBERED_MAX, without: Collection[frozenset[str]] = ()
@@ -91,39 +99,78 @@ class OutboxSeries(OutboxNumberings):
         Raises:
             SeriesChangedError: there is another series by now; nothing was done.
         """
-        locking = "" if self.dialect.name == "sqlite" else " FOR UPDATE"
-        with own_transaction(connection, self.dialect, self.place):
-            if drained:
-                self._delete(connection, drained)
-            ((name, last, oldest, is_kept),) = self._run(
-                connection,
-                f"SELECT series, number, (SELECT MIN(number) FROM {self.name} WHERE {self._ours} AND number > 0), "  # noqa: S608
-                f"EXISTS (SELECT 1 FROM {self.name} WHERE state IN ('{PARKED}', '{RECALLED}')) "
-                f"FROM {self.series_table} WHERE id = {self._series_id}{locking}",
-            )
+        statements = self._deletion(drained) if drained else []
+        at = len(statements)
+        statements += [(statement, []) for statement in (self._look, *self._others, self._page(limit))]
+        with self._for_packets(connection):
+            # Read behind the numbers, which are locked: nobody else gives any until this commits.
+            looked = self._each(connection, statements)
+            ((name, last, oldest, is_kept),), *others, page = looked[at:]
             if text(name) != series:
                 raise SeriesChangedError("the outbox was numbered anew")
-            if is_kept or self._has_others(connection):
-                return None
-            room = NUMBERED_MAX - (0 if oldest is None else int(last) + 1 - int(oldest))
-            found = self._next(connection, min(limit, room))
+            found = list[tuple[int, str, bytes]]()
+            is_end = not is_kept and not any(others)
+            if is_end:
+                room = NUMBERED_MAX - (0 if oldest is None else int(last) + 1 - int(oldest))
+                found = self._chosen(connection, page[: max(room, 0)])
             numbers = range(int(last) + 1, int(last) + 1 + len(found))
-            self._give(connection, [(seq, number) for (seq, _, _), number in zip(found, numbers, strict=True)])
+            given = [(seq, number) for (seq, _, _), number in zip(found, numbers, strict=True)]
+            self._end(connection, self._numbering(given))
+        if not is_end:
+            return None
         return [
             OutboxRow(seq, number, row_id, WAITING, batches)
             for (seq, row_id, batches), number in zip(found, numbers, strict=True)
         ]
 
-    def _next(self, connection: Connection, limit: int) -> list[tuple[int, str, bytes]]:
-        """Place, id and messages of the oldest rows without a number; fewer if they are large."""
-        if limit <= 0:
-            return []
-        small = PAGE_BYTES_MAX // int(limit)  # a page of them can be read with the look at their sizes
-        rows = self._run(
-            connection,
-            f"SELECT seq, id, size_bytes, CASE WHEN size_bytes <= {small} THEN batches END FROM {self.name} "  # noqa: S608
-            f"WHERE {self._ours} AND number = 0 AND state = '{WAITING}' ORDER BY seq LIMIT {int(limit)}",
+    @property
+    def _look(self) -> str:
+        """What locks the numbers, and tells them."""
+        locking = "" if self.dialect.name == "sqlite" else " FOR UPDATE"
+        return (
+            f"SELECT series, number, (SELECT MIN(number) FROM {self.name} WHERE {self._ours} AND number > 0), "  # noqa: S608
+            f"EXISTS (SELECT 1 FROM {self.name} WHERE state IN ('{PARKED}', '{RECALLED}')) "
+            f"FROM {self.series_table} WHERE id = {self._series_id}{locking}"
         )
+
+    def _page(self, limit: int) -> str:
+        """What reads the oldest rows without a number, and those of their messages that are not large."""
+        small = PAGE_BYTES_MAX // max(int(limit), 1)  # a page of them can be read with the look at their sizes
+        return (
+            f"SELECT seq, id, size_bytes, CASE WHEN size_bytes <= {small} THEN batches END FROM {self.name} "  # noqa: S608
+            f"WHERE {self._ours} AND number = 0 AND state = '{WAITING}' ORDER BY seq LIMIT {int(limit)}"
+        )
+
+    @contextmanager
+    def _for_packets(self, connection: Connection) -> Iterator[None]:
+        """As ``own_transaction``; where packets are taken, ``_end`` has committed."""
+        if not self.takes_packets:
+            with own_transaction(connection, self.dialect, self.place):
+                yield
+            return
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                connection.rollback()
+            raise
+
+    def _each(self, connection: Connection, statements: Sequence[Condition]) -> list[list[tuple[Any, ...]]]:
+        """The rows of each statement, in one packet if the connection takes that."""
+        if self.takes_packets:
+            return rows_of(connection, [written_out(statement) for statement in statements])
+        return [self._run(connection, *statement) for statement in statements]
+
+    def _end(self, connection: Connection, statements: Sequence[str]) -> None:
+        """Run the last statements, with COMMIT in one packet if the connection takes that."""
+        if self.takes_packets:
+            rows_of(connection, [*statements, "COMMIT"])
+        else:
+            for statement in statements:
+                self._run(connection, statement)
+
+    def _chosen(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, str, bytes]]:
+        """Place, id and messages of the rows of a page; fewer if they are large."""
         found, large, room = list[tuple[int, str, Any]](), list[int](), PAGE_BYTES_MAX
         for seq, row_id, size, batches in rows:
             if found and int(size) > room:
@@ -140,19 +187,25 @@ class OutboxSeries(OutboxNumberings):
 
     def _give(self, connection: Connection, numbers: Sequence[tuple[int, int]]) -> None:
         """Give rows, by their place, these numbers, which come next."""
+        for statement in self._numbering(numbers):
+            self._run(connection, statement)
+
+    def _numbering(self, numbers: Sequence[tuple[int, int]]) -> list[str]:
+        """The statements that give rows, by their place, these numbers, which come next.
+
+        Raises:
+            OverflowError: there are none behind the highest one: a numbering that is retired.
+        """
         if not numbers:
-            return
+            return []
+        if numbers[-1][1] > NUMBER_MAX:
+            raise OverflowError(f"number {numbers[-1][1]} of an outbox")
         cases = " ".join(f"WHEN {seq} THEN {number}" for seq, number in numbers)
-        self._run(
-            connection,
+        return [
             f"UPDATE {self.name} SET number = CASE seq {cases} ELSE number END "  # noqa: S608
             f"WHERE seq IN ({', '.join(str(seq) for seq, _ in numbers)})",
-        )
-        self._run(
-            connection,
-            f"UPDATE {self.series_table} SET number = ? WHERE id = {self._series_id}",  # noqa: S608
-            (numbers[-1][1],),
-        )
+            f"UPDATE {self.series_table} SET number = {numbers[-1][1]} WHERE id = {self._series_id}",  # noqa: S608
+        ]
 
     def _lock_numbers(self, connection: Connection) -> int:
         """Keep others from numbering and parking until this transaction ends; the highest number."""
@@ -191,11 +244,15 @@ class OutboxSeries(OutboxNumberings):
         return found
 
     def _has_others(self, connection: Connection) -> bool:
-        """Whether anything waits for another home; a lone broker has none."""
+        """Whether anything waits for another home."""
+        return any(self._run(connection, statement) for statement in self._others)
+
+    @property
+    def _others(self) -> list[str]:
+        """What finds a row that waits for another home; a lone broker has none."""
         if self.home == LONE:
-            return False
-        found = f"SELECT 1 FROM {self.name} WHERE home {{}} '{self.home}' LIMIT 1"  # noqa: S608
-        return any(self._run(connection, found.format(side)) for side in ("<", ">"))
+            return []
+        return [f"SELECT 1 FROM {self.name} WHERE home {side} '{self.home}' LIMIT 1" for side in "<>"]  # noqa: S608
 
     def _behind_others(self, connection: Connection, places: Sequence[int]) -> set[int]:
         """Rows of which a key has moved here, and waits for its former home: behind those no order would be kept."""
@@ -314,15 +371,17 @@ class OutboxSeries(OutboxNumberings):
     def delete(self, connection: Connection, drained: Sequence[OutboxRow]) -> None:
         """Take away what the broker has placed, with its keys. Own transaction."""
         with own_transaction(connection, self.dialect, self.place):
-            self._delete(connection, drained)
+            for statement in self._deletion(drained):
+                self._run(connection, *statement)
 
-    def _delete(self, connection: Connection, drained: Sequence[OutboxRow]) -> None:
+    def _deletion(self, drained: Sequence[OutboxRow]) -> list[Condition]:
+        """The statements that take away what the broker has placed, with its keys."""
         places = ", ".join(str(row.seq) for row in drained)  # by which they are found
         rows = ", ".join(f"({row.seq}, {row.number}, ?)" for row in drained)
         condition = f"o.seq IN ({places}) AND (o.seq, o.number, o.id) IN ({self.dialect.row_values}{rows})"
         ids = [row.id for row in drained]
-        for statement in self.dialect.delete_with_keys(self.name, self.keys, f"{condition} AND o.{self._ours}"):
-            self._run(connection, statement, ids)
+        statements = self.dialect.delete_with_keys(self.name, self.keys, f"{condition} AND o.{self._ours}")
+        return [(statement, ids) for statement in statements]
 
     def park(self, connection: Connection, row: OutboxRow, reason: str) -> bool:
         """Keep a row that the broker refuses for good, and recall numbered ones behind it of its keys. Own transaction.

@@ -2,7 +2,7 @@
 
 Theory of operation. A pump is called again and again by a thread of its own (``step``), which a commit of this process
 wakes. A first row is sent at once; behind a page it lets more rows come together, for ``GATHER_S``: a page costs a
-commit and a dozen statements, whatever is in it. Rows that other processes commit it finds by looking, every few
+commit and half a dozen statements, whatever is in it. Rows that other processes commit it finds by looking, every few
 milliseconds while rows came lately, and more and more seldom then.
 
 One process has the turn (``TurnDrainer.turn``); behind a second without rows it leaves it, so that whoever commits the
@@ -32,7 +32,7 @@ from txmq.xa.last_resource.resolving import ResolvingConnection
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.last_resource.turns import TurnDrainer
 
-GATHER_S = 0.003
+GATHER_S = 0.005  # docs/benchmarks.md, "Draining, in the service"
 LOOK_S_MIN, LOOK_S_MAX = 0.003, 0.05  # for rows of other processes, while they may come
 IDLE_S = 1.0  # without rows: the turn is left to others
 REFUSED_S = 0.25

@@ -217,6 +217,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
             if session.outbox is not None:
                 session.outbox.place = session.table.place
         session.takes_packets = sends_packets(connection)
+        if session.outbox is not None:
+            session.outbox.takes_packets = session.takes_packets
         session.is_bound_to_thread = not may_change_threads(connection)
         return session
 

@@ -1,7 +1,7 @@
 """A drainer that is called all the time (``pump``), beside the one that a resolver's rounds call.
 
-It removes what is placed in the commit in which it numbers the next rows, and reads them there: one commit a page. It
-keeps the turn until it gives it away.
+It removes what is placed in the commit in which it numbers the next rows, and reads them there: one commit a page, in
+two packets where the connection takes several statements in one. It keeps the turn until it gives it away.
 """
 
 from __future__ import annotations
@@ -104,8 +104,11 @@ class TurnDrainer(Drainer):
     def _take(self, connection: Any, outbox: OutboxTables) -> list[OutboxRow] | None:
         if self._drained:
             crash_point("client.outbox.answered")
-        room = min(self._page_size, IN_FLIGHT_MAX - len(self._flying))
-        if sum(len(flight.row.batches) for flight in self._flying) > IN_FLIGHT_BYTES_MAX:
+        flying = self._flying
+        # Rows beyond the numbers that may be given are not read: one that waits at the broker holds up all behind it.
+        given = self._sent_through + 1 - flying[0].row.number if flying else 0
+        room = max(min(self._page_size, IN_FLIGHT_MAX - given), 0)
+        if sum(len(flight.row.batches) for flight in flying) > IN_FLIGHT_BYTES_MAX:
             room = 0
         rows = outbox.take(connection, self.series, room, self._drained)
         crash_point("client.outbox.deleted")

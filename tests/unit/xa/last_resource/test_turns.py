@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.xa.last_resource.test_drainer import SERIES, World
 from txmq.errors import ConnectionLostError
-from txmq.xa.database.outbox_series import SeriesChangedError
+from txmq.xa.database.outbox_series import NUMBERED_MAX, SeriesChangedError
 from txmq.xa.last_resource import drainer
 from txmq.xa.last_resource.drainer import PAGE_SIZE_MAX, DrainError
 
@@ -46,6 +46,22 @@ def test_turn_numbers_rows_and_takes_others_away_in_one_commit(world: World) -> 
     world.connection.set_trace_callback(None)
     assert sum(statement == "COMMIT" for statement in commits) == 1
     assert world.left() == ["row-2"]
+
+
+def test_rows_that_may_not_be_numbered_yet_are_not_read(world: World) -> None:
+    """One waits at the broker: of the numbers behind it only so many are given as that remembers."""
+    world.broker.late = {"row-0"}
+    world.waiting(*(f"row-{number}" for number in range(NUMBERED_MAX + 5)))
+    drain(world, 8)
+    assert world.left() == ["row-0", *(f"row-{NUMBERED_MAX + more}" for more in range(5))]
+    pages = list[str]()
+    world.connection.set_trace_callback(lambda said: pages.append(said) if "number = 0 AND" in said else None)
+    assert world.drainer.turn(world.database) == 0
+    world.connection.set_trace_callback(None)
+    assert [said.rpartition(" ")[2] for said in pages] == ["0"]
+    world.broker.answers["row-0"].late = False
+    drain(world)
+    assert world.left() == []
 
 
 def test_turn_of_another_is_not_taken(world: World) -> None:
