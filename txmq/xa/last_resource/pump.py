@@ -1,9 +1,9 @@
 """When the outbox of a resource is drained whose blocks use it always (``OutboxOptions.when``).
 
 Theory of operation. A pump is called again and again by a thread of its own (``step``), which a commit of this process
-wakes. A first row is sent at once; behind a page it lets more rows come together, for ``GATHER_S``: a page costs a
-commit and half a dozen statements, whatever is in it. Rows that other processes commit it finds by looking, every few
-milliseconds while rows came lately, and more and more seldom then.
+wakes. A first row is sent at once; behind a page it lets more rows come together, for ``GATHER_S``, and longer the more
+come: a page costs a commit and half a dozen statements, whatever is in it. Rows that other processes commit it finds by
+looking, every few milliseconds while rows came lately, and more and more seldom then.
 
 One process has the turn (``TurnDrainer.turn``); behind a second without rows it leaves it, so that whoever commits the
 next row drains it at once, woken by itself. It looks once more behind that: a row whose owner was refused the turn
@@ -33,6 +33,7 @@ from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.last_resource.turns import TurnDrainer
 
 GATHER_S = 0.005  # docs/benchmarks.md, "Draining, in the service"
+GATHER_BUSY_S, BUSY = 0.01, 8  # behind a page of so many rows; the next one has some twice as many
 LOOK_S_MIN, LOOK_S_MAX = 0.003, 0.05  # for rows of other processes, while they may come
 IDLE_S = 1.0  # without rows: the turn is left to others
 REFUSED_S = 0.25
@@ -88,7 +89,8 @@ class Pump:
             self._sweep(database, now)
         if sent:
             self._found_at, self._look_s, self._has_left = now, LOOK_S_MIN, False
-            return Pause(0.0 if sent == PAGE_SIZE_MAX else GATHER_S, is_ended_by_commits=False)
+            gather_s = GATHER_BUSY_S if sent >= BUSY else GATHER_S
+            return Pause(0.0 if sent == PAGE_SIZE_MAX else gather_s, is_ended_by_commits=False)
         if not drainer.has_turn:
             return Pause(LOOK_EVERY_S, is_ended_by_commits=True)
         if now >= self._found_at + IDLE_S and not drainer.is_flying:

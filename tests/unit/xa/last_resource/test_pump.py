@@ -12,7 +12,18 @@ from txmq.errors import ConnectionLostError
 from txmq.xa.last_resource import drainer
 from txmq.xa.last_resource.drainer import LOOK_EVERY_S
 from txmq.xa.last_resource.outbox import OutboxOptions, OutboxState
-from txmq.xa.last_resource.pump import AWAY_S, GATHER_S, IDLE_S, LOOK_S_MAX, REFUSED_S, SWEEP_EVERY_S, Pause, Pump
+from txmq.xa.last_resource.pump import (
+    AWAY_S,
+    BUSY,
+    GATHER_BUSY_S,
+    GATHER_S,
+    IDLE_S,
+    LOOK_S_MAX,
+    REFUSED_S,
+    SWEEP_EVERY_S,
+    Pause,
+    Pump,
+)
 
 
 class PumpWorld(World):
@@ -87,6 +98,14 @@ def test_row_is_sent_at_once_and_then_more_are_gathered(world: PumpWorld) -> Non
     world.commit("row-1")
     assert world.steps(1) == [Pause(GATHER_S, is_ended_by_commits=False)]
     assert world.broker.taken == ["row-0", "row-1"]
+
+
+def test_more_rows_are_gathered_for_longer(world: PumpWorld) -> None:
+    for count, gather_s in ((BUSY - 1, GATHER_S), (BUSY, GATHER_BUSY_S)):
+        for number in range(count):
+            world.commit(f"row-{count}-{number}")
+        assert world.pump.step() == Pause(gather_s, is_ended_by_commits=False)
+        world.steps(3)  # answered
 
 
 def test_rows_of_others_are_looked_for_more_and_more_seldom(world: PumpWorld) -> None:
