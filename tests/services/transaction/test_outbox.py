@@ -229,7 +229,7 @@ def test_outcome_of_outboxed_block_is_asked_of_database(sqlite_shop: Shop) -> No
 
 def test_client_without_the_database_hears_unknown_of_voided_block(sqlite_shop: Shop) -> None:
     session = inside(sqlite_shop.client, lambda client: client.session)
-    with at_moment("client.tx.prepare_sent", sqlite_shop.broker.kill):
+    with at_moment("client.tx.body_done", sqlite_shop.broker.kill):
         txid = sqlite_shop.order().txid
     sqlite_shop.broker.start()
     eventually(lambda: session.finished_through >= TxId.parse(txid).counter, "the broker has been told of the void")
