@@ -132,12 +132,6 @@ def run_in_threads(runs: Iterable[Callable[[], None]]) -> None:
         thread.join()
 
 
-def end_with(raised: threading.ExceptHookArgs) -> None:
-    """For ``threading.excepthook``: what no block may raise is a defect, and ends all of the process."""
-    sys.__excepthook__(raised.exc_type, raised.exc_value or raised.exc_type(), raised.exc_traceback)
-    os._exit(1)
-
-
 def pause(seconds: float) -> None:
     """Let the children work; there is nothing to be notified by across processes."""
     signal.sigtimedwait((), seconds)

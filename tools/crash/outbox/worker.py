@@ -32,7 +32,7 @@ from tools.crash.outbox.directory import (
     When,
     keys_of,
 )
-from tools.crash.processes import connect, end_with, run_in_threads
+from tools.crash.processes import connect, run_in_threads
 from tools.crash.worker import TransactingWorker
 from tools.crash.xa.directory import LEDGER
 from tools.crash.xa.worker import write_entry
@@ -98,13 +98,19 @@ def _when(rng: random.Random, armed: str) -> When:
     return "away" if armed.startswith("client.tx.") and not armed.startswith(_OF_ALL_BLOCKS) else drawn
 
 
+def _end_with(raised: threading.ExceptHookArgs) -> None:
+    """What no block may raise is a defect: it ends the process, whatever the other thread does."""
+    sys.__excepthook__(raised.exc_type, raised.exc_value or raised.exc_type(), raised.exc_traceback)
+    os._exit(1)
+
+
 def main(directory: str, address: str, name: str, seed: str) -> None:
     """Work until SIGTERM."""
     world, stop = OutboxCampaignDirectory(Path(directory)), threading.Event()
     rng = random.Random(int(seed))
     when = _when(rng, os.environ.get(VARIABLE, ""))
     resources = {LAST_RESOURCE: world.resource(when), LEDGER: world.ledger(when)}
-    threading.excepthook = end_with
+    threading.excepthook = _end_with
     with ExitStack() as stack:
         stack.enter_context(until_terminated(stop.set))
         clients = {kind: stack.enter_context(connect(address, name)) for kind in resources}

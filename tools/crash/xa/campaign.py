@@ -28,11 +28,7 @@ from txmq.testing.eventually import eventually
 # marker of a last resource goes with COMMIT on MariaDB: the campaign on SQLite stops between them.
 _RARE: Final = frozenset({"client.xa.fenced", "client.xa.rolled_back", "client.tx.marker_inserted"})
 CLIENT_POINTS: Final = tuple(
-    sorted(
-        point
-        for point in POINTS
-        if point.startswith(("client.xa.", "client.tx.", "client.done.")) and point not in _RARE
-    )
+    sorted(point for point in POINTS if point.startswith(("client.xa.", "client.tx.")) and point not in _RARE)
 )
 # What a worker must leave for a resolver to come to the point.
 LEFT_FOR_XA_RESOLVER: Final = {

@@ -1,8 +1,7 @@
 """One of the XA campaign's workers: ``python -m tools.crash.xa.worker DIRECTORY ADDRESS NAME SEED``.
 
 It repeats, until SIGTERM: money moved from one server to the other with a message about it (XA over both), a row and a
-message (XA with one branch), a row and a message with the server's own COMMIT as the decision (last resource). Two more
-threads do XA with one branch, in the same session: decisions of one thread take reports of another along.
+message (XA with one branch), a row and a message with the server's own COMMIT as the decision (last resource).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import random
 import sys
 import threading
 from collections.abc import Sequence
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,8 @@ import MySQLdb
 
 import txmq
 from tools.crash.directory import KEYS, HistoryFile
-from tools.crash.processes import connect, end_with, run_in_threads
-from tools.crash.worker import REST_S, Teller, TransactingWorker
+from tools.crash.processes import connect
+from tools.crash.worker import REST_S, TransactingWorker
 from tools.crash.xa.directory import LEDGER, RECEIPTS, RESOURCES, SINGLE, TRANSFER, TRANSFERS, XaCampaignDirectory
 from txmq.runtime.threads import until_terminated
 
@@ -41,22 +39,10 @@ class XAWorker(TransactingWorker):
             "ledger": directory.ledger(),
         }
 
-    def beside(self, thread: str) -> XAWorker:
-        """Another thread of the process."""
-        found = copy(self)
-        Teller.__init__(found, self.client, self.history.beside(self.history.process + thread), self.stop)
-        found.rng = random.Random(self.rng.getrandbits(32))
-        return found
-
     def run(self) -> None:
         """Operations, one at a time, until ``stop``."""
         while not self.stop.wait(REST_S):
             self.move(self.rng.choice((TRANSFER, TRANSFER, TRANSFER, SINGLE, LEDGER)))
-
-    def run_singles(self) -> None:
-        """The same, of one kind."""
-        while not self.stop.wait(REST_S):
-            self.move(SINGLE)
 
     def move(self, kind: str) -> None:
         """One transaction: its rows, one to three messages under its key, and a receipt for every second one."""
@@ -88,10 +74,8 @@ def main(directory: str, address: str, name: str, seed: str) -> None:
     """Work until SIGTERM."""
     world, stop = XaCampaignDirectory(Path(directory)), threading.Event()
     history = HistoryFile(world.histories, name)
-    threading.excepthook = end_with
     with until_terminated(stop.set), connect(address, name) as client:
-        worker = XAWorker(world, client, history, random.Random(int(seed)), stop)
-        run_in_threads([worker.run, *(worker.beside(thread).run_singles for thread in "st")])
+        XAWorker(world, client, history, random.Random(int(seed)), stop).run()
     history.close()
 
 
