@@ -124,8 +124,7 @@ _TABLE = (
         teaches="decide a local transaction, or settle a prepared one; drained: a row of a database's outbox",
     ),
     Verb(
-        b"decide", ("txid",),
-        {b"branches": "number", b"done": "text", b"homes": "text", b"floor": "long", **_STREAMED}, has_body=True,
+        b"decide", ("txid",), {b"branches": "number", b"homes": "text", b"floor": "long", **_STREAMED}, has_body=True,
         number_max=_STREAMED_MAX,
         teaches="commit messages together with branches that are prepared in databases",
     ),

@@ -131,8 +131,7 @@ _PLAIN_PREPARE = re.compile(
 ).match  # fmt: skip
 # And the two requests of an XA transaction.
 _PLAIN_DECIDE = re.compile(
-    rb"decide ([!-<>-~]{1,200}+) branches=([1-9][0-9]{0,9}+) (?:done=([!-~]{1,1000}+) )?"
-    rb"(?:floor=(0|[1-9][0-9]{0,19}+) )?"
+    rb"decide ([!-<>-~]{1,200}+) branches=([1-9][0-9]{0,9}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?"
     rb"(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
 _PLAIN_COMPLETE = re.compile(rb"complete ([!-<>-~]{1,200}+) uuid=([0-9a-f]{32}) ([0-9A-Za-z]{1,16}+)\r?\n").match
@@ -261,14 +260,12 @@ class RequestReader:
         match = _PLAIN_DECIDE(chunk, position)
         if match is None:
             return 0
-        txid, branches, done, floor, length, opaque = match.groups()
+        txid, branches, floor, length, opaque = match.groups()
         start = match.end()
         end = start + int(length)
         if end > len(chunk) or end - start > self._limit:
             return 0
         given = {b"branches": branches} if floor is None else {b"branches": branches, b"floor": floor}
-        if done is not None:
-            given[b"done"] = done
         found.append((b"decide", [txid], given, bytearray(chunk[start:end]), opaque))
         return end
 

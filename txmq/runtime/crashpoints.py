@@ -102,7 +102,6 @@ POINTS: Final[Mapping[str, str]] = {
     "client.xa.committed": "databases: this branch committed, others perhaps; broker: decided",
     "client.xa.all_committed": "databases: every branch committed; broker: decided, nothing complete",
     "client.xa.complete_sent": "databases: every branch committed; broker: decided, complete or not",
-    "client.done.held": "databases: every branch committed; broker: decided, nothing complete; another decide to come",
     "client.xa.fenced": "databases: some branch may be prepared; broker: rolled back, forced",
     "client.xa.rolled_back": "databases: this branch rolled back, others perhaps; broker: nothing, or rolled back",
     "client.half.prepared": "application: nothing; broker: the half message is prepared, forced",

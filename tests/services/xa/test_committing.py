@@ -15,7 +15,7 @@ import txmq
 from tests.services.loop_client import Connect, inside
 from tests.services.xa.mysql_shop import MySQLShop
 from tests.services.xa.noting import idle, nothing_prepared, noting, sent_by_an_order
-from txmq.errors import RolledBackError
+from txmq.errors import OutcomeUnknownError, RolledBackError
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
@@ -127,6 +127,29 @@ def kill_waiting(shop: MySQLShop, holder: Any, number: int) -> None:
     eventually(lambda: shop.lock_waits() == 1, "the marker waits")
     shop.execute(f"KILL QUERY {number}")
     holder.rollback()
+
+
+def test_look_up_behind_a_locked_table_ends_with_the_block(shop: MySQLShop) -> None:
+    holder = shop.connect()
+    with (
+        ThreadPoolExecutor(1) as threads,
+        pytest.raises(OutcomeUnknownError),
+        shop.producer.transaction(shop.resource, timeout=3) as tx,
+    ):
+        shop.insert(tx, b"1")
+        number = shop.opened[-1].thread_id()
+        holder.cursor().execute("LOCK TABLES txmq_marker READ")
+        threads.submit(kill_waiting_for_a_table, shop, number)
+    holder.cursor().execute("UNLOCK TABLES")
+    eventually(lambda: shop.client.outcome(tx.txid) is txmq.Outcome.ROLLED_BACK, "it is rolled back")
+    assert (shop.rows(), shop.messages()) == ([], [])
+
+
+def kill_waiting_for_a_table(shop: MySQLShop, number: int) -> None:
+    """End a statement that waits for a table."""
+    state = f"SELECT state FROM information_schema.processlist WHERE id = {number}"
+    eventually(lambda: "lock" in str(shop.execute(state)), "the marker waits")
+    shop.execute(f"KILL QUERY {number}")
 
 
 @pytest.mark.threads  # it notes what its own thread sends

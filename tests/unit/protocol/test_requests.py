@@ -288,7 +288,6 @@ PLAIN_PREPARE = (
 
 
 PLAIN_DECIDE = b"decide 0123456789abcdef-fedcba9876543210-1-1 branches=2 %b4 A1\r\nbody"
-DECIDE_WITH_DONE = b"decide 0123456789abcdef-fedcba9876543210-1-1 branches=1 done=1,2f %b4 A1\r\nbody"
 PLAIN_COMPLETE = b"complete 0123456789abcdef-fedcba9876543210-1-1 uuid=00112233445566778899aabbccddeeff A1\r\n"
 COMMIT_OF_HOMES = (
     b"commit 0123456789abcdef-fedcba9876543210-1-1 "
@@ -312,7 +311,6 @@ PREPARE_OF_BRANCH = (
     [
         PLAIN_PREPARE,
         PLAIN_DECIDE,
-        DECIDE_WITH_DONE,
         PLAIN_COMPLETE,
         PLAIN_COMMIT,
         DELAYABLE,
@@ -340,7 +338,7 @@ def test_short_way_of_request_gives_what_table_gives(
                     PLAIN_PREPARE, PLAIN_DECIDE, DELAYABLE, COMMIT_OF_ROW, COMMIT_OF_HOMES, PREPARE_OF_BRANCH,
                 )
             ),
-            PLAIN_COMPLETE, DECIDE_WITH_DONE % b"floor=7 ",
+            PLAIN_COMPLETE,
         ]
     ),
     at=st.integers(0, 160), byte=st.sampled_from(list(b" =-A0\r\n\x7f")), is_cut=st.booleans(),

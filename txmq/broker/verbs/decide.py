@@ -50,9 +50,6 @@ from txmq.protocol.requests import Request
 from txmq.redo import entries
 from txmq.xid import TxId
 
-_COUNTER_SIZE_MAX = 16  # digits that surely fit 64 bits
-_OVER = (TransactionState.COMMITTED, TransactionState.FORGOTTEN)
-
 
 def decide(context: Context, client: ClientConnection, request: Request) -> None:
     """Force messages, decision and branches in one record; the same txid again gets the same answer."""
@@ -79,8 +76,6 @@ def _decide(
 ) -> None:
     require_owner(client, session)
     branches, start = stated.databases(context, client, body, given)
-    if b"done" in given:
-        complete_carried(context, session, branches, given[b"done"])
     refuse_fenced(session, txid, [branch["uuid"] for branch in branches])
     homes = stated.homes(context, given)
     offsets, messages = take_offsets(given, body, start)
@@ -138,65 +133,19 @@ def complete_branch(
         return
     fact = stated_fact(context, decided.kind, given)
     if fact is None:
-        _complete(context, decided, uuid)
-        context.group.delayable += 1
+        context.group.add_entry(entries.encode_completed(*name, uuid))
     else:
         fact.update(resource=branch["resource"], uuid=uuid)
         audit_fact(context, client, name, fact)
         context.counters.heuristics += 1
         fields = {"session": name[0], "counter": name[1], "uuid": uuid, "fact": fact}
         context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
-        _completed(context, decided, uuid, fact)
-    context.answer_when_durable(client, opaque)
-
-
-def complete_carried(context: Context, session: BrokerSession, branches: list[dict[str, Any]], done: bytes) -> None:
-    """Earlier transactions of the session have committed in the decision's database, too: as ``complete`` of each.
-
-    They are complete whatever becomes of the decision.
-
-    Raises:
-        BadRequestError: it has several databases, or a transaction had no branch in it.
-        UnknownTransactionError: nothing is kept of one: a marker must not leave for that.
-    """
-    if len(branches) != 1:
-        raise BadRequestError("done= is said with one branch, of whose database it is")
-    uuid = branches[0]["uuid"]
-    for word in done.split(b","):
-        counter = _counter_of(word)
-        name = session.number, counter
-        decided = context.state.decisions.incomplete.get(name)
-        if decided is None:
-            if state_of(context, session, counter) not in _OVER:
-                raise UnknownTransactionError(f"done= lists {counter:x}, which was not decided")
-            continue  # a decision that is not complete is kept, whatever floor was stated
-        branch = decided.branch(uuid)
-        if branch is None:
-            raise BadRequestError(f"done= lists {counter:x}, which has no branch in {uuid}")
-        if not branch["complete"]:
-            _complete(context, decided, uuid)
-
-
-def _counter_of(word: bytes) -> int:
-    try:
-        counter = int(word, 16) if len(word) <= _COUNTER_SIZE_MAX else 0
-    except ValueError:
-        counter = 0
-    if counter < 1 or b"%x" % counter != word:  # their one form
-        raise BadRequestError("done= lists counters in hex")
-    return counter
-
-
-def _complete(context: Context, decided: XADecision, uuid: str) -> None:
-    context.group.add_entry(entries.encode_completed(*decided.name, uuid))
-    _completed(context, decided, uuid, None)
-
-
-def _completed(context: Context, decided: XADecision, uuid: str, fact: dict[str, Any] | None) -> None:
-    over = context.state.complete(decided.name, uuid, fact)
+    over = context.state.complete(name, uuid, fact)
     if over is not None:
         context.group.ended_barriers.append(over.barrier)
         may_show(context, over)
+    context.group.delayable += fact is None
+    context.answer_when_durable(client, opaque)
 
 
 def forget(context: Context, client: ClientConnection, request: Request) -> None:

@@ -40,7 +40,7 @@ _STATED = {
     _LAST_RESOURCE.encode(): {b"resource", b"uuid", b"table", b"deadline"},
     _BRANCH_WORD: {b"of", b"deadline"},
 }
-_HOMES, _BRANCHES, _UUID, _CARRYING = {b"homes"}, {b"branches"}, {b"uuid"}, {b"branches", b"done"}
+_HOMES, _BRANCHES, _UUID = {b"homes"}, {b"branches"}, {b"uuid"}
 _ROW = set(drained.WORDS)
 _NOTHING: dict[bytes, bytes] = {}
 _PREPARED = TransactionState.PREPARED
@@ -163,15 +163,12 @@ def decide(context: Context, client: ClientConnection, request: Request) -> None
     """The verb ``decide``: messages came with it, and nothing of the transaction came before."""
     _, arguments, extensions, body, opaque = request
     session = client.session
-    words = _BRANCHES if extensions is None or b"done" not in extensions else _CARRYING
-    if session is None or session.is_ended or not body or not extensions or not _are(extensions, words):
+    if session is None or session.is_ended or not body or not extensions or not _are(extensions, _BRANCHES):
         decide_verbs.decide(context, client, request)
         return
     counter, floor_text = _counter_of(client, arguments[0]), extensions.get(b"floor", b"0")
     if _is_new(context, session, counter, len(body)):
         branches, start = stated.databases(context, client, body, extensions)
-        if words is _CARRYING:
-            decide_verbs.complete_carried(context, session, branches, extensions[b"done"])
         parts, keys = check_parts(context, client, split_parts(memoryview(body)[start:]))
         if not context.state.order.in_common or not turns.must_queue(context, None, parts, keys):
             now_ms = context.now_ms

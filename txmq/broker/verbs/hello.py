@@ -180,7 +180,6 @@ def _introduction(context: Context, session: BrokerSession | None) -> bytes:
         "time_ms": context.now_ms,
         "voided": True,
         "database_fences": True,
-        "done": True,
     }
     if context.cluster is not None:
         told["registry"] = True

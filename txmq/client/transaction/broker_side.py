@@ -15,7 +15,6 @@ from typing import Any
 
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets, Streamed
 from txmq.client.transaction.refusals import LOST, raise_rolled_back
-from txmq.client.transport.carried import CarriedCompletes, Completed
 from txmq.client.transport.ports import Broker
 from txmq.client.transport.reconnecting import AWAY_S_MAX
 from txmq.client.transport.session import ClientSession
@@ -347,23 +346,19 @@ class BrokerTransaction:
         return self._control.submit_transaction(head, fields, self.encoded(parts), self._until(0.0))
 
     def submit_decide(
-        self, messages: Sequence[Buffer], branches: Sequence[bytes], homes: Sequence[str], timeout_s: float,
-        done: str = "",
-    ) -> Answer:  # fmt: skip
+        self, messages: Sequence[Buffer], branches: Sequence[bytes], homes: Sequence[str], timeout_s: float
+    ) -> Answer:
         """Send the decision; its answer is to be waited for.
 
         Args:
             messages: as ``encoded`` made them.
             branches: in databases, as ``encode_branch`` made them; without any, it is a local transaction.
             homes: the ids of the parts that are prepared at other homes.
-            done: counters of earlier transactions that are complete in the one branch's database, too.
 
         Raises:
             TxmqError: nothing was sent.
         """
         fields: dict[str, str | int] = {"branches": len(branches)} if branches else {}
-        if done:
-            fields["done"] = done
         if homes:
             fields["homes"] = ",".join(homes)
         fields |= self._floor() | self._fields()
@@ -375,14 +370,6 @@ class BrokerTransaction:
         """Send ``complete`` of the branch in a resource; its answer need not be waited for."""
         until = self._until(ROLLBACK_TIMEOUT_S)
         return self._control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
-
-    def carried(self, uuid: str) -> CarriedCompletes | None:
-        """Reports that go with decisions whose branch is in this database; None if the broker does not know that."""
-        return self._session.carried(uuid) if self._session.takes_done else None
-
-    def completed(self, uuid: str) -> Completed:
-        """What ``submit_complete`` sends, not sent yet."""
-        return Completed(self._control, self._clock, self.txid, self._counter, uuid)
 
     def submit_rollback(self, *, is_void: bool = False) -> Answer:
         """Send ``rollback``; no outcome depends on its answer.

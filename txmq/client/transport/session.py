@@ -20,7 +20,6 @@ from collections import deque
 from itertools import count
 from typing import Any
 
-from txmq.client.transport.carried import CarriedCompletes
 from txmq.errors import RemoteProtocolError
 from txmq.model import Outcome
 from txmq.runtime.threads import Lock
@@ -45,7 +44,6 @@ class ClientSession:
         request_size_bytes_max: largest body of a request.
         takes_voids: the broker knows ``rollback <txid> voided``.
         fences_by_database: the broker knows ``outcome <txid> fence uuid=``.
-        takes_done: the broker knows ``decide <txid> done=``.
         clock_ahead_ms: the broker's wall clock less this process's monotonic clock, as last measured; deadlines are
             sent in the broker's time, because this machine's wall clock may be set.
         lost: counters of local transactions whose end was not seen and that no resolver asks about.
@@ -62,7 +60,6 @@ class ClientSession:
             self.request_size_bytes_max = int(fields["request_size_bytes_max"])
             self.takes_voids = fields.get("voided") is True
             self.fences_by_database = fields.get("database_fences") is True
-            self.takes_done = fields.get("done") is True
             self.clock_ahead_ms = 0 if monotonic_ms is None else int(fields["time_ms"]) - monotonic_ms
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the answer to hello lacks or garbles {error}") from None
@@ -74,7 +71,6 @@ class ClientSession:
         self._kept: set[int] = set()  # those whose outcome a resolver may still ask for
         self.lost: deque[int] = deque()
         self._outcomes: dict[int, Outcome] = {}
-        self._carried: dict[str, CarriedCompletes] = {}
 
     @classmethod
     def unknown(cls, cluster: str, chance: int) -> ClientSession:
@@ -97,11 +93,6 @@ class ClientSession:
         """A new transaction id as counter and text, without making a ``TxId``."""
         counter = next(self._numbers)
         return counter, f"{self._txid_prefix}{counter:x}"
-
-    def carried(self, uuid: str) -> CarriedCompletes:
-        """Reports of branches in one database, which decisions of the session may take along."""
-        found = self._carried.get(uuid)
-        return self._carried.setdefault(uuid, CarriedCompletes()) if found is None else found
 
     def keep(self, counter: int) -> None:
         """Make the broker keep the outcome until ``finished``: a resolver may ask for it."""

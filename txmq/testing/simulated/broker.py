@@ -97,7 +97,7 @@ class SimulatedBroker:
             {
                 "cluster": "00000000000000c1", "home": f"{self.home:016x}", "session": f"{number:x}", "epoch": 0,
                 "secret": f"{number:032x}", "in_flight_max": 8, "request_size_bytes_max": self._request_size_bytes_max,
-                "time_ms": self.clock.now_ms(), "done": True,
+                "time_ms": self.clock.now_ms(),
             },
             int(self.clock.monotonic() * 1000),
         )  # fmt: skip
@@ -291,10 +291,6 @@ class SimulatedBroker:
         return b""
 
     def _decide(self, txid: str, fields: Extensions, body: bytes) -> bytes:
-        if "done" in fields:
-            uuid = split_branches(body, fields["branches"])[0][0]["uuid"]
-            for counter in fields["done"].split(","):
-                self._complete(f"{txid.rpartition('-')[0]}-{counter}", {"uuid": uuid}, b"")
         held = self._held.get(txid) or HeldTransaction()
         if held.state in _DECIDED:
             return held.lines

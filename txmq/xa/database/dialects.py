@@ -295,7 +295,7 @@ MYSQL = Dialect(
     text="VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin",
     number="BIGINT",
     table_options=" ENGINE=InnoDB",
-    short_waits="SET SESSION innodb_lock_wait_timeout = 1",
+    short_waits="SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1",  # of rows, and of tables
     why_not_idle=_mysql_why_not_idle,
     weakness=_mysql_weakness,
     read_committed=_mysql_read_committed,

@@ -33,8 +33,8 @@ _RELEASE: Final = f"RELEASE SAVEPOINT {SAVEPOINT}"
 _NOT_PREPARED: Final = frozenset({1210, 1243})  # EXECUTE of what the connection does not know (any more)
 # Of access, names, values, sizes, locks and read-only servers: of what stands before COMMIT, or of one that rolls back.
 _NOT_COMMITTED: Final = KEPT_OUT | {
-    1020, 1044, 1054, 1062, 1114, 1142, 1143, 1146, 1153, 1205, 1223, 1227, 1264, 1265, 1267, 1290, 1364, 1366, 1406,
-    1412, 1665, 1792,
+    1020, 1036, 1044, 1054, 1062, 1114, 1142, 1143, 1146, 1153, 1205, 1206, 1213, 1223, 1226, 1227, 1264, 1265, 1267,
+    1290, 1364, 1366, 1406, 1412, 1665, 1792, 1836,
 }  # fmt: skip
 
 

@@ -423,8 +423,6 @@ class BranchResolver:
                 self._log.debug("complete was not answered: the broker lists it", txid=txid, error=str(error))
             else:
                 self._sweep.finished.append(txid)
-        for _, answer in list(self._answers):
-            answer.look()  # it may be held for a decision that does not come
 
     def _notify_watchers(self, still_open: set[str]) -> None:
         gone = [txid for txid in self._watched if txid not in still_open]

@@ -44,9 +44,6 @@ def any_request(number: int, decided: list[int], chance: random.Random) -> Reque
             given[b"floor"] = chance.choice([b"%d" % max(0, counter - 9)] * 20 + [b"9" * 20])
         if chance.random() < 0.05:
             given |= {b"parts": b"1", b"bytes": b"7", b"crc": b"7"}
-        if chance.random() < 0.3:
-            done = [chance.choice([*decided, earlier]) for _ in range(chance.choice([1, 1, 2, 5]))]
-            given[b"done"] = chance.choice([b",".join(b"%x" % one for one in done)] * 20 + [b"x", b"7,"])
         body = b"" if chance.random() < 0.03 else any_body(chance)
         return (b"decide", [own], given, bytearray(b"".join(branch(uuid, chance) for uuid in uuids) + body), opaque)
     if kind < 0.5:

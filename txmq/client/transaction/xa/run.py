@@ -7,8 +7,7 @@ read behind them. Without databases this is the end of a local transaction over 
 Invariants:
     * a branch's state is set before a call that may change it, and again after its answer: an interrupt in between
       leaves the more careful one;
-    * a branch that a late thread still uses is touched by that thread only;
-    * what other threads have held for this decision (``transport/carried``) goes with it, or is sent without it.
+    * a branch that a late thread still uses is touched by that thread only.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from txmq.client.transaction.homes import RoutedTransaction
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.refusals import rolled_back
 from txmq.client.transaction.xa.parallel import Job, run_all
-from txmq.client.transport.carried import CARRIED_MAX, CarriedCompletes, Completed
 from txmq.errors import (
     BrokerError,
     FencedError,
@@ -127,8 +125,6 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         super().__init__(broker, messages, XACoordinator(), XAEvent.INTERRUPTED)
         self.homes = broker.branches
         self.sides = [BranchRun(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
-        self._carried: CarriedCompletes | None = None  # once this is about to decide, with one branch
-        self._is_decider = False  # others hold reports for it
         self._parts: list[EncodedPart] = []
         self._encoded: list[Buffer] = []  # the same
 
@@ -179,59 +175,24 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
             return XAEvent.PARTS_REFUSED
         return None
 
-    def run(self, event: XAEvent) -> XAState:
-        """See ``EffectRun``."""
-        try:
-            return super().run(event)
-        finally:
-            if self._is_decider:
-                self._let_go()
-
-    def _let_go(self) -> None:
-        self._is_decider = False
-        if self._carried is not None:
-            _send_alone(self._carried.leave(self))
-
     def _prepare_branches(self) -> XAEvent:
-        if len(self.sides) == 1:
-            self._carried = carried = self._broker.carried(self.sides[0].branch.resource.uuid or "")
-            if carried is not None:
-                self._is_decider = True
-                carried.will_decide(self)
         for home in self.homes:
             home.submit_prepare(self._submit_branch)
-        try:
+        with suppress(TxmqError):  # is raised again when they are to be sent
             self._encoded = self._broker.encoded(self._parts)  # the homes work meanwhile
-        except TxmqError:
-            pass  # is raised again when they are to be sent
         self._on_all([partial(side.prepare, self._broker.txid) for side in self.sides])
         for home in self.homes:
             home.await_prepared()
         errors = (*(side.error for side in self.sides), *(home.error for home in self.homes))
         self.error = next((error for error in errors if error is not None), None)
-        found = vote(self._states)
-        if found is not XAEvent.PREPARED:
-            self._let_go()
-        return found
+        return vote(self._states)
 
     def _submit_branch(self, home: BrokerTransaction, parts: Sequence[EncodedPart]) -> Answer:
         return home.submit_branch(self._broker.txid, parts, is_held=bool(self.sides))
 
     def _send_decide(self) -> XAEvent:
-        crash_point("client.xa.all_prepared")
-        taken = [] if self._carried is None else self._carried.take(self)
-        self._is_decider = False
-        if not taken:
-            return self._decide(taken)
-        carried, others = taken[:CARRIED_MAX], taken[CARRIED_MAX:]
-        _send_alone(others)
-        found = self._decide(carried)
-        if found is not XAEvent.DECIDED:
-            _send_alone(carried)
-        return found
-
-    def _decide(self, carried: Sequence[Completed]) -> XAEvent:
         """The same request until it is answered: the broker executes it once."""
+        crash_point("client.xa.all_prepared")
         broker, is_doubtful = self._broker, False
         try:
             if broker.remaining_s > 0:  # otherwise the deadline ends it, not the broker
@@ -239,7 +200,6 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         except RolledBackError as error:
             return self._refused(error, is_doubtful=False)
         entries, homes = [_entry(side.branch) for side in self.sides], [home.broker.txid for home in self.homes]
-        done = ",".join([f"{one.counter:x}" for one in carried]) if carried else ""
         while True:
             left_s = broker.remaining_s + (DECIDE_WAIT_S if is_doubtful else 0.0)
             if left_s <= 0:
@@ -247,9 +207,7 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
                 return XAEvent.DECIDE_UNKNOWN if is_doubtful else XAEvent.DECIDE_REFUSED
             try:
                 messages = self._encoded or broker.encoded(self._parts)
-                reply = broker.submit_decide(messages, entries, homes, left_s, done)
-                for one in carried:
-                    one.reply = reply
+                reply = broker.submit_decide(messages, entries, homes, left_s)
             except TxmqError as error:
                 # Rows are locked meanwhile; if a decide may have arrived they stay so, whatever the caller gets.
                 is_hopeless = not error.retriable or (not is_doubtful and not broker.is_back())
@@ -298,20 +256,11 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
         try:
             for side in self.sides:
                 if side.state is BranchState.COMMITTED and side.complete is None:
-                    side.complete = self._report(side.branch.resource.uuid or "")
+                    side.complete = self._broker.submit_complete(side.branch.resource.uuid or "")
         except TxmqError:
             return XAEvent.NOT_REPORTED
         crash_point("client.xa.complete_sent")
         return XAEvent.REPORTED
-
-    def _report(self, uuid: str) -> Answer:
-        carried = self._carried
-        if carried is not None and carried.is_awaited:
-            completed = self._broker.completed(uuid)
-            if carried.hold(completed):
-                crash_point("client.done.held")
-                return completed
-        return self._broker.submit_complete(uuid)
 
     # --- away from it ------------------------------------------------------------------------------------------------
 
@@ -384,13 +333,6 @@ class XARun(EffectRun[XAState, XAEvent, XAEffect]):
                 side.job.when_free(side.leave)
             else:
                 work()
-
-
-def _send_alone(left: Sequence[Completed]) -> None:
-    """Each with a request of its own; what cannot be sent a resolver finds in the broker's list."""
-    for completed in left:
-        with suppress(TxmqError):
-            completed.send()
 
 
 def _maybe_prepared(error: Exception, txid: str) -> RolledBackError:
