@@ -224,8 +224,9 @@ def test_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop: M
     Noting.loses.append("lost in the middle of the results")
     assert shop.order(b"2") is txmq.Outcome.COMMITTED
     assert Noting.loses == []
+    assert shop.order(b"3") is txmq.Outcome.COMMITTED
     assert idle(shop).connection.thread_id() != number
-    assert shop.rows() == shop.messages() == [b"1", b"2"]
+    assert shop.rows() == shop.messages() == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
