@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     peers = [peer for peer in PEERS if not options.peers or any(name in peer.name for name in options.peers)]
     works = [name for name in WORK_NAMES if not options.works or name in options.works]
+    options.directory = options.directory.absolute()  # servers have working directories of their own
     options.directory.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     rounds, seconds = (1, QUICK_SECONDS) if options.quick else (options.rounds, SECONDS)

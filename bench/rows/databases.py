@@ -152,8 +152,11 @@ def _timed_mariadb(server: MariaDB, committed: Committed) -> Any:
 
         def query(self, query: str | bytes) -> None:
             super().query(query)
-            before, commit, _ = query.partition("COMMIT") if isinstance(query, str) else ("", "", "")
-            self._results = before.count(";") + 1 if commit else 0
+            if isinstance(query, str) and query.startswith("EXECUTE"):  # what was prepared has COMMIT in it
+                self._results = 1
+            else:
+                before, commit, _ = query.partition("COMMIT") if isinstance(query, str) else ("", "", "")
+                self._results = before.count(";") + 1 if commit and not before.startswith("PREPARE") else 0
             self._read_one()
 
         def next_result(self) -> int:
