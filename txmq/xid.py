@@ -43,12 +43,6 @@ class TxId(NamedTuple):
         return cls(int(cluster, 16), int(home, 16), int(session, 16), int(counter, 16))
 
 
-def require_txid(text: str) -> None:
-    """Refuse what ``TxId.parse`` refuses, without making one."""
-    if _TEXT.match(text) is None:
-        raise ValueError(f"not a transaction id: {text[:80]!r}")
-
-
 def home_word(txid: str) -> str:
     """The home in a transaction id's text, 16 hex digits."""
     return txid[17:33]

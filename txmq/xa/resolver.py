@@ -53,7 +53,6 @@ class Resolver:
         # A cluster's are found by the rounds: to look may take time.
         self._homes: tuple[Home, ...] = tuple(client.routes.links()) if client.routes.is_lone else ()
         self._resource_resolvers: list[LastResourceResolver | BranchResolver] = []
-        self._of_lone: dict[XAResource, BranchResolver] = {}
         self._hazards: deque[tuple[Hazard, Callable[[], None]]] = deque()
         for resource in resources:
             self.add(resource)
@@ -90,10 +89,6 @@ class Resolver:
         Raises:
             LookupError: it was not.
         """
-        if self.client.routes.is_lone:  # one broker answers for every transaction
-            found = self._of_lone.get(resource)
-            if found is not None:
-                return found
         self._look_for_homes()
         home = home_of(self.client.routes, txid)
         for resource_resolver in self._resource_resolvers:
@@ -102,8 +97,6 @@ class Resolver:
                 and resource_resolver.resource is resource
                 and resource_resolver.client is home
             ):
-                if self.client.routes.is_lone:
-                    self._of_lone[resource] = resource_resolver
                 return resource_resolver
         raise LookupError(f"{resource!r} is not known to the resolver")
 

@@ -407,7 +407,7 @@ class Sender:
         if starts:
             start_daemon("txmq-producer", lambda: self._run_background(background))
         else:
-            background.wake()
+            background.signal.set()
 
     def _run_background(self, background: Waiter) -> None:
         while self._background is background and not self._closed:
@@ -418,7 +418,7 @@ class Sender:
                     self._futures -= len(completion.futures)
                 completion.complete_futures()
             if not self._futures:
-                background.sleep(_FOREVER_S)
+                background.signal.wait(_FOREVER_S)
                 continue
             # A shorter linger may begin meanwhile.
             wait = max(self.limits.linger_s, 0.001) if self.limits.linger_s else BACKGROUND_WAIT_S_MAX

@@ -360,7 +360,7 @@ class OrderedSender(Sender):
         if waiter.done or now >= deadline:
             return now
         if is_given_up or connection is None or connection.failure is not None:
-            waiter.sleep(TAKEN_OVER_S)
+            waiter.signal.wait(TAKEN_OVER_S)
         else:
             connection.wait(waiter, wakeup)
         return now

@@ -320,7 +320,6 @@ class Connection:
 
     def _follow(self, waiter: Waiter, deadline: float) -> None:
         followers = self._followers
-        waiter.may_sleep()
         followers[waiter] = True
         try:
             # Listed first, looked second: a thread that ends this wait meanwhile sees the entry, or is seen.
@@ -330,7 +329,7 @@ class Connection:
             if self._stuck:
                 self._write_on(min(remaining, _WRITE_WAIT_S))
             else:
-                waiter.sleep(remaining)
+                waiter.signal.wait(remaining)
         finally:
             followers.pop(waiter, None)
             self._pass_on()
@@ -349,7 +348,7 @@ class Connection:
             except IndexError:  # another thread took the last
                 break
             if followers.pop(waiter, False):  # otherwise it left by itself, and passed on
-                waiter.wake()
+                waiter.signal.set()
                 if not woken and self._out and self._gather is None:
                     self._flush()
                 return
@@ -360,7 +359,7 @@ class Connection:
                 waiter, _ = followers.popitem()  # the latest: probably answered last, so it leads for longest
             except KeyError:
                 return
-            waiter.wake()
+            waiter.signal.set()
 
     def _has_stepped_down(self) -> None:
         if self.failure is not None:
@@ -446,7 +445,7 @@ class Connection:
             if asked is not None:
                 asked[0].lost(error)
         for follower in list(self._followers):
-            follower.wake()
+            follower.signal.set()
 
     def forget(self) -> None:
         """In a forked child: close the descriptor and nothing else; the parent goes on using the connection."""

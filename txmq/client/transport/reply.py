@@ -26,42 +26,23 @@ class Waiter:
     Attributes:
         done: the wait is over.
         nudged: the thread has to come back from waiting and look again; it resets this itself.
-        signal: wakes the thread that sleeps. Of a reply it is made when its thread comes to sleep: a lone caller reads
-            by itself.
     """
 
     __slots__ = ("__weakref__", "done", "nudged", "signal")
 
     def __init__(self) -> None:
         self.done = self.nudged = False
-        self.signal: Signal | None = Signal()
+        self.signal = Signal()
 
     def nudge(self) -> None:
         """Make the thread come back from ``Connection.wait``."""
         self.nudged = True
-        self.wake()
+        self.signal.set()
 
     def finish(self) -> None:
         """End the wait."""
         self.done = True
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake the thread, if it sleeps, or is about to."""
-        signal = self.signal
-        if signal is not None:  # otherwise it makes one first, and looks second
-            signal.set()
-
-    def sleep(self, timeout: float) -> None:
-        """Sleep until ``wake``; after ``may_sleep``."""
-        signal = self.signal
-        if signal is not None:
-            signal.wait(timeout)
-
-    def may_sleep(self) -> None:
-        """Before the thread is listed, and looks whether it has to sleep at all."""
-        if self.signal is None:
-            self.signal = Signal()
+        self.signal.set()
 
 
 class Conversation(Protocol):
@@ -90,7 +71,7 @@ class Reply(Waiter):
 
     def __init__(self, conversation: Conversation, deadline: float, opaque: bytes) -> None:
         self.done = self.nudged = False  # as ``Waiter``
-        self.signal = None
+        self.signal = Signal()
         self._conversation, self._deadline, self.opaque = conversation, deadline, opaque
         self._code, self._body = 0, b""
         self._error: TxmqError | None = None

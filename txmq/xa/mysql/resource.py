@@ -33,7 +33,7 @@ from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.mysql.recovery import MySQLRecovery
 from txmq.xa.mysql.session import MySQLSession
 from txmq.xa.two_phase.branch import UsedXAConnection
-from txmq.xid import require_txid
+from txmq.xid import TxId
 
 FRESH_S = 0.1  # a connection that has committed so lately is taken to be alive; one that is not dooms one block
 
@@ -77,7 +77,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
 
     def enlist(self, cluster: str, txid: str, timeout_s: float, connection: Any = None) -> MySQLBranch:
         """Begin a branch. See ``XAResource``."""
-        require_txid(txid)
+        TxId.parse(txid)
         if connection is not None:
             return self._enlist_lent(cluster, txid, timeout_s, connection)
         while (session := self._pool.take()) is not None:

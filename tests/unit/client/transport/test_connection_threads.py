@@ -31,7 +31,6 @@ def listed(link: Connection, count: int) -> list[Reply]:
     """Requests whose threads sleep."""
     replies = [link.request(link.clock.monotonic() + DEADLINE_S, "ping") for _ in range(count)]
     for reply in replies:
-        reply.may_sleep()
         link._followers[reply] = True
     return replies
 
@@ -43,9 +42,8 @@ def somebody_reading(link: Connection) -> Iterator[None]:
     link._leader = None
 
 
-def is_woken(waiter: Waiter) -> bool:
-    signal = waiter.signal
-    return signal is not None and signal.wait(0.0)
+def is_woken(reply: Reply) -> bool:
+    return reply.signal.wait(0.0)
 
 
 def answer(*replies: Reply) -> bytes:
@@ -73,7 +71,7 @@ def test_a_follower_that_left_before_its_turn_is_passed_over(ends: tuple[TcpStre
     broker.sendall(answer(first, second, third))
     link.take_arrived()
     assert is_woken(first)
-    second.wake()  # as if its time were up
+    second.signal.set()  # as if its time were up
     link._follow(second, link.clock.monotonic())
     assert is_woken(third)
 
@@ -172,7 +170,7 @@ def test_waiter_without_a_request_wakes_when_the_link_fails(ends: tuple[TcpStrea
     link._followers[waiter] = True
     with somebody_reading(link):
         link.fail(ConnectionLostError("cut"))
-        assert is_woken(waiter)
+        assert waiter.signal.wait(0.0)
     link.stream.close()
 
 
