@@ -20,6 +20,7 @@ class ClientConnection:
         out: opaque and reply of each answer to be written, in that order.
         given_bytes: answers that were made for it in this turn of its connection.
         unanswered: opaque tokens of requests whose answer is still owed.
+        drained: how far each outbox series is taken, as far as it was told (``verbs/outbox/drained.py``).
         members: (group, member, its incarnation) of the consumers whose heartbeats come over it.
         user: the user that it has logged in as; empty: nobody.
         permissions: what that user may do (``verbs/access/asking.py``); None: there are no users, and nothing is asked.
@@ -34,8 +35,9 @@ class ClientConnection:
     """
 
     __slots__ = (
-        "address", "binding", "certificates", "closing", "given_bytes", "gone", "held", "login", "members", "name",
-        "number", "out", "permissions", "ready", "session", "shell", "txid_head", "unanswered", "user", "waiting",
+        "address", "binding", "certificates", "closing", "drained", "given_bytes", "gone", "held", "login", "members",
+        "name", "number", "out", "permissions", "ready", "session", "shell", "txid_head", "unanswered", "user",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
@@ -46,6 +48,7 @@ class ClientConnection:
         self.given_bytes = 0
         self.unanswered: set[bytes] = set()
         self.members: set[tuple[str, str, str]] = set()
+        self.drained: dict[str, int] = {}
         self.waiting: Request | None = None
         self.user = ""
         self.permissions: Permissions | None = None

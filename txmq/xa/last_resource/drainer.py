@@ -19,7 +19,8 @@ Invariants:
     * a row is parked, durably, before a void for its number is sent; the number is taken from it only behind the
       answer to that. What took a number the broker says;
     * numbers are sent over the connection over which they were compared: behind another one there may be a broker that
-      was restored, while this process stood still;
+      was restored, while this process stood still. Over it the broker takes nothing behind a number that it refused,
+      until it is asked again: meanwhile rows may have been kept back;
     * another database than the known one (``fingerprint``) drains nothing.
 """
 

@@ -24,8 +24,10 @@ def row(counter: int, number: int, series: bytes = SERIES[0], body: bytes | None
 
 
 def any_row(counter: int, core: Core, chance: random.Random) -> Request:
-    """Mostly the next of its series; else repeats, voids, numbers out of turn, words that do not fit."""
+    """Mostly the next of its series, or ``drained``; else repeats, voids, out of turn, words that do not fit."""
     series = chance.choice([SERIES[0]] * 6 + [SERIES[1]])
+    if chance.random() < 0.3:  # behind a refused number, or one of another connection
+        return (b"drained", [series], None, None, b"%d" % counter)
     known = core.context.state.outboxes.series.get(series.decode())
     number, kind = (known.last if known is not None else 0) + 1, chance.random()
     changes = {"uuid": chance.choice([UUIDS[0]] * 4 + [UUIDS[1]]), "floor": b"%d" % max(0, counter - 6)}

@@ -5,8 +5,15 @@ transactions of the same resource, partition and key that were prepared before. 
 the next one may be; only the answer waits. A drainer removes the row when it is answered. Until then whichever
 transaction was prepared before sees the row when it inserts its marker, and so cannot commit behind it unseen.
 
+A drainer sends many numbers before the first answer. It may have read the rows long ago. Meanwhile an operator has kept
+one of them back, and another drainer has used up its number by a void. The row's number is refused then; the next one
+may be free, but its row has to stay behind the one that is kept back. So a connection is given numbers one behind the
+other, and a refused one ends that until it asks ``drained`` again.
+
 Invariants:
     * of a number that is not the next one, nothing is journaled;
+    * a connection is given a number only behind the one before, which it was told is taken by the row that it sent, or
+      by what ``drained`` says;
     * whether a number is taken is told when its record is durable, that its messages are placed when that is.
 """
 
@@ -63,10 +70,13 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     txid, session = locate(context, arguments[0])
     require_owner(client, session)
     series, last = _begun(context, client, stated)
+    is_told = _is_told(client, stated)
     if series is not None and stated.number <= last:
         _answer_again(context, client, opaque, series, stated)
+        if is_told:
+            client.drained[stated.series] = stated.number
         return
-    if stated.number != last + 1:
+    if stated.number != last + 1 or not is_told:
         raise _out_of_turn(stated, last)
     if series is None and len(context.state.outboxes.series) >= SERIES_MAX:
         raise OverloadedError(f"{SERIES_MAX} outbox series are known: one is begun only behind a restored database")
@@ -87,11 +97,14 @@ def drained(context: Context, client: ClientConnection, request: Request) -> Non
     _, arguments, extensions, _body, opaque = request
     if not is_hex32(arguments[0]):
         raise BadRequestError("drained needs a series: 32 hex")
-    series = context.state.outboxes.series.get(arguments[0].decode()) or OutboxSeries()
+    name = arguments[0].decode()
+    series = context.state.outboxes.series.get(name) or OutboxSeries()
     if series.uuid:
         require(context, client, INSTALL, RESOURCE, series.uuid)
     else:
         require_any(context, client, INSTALL, RESOURCE)
+    _refuse_over_series(client, name)
+    client.drained[name] = series.last
     start = int((extensions or {}).get(b"from", 0))
     rows = {str(number): taken.row for number, taken in series.behind(start)}
     context.answer_from_state(client, opaque, json.dumps({"last": series.last, "rows": rows}).encode())
@@ -133,7 +146,21 @@ def is_next(context: Context, client: ClientConnection, stated: StatedRow) -> bo
         ForbiddenError: as for any row.
     """
     series, last = _begun(context, client, stated)
-    return series is not None and stated.number == last + 1
+    return series is not None and stated.number == last + 1 and _is_told(client, stated)
+
+
+def _is_told(client: ClientConnection, stated: StatedRow) -> bool:
+    """Whether the connection has what it sent under the number before, and nothing of it was refused since it asked."""
+    told = client.drained.get(stated.series)
+    if told is None:  # it has not asked: from its first number on
+        _refuse_over_series(client, stated.series)
+        told = client.drained[stated.series] = stated.number - 1
+    return told == stated.number - 1
+
+
+def _refuse_over_series(client: ClientConnection, name: str) -> None:
+    if len(client.drained) >= SERIES_MAX and name not in client.drained:
+        raise OverloadedError(f"{SERIES_MAX} outbox series were drained over this connection: use another one")
 
 
 def stated_row(given: dict[bytes, bytes]) -> StatedRow:
@@ -151,7 +178,10 @@ def stated_row(given: dict[bytes, bytes]) -> StatedRow:
 
 
 def _out_of_turn(stated: StatedRow, last: int) -> OutOfTurnError:
-    return OutOfTurnError(f"number {stated.number} of outbox series {stated.series}: the next is {last + 1}")
+    where = f"number {stated.number} of outbox series {stated.series}"
+    if stated.number == last + 1:
+        return OutOfTurnError(f"{where}: an earlier one was refused over this connection, or never sent: ask drained")
+    return OutOfTurnError(f"{where}: the next is {last + 1}")
 
 
 def _answer_again(
@@ -182,6 +212,7 @@ def take(
     context.group.add_entry(entries.encode_drained(name_of_series, number, row, *name))
     series = context.state.outboxes.take(name_of_series, number, DrainedRow(row, *name))
     series.uuid, series.taken_ms = uuid, context.now_ms
+    client.drained[name_of_series] = number
     context.counters.drained += 1
     crash_point("broker.outbox.taken")
     if not turns.must_queue(context, None, parts, keys, stated.uuid):

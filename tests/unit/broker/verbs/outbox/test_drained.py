@@ -99,6 +99,43 @@ def test_a_number_that_is_not_next_is_refused(number: int, row: str) -> None:
     assert drain(client, first + 1, b"v", counter=9).code == 200
 
 
+def test_rows_behind_a_refused_number_are_refused_until_drained_is_asked() -> None:
+    """A drainer has read rows 1 to 3; then row 1 was kept back, and rows 2 and 3 behind it, if of its key."""
+    broker = node()
+    slow, other = broker.session(), broker.session()
+    for client in (slow, other):
+        assert known(client) == (0, {})
+    assert drain(other, 1, row="void", session=2) == Answer(200, b"")
+    assert drain(slow, 1, b"first").error == "out-of-turn"
+    answer = drain(slow, 2, b"second")
+    assert (answer.error, "ask drained" in answer.text) == ("out-of-turn", True)
+    assert drain(other, 2, b"of another key", session=2).code == 200
+    assert drain(slow, 2, b"of another key", row="row-2").code == 200  # as it is there
+    assert drain(slow, 3, b"third").error == "out-of-turn"
+    assert known(slow)[0] == 2
+    assert drain(slow, 3, b"first", row="row-1").code == 200
+    assert values(broker) == [b"of another key", b"first"]
+
+
+def test_rows_behind_one_that_was_not_sent_are_refused() -> None:
+    broker = node()
+    slow, other = broker.session(), broker.session()
+    assert known(slow) == (0, {})
+    assert drain(other, 1, b"one", session=2).code == 200
+    assert drain(slow, 2, b"two").error == "out-of-turn"
+    assert drain(slow, 1, b"one").code == 200
+    assert drain(slow, 2, b"two").code == 200
+
+
+def test_connection_drains_so_many_series() -> None:
+    client = node().session()
+    for number in range(SERIES_MAX):
+        assert client.ask("drained", f"{number:032x}").code == 200
+    assert client.ask("drained", SERIES).error == "overloaded"
+    assert drain(client, 1, b"v").error == "overloaded"
+    assert client.ask("drained", f"{1:032x}").code == 200
+
+
 def test_a_number_beyond_the_remembered_rows_is_refused() -> None:
     client = node().session()
     for number in range(1, ROWS_KEPT + 2):
