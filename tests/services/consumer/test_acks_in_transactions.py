@@ -18,6 +18,7 @@ import pytest
 import txmq
 from tests.services.loop_client import Connect
 from txmq.client.consumer.consumer import Consumer
+from txmq.client.transport import reconnecting
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
@@ -295,8 +296,10 @@ def test_acks_commit_with_an_xa_transaction(
 @pytest.mark.threads
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "rolled back"])
 def test_message_of_unknown_outcome_is_neither_saved_nor_delivered_meanwhile(
-    shared_broker: BrokerProcess, client: txmq.Client, consumer: Consumer, *, is_committed: bool
-) -> None:
+    shared_broker: BrokerProcess, client: txmq.Client, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, *,
+    is_committed: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(reconnecting, "SILENT_S", WAIT_S)  # it is not asked first, however long it takes to freeze it
     fill(client, 2)
     first, second = delivered(consumer, 2)
     with client.producer() as producer:
