@@ -99,7 +99,7 @@ def test_a_number_that_is_not_next_is_refused(number: int, row: str) -> None:
     assert drain(client, first + 1, b"v", counter=9).code == 200
 
 
-def test_rows_behind_a_refused_number_are_refused_until_drained_is_asked() -> None:
+def test_behind_a_refused_number_all_is_refused_until_asked() -> None:
     """A drainer has read rows 1 to 3; then row 1 was kept back, and rows 2 and 3 behind it, if of its key."""
     broker = node()
     slow, other = broker.session(), broker.session()
