@@ -336,12 +336,12 @@ def failures(store: OffsetStore) -> set[str]:
 
 
 @pytest.fixture
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def for_resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The race ends soon where nobody is ever fenced."""
     monkeypatch.setattr("txmq.testing.offset_store_contract.WAIT_S", 0.2)
 
 
-@pytest.mark.usefixtures("short_waits")
+@pytest.mark.usefixtures("for_resolvers")
 def test_a_store_that_does_not_fence_fails_the_contract() -> None:
     found = failures(Careless())
     assert "test_who_was_fenced_saves_nothing" in found
@@ -349,7 +349,7 @@ def test_a_store_that_does_not_fence_fails_the_contract() -> None:
     assert "test_what_the_new_owner_read_stays_true_while_the_old_one_saves_on" in found
 
 
-@pytest.mark.usefixtures("short_waits")
+@pytest.mark.usefixtures("for_resolvers")
 def test_store_that_fences_late_or_loses_deferred_state_fails_contract() -> None:
     found = failures(FencesWhenSaving())
     assert "test_loading_fences_also_where_nothing_was_saved" in found

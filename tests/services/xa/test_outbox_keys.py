@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -214,3 +215,36 @@ def test_page_goes_in_two_packets_if_the_server_takes_them(world: World, monkeyp
     assert outbox.take(connection, SERIES, 1, placed) is not None
     assert [packet.split()[0] for packet in sent] == ["DELETE", "UPDATE"]
     assert sent[1].endswith("; COMMIT")
+
+
+@pytest.mark.parametrize("world", [RC], indirect=True)
+@pytest.mark.parametrize("character_set", ["latin1", "utf8mb3", "ucs2", "gbk"])
+def test_bytes_are_not_converted_to_the_character_set_of_connection(world: World, character_set: str) -> None:
+    connection, batches = world.begin(), bytes(range(256))
+    connection.cursor().execute(f"SET character_set_connection = {character_set}")
+    world.outbox.add(connection, "t1", batches, [ORDERS])
+    rows = world.outbox.take(connection, SERIES, 1, [])
+    assert rows is not None
+    assert [row.batches for row in rows] == [batches]
+    assert world.outbox.take(connection, SERIES, 1, rows) == []
+    assert world.outbox.size(connection).rows == 0
+
+
+@pytest.mark.parametrize("world", [RC], indirect=True)
+def test_limits_of_the_applications_sessions_do_not_hold_for_drainers(world: World) -> None:
+    def connect() -> Any:
+        connection = world.connect()
+        connection.cursor().execute("SET sql_safe_updates = 1, sql_select_limit = 25")
+        return connection
+
+    ids = [f"t{number:02}" for number in range(30)]
+    for row_id in ids:
+        world.outboxed(row_id, ORDERS)
+    database = LastResource("shop", connect=connect, outbox=True).open_for_resolver("")
+    outbox = database.outbox
+    assert outbox is not None
+    rows = outbox.take(database.connection, SERIES, 40, [])
+    assert rows is not None
+    assert [row.id for row in rows] == ids
+    assert outbox.take(database.connection, SERIES, 40, rows) == []
+    assert outbox.size(database.connection).rows == 0

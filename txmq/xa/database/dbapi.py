@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from inspect import iscoroutine, iscoroutinefunction
 from types import ModuleType
 from typing import Any, Protocol
@@ -148,9 +149,13 @@ def run(connection: Connection, operation: str, parameters: Sequence[Any] = ()) 
         rows = list(cursor.fetchall()) if cursor.description is not None else []
         if rows and isinstance(rows[0], Mapping):  # an application may have chosen such cursors for its connections
             rows = [tuple(row.values()) for row in rows]
-        return rows, cursor.rowcount
-    finally:
-        cursor.close()
+        count = cursor.rowcount
+    except BaseException:
+        with suppress(Exception):  # what is half read cannot be closed: Ctrl-C would become the driver's error
+            cursor.close()
+        raise
+    cursor.close()
+    return rows, count
 
 
 def text(value: object) -> str:

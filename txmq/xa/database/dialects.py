@@ -52,8 +52,8 @@ class Dialect:
         table_options: text after the column list of CREATE TABLE.
         why_not_idle: why a transaction cannot begin on this connection now, or None.
         weakness: which setting lets a commit be lost, as text, or None.
-        short_waits: statement that lets locks be waited for a second only, for a resolver; empty for SQLite, where
-            ``connect`` is told.
+        for_resolvers: statement that lets locks be waited for a second only, and statements see and change as many rows
+            as they say; empty for SQLite, where ``connect`` is told.
         placeholder: how most drivers write a parameter.
         read_committed: statement that lets a session lock no more than the rows it changes; empty if that takes none or
             the server's binary log refuses it.
@@ -83,7 +83,7 @@ class Dialect:
     text: str
     number: str
     table_options: str
-    short_waits: str
+    for_resolvers: str
     why_not_idle: Callable[[Connection], str | None]
     weakness: Callable[[Connection], str | None]
     placeholder: str = "%s"
@@ -277,7 +277,7 @@ SQLITE = Dialect(
     number="INTEGER",
     # A row and its key in one page: of a small transaction 4 KiB in 22 less to write and sync.
     table_options=" WITHOUT ROWID",
-    short_waits="",
+    for_resolvers="",
     placeholder="?",
     why_not_idle=_sqlite_why_not_idle,
     weakness=_sqlite_weakness,
@@ -295,7 +295,9 @@ MYSQL = Dialect(
     text="VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin",
     number="BIGINT",
     table_options=" ENGINE=InnoDB",
-    short_waits="SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1",  # of rows, and of tables
+    # Of rows, and of tables. A page that was cut short unseen would lose the order of what is kept back in it.
+    for_resolvers="SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, "
+    "sql_select_limit = DEFAULT, sql_safe_updates = 0, sql_big_selects = 1",
     why_not_idle=_mysql_why_not_idle,
     weakness=_mysql_weakness,
     read_committed=_mysql_read_committed,
@@ -325,7 +327,7 @@ POSTGRESQL = Dialect(
     text='VARCHAR(200) COLLATE "C"',
     number="BIGINT",
     table_options="",
-    short_waits="SET lock_timeout = '1s'",
+    for_resolvers="SET lock_timeout = '1s'",
     read_committed=lambda _connection: "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED",
     why_not_current=_postgresql_why_not_current,
     why_not_idle=_postgresql_why_not_idle,
@@ -362,9 +364,12 @@ def dialect_for(driver: ModuleType | None, name: str | None) -> Dialect:
     return DIALECTS[name]
 
 
-def limit_lock_waits(connection: Connection, dialect: Dialect) -> None:
-    """Let a resolver wait for locks shortly, and lock only rows that it changes: no gaps between others' rows."""
-    for statement in (dialect.short_waits, dialect.read_committed(connection)):
+def prepare_for_resolver(connection: Connection, dialect: Dialect) -> None:
+    """Let a resolver wait for locks shortly, and lock only rows that it changes: no gaps between others' rows.
+
+    What ``connect`` may have limited otherwise (``mysql --safe-updates``) does not hold for it.
+    """
+    for statement in (dialect.for_resolvers, dialect.read_committed(connection)):
         if statement:
             run(connection, statement)
 

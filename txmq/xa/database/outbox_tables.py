@@ -134,11 +134,13 @@ class OutboxTables(OutboxSeries):
         self, connection: Connection, row_id: str, batches: bytes, keys: Collection[OutboxKey], home: str = LONE
     ) -> None:
         """Put a transaction's messages for one home beside its rows, in the transaction that is open."""
+        # A driver may write bytes as text, which MySQL and MariaDB convert to the connection's character set.
+        is_hex = self.dialect.name == "mysql"
         self._run(
             connection,
-            f"INSERT INTO {self.name} (number, id, state, written_ms, size_bytes, reason, batches, home) "  # noqa: S608
-            f"VALUES (0, ?, '{WAITING}', {self.dialect.now_ms}, ?, '', ?, ?)",
-            (row_id, len(batches), batches, home),
+            f"INSERT INTO {self.name} (number, id, state, written_ms, size_bytes, reason, home, batches) "  # noqa: S608
+            f"VALUES (0, ?, '{WAITING}', {self.dialect.now_ms}, ?, '', ?, {_in_hex(batches) if is_hex else '?'})",
+            (row_id, len(batches), home, *(() if is_hex else (batches,))),
         )
         for key in sorted(keys):
             self._run(
@@ -158,7 +160,7 @@ class OutboxTables(OutboxSeries):
             words += key
         if not are_literals(words) or (home != LONE and not is_literal(home)):
             raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in words[:8])}")
-        row = Statement(self._added_row, (f"'{row_id}'", str(len(batches)), f"X'{batches.hex()}'", f"'{home}'"))
+        row = Statement(self._added_row, (f"'{row_id}'", str(len(batches)), _in_hex(batches), f"'{home}'"))
         if not keys:
             return [row]
         literals = list[str]()
@@ -325,6 +327,10 @@ class OutboxTables(OutboxSeries):
 def row_id(txid: str, number: int) -> str:
     """The id of a transaction's row for one of its homes, which are numbered from 0."""
     return f"{txid}-{number:x}" if number else txid
+
+
+def _in_hex(batches: bytes) -> str:
+    return f"X'{batches.hex()}'"
 
 
 def _rows_of(txid: str) -> tuple[str, str]:

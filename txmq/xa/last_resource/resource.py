@@ -22,7 +22,7 @@ from txmq.errors import ConfigError
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import driver_of, may_change_threads, run
-from txmq.xa.database.dialects import limit_lock_waits
+from txmq.xa.database.dialects import prepare_for_resolver
 from txmq.xa.database.installation import DatabaseSession, Demands
 from txmq.xa.database.marker_sweep import FINISHED_MAX
 from txmq.xa.database.mysql_server import sends_packets
@@ -173,7 +173,7 @@ class LastResource(DatabaseResource[DatabaseSession]):
         if not self._knows_sqlite():
             session = self._open(cluster)
             if not self._knows_sqlite():
-                limit_lock_waits(session.connection, session.table.dialect)
+                prepare_for_resolver(session.connection, session.table.dialect)
                 session.connection.commit()  # PostgreSQL takes a SET back with its transaction
                 return self._resolving(session)
             close_connection(session.connection)

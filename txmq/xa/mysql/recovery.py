@@ -24,7 +24,7 @@ from contextlib import suppress
 
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import run
-from txmq.xa.database.dialects import limit_lock_waits
+from txmq.xa.database.dialects import prepare_for_resolver
 from txmq.xa.database.mysql_server import (
     ACCESS_DENIED,
     NOTA,
@@ -57,7 +57,7 @@ class MySQLRecovery:
         self._session, self._connection, self._cluster = session, session.connection, int(cluster, 16)
         self._log = get_logger(resource=name)
         self._connection.autocommit(True)
-        limit_lock_waits(self._connection, session.table.dialect)
+        prepare_for_resolver(self._connection, session.table.dialect)
 
     def prepared(self) -> list[ListedXid]:
         """See ``Recovery``."""

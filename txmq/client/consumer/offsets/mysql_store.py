@@ -235,7 +235,7 @@ class MySQLOffsetStore:
         if self._own is None:
             own = self._connect()
             self._placeholder = placeholder_of(driver_of(own), MYSQL)
-            run(own, MYSQL.short_waits)
+            run(own, MYSQL.for_resolvers)
             run(own, "SET autocommit = 0")
             self._own = own
         return self._own
