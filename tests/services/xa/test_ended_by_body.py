@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,8 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
+from txmq.xa.database.mysql_server import send
+from txmq.xa.last_resource import branch
 from txmq.xid import xid_sql
 
 from .mysql_shop import MySQLShop
@@ -271,3 +273,29 @@ def test_a_deadlock_in_a_savepoint_dooms_the_block(shop: MySQLShop) -> None:
     assert caught.value.retriable
     assert (tx.outcome, _kept(shop)) == (txmq.Outcome.ROLLED_BACK, {})
     assert shop.rows() == shop.messages() == [b"1", b"2"]
+
+
+@pytest.mark.threads  # a thread of its own has the connection of a task, which is not interrupted
+@pytest.mark.parametrize("ended", [False, True])
+def test_interrupt_behind_our_release_is_no_end_by_body(
+    shop: MySQLShop, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    def interrupted(connection: Any, statements: Sequence[str], *, in_one_packet: bool) -> Any:
+        if statements[0].startswith("RELEASE"):
+            with suppress(MySQLdb.Error):
+                connection.query("; ".join(statements))
+            raise KeyboardInterrupt
+        return send(connection, statements, in_one_packet=in_one_packet)
+
+    resource = LastResource("shop", connect=shop.connect, outbox=True)
+    resource.install(shop.client)
+    tx = shop.producer.transaction(resource)
+    with pytest.raises(KeyboardInterrupt), tx:
+        tx.connection(resource).cursor().execute("INSERT INTO orders (value) VALUES ('x')")
+        shop.producer.send(shop.topic, b"x", key=b"k")
+        if ended:
+            tx.connection(resource).cursor().execute("COMMIT")
+        monkeypatch.setattr(branch, "send", interrupted)
+    assert tx.outcome is (txmq.Outcome.UNKNOWN if ended else txmq.Outcome.ROLLED_BACK)
+    assert (shop.rows(), shop.messages()) == ([b"x"] if ended else [], [])
+    assert list(_kept(shop)) == ([tx.txid] if ended else [])

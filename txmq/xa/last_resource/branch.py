@@ -28,7 +28,7 @@ from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error, run
 from txmq.xa.database.guarded_connection import Guard, guarded
 from txmq.xa.database.installation import DatabaseSession, Installation
-from txmq.xa.database.marker_table import Condition
+from txmq.xa.database.marker_table import COMMITTED, Condition
 from txmq.xa.database.mysql_server import commit, discard_results, send
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_tables import row_id
@@ -85,7 +85,7 @@ class Branch:
         connection = session.connection
         knows_state = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
         self._guard = Guard((lambda: connection.in_transaction) if knows_state else None)
-        self._has_savepoint = True  # txmq has not released it
+        self._has_savepoint, self._releasing = True, ""  # txmq has not released it; a txid: with this one's marker
         self._has_marker = False
         self._marker: tuple[str, int] | None = None  # that goes with COMMIT: of this txid, with this deadline
         self._enclosed: Enclosed | None = None  # that goes with COMMIT, in place of it
@@ -251,8 +251,9 @@ class Branch:
     def _insert_with_release(self, txid: str, uuid: str, deadline_ms: int, condition: Condition | None) -> bool:
         """In one packet, of which the server does nothing after a failure: no marker if the savepoint is gone."""
         insert = self._session.table.insert_committed_statement(txid, uuid, deadline_ms, condition)
+        self._releasing = txid
         released, error = send(self._session.connection, (f"RELEASE SAVEPOINT {SAVEPOINT}", insert), in_one_packet=True)
-        self._has_savepoint = not released
+        self._has_savepoint, self._releasing = not released, ""
         if error is not None:
             raise error if released else caused(self._not_released(error), error)
         return released[1] == 1
@@ -454,8 +455,8 @@ class Branch:
     def _is_intact(self) -> bool:
         """Whether the transaction was open to the end, or the database itself had rolled it back.
 
-        A savepoint that is gone, with no error that explains it, says that the body ended the transaction. If the
-        connection is lost, nothing speaks for that.
+        A savepoint that is gone, with no error that explains it, says that the body ended the transaction, unless txmq
+        has released it and was interrupted before it heard so. If the connection is lost, nothing speaks for that.
         """
         guard, connection, dialect = self._guard, self._session.connection, self._session.table.dialect
         if guard.was_ended or guard.was_rolled_back:
@@ -467,6 +468,8 @@ class Branch:
         except Exception as error:  # noqa: BLE001  the driver's; judged by what it says
             if dialect.has_no_savepoint(error):
                 with suppress(Exception):  # lost meanwhile
+                    if self._releasing and self._session.table.outcome_of(connection, self._releasing) == COMMITTED:
+                        return True  # nothing but the release lets that marker in
                     return any(dialect.rolls_back(connection, known) for known in guard.errors)
         return True
 

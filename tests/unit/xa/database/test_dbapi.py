@@ -39,7 +39,7 @@ class Connection:
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), LookupError("of the statement")])
-def test_cursor_that_cannot_be_closed_does_not_hide_the_first_error(raised: BaseException) -> None:
+def test_cursor_that_cannot_be_closed_hides_no_error(raised: BaseException) -> None:
     with pytest.raises(type(raised)) as caught:
         run(Connection(raised), "SELECT 1")
     assert caught.value is raised
