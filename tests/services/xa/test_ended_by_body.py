@@ -299,3 +299,14 @@ def test_interrupt_behind_our_release_is_no_end_by_body(
     assert tx.outcome is (txmq.Outcome.UNKNOWN if ended else txmq.Outcome.ROLLED_BACK)
     assert (shop.rows(), shop.messages()) == ([b"x"] if ended else [], [])
     assert list(_kept(shop)) == ([tx.txid] if ended else [])
+
+
+def test_what_a_body_locked_behind_its_end_is_let_go(shop: MySQLShop) -> None:
+    tx = shop.producer.transaction(shop.resource)
+    with pytest.raises(HeuristicHazardError, match="by itself"), tx:
+        shop.insert(tx, b"x")
+        tx.connection(shop.resource).cursor().execute("LOCK TABLES orders WRITE")
+    # A connection that is closed gives its locks up a moment later.
+    shop.execute("SET STATEMENT lock_wait_timeout = 10 FOR INSERT INTO orders (value) VALUES ('y')")
+    assert shop.order(b"z") is txmq.Outcome.COMMITTED
+    assert shop.rows() == [b"x", b"y", b"z"]

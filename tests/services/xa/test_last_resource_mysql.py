@@ -195,7 +195,8 @@ def test_body_that_ends_transaction_begun_ahead_is_heuristic(shop: MySQLShop, st
         shop.insert(tx, b"x")
         tx.connection(shop.resource).cursor().execute(statement)
     assert shop.messages() == [b"a"]
-    assert sent_by_an_order(shop)[0].startswith("BEGIN")
+    # On another connection: what the body has left on that one is not known.
+    assert any(isinstance(query, str) and query.startswith("BEGIN") for query in sent_by_an_order(shop))
 
 
 @pytest.mark.threads  # it notes what its own thread sends

@@ -444,12 +444,12 @@ class Branch:
             self._was_intact = not self._has_savepoint or self._is_intact()
         if self._has_let_go:
             return self._was_intact
+        is_strange = self._is_own and not self._was_intact  # LOCK TABLES, autocommit, ...: for no other block
         try:
             self._session.connection.rollback()
         except Exception:  # noqa: BLE001  whatever it was, a closed connection has no transaction
-            self.abandon()
-        else:
-            self.finish()
+            is_strange = True
+        self.abandon() if is_strange else self.finish()
         return self._was_intact
 
     def _is_intact(self) -> bool:
