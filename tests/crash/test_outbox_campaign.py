@@ -20,6 +20,7 @@ from txmq.testing.checkers.events import Fault, History, Operation
 SEED = 1
 SHORT: tuple[Cell, ...] = (
     ("client.outbox.filled", ("client", "broker")),
+    ("client.outbox.chosen", ("client",)),
     ("client.outbox.sent", ("database", "zombie")),
     ("client.outbox.deleted", ("client",)),
     ("client.outbox.parked", ("client", "broker")),

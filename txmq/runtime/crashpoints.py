@@ -122,6 +122,7 @@ POINTS: Final[Mapping[str, str]] = {
     "resolver.marker_inserted": "database: rolled-back marker committed; broker: prepared",
     "client.outbox.filled": "database: rows, messages and outboxed marker, uncommitted; broker: perhaps prepared",
     "client.outbox.committed": "database: rows, messages and outboxed marker; broker: perhaps prepared",
+    "client.outbox.chosen": "database: placed messages gone, next ones locked, uncommitted; broker: has placed those",
     "client.outbox.numbered": "database: messages numbered; broker: not all of them were sent",
     "client.outbox.sent": "database: messages numbered; broker: has one of them, perhaps",
     "client.outbox.answered": "database: messages numbered; broker: has placed some of them",

@@ -328,7 +328,7 @@ def test_row_larger_than_the_broker_takes_by_now_is_parked(sqlite_shop: Shop) ->
     assert shop.values() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("point", ["numbered", "sent", "answered", "deleted"])
+@pytest.mark.parametrize("point", ["chosen", "numbered", "sent", "answered", "deleted"])
 def test_drainer_that_dies_sends_nothing_twice(sqlite_shop: Shop, point: str) -> None:
     shop = sqlite_shop
     shop.hold()

@@ -224,7 +224,7 @@ def test_owner_that_dies_leaves_rows_and_messages_or_neither(any_shop: Shop, poi
             pytest.param(name, point, marks=pytest.mark.threads)  # to be quick
             for name, point in (
                 *(("sqlite_shop", point) for point in ("numbered", "answered", "deleted")),
-                ("postgresql_shop", "numbered"),
+                *(("postgresql_shop", point) for point in ("chosen", "numbered")),
             )
         ),
     ],

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from txmq.errors import TxmqError
+from txmq.runtime.crashpoints import crash_point
 from txmq.xa.database.dbapi import Connection, text
 from txmq.xa.database.marker_table import Condition, own_transaction, reading, written_out
 from txmq.xa.database.mysql_server import rows_of
@@ -75,6 +76,8 @@ class OutboxSeries(OutboxNumberings):
             )
             room = NUMBERED_MAX - (0 if oldest is None else last + 1 - int(oldest))
             found = self._unhindered(connection, min(limit, room), without)
+            if found:
+                crash_point("client.outbox.chosen")
             self._give(connection, [(seq, number) for number, seq in enumerate(found, last + 1)])
         return len(found)
 
@@ -115,6 +118,8 @@ class OutboxSeries(OutboxNumberings):
                 found = self._chosen(connection, page[: max(room, 0)])
             numbers = range(int(last) + 1, int(last) + 1 + len(found))
             given = [(seq, number) for (seq, _, _), number in zip(found, numbers, strict=True)]
+            if drained or given:
+                crash_point("client.outbox.chosen")
             self._end(connection, self._numbering(given))
         if not is_end:
             return None

@@ -311,7 +311,8 @@ class Drainer:
             rows = [row for row in rows if row.number <= self._taken.last]
         elif len(rows) < size and outbox.number(connection, without=self._left_to_others()):
             rows = outbox.numbered(connection, self._sent_through, size, self.series)
-        crash_point("client.outbox.numbered")
+        if rows:
+            crash_point("client.outbox.numbered")
         most = self._session.request_size_bytes_max
         large = next((row for row in rows if len(row.batches) > most and not self._needs_no_body(row)), None)
         if large is not None and large is rows[0]:

@@ -111,7 +111,9 @@ class TurnDrainer(Drainer):
         if sum(len(flight.row.batches) for flight in flying) > IN_FLIGHT_BYTES_MAX:
             room = 0
         rows = outbox.take(connection, self.series, room, self._drained)
-        crash_point("client.outbox.deleted")
+        if self._drained:
+            crash_point("client.outbox.deleted")
         self._removed()
-        crash_point("client.outbox.numbered")
+        if rows:
+            crash_point("client.outbox.numbered")
         return rows
