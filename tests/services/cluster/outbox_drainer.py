@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import txmq
@@ -29,15 +31,17 @@ def connect(path: str) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=30.0, check_same_thread=False)
 
 
-def open_shop(address: str, path: str, when: When = "away") -> tuple[txmq.Client, LastResource]:
+def open_shop(
+    address: str, connect: Callable[[], sqlite3.Connection], when: When = "away"
+) -> tuple[txmq.Client, LastResource]:
     """The client and the database of one process."""
     client = txmq.connect(address, timeout=3.0, lazy=True)
-    return client, LastResource(NAME, connect=lambda: connect(path), outbox=OutboxOptions(when, away_after_ms=300))
+    return client, LastResource(NAME, connect=connect, outbox=OutboxOptions(when, away_after_ms=300))
 
 
 def main(address: str, path: str, when: When) -> None:
     """Drain as the one that has the turn."""
-    client, resource = open_shop(address, path, when)
+    client, resource = open_shop(address, partial(connect, path), when)
     assert resource.outbox is not None
     resource.outbox.holder = HOLDER
     if when == "always":

@@ -41,6 +41,7 @@ class Shop:
     def __init__(self, cluster: Cluster, path: Path) -> None:
         self.cluster, self._path = cluster, path
         self._opened: list[txmq.Client] = []
+        self._connections: dict[LastResource, list[sqlite3.Connection]] = {}
         self.client, self.resource = self.process()
         eventually(lambda: len(self.client.routes.all_links()) == len(cluster.brokers), "both homes are known")
         eventually(self._is_spread, "each home has a partition")
@@ -62,9 +63,23 @@ class Shop:
 
     def process(self, when: When = "away") -> tuple[txmq.Client, LastResource]:
         """One more, as far as brokers and database can tell."""
-        client, resource = outbox_drainer.open_shop(self.cluster.address, str(self._path), when)
+        connections = list[sqlite3.Connection]()
+
+        def connect() -> sqlite3.Connection:
+            connections.append(self.connect())
+            return connections[-1]
+
+        client, resource = outbox_drainer.open_shop(self.cluster.address, connect, when)
         self._opened.append(client)
+        self._connections[resource] = connections
         return client, resource
+
+    def end(self, process: tuple[txmq.Client, LastResource]) -> None:
+        """It is gone. The connection of its block has the file's lock, and its threads may refer to it yet."""
+        client, resource = process
+        for connection in self._connections[resource]:
+            connection.close()
+        client.close()
 
     def order(
         self, *places: int, process: tuple[txmq.Client, LastResource] | None = None, topic: str = "",

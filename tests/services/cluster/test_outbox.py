@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import shutil
 from collections.abc import Iterator
@@ -78,12 +77,14 @@ def test_home_that_dies_at_a_prepare_leaves_nothing(shop: Shop, point: str) -> N
 
 @pytest.mark.parametrize("point", ["client.outbox.filled", "client.outbox.committed"])
 def test_client_that_dies_at_its_outbox_leaves_all_or_nothing(shop: Shop, point: str) -> None:
+    owner = shop.process()
+    shop.order(0, 1, process=owner)
     shop.order(0, 1)
     lost = shop.away(1)
     lost.kill()
     with pytest.raises(SimulatedCrash), crash_at(point):
-        shop.order(0, 1)
-    gc.collect()  # the connection of the block, which holds the file's lock, stands in a cycle
+        shop.order(0, 1, process=owner)
+    shop.end(owner)
     lost.start()
     shop.check()
 
