@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import socket
 import ssl
 from collections.abc import Iterator
@@ -123,23 +124,15 @@ def relayed(broker: BrokerProcess, shown: TlsFiles, trusted: TlsFiles) -> Iterat
     server.load_cert_chain(shown.cert, shown.key)
     ends: list[ssl.SSLSocket] = []
 
-    def pump(source: ssl.SSLSocket, target: ssl.SSLSocket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-        with suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
-
     def serve() -> None:
         with suppress(OSError):
             while True:
                 client = server.wrap_socket(listener.accept()[0], server_side=True)
+                ends.append(client)
                 behind = socket.create_connection((broker.host, broker.port), 10)
-                other = ClientTls(trusted).context.wrap_socket(behind, server_hostname="localhost")
-                ends.extend((client, other))
-                threads.extend(Thread(target=pump, args=pair) for pair in ((client, other), (other, client)))
-                for thread in threads[-2:]:
-                    thread.start()
+                ends.append(ClientTls(trusted).context.wrap_socket(behind, server_hostname="localhost"))
+                threads.append(Thread(target=_pass_on, args=tuple(ends[-2:])))
+                threads[-1].start()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threads = [Thread(target=serve)]
@@ -156,6 +149,31 @@ def relayed(broker: BrokerProcess, shown: TlsFiles, trusted: TlsFiles) -> Iterat
                 thread.join()
             for end in ends:
                 end.close()
+
+
+def _pass_on(client: ssl.SSLSocket, broker: ssl.SSLSocket) -> None:
+    """Both ways in one thread: OpenSSL takes a connection's reads and writes from one thread at a time."""
+    targets = {client: broker, broker: client}
+    with suppress(OSError), selectors.DefaultSelector() as readable:
+        for source, target in targets.items():
+            readable.register(source, selectors.EVENT_READ, (source, target))
+        while all(_is_passed_on(*key.data) for key, _ in readable.select()):
+            """Go on."""
+    for end in targets:
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def _is_passed_on(source: ssl.SSLSocket, target: ssl.SSLSocket) -> bool:
+    """Pass on what has come; False if that was the end."""
+    source.settimeout(0.0)
+    target.settimeout(10.0)
+    try:
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    except ssl.SSLWantReadError:  # a part of a record, or what TLS itself has to say
+        return True
+    return False
 
 
 @pytest.mark.parametrize("is_other", [True, False], ids=["another certificate", "the broker's own"])

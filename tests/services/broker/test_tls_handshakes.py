@@ -19,9 +19,10 @@ from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess, free_port
 
-from .tls_brokers import HANDSHAKE_MS, address, raw, refusal, settings_of, shake_hands, trusting
+from .tls_brokers import address, raw, refusal, settings_of, shake_hands, trusting
 from .watch import FLOOD_DELAY_S_MAX, Watch
 
+HANDSHAKE_MS = 1000
 ALTERED = 40  # handshakes of each version; all positions: tests/unit/broker/shell/test_tls_door_altered.py
 STOPPED = 5000
 STOPPED_BYTES_MAX = 40 << 10  # of memory for each of them
@@ -41,7 +42,10 @@ def files(authority: CertificateAuthority) -> TlsFiles:
 def watch(tmp_path_factory: pytest.TempPathFactory, files: TlsFiles) -> Iterator[Watch]:
     """One port for plaintext, by which it is watched, and for TLS with client certificates."""
     listen = f"127.0.0.1:{free_port()}"
-    settings = settings_of(files, tls_ca=files.ca, tls_client_certificates="required", listen_plaintext=listen)
+    settings = settings_of(
+        files, tls_ca=files.ca, tls_client_certificates="required", listen_plaintext=listen,
+        handshake_timeout_ms=HANDSHAKE_MS,
+    )  # fmt: skip
     data = tmp_path_factory.mktemp("broker") / "data"
     with BrokerProcess(data, listen=listen, settings=settings | {"log_level": "debug"}) as broker:
         watch = Watch(broker)
