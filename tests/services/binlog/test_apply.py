@@ -11,6 +11,7 @@ import pytest
 
 import txmq
 from tests.services.binlog.replica import WAIT_S, Replica
+from tests.services.binlog.snapshot_run import is_stopped
 from txmq.binlog.apply.applier import Applier
 from txmq.binlog.errors import ConflictError, TargetError
 from txmq.testing.eventually import eventually
@@ -132,8 +133,7 @@ def test_killed_target_is_waited_for(replica: Replica) -> None:
     with replica.reader():
         replica.execute(*workload(4))
     child = replica.start_child("binlog.apply.filled:20:stop")
-    status = Path(f"/proc/{child.pid}/status")
-    eventually(lambda: "State:\tT" in status.read_text(), replica.log.read_text, WAIT_S)
+    eventually(lambda: is_stopped(child), replica.log.read_text, WAIT_S)
     replica.server.restart()
     child.send_signal(signal.SIGCONT)
     assert child.wait(WAIT_S) == 0, replica.log.read_text()

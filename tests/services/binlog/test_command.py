@@ -238,6 +238,7 @@ def test_ordered_mode_outlasts_an_outage_and_status_shows_its_spool(run: Run, br
     run.start()
     run.server.execute("INSERT INTO orders VALUES (1, 'a')")
     run.until(1)
+    eventually(lambda: run.status()["spool"]["messages"] == 0, "it has left the spool", WAIT_S)
     broker.kill()
     run.server.execute("INSERT INTO orders VALUES (2, 'b'), (3, 'c')")
     eventually(lambda: run.status()["rows"] == 3, "the reader goes on", WAIT_S)

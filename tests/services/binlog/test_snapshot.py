@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.binlog.snapshot_run import WAIT_S, Run, Writer, caught_up, fill, read_rows, table_rows
+from tests.services.binlog.snapshot_run import WAIT_S, Run, Writer, caught_up, fill, is_stopped, read_rows, table_rows
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
@@ -186,15 +186,19 @@ def test_stopped_reader_and_killed_database_are_gone_on_with(
 ) -> None:
     fill(database, rows=150)
     run = Run(tmp_path, database, shared_broker, "stops", chunk_rows=5)
-    reader = run.start()
-    eventually(lambda: "beginning a snapshot" in run.log.read_text(), run.log.read_text, WAIT_S)
+    reader = run.start(crash="binlog.snapshot.read:2:stop")  # so that it is not done with it before
+    eventually(lambda: is_stopped(reader), run.log.read_text, WAIT_S)
     reader.send_signal(signal.SIGTERM)
+    reader.send_signal(signal.SIGCONT)
     assert reader.wait(WAIT_S) == 0
-    reader = run.start("--snapshot", "only")
-    eventually(lambda: "going on with the snapshot" in run.log.read_text(), run.log.read_text, WAIT_S)
-    database.restart()
-    assert reader.wait(WAIT_S) == 0, run.log.read_text()
-    assert "waiting for the database" in run.log.read_text()
+    other = run.start("--snapshot", "only", crash="binlog.snapshot.read:3:stop")
+    eventually(lambda: is_stopped(other), run.log.read_text, WAIT_S)
+    assert "going on with the snapshot" in run.log.read_text()
+    database.kill()
+    other.send_signal(signal.SIGCONT)
+    eventually(lambda: "waiting for the database" in run.log.read_text(), run.log.read_text, WAIT_S)
+    database.start()
+    assert other.wait(WAIT_S) == 0, run.log.read_text()
     database.execute("UPDATE items SET v = 1")
     with txmq.connect(shared_broker.address) as client:
         caught_up(run, client)

@@ -33,7 +33,7 @@ def guarded(directory: Path, ensemble: Ensemble, chroot: str) -> Iterator[Cluste
             for may in ("read", "write"):
                 users.acl("grant", "shop", {"may": may, "topic": "orders"})
         for broker in made.brokers:
-            eventually(partial(_serves, broker, "shop", "orders"), "every home knows the user and what it may")
+            eventually(partial(serves, broker, "shop", "orders"), "every home knows the user and what it may")
         yield made
 
 
@@ -51,7 +51,8 @@ def logs_in(broker: BrokerProcess, user: str, password: str) -> bool:
         return wire.log_in(user, password) == 200
 
 
-def _serves(broker: BrokerProcess, user: str, password: str) -> bool:
+def serves(broker: BrokerProcess, user: str, password: str) -> bool:
+    """Whether a user is let in, and may see the topic."""
     with Wire(broker) as wire:
         return wire.log_in(user, password) == 200 and is_served(wire) == 200
 

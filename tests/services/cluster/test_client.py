@@ -92,7 +92,7 @@ def test_homes_go_on_beside_one_that_is_killed(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = cluster.brokers[2]
-    with txmq.connect(cluster.registry, timeout=1.0) as client, client.producer(timeout=2.0) as producer:
+    with txmq.connect(cluster.registry, timeout=3.0) as client, client.producer(timeout=3.0) as producer:
         client.topics.create("parts", partitions=PARTITIONS)
         for number in range(PARTITIONS):
             producer.send("parts", b"v", partition=number)

@@ -14,7 +14,7 @@ from txmq.testing.processes.zookeeper import Ensemble
 
 from .asking import described, placed
 
-SESSION_S = 1.0
+SESSION_S = 5.0
 
 
 @pytest.fixture(scope="module")

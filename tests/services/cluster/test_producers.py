@@ -87,7 +87,7 @@ def test_a_home_is_killed_and_paused_under_load(cluster: Cluster, client: txmq.C
     keyless.goes_on()
     eventually(lambda: ordered.spooled > 0, "messages wait for the home that is away")
     with pytest.raises(txmq.TxmqError) as failure:
-        producer.send_many("orders", [(b"%d" % number, b"m%d" % number) for number in range(200)], timeout=0.5)
+        producer.send_many("orders", [(b"%d" % number, b"m%d" % number) for number in range(200)], timeout=3.0)
     failed = failure.value.__notes__[0].partition("failed: ")[2].split(", ")
     assert {f"orders-{number}" for number in away} <= set(failed) < {f"orders-{n}" for n in range(PARTITIONS)}
     victim.start()

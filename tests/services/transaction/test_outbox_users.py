@@ -90,10 +90,10 @@ def test_services_of_two_users_drain_each_their_own(services: Services) -> None:
 
 def test_row_that_nobody_may_send_says_what_is_missing(services: Services) -> None:
     services.sell("shop", 0)
+    services.users.acl("revoke", "shop", {"may": "write", "topic": "orders"})
     services.broker.kill()
     services.sell("shop", 1)
     services.broker.start()
-    services.users.acl("revoke", "shop", {"may": "write", "topic": "orders"})
     services.sell("till", 0)
     eventually(lambda: any("may not write topic orders" in why for _, why in services.states()), "it is told")
     services.users.acl("grant", "shop", {"may": "write", "topic": "orders"})
