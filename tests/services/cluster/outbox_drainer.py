@@ -36,7 +36,7 @@ def open_shop(
 ) -> tuple[txmq.Client, LastResource]:
     """The client and the database of one process."""
     client = txmq.connect(address, timeout=3.0, lazy=True)
-    return client, LastResource(NAME, connect=connect, outbox=OutboxOptions(when, away_after_ms=300))
+    return client, LastResource(NAME, connect=connect, outbox=OutboxOptions(when, away_after_ms=1000))
 
 
 def main(address: str, path: str, when: When) -> None:

@@ -33,7 +33,7 @@ from txmq.xid import TxId
 
 PATIENT_S = 600.0
 EVER_MS = 3_600_000
-_OPTIONS = OutboxOptions(away_after_ms=200)
+_OPTIONS = OutboxOptions(away_after_ms=1000)
 
 
 class Shop:
