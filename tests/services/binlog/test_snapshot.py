@@ -19,6 +19,7 @@ import pytest
 
 import txmq
 from tests.services.binlog.snapshot_run import WAIT_S, Run, Writer, caught_up, fill, is_stopped, read_rows, table_rows
+from txmq.runtime.crashpoints import VARIABLE
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
@@ -235,8 +236,9 @@ def test_terminal_shows_a_bar_and_interrupt_ends_in_order(
     database.execute("ANALYZE TABLE items")
     run = Run(tmp_path, database, shared_broker, "bar", chunk_rows=500, view_ms_max=1000)
     terminal, end = pty.openpty()
+    slow = {"TERM": "xterm", VARIABLE: "binlog.snapshot.read:15:sleep:2"}  # by then there is a bar
     started = subprocess.Popen(
-        run.command("--snapshot", "only"), env={**os.environ, "TERM": "xterm"}, stdin=end, stdout=end, stderr=end
+        run.command("--snapshot", "only"), env={**os.environ, **slow}, stdin=end, stdout=end, stderr=end
     )
     os.close(end)
     shown, is_asked = "", False
