@@ -88,12 +88,14 @@ class EffectRun(ABC, Generic[State, Event, Effect]):
         self.has_begun = True
         while True:
             try:
-                if found is not None:
-                    step, found = found, None
-                    effects = deque(coordinator.step(step))  # those of the step before that are left are dropped
-                if not effects:
-                    break
-                found = self._carry_out(effects.popleft())
+                while True:  # a loop within: an interrupt may come where it begins again, too
+                    if found is not None:
+                        step, found = found, None
+                        effects = deque(coordinator.step(step))  # those of the step before that are left are dropped
+                    if not effects:
+                        break
+                    found = self._carry_out(effects.popleft())
+                break
             except (SimulatedCrash, TransactionStateError):
                 raise
             except BaseException as interrupt:  # noqa: BLE001  raised again by the caller, when all is done

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interrupts import Strike
+from tests.interrupts import LoopStrike, Strike
 from tests.unit.xa.support import LastResourceFixture, quiet_resolver
 from tests.unit.xa.xa_support import Notes, XAFixture
 from txmq.client.transaction import block, current, effects, local_block
@@ -48,6 +48,19 @@ def _struck(number: int, tx: Transaction, body: Body, *, fails: bool) -> bool:
                 raise ZeroDivisionError
     finally:
         sys.setprofile(None)
+    assert current_transaction() is None, f"struck at {number}"
+    return strike.left <= 0
+
+
+def _struck_in_loops(number: int, tx: Transaction, body: Body) -> bool:
+    """The same at the n-th loop of the end that begins again."""
+    strike = LoopStrike(number, block, current, effects, last_resource_block, local_block, xa_block)
+    try:
+        with suppress(KeyboardInterrupt, TransactionError), tx:
+            body(tx)
+            sys.settrace(strike)
+    finally:
+        sys.settrace(None)
     assert current_transaction() is None, f"struck at {number}"
     return strike.left <= 0
 
@@ -103,3 +116,31 @@ def test_xa_branches_are_let_go_wherever_block_is_interrupted(monkeypatch: pytes
         world.check()
         notes.resolver.close()
     assert number > 5
+
+
+def test_last_resource_is_let_go_where_a_loop_is_interrupted(bank: LastResourceFixture) -> None:
+    number, is_struck = 0, True
+    while is_struck:
+        number += 1
+        value = b"%d" % number
+        is_struck = _struck_in_loops(number, bank.block(), partial(bank.insert, value=value))
+        bank.order(b"behind " + value)  # waits for no lock
+    bank.heal()
+    assert Counter(bank.rows()) == Counter(bank.home.values("orders"))
+    assert number > 3
+
+
+def test_xa_branches_are_let_go_where_a_loop_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    number, is_struck = 0, True
+    while is_struck:
+        number += 1
+        world = XAFixture("ab")
+        notes = Notes(world.home)
+        monkeypatch.setattr(block, "resolver_of", lambda _client, notes=notes: notes)
+        is_struck = _struck_in_loops(number, world.block(), partial(world.insert, value=b"1"))
+        assert all(branch.is_over for resource in world.resources for branch in resource.branches), number
+        world.home.owner_connected = False
+        world.resolver().run_once()
+        world.check()
+        notes.resolver.close()
+    assert number > 3
