@@ -28,6 +28,7 @@ from txmq.testing.simulated.broker import SimulatedBroker
 
 FIRST = 2  # behind the entry of ``__exit__``
 Body = Callable[[Transaction], None]
+Struck = Callable[[int, Transaction, Body], bool]
 
 
 @pytest.fixture
@@ -88,59 +89,49 @@ def test_local_block_ends_wherever_it_is_interrupted(fails: bool) -> None:
     assert number > 5
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_last_resource_is_let_go_wherever_block_is_interrupted(bank: LastResourceFixture, fails: bool) -> None:
-    number, is_struck = FIRST - 1, True
+def _sweep_last_resource(bank: LastResourceFixture, first: int, struck: Struck) -> int:
+    """Strike each block at the next chance, until one has no more. Returns how many were tried."""
+    number, is_struck = first - 1, True
     while is_struck:
         number += 1
         value = b"%d" % number
-        is_struck = _struck(number, bank.block(), partial(bank.insert, value=value), fails=fails)
+        is_struck = struck(number, bank.block(), partial(bank.insert, value=value))
         bank.order(b"behind " + value)  # waits for no lock
     bank.heal()
     assert Counter(bank.rows()) == Counter(bank.home.values("orders"))  # a resolver sends late what it finds decided
-    assert number > 5
+    return number
+
+
+def _sweep_xa(monkeypatch: pytest.MonkeyPatch, first: int, struck: Struck) -> int:
+    """The same over two branches."""
+    number, is_struck = first - 1, True
+    while is_struck:
+        number += 1
+        world = XAFixture("ab")
+        notes = Notes(world.home)
+        monkeypatch.setattr(block, "resolver_of", lambda _client, notes=notes: notes)
+        is_struck = struck(number, world.block(), partial(world.insert, value=b"1"))
+        assert all(branch.is_over for resource in world.resources for branch in resource.branches), number
+        world.home.owner_connected = False
+        world.resolver().run_once()
+        world.check()
+        notes.resolver.close()
+    return number
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_last_resource_is_let_go_wherever_block_is_interrupted(bank: LastResourceFixture, fails: bool) -> None:
+    assert _sweep_last_resource(bank, FIRST, partial(_struck, fails=fails)) > 5
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_xa_branches_are_let_go_wherever_block_is_interrupted(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    number, is_struck = FIRST - 1, True
-    while is_struck:
-        number += 1
-        world = XAFixture("ab")
-        notes = Notes(world.home)
-        monkeypatch.setattr(block, "resolver_of", lambda _client, notes=notes: notes)
-        is_struck = _struck(number, world.block(), partial(world.insert, value=b"1"), fails=fails)
-        assert all(branch.is_over for resource in world.resources for branch in resource.branches), number
-        world.home.owner_connected = False
-        world.resolver().run_once()
-        world.check()
-        notes.resolver.close()
-    assert number > 5
+    assert _sweep_xa(monkeypatch, FIRST, partial(_struck, fails=fails)) > 5
 
 
 def test_last_resource_is_let_go_where_a_loop_is_interrupted(bank: LastResourceFixture) -> None:
-    number, is_struck = 0, True
-    while is_struck:
-        number += 1
-        value = b"%d" % number
-        is_struck = _struck_in_loops(number, bank.block(), partial(bank.insert, value=value))
-        bank.order(b"behind " + value)  # waits for no lock
-    bank.heal()
-    assert Counter(bank.rows()) == Counter(bank.home.values("orders"))
-    assert number > 3
+    assert _sweep_last_resource(bank, 1, _struck_in_loops) > 3
 
 
 def test_xa_branches_are_let_go_where_a_loop_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    number, is_struck = 0, True
-    while is_struck:
-        number += 1
-        world = XAFixture("ab")
-        notes = Notes(world.home)
-        monkeypatch.setattr(block, "resolver_of", lambda _client, notes=notes: notes)
-        is_struck = _struck_in_loops(number, world.block(), partial(world.insert, value=b"1"))
-        assert all(branch.is_over for resource in world.resources for branch in resource.branches), number
-        world.home.owner_connected = False
-        world.resolver().run_once()
-        world.check()
-        notes.resolver.close()
-    assert number > 3
+    assert _sweep_xa(monkeypatch, 1, _struck_in_loops) > 3
