@@ -2,7 +2,8 @@
 # make demo-binlog   see a shop's database rebuilt in a second one, while everything is killed in turn
 # make demo-cluster  see three brokers and three ZooKeeper servers be killed in turn: installs Spark, whose jars have ZooKeeper
 # make demo-audit  see the audit find what was damaged: installs Spark and Java if they are missing
-# make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
+# make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 20 minutes on two quiet cores).
+#                ORDER=random|SEED: files of tests in another order; LOAD=8: beside so many busy processes
 # make test-compiled  the part of it that runs compiled modules (docs/compiled.md)
 # make check     what to run before each commit (under a minute on two cores)
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings);
@@ -36,10 +37,8 @@ SECONDS ?= 300
 WORKERS ?= 2
 SERVICE_WORKERS ?= 3
 COMPILED ?= 1
-COMPILED_TESTS := tests/compiled tests/vectors tests/crash/test_campaign.py tests/crash/test_xa_campaign.py \
-	tests/services/xa/test_last_resource_mysql.py tests/services/xa/test_mysql_resource.py \
-	tests/services/consumer/test_acks_in_transactions.py \
-	tests/unit/client/transaction/test_current.py tests/unit/spark/sink
+LOAD ?= 0
+ORDER ?=
 export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -88,12 +87,11 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/unit tests/vectors
 
-# More processes than cores, because these tests wait a lot. tests/conftest.py says in which order, and which process gets Spark.
-test: check
-	@echo "txmq: crash images, simulation, kill -9, services, examples, Spark: $(SERVICE_WORKERS) at once ..."
-	$(BIN)/pytest -n $(SERVICE_WORKERS) --dist loadfile --durations 15 tests \
-		--ignore tests/unit --ignore tests/vectors --ignore tests/compiled
-	@$(MAKE) --no-print-directory test-compiled
+# tools/suite has the stages and the rules of the verdict; tests/conftest.py says in which order, and which process gets Spark.
+SUITE = $(BIN)/python -m tools.suite --workers $(SERVICE_WORKERS) --load $(LOAD) $(if $(ORDER),--order $(ORDER))
+
+test: .venv/.dev
+	@$(SUITE)
 
 # Compiled modules stand before the source: PYTHONSAFEPATH keeps the working directory out of the way.
 BUILT := build/compiled/.done
@@ -112,9 +110,8 @@ wheel: .venv/.dev
 	@echo "building wheels (about three minutes for each Python) ..."
 	@$(BIN)/python -m tools.wheels
 
-test-compiled: $(BUILT)
-	@echo "txmq: vectors, simulation, kill -9 and databases with compiled modules ..."
-	$(WITH_BUILT) $(BIN)/pytest -q -n $(SERVICE_WORKERS) --dist loadfile -o "pythonpath=build/compiled ." $(COMPILED_TESTS)
+test-compiled: .venv/.dev
+	@$(SUITE) compile compiled
 
 ifeq ($(COMPILED),1)
 bench: .venv/.dev .venv/.bench $(BUILT)
