@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from txmq.testing.processes.postgresql import PostgreSQL
 
 # Interpreters look for cycles behind every 700 objects made and kept: an eighth of the unit tests' processor time.
 gc.set_threshold(100_000, 20, 100)
+
+# A shell ignores SIGINT for what it starts in the background, and so would all that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A loaded machine may take longer for an example than hypothesis allows by itself.
 hypothesis.settings.register_profile("txmq", deadline=None)
