@@ -1,9 +1,9 @@
 """A real MariaDB server as a child process over a private directory, to be killed and restarted.
 
-Theory of operation. The first ``start`` makes a data directory (``mariadb-install-db``, under a second) and an empty
-database; each start waits until the server accepts a connection. It listens on a unix socket and on a port of
-127.0.0.1; both stay the same over restarts. ``root`` has no password there. Nothing of the machine's own MariaDB is
-read or touched (``--no-defaults``).
+Theory of operation. The first ``start`` makes a data directory (``mariadb-install-db``, under a second; or a copy of
+``MariaDB.template``) and an empty database; each start waits until the server accepts a connection. It listens on a
+unix socket and on a port of 127.0.0.1; both stay the same over restarts. ``root`` has no password there. Nothing of the
+machine's own MariaDB is read or touched (``--no-defaults``).
 
 Invariants, beside those of ``child.py``:
     * commits are as durable as InnoDB makes them, unless ``options`` say otherwise;
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from txmq.errors import TxmqError
 from txmq.testing.processes.broker import free_port
@@ -64,7 +64,15 @@ class MariaDB(ChildProcess):
         binary_log: keep one, in row format and synced (replication, change capture).
         options: more options of ``mariadbd``; the last one of a name holds.
         database: made at the first start, and chosen by ``connect_arguments``.
+
+    Attributes:
+        defaults: options of all servers of this process, under those that each is given; none unless assigned.
+        template: a data directory, made when it is first needed, that each new server gets a copy of; None: each makes
+            its own.
     """
+
+    defaults: ClassVar[Sequence[str]] = ()
+    template: ClassVar[Path | None] = None
 
     failure = MariaDBFailedError
     title = "MariaDB"
@@ -76,7 +84,7 @@ class MariaDB(ChildProcess):
         self.database = database
         super().__init__(self.directory / "error.log")
         self._data_dir = self.directory / "data"
-        self._options = (*_OPTIONS, *(_BINARY_LOG if binary_log else ()), *options)
+        self._options = (*_OPTIONS, *(_BINARY_LOG if binary_log else ()), *self.defaults, *options)
         self._socket = self.directory / "s"
         self._socket_dir: Path | None = None  # a short path, where ours is too long for a socket
         self._port = 0
@@ -144,20 +152,31 @@ class MariaDB(ChildProcess):
 
     def _install(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        unfinished = self.directory / "data.new"  # a crash in here must not leave half a data directory behind
+        if self.template is None:
+            self._make(self._data_dir)
+            return
+        if not self.template.exists():
+            self._make(self.template)
+        unfinished = self._data_dir.with_suffix(".new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(self.template, unfinished)
+        unfinished.rename(self._data_dir)
+
+    def _make(self, data_dir: Path) -> None:
+        unfinished = data_dir.with_suffix(".new")  # a crash in here must not leave half a data directory behind
         shutil.rmtree(unfinished, ignore_errors=True)
         result = subprocess.run(  # noqa: S603 - a program found by its name, arguments of our own
             [
                 _find("mariadb-install-db"), "--no-defaults", *_as_root(), f"--datadir={unfinished}",
-                "--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-log-file-size=32M",
-                self._tmpdir(),
+                "--auth-root-authentication-method=normal", "--skip-test-db", self._tmpdir(),
+                "--innodb-log-file-size=4M",  # the server makes one of its own size when it starts
             ],
             capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
         )  # fmt: skip
         if result.returncode != 0:
             said = (result.stdout + result.stderr)[-_OUTPUT_TAIL_BYTES:]
             raise MariaDBFailedError(f"mariadb-install-db failed\n{said}")
-        unfinished.rename(self._data_dir)
+        unfinished.rename(data_dir)
 
     def _tmpdir(self) -> str:
         """A server that starts deletes what looks like temporary tables of another one in a shared directory."""

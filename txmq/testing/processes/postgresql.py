@@ -123,7 +123,7 @@ class PostgreSQL(ChildProcess):
             shutil.chown(home, _USER)
         _run(
             *_as_user(), _find("initdb"), "-D", str(home / "data"), "-U", _USER, "--auth=trust", "--encoding=UTF8",
-            "--locale=C.UTF-8", "--no-instructions", "--no-sync",
+            "--locale=C.UTF-8", "--no-instructions", "--no-sync", "--wal-segsize=1",
         )  # fmt: skip
         return home
 
