@@ -6,7 +6,7 @@ while the broker is away then cannot connect to themselves on that port, nor can
 In the block of a ``ForkServer`` the broker is forked (``fork_server.py``), in all else the same.
 
 Invariants, beside those of ``child.py``:
-* The child inherits no ``TXMQ_*`` variable: what it runs with is what the caller said.
+* The child inherits no ``TXMQ_*`` variable: what it runs with is what the caller said, and ``BrokerProcess.defaults``.
 * The log is beside the data directory.
 """
 
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 from urllib.parse import urlencode
 
 from txmq.addresses import TlsFiles, join_address, split_address
@@ -47,7 +47,12 @@ class BrokerProcess(ChildProcess):
         env: environment variables for the broker, such as ``TXMQ_CRASH``; they hold for every start unless
             ``start`` is given others.
         tls: what brokers and clients show each other alike; nobody speaks to the broker without it.
+
+    Attributes:
+        defaults: settings of all brokers of this process, under those that each is given; none unless assigned.
     """
+
+    defaults: ClassVar[Mapping[str, object]] = {}
 
     failure = BrokerFailedError
     title = "the broker"
@@ -66,7 +71,7 @@ class BrokerProcess(ChildProcess):
         self._ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
         self._host, self._port = split_address(listen)
         self._port_is_free = self._port == 0
-        self._settings = {**({} if tls is None else _mutual(tls)), **(settings or {})}
+        self._settings = {**self.defaults, **({} if tls is None else _mutual(tls)), **(settings or {})}
         self.tls = tls
         self._env = dict(env or {})
 

@@ -18,3 +18,12 @@ def test_address_of_brokers_names_hosts_and_files(tmp_path: Path, tls: TlsFiles 
     assert parse_tls(one.address) == tls
     assert parse_bootstrap(address_of([other, one])) == [("::1", 2), ("::1", 1)]
     assert parse_tls(address_of([other, one])) == tls
+
+
+def test_settings_are_the_callers_over_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(BrokerProcess, "defaults", {"sync": "never", "in_flight_max": 4})
+    monkeypatch.setattr(BrokerProcess, "_spawn", lambda _, command, __: commands.append(command))
+    BrokerProcess(tmp_path / "one", settings={"in_flight_max": 2}).launch()
+    [command] = commands
+    assert [word for word in command if "=" in word] == ["sync=never", "in_flight_max=2"]
