@@ -13,6 +13,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.leftovers import LASTING, Leftovers
 from txmq.config import ENVIRONMENT_PREFIX
 from txmq.config_sources import OTHER_PREFIXES
 from txmq.testing.processes.broker import BrokerProcess
@@ -56,6 +57,22 @@ def fork_server() -> Iterator[ForkServer]:
     """Brokers, and the children of campaigns, are forked; tests/services/broker/test_process.py starts its own."""
     with ForkServer(FORKED, REHEARSED) as server:
         yield server
+
+
+# What a test server reserves on disk is written in full: by default 144 MB for each broker, 126 MB for each MariaDB.
+# A message may be as large as ever.
+SMALL_BROKER = {"journal_file_size_bytes": 18 << 20, "group_size_bytes_max": 1 << 20}
+SMALL_MARIADB = (
+    "--innodb-log-file-size=8M", "--innodb-temp-data-file-path=ibtmp1:3M:autoextend", "--innodb-autoextend-increment=1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Little of the disk for each server, and only as long as its file's tests run; see ``Leftovers``."""
+    BrokerProcess.defaults, MariaDB.defaults = SMALL_BROKER, SMALL_MARIADB
+    MariaDB.template = tmp_path_factory.mktemp(f"{LASTING}-mariadb") / "data"
+    request.config.pluginmanager.register(Leftovers(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.leftovers import LASTING
 from txmq.testing.processes.zookeeper import ZooKeeper
 
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
     """A server that serves."""
-    with ZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+    with ZooKeeper(tmp_path_factory.mktemp(f"{LASTING}-zookeeper")) as server:
         yield server
