@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 
+from tests.simulation.caught import seed_that_catches
 from tools.simulation.__main__ import World, campaign, digest_elsewhere, report
 from tools.simulation.run import Result, simulate_always
 from txmq.xa.database.outbox_series import OutboxRow
@@ -33,11 +34,6 @@ def test_history_of_outboxes_repeats() -> None:
     assert {digest_elsewhere(3, hash_seed, WORLD) for hash_seed in ("1", "2")} == {simulate_always(3).digest}
 
 
-def _finds(*findings: str, seeds: Iterable[int] = MUTATED_SEEDS) -> bool:
-    errors = (simulate_always(seed).error or "" for seed in seeds)
-    return any(finding in error for error in errors for finding in findings)
-
-
 def test_row_that_leaves_before_its_answer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     submit: Callable[..., None] = TurnDrainer._submit
 
@@ -47,7 +43,7 @@ def test_row_that_leaves_before_its_answer_is_caught(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(TurnDrainer, "_submit", submit_and_forget)
     # Lost where the process dies in between; elsewhere the drainer stops: a number has left that the broker lacks.
-    assert _finds("P3", "P5", seeds=CUT_SEEDS)
+    seed_that_catches(simulate_always, "P3|P5", first=CUT_SEEDS, then=MUTATED_SEEDS)
 
 
 def test_keys_that_do_not_wait_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,4 +54,4 @@ def test_keys_that_do_not_wait_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
         return put(enclosed._replace(waiting=[one._replace(keys=nobody) for one in enclosed.waiting]), *words)
 
     monkeypatch.setattr(Enclosed, "put", put_without_keys)
-    assert _finds("P7")
+    seed_that_catches(simulate_always, "P7", first=[8], then=MUTATED_SEEDS)

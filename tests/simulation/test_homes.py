@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from tests.simulation.caught import seed_that_catches
 from tools.simulation.__main__ import World, campaign, digest_elsewhere, report
 from tools.simulation.homes.run import HOMES, SITUATIONS_OF_HOMES, simulate_homes
 from tools.simulation.run import Result
@@ -48,19 +49,19 @@ def test_leader_that_is_announced_only_once_is_caught(monkeypatch: pytest.Monkey
             announced.add(registry)
 
     monkeypatch.setattr(HomeNodes, "announce", once)
-    assert any(simulate_homes(seed).error for seed in MUTATED_SEEDS)
+    seed_that_catches(simulate_homes, ".", first=[8], then=MUTATED_SEEDS)
 
 
 def test_row_of_an_outbox_for_one_home_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block over several homes has a row for each."""
     waiting = Outboxing.waiting
     monkeypatch.setattr(Outboxing, "waiting", lambda outboxing, parts: waiting(outboxing, parts)[:1])
-    assert any("P2: a part of" in (simulate_homes(seed).error or "") for seed in MUTATED_SEEDS)
+    seed_that_catches(simulate_homes, "P2: a part of", first=[5], then=MUTATED_SEEDS)
 
 
 def test_topic_map_that_is_not_taken_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txmq.broker.verbs.cluster.events.take_over", lambda *_: None)
-    assert any(simulate_homes(seed).error for seed in MUTATED_SEEDS)
+    seed_that_catches(simulate_homes, ".", first=[1], then=MUTATED_SEEDS)
 
 
 def test_clients_of_a_history_are_freed_with_it() -> None:

@@ -6,10 +6,9 @@ the same seed finds nothing then.
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
+from tests.simulation.caught import seed_that_catches
 from tools.simulation import bank
 from tools.simulation.run import simulate
 from txmq.testing.simulated import xa_resource
@@ -17,7 +16,7 @@ from txmq.testing.simulated.xa_resource import SimulatedXARecovery
 from txmq.xa.two_phase.branch import Ended
 from txmq.xid import Xid
 
-SEEDS = range(1, 201)  # until one finds it: about one in 20 does
+SEEDS = range(1, 201)  # about one in 20 finds it
 
 
 @pytest.fixture(autouse=True)
@@ -27,22 +26,20 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bank, name, chance)
 
 
-def _seed_that_finds(findings: str) -> int:
-    return next(seed for seed in SEEDS if re.match(f"Violation: ({findings})", simulate(seed).error or ""))
-
-
 def test_commit_that_does_not_wait_for_the_marker_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def commit(recovery: SimulatedXARecovery, xid: Xid) -> Ended:
         return xa_resource._ended(lambda: recovery._session.xa_commit(xid))
 
     with monkeypatch.context() as mutated:
         mutated.setattr(SimulatedXARecovery, "commit", commit)
-        seed = _seed_that_finds("P3|P4|P5: prepared")  # complete was sent, and the rows come with the next restart
+        # complete was sent, and the rows come with the next restart
+        seed = seed_that_catches(simulate, "^Violation: (P3|P4|P5: prepared)", first=[19], then=SEEDS)
     assert simulate(seed).error is None
 
 
 def test_kill_that_does_not_wait_for_the_session_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as mutated:
         mutated.setattr(xa_resource, "_GONE_TRIES", 0)
-        seed = _seed_that_finds("P5: committed in bank-. while a killed session ended")
+        finding = "^Violation: P5: committed in bank-. while a killed session ended"
+        seed = seed_that_catches(simulate, finding, first=[21], then=SEEDS)
     assert simulate(seed).error is None

@@ -6,14 +6,15 @@ the module that results.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.simulation.caught import seed_that_catches
 from tools.images import node
 from tools.simulation.loops import SimWorker
 from tools.simulation.run import simulate
@@ -58,29 +59,34 @@ def _mutated(edits: Edits) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("edits", "sync", "finding"),
+    ("edits", "sync", "finding", "seed"),
     [
-        pytest.param(ANSWER_BEFORE_SYNC, "always", "P1", id="answer before sync"),
-        pytest.param(CHECKPOINT_BEFORE_APPLY, "always", "P1|P2|P10|CorruptRecordError", id="checkpoint before apply"),
-        pytest.param(NO_SYNC_UNDER_LOAD, "interval", "liveness: a group", id="no sync under load"),
+        pytest.param(ANSWER_BEFORE_SYNC, "always", "P1", 2, id="answer before sync"),
+        pytest.param(
+            CHECKPOINT_BEFORE_APPLY, "always", "P1|P2|P10|CorruptRecordError", 9, id="checkpoint before apply"
+        ),
+        pytest.param(NO_SYNC_UNDER_LOAD, "interval", "liveness: a group", 8, id="no sync under load"),
     ],
 )
-def test_mutated_pipeline_is_caught(monkeypatch: pytest.MonkeyPatch, edits: Edits, sync: str, finding: str) -> None:
+def test_mutated_pipeline_is_caught(
+    monkeypatch: pytest.MonkeyPatch, edits: Edits, sync: str, finding: str, seed: int
+) -> None:
     monkeypatch.setattr(node, "CommitPipeline", _mutated(edits).CommitPipeline)
-    errors = (simulate(seed, sync=sync, endless=True).error or "" for seed in SEEDS)
-    assert any(re.search(finding, error) for error in errors), f"{len(SEEDS)} seeds found nothing"
+    seed_that_catches(partial(simulate, sync=sync, endless=True), finding, first=[seed], then=SEEDS)
+
+
+def _caught(finding: str, *, first: int, then: Iterable[int] = SEEDS, outbox: bool = False) -> None:
+    seed_that_catches(partial(simulate, sync="always", outbox=outbox), finding, first=[first], then=then)
 
 
 def test_read_that_does_not_wait_for_partition_files_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(get, "_waits", lambda *_: False)
-    errors = (simulate(seed, sync="always").error or "" for seed in SEEDS)
-    assert any("was acknowledged, and then" in error for error in errors), f"{len(SEEDS)} seeds found nothing"
+    _caught("was acknowledged, and then", first=1)
 
 
 def test_outbox_row_that_overtakes_prepared_ones_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "must_queue", lambda *_: False)
-    errors = (simulate(seed, sync="always", outbox=True).error or "" for seed in SEEDS)
-    assert any("P7" in error for error in errors), f"{len(SEEDS)} seeds found nothing"
+    _caught("P7", first=1, outbox=True)
 
 
 def test_number_that_another_row_took_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,15 +98,13 @@ def test_number_that_another_row_took_is_caught(monkeypatch: pytest.MonkeyPatch)
         answer_again(context, client, opaque, series, stated if taken is None else stated._replace(row=taken.row))
 
     monkeypatch.setattr(drained, "_answer_again", answer_any_row)
-    errors = (simulate(seed, sync="always", outbox=True).error or "" for seed in OUTBOXED)
-    assert any("P6: number" in error for error in errors), f"{len(OUTBOXED)} seeds found nothing"
+    _caught("P6: number", first=12, then=OUTBOXED, outbox=True)
 
 
 def test_void_that_is_told_as_a_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     roll_back = prepare_commit.roll_back
     monkeypatch.setattr(prepare_commit, "roll_back", lambda *words, is_void=False: roll_back(*words))
-    errors = (simulate(seed, sync="always", outbox=True).error or "" for seed in OUTBOXED)
-    assert any("is in an outbox, and the broker says" in error for error in errors), "no seed found anything"
+    _caught("is in an outbox, and the broker says", first=2, then=OUTBOXED, outbox=True)
 
 
 async def _unshielded_end(self: Transaction, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -110,8 +114,7 @@ async def _unshielded_end(self: Transaction, _kind: object, error: BaseException
 
 def test_end_of_a_block_that_cancellation_tears_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Transaction, "__aexit__", _unshielded_end)
-    errors = (simulate(seed, sync="always").error or "" for seed in LOOPS)
-    assert any("without its id" in error for error in errors), f"{len(LOOPS)} seeds found nothing"
+    _caught("without its id", first=23, then=LOOPS)
 
 
 def test_connection_without_a_thread_of_its_own_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +124,7 @@ def test_connection_without_a_thread_of_its_own_is_caught(monkeypatch: pytest.Mo
         return job
 
     monkeypatch.setattr(SimWorker, "_hand_over", hand_over)
-    errors = (simulate(seed, sync="always").error or "" for seed in LOOPS)
-    assert any("a second statement" in error for error in errors), f"{len(LOOPS)} seeds found nothing"
+    _caught("a second statement", first=23, then=LOOPS)
 
 
 def test_removal_of_a_user_that_no_journal_has_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +135,7 @@ def test_removal_of_a_user_that_no_journal_has_is_caught(monkeypatch: pytest.Mon
             journal(context, kind, fields)
 
     monkeypatch.setattr(changes, "journal", forgetful)
-    errors = (simulate(seed, sync="always").error or "" for seed in WITH_USERS)
-    assert any("U1" in error for error in errors), f"{len(WITH_USERS)} seeds found nothing"
+    _caught("U1", first=16, then=WITH_USERS)
 
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])

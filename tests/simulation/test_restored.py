@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.simulation.caught import seed_that_catches
 from tools.simulation.__main__ import World, campaign, digest_elsewhere, report
 from tools.simulation.restored import SITUATIONS_OF_RESTORES, simulate_restored
 from tools.simulation.run import Result
@@ -39,14 +40,10 @@ def test_history_of_a_restore_repeats() -> None:
     assert {digest_elsewhere(3, hash_seed, WORLD) for hash_seed in ("1", "2")} == {simulate_restored(3).digest}
 
 
-def _finds(finding: str) -> bool:
-    return any(finding in (simulate_restored(seed).error or "") for seed in MUTATED_SEEDS)
-
-
 def test_drainer_that_does_not_stand_still_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Drainer, "_require", lambda *_: None)
     monkeypatch.setattr(Drainer, "_is_behind", property(lambda _: False, lambda *_: None), raising=False)
-    assert _finds("stopped: ")
+    seed_that_catches(simulate_restored, "stopped: ", first=[4], then=MUTATED_SEEDS)
 
 
 def test_session_numbers_that_come_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,12 +54,12 @@ def test_session_numbers_that_come_twice_are_caught(monkeypatch: pytest.MonkeyPa
         core.context.sessions_from = 1
 
     monkeypatch.setattr(Core, "__init__", begin_with_one)
-    assert _finds("was never sent")
+    seed_that_catches(simulate_restored, "was never sent", first=[1], then=MUTATED_SEEDS)
 
 
 def test_rows_that_overtake_parked_ones_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OutboxSeries, "_held", lambda *_: HeldKeys())
-    assert _finds("P7")
+    seed_that_catches(simulate_restored, "P7", first=[1], then=MUTATED_SEEDS)
 
 
 def test_parked_row_that_gives_up_its_number_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,4 +70,4 @@ def test_parked_row_that_gives_up_its_number_early_is_caught(monkeypatch: pytest
         series.voided(connection, row)
 
     monkeypatch.setattr(OutboxSeries, "park", park_at_once)
-    assert _finds("P")
+    seed_that_catches(simulate_restored, "P", first=[1], then=MUTATED_SEEDS)
