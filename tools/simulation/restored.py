@@ -45,7 +45,7 @@ from .client import Steps
 from .history import Shared, Transaction
 from .outbox_programs import ParkingProgram
 from .promises import check_order, check_settled, check_transaction, visible_messages
-from .run import END_S, HEAL_S, Operator, Result, TracedLog, await_drained, heal, inhabited, played
+from .run import HEAL_S, Operator, Result, TracedLog, await_drained, await_ends, heal, inhabited, played
 from .stream import Network
 from .threads import Threads, pause, required_task
 from .world import SITUATIONS, Simulation, Violation
@@ -222,10 +222,7 @@ def _live(shared: Shared, threads: Threads, restore: Restore) -> None:
     world.run(SECONDS)
     heal(shared)
     finite = [*services, *operators[1:]]
-    world.run(END_S, until=lambda: all(one.is_over for one in finite))
-    for one in finite:
-        if not one.is_over:
-            raise Violation(f"{one.name} has not come to its end {END_S:.0f} s after healing")
+    await_ends(world, finite)
     await_drained(shared)
     world.run(HEAL_S)
 

@@ -97,7 +97,7 @@ class Simulation:
 
     def trace(self, *words: object) -> None:
         """One line of what happened."""
-        line = f"{self.now:9.4f} " + " ".join(map(str, words))
+        line = f"{self.clock.monotonic():9.4f} " + " ".join(map(str, words))
         self._hash.update(line.encode())
         self.tail.append(line)
 
@@ -119,7 +119,7 @@ class Simulation:
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         """Plan something."""
         self._count += 1
-        heapq.heappush(self._events, (self.now + seconds, self._count, call))
+        heapq.heappush(self._events, (self.clock.monotonic() + seconds, self._count, call))
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Let time pass; stops early when ``until`` holds.
@@ -127,11 +127,16 @@ class Simulation:
         Raises:
             AssertionError: something keeps itself busy, and time stands still.
         """
-        end, standing = self.now + seconds, 0
-        while self._events and self._events[0][0] <= end and not until():
-            at, _, call = heapq.heappop(self._events)
-            standing = 0 if at > self.now else standing + 1
-            if standing > STANDING_MAX:
-                raise AssertionError(f"time stands still at {self.now}: {call}")
-            self.clock.advance(max(0.0, at - self.now))
+        events, clock = self._events, self.clock
+        end, standing = clock.monotonic() + seconds, 0
+        while events and events[0][0] <= end and not until():
+            at, _, call = heapq.heappop(events)
+            now = clock.monotonic()
+            if at > now:
+                standing = 0
+                clock.advance(at - now)
+            else:
+                standing += 1
+                if standing > STANDING_MAX:
+                    raise AssertionError(f"time stands still at {now}: {call}")
             call()

@@ -25,7 +25,7 @@ from tools.simulation.application import Program, ResolverProgram
 from tools.simulation.client import Process
 from tools.simulation.history import Shared
 from tools.simulation.promises import Told, check_promises
-from tools.simulation.run import END_S, Result, await_drained, heal, inhabited, played
+from tools.simulation.run import Result, await_drained, await_ends, heal, inhabited, played
 from tools.simulation.stream import Network
 from tools.simulation.threads import Threads
 from tools.simulation.world import SITUATIONS, Simulation, Violation
@@ -102,10 +102,7 @@ def _live(shared: Shared, threads: Threads, homes: list[Home], ensemble: Ensembl
     ensemble.heal()
     finite: list[Program | Process] = [one for one in running if not isinstance(one, ResolverProgram)]
     finite += guests
-    world.run(END_S, until=lambda: all(program.is_over for program in finite))
-    for program in finite:
-        if not program.is_over:
-            raise Violation(f"{program.name} has not come to its end {END_S:.0f} s after healing")
+    await_ends(world, finite)
     await_drained(shared)
     world.run(HEAL_S)
     visible = check_promises(shared, told)
