@@ -27,7 +27,7 @@ _MEMBER = """
 import sys, txmq
 from txmq.client.consumer.consumer import ConsumerOptions
 client = txmq.connect(sys.argv[1])
-options = ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.2)
+options = ConsumerOptions(session_timeout=5.0, heartbeat_interval=0.2)
 consumer = client.consumer(sys.argv[2], [sys.argv[3]], options=options)
 def handle(message):
     # One write a line: print writes word by word, and two threads would share a line.
@@ -40,7 +40,7 @@ _DEAF_MEMBER = """
 import sys, time, txmq
 from txmq.client.consumer.consumer import ConsumerOptions
 client = txmq.connect(sys.argv[1])
-options = ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.2)
+options = ConsumerOptions(session_timeout=5.0, heartbeat_interval=0.2)
 consumer = client.consumer(sys.argv[2], [sys.argv[3]], start="latest", options=options)
 while not consumer.assignment:
     consumer.poll(timeout=0.01)
@@ -298,7 +298,7 @@ def test_member_reports_thousands_of_partitions_in_pieces(client: txmq.Client) -
 def test_an_ack_that_is_waited_for_is_saved(client: txmq.Client) -> None:
     client.producer().send(TOPIC, b"x", partition=2)
     with client.consumer(GROUP, [TOPIC], options=ConsumerOptions(offset_save_interval=3600.0)) as consumer:
-        (message,) = consumer.poll(timeout=5.0)
+        (message,) = consumer.poll(timeout=WAIT_S)
         message.ack(sync=True)
         assert offsets(client)[2] == 1
 

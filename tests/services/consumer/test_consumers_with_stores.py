@@ -21,10 +21,8 @@ from txmq.xa import LastResource
 from .consuming import delivered, take, values
 
 TOPIC, GROUP = "orders", "billing"
-QUICK = txmq.ConsumerOptions(
-    session_timeout=1.5, heartbeat_interval=0.1, offset_save_interval=0.1, retry_delay=0.05, name="one"
-)
-OTHER = txmq.ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.1, offset_save_interval=0.1, name="two")
+QUICK = txmq.ConsumerOptions(heartbeat_interval=0.1, offset_save_interval=0.1, retry_delay=0.05, name="one")
+OTHER = txmq.ConsumerOptions(session_timeout=3.0, heartbeat_interval=0.1, offset_save_interval=0.1, name="two")
 
 
 @pytest.fixture

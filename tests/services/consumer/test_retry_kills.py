@@ -27,7 +27,7 @@ _MEMBER = """
 import sys, time, txmq
 client = txmq.connect(sys.argv[1])
 options = txmq.ConsumerOptions(
-    retry_delay=0.0, deferred_delay=0.0, deferred_retries=1, session_timeout=1.0, offset_save_interval=0.02)
+    retry_delay=0.0, deferred_delay=0.0, deferred_retries=1, name="dying", offset_save_interval=0.02)
 consumer = client.consumer("billing", ["orders"], max_retries=0, retry_store=sys.argv[2] or None, options=options)
 failures = 0
 def handle(message):
@@ -49,6 +49,9 @@ def die(broker: BrokerProcess, store: str, point: str, *, fails: str = "once") -
     arguments = [sys.executable, "-c", _MEMBER, broker.address, store, fails]
     done = subprocess.run(arguments, check=False, timeout=WAIT_S, env={**os.environ, VARIABLE: point})
     assert done.returncode == -signal.SIGKILL
+    with txmq.connect(broker.address) as other:  # nobody waits for the end of its session
+        words = {"member": "dying"}
+        other.control.call("group", "leave", GROUP, timeout=WAIT_S, extensions=words, body=[b""])
 
 
 @pytest.mark.parametrize("kind", ["file", "topic"])
