@@ -12,7 +12,7 @@ from tests.services.loop_client import Connect
 from txmq.testing.processes.broker import BrokerProcess, free_port
 
 SELECTOR = txmq.KeyHashSelector()
-OPTIONS = txmq.OrderedOptions(timeout=1.0, partitions={"t": 4})
+OPTIONS = txmq.OrderedOptions(timeout=30.0, partitions={"t": 4})  # a broker that is gone is noticed at once
 SPOOLED = txmq.SendStatus.SPOOLED
 
 
