@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from txmq.errors import ConnectionLostError, ForbiddenError, RequestTimeoutError
 from txmq.testing.processes.broker import BrokerProcess
 
 PASSWORD = "correct horse"
+WAIT_S = 60.0
 
 
 def named(broker: BrokerProcess, user: str) -> str:
@@ -84,11 +86,12 @@ def test_change_is_in_the_log_before_it_is_made(tmp_path: Path) -> None:
             Users(client.control, client.timeout).add("ops", PASSWORD)
         broker.stop()
         broker.start(env={"TXMQ_CRASH": "journal.append.before:8"})
-        with txmq.connect(named(broker, "ops"), password=PASSWORD, timeout=2.0) as client:
-            users = Users(client.control, 2.0)
+        with txmq.connect(named(broker, "ops"), password=PASSWORD) as client:
+            users = Users(client.control, WAIT_S)
             with suppress(ConnectionLostError, RequestTimeoutError):
                 for number in range(20):
                     users.add(f"u{number}", PASSWORD)
+        assert broker.wait(WAIT_S) == -signal.SIGKILL
         added = [line["whom"] for line in told(broker, "user added")]
         assert len(added) < 20
         broker.restart()

@@ -14,7 +14,7 @@ from txmq.testing.processes.broker import BrokerProcess
 PASSWORD = "correct horse"
 UUID = "a" * 32
 WORDS = {"uuid": UUID}
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def _connected(broker: BrokerProcess, user: str) -> txmq.Client:

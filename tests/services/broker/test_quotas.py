@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 import txmq
+from txmq.broker.shell.throttle import BURST_S
 from txmq.client.admin.users import Users
+from txmq.client.consumer.consumer import Consumer
 from txmq.errors import BrokerAwayError
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -23,9 +25,10 @@ from .wire import Wire
 
 RATE = 1_000_000
 VALUE = random.Random(7).randbytes(10_000)  # is not compressed
-HELD_S = 4.0
+HELD_S, TRIES_MAX = 4.0, 5
 OUTSTANDING = 30
-OPTIONS = txmq.ConsumerOptions(heartbeat_interval=0.2, session_timeout=2.0)
+LOGIN_S = 3.0  # for a login on a busy machine
+OPTIONS = txmq.ConsumerOptions(heartbeat_interval=0.2, session_timeout=3.0)
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +94,8 @@ def _delayed(ops: txmq.Client) -> int:
     return int(figures["delayed_by_quota"])
 
 
-def _generation(ops: txmq.Client) -> int:
-    [row] = ops.groups.describe("watchers")["partitions"]
+def _generation(ops: txmq.Client, group: str) -> int:
+    [row] = ops.groups.describe(group)["partitions"]
     return int(row["generation"])
 
 
@@ -103,19 +106,32 @@ def test_rate_is_held_and_heartbeats_come_in_time(broker: BrokerProcess, ops: tx
     with (
         _connected(broker, "shop") as shop,
         shop.consumer("watchers", ["seen"], options=OPTIONS) as consumer,
+        ops.consumer("beside", ["seen"], options=OPTIONS) as beside,
     ):
-        eventually(lambda: consumer.poll(timeout=0.1) or consumer.assignment, "the consumer has its partition")
-        generation = _generation(ops)
+        members = {"watchers": consumer, "beside": beside}
         with Flood(shop, "limited"):
             eventually(lambda: _delayed(ops) > 0, "the first burst is over")
-            begun_s, before = time.monotonic(), _stored(ops, "limited")
-            while time.monotonic() - begun_s < HELD_S:
-                consumer.poll(timeout=0.1)
-            stored, elapsed_s = _stored(ops, "limited") - before, time.monotonic() - begun_s
-        assert stored <= RATE * (elapsed_s + 0.1) * 1.1
-        assert stored >= RATE * elapsed_s / 2  # 1.0 on a quiet machine
-        assert consumer.assignment
-        assert _generation(ops) == generation
+            for _ in range(TRIES_MAX):
+                kept = _held(ops, members)
+                if kept["watchers"]:
+                    return
+                assert not kept["beside"], "who has a quota lost its partition, and who has none kept it"
+    pytest.fail(f"{TRIES_MAX} times both lost their partitions")
+
+
+def _held(ops: txmq.Client, members: dict[str, Consumer]) -> dict[str, bool]:
+    """Hold the rate for a while; whose partition was its own all the time. A machine that is busy takes both."""
+    for consumer in members.values():
+        eventually(lambda: consumer.poll(timeout=0.1) or consumer.assignment, "it has its partition")  # noqa: B023  called here
+    generations = {group: _generation(ops, group) for group in members}
+    begun_s, before = time.monotonic(), _stored(ops, "limited")
+    while time.monotonic() - begun_s < HELD_S:
+        for consumer in members.values():
+            consumer.poll(timeout=0.1)
+    stored, elapsed_s = _stored(ops, "limited") - before, time.monotonic() - begun_s
+    assert stored <= RATE * (elapsed_s + BURST_S + 0.1) * 1.1  # what nobody took in front of it may be taken at once
+    assert stored >= RATE * elapsed_s / 2  # 1.0 on a quiet machine
+    return {group: _generation(ops, group) == generation for group, generation in generations.items()}
 
 
 def test_nobody_else_waits_and_no_transaction_does(broker: BrokerProcess, ops: txmq.Client) -> None:
@@ -155,9 +171,10 @@ def test_reader_over_its_quota_gets_everything_later(broker: BrokerProcess, ops:
         before = _delayed(ops)
         eventually(lambda: browsed() and _delayed(ops) > before, "the first burst is over")
         begun_s = time.monotonic()
-        for _ in range(2):
+        for _ in range(3):
             assert browsed() == [b"%08d" % number for number in range(100)]
-        assert time.monotonic() - begun_s >= 1.9
+        # Three megabytes; a burst may be saved up before, and the last read, of one at most, is paid for later.
+        assert time.monotonic() - begun_s >= 3.0 - BURST_S - 1.0 - 0.1
 
 
 def test_topic_may_be_limited_and_let_go_again(ops: txmq.Client) -> None:
@@ -183,7 +200,7 @@ def test_connections_of_a_user_are_limited(broker: BrokerProcess, ops: txmq.Clie
     eventually(lambda: _connects(broker), "those of the test before are gone")
     with _connected(broker, "shop") as shop:
         with pytest.raises(BrokerAwayError, match="connections_max 1 of user shop is reached"):
-            _connected(broker, "shop", timeout=0.5).close()
+            _connected(broker, "shop", timeout=LOGIN_S).close()
         shop.ping()
     with _connected(broker, "ops") as other:
         other.ping()
@@ -192,7 +209,7 @@ def test_connections_of_a_user_are_limited(broker: BrokerProcess, ops: txmq.Clie
 
 def _connects(broker: BrokerProcess) -> bool:
     try:
-        _connected(broker, "shop", timeout=0.5).close()
+        _connected(broker, "shop", timeout=LOGIN_S).close()
     except BrokerAwayError:
         return False
     return True

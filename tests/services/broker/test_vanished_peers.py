@@ -20,6 +20,7 @@ from txmq.testing.processes.broker import BrokerProcess
 
 from .wire import Wire
 
+_ESTABLISHED = "01"
 _PIDFD_GETFD = 438  # the system call's number, the same on every architecture since Linux 5.6
 
 
@@ -27,7 +28,8 @@ def _socket_of(pid: int, local: int, remote: int) -> socket.socket:
     """Another process's end of a connection between these ports."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         words = line.split()
-        if [int(words[place].split(":")[1], 16) for place in (1, 2)] == [local, remote]:
+        ports = [int(words[place].split(":")[1], 16) for place in (1, 2)]
+        if ports == [local, remote] and words[3] == _ESTABLISHED:
             name = f"socket:[{words[9]}]"
             break
     else:
@@ -66,8 +68,12 @@ def test_broker_has_system_ask_whether_those_it_accepted_are_there(
 def test_client_has_system_ask_whether_its_broker_is_there(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.list()
-        ends = [line.split()[1:3] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        ports = [(int(local.split(":")[1], 16), int(remote.split(":")[1], 16)) for local, remote in ends]
+        ends = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        ports = [
+            (int(local.split(":")[1], 16), int(remote.split(":")[1], 16))
+            for local, remote, state in ends
+            if state == _ESTABLISHED  # others may have been of an earlier broker with this port
+        ]
         local = next(local for local, remote in ports if remote == broker.port)
         with closing(_socket_of(os.getpid(), local, broker.port)) as opened:
             options = _options(opened)
