@@ -36,7 +36,7 @@ class Run:
         self.config.write_text(
             f'name = "{name}"\nbootstrap = "{broker.address}"\n[source]\nport = {server.port}\nuser = "root"\n'
             f'tables = ["shop.*"]\n[snapshot]\n{lines}\n'
-            "[publish]\npartitions = 2\nsession_timeout_ms = 1000\nlinger_ms = 1\ntransaction_rows_max = 20\n"
+            "[publish]\npartitions = 2\nsession_timeout_ms = 4000\nlinger_ms = 1\ntransaction_rows_max = 20\n"
         )
 
     def command(self, *words: str) -> list[str]:

@@ -41,7 +41,7 @@ class Run:
             f'name = "s"\nbootstrap = "{broker.address}"\n[source]\nport = {server.port}\nuser = "root"\n'
             'tables = ["shop.*"]\nexclude = ["shop.secrets"]\nstart = "earliest"\n'
             '[snapshot]\nmode = "never"\n'
-            "[publish]\npartitions = 2\nsession_timeout_ms = 1000\n"
+            "[publish]\npartitions = 2\nsession_timeout_ms = 4000\n"
         )
         self.process: Process | None = None
 

@@ -54,7 +54,7 @@ class Readers:
         """One that is not open; in transactional mode if no spool is named."""
         mode = "ordered" if spool else "transactional"
         publish = PublishSettings(
-            partitions=1, session_timeout_ms=1000, linger_ms=0, mode=mode, spool=str(self.spool(spool))
+            partitions=1, session_timeout_ms=4000, linger_ms=0, mode=mode, spool=str(self.spool(spool))
         )
         kind = OrderedPublisher if spool else TransactionalPublisher
         return kind(self.client(), BinlogSettings(name="s", publish=publish), threading.Event().is_set)

@@ -53,7 +53,7 @@ def publisher(
     client: txmq.Client, stop: threading.Event | None = None, **settings: Any
 ) -> TransactionalPublisher:  # fmt: skip
     """A publisher, not open."""
-    publish = PublishSettings(partitions=1, session_timeout_ms=1000, **settings)
+    publish = PublishSettings(partitions=1, session_timeout_ms=4000, **settings)
     is_stopped = (stop or threading.Event()).is_set
     return TransactionalPublisher(client, BinlogSettings(name="s", publish=publish), is_stopped)
 

@@ -23,9 +23,9 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
 
 @pytest.fixture
 def alone(tmp_path: Path, ensemble: Ensemble) -> Iterator[Cluster]:
-    """A cluster of one broker, not started; its session is short."""
+    """A cluster of one broker, not started; its session is as short as a busy machine allows."""
     made = Cluster(
-        tmp_path, ensemble, chroot=f"/prod-{next(NUMBERS)}", size=1, settings={"registry_session_timeout_ms": 500}
+        tmp_path, ensemble, chroot=f"/prod-{next(NUMBERS)}", size=1, settings={"registry_session_timeout_ms": 3000}
     )
     yield made
     made.kill()

@@ -106,7 +106,7 @@ class Shop:
         link = self.client.routes.link_of_home(int(self.home_of(place), 16))
         leader = link.address
         if leader is None:
-            link.control.call("ping", timeout=3.0)
+            link.control.call("ping", timeout=30.0)
             leader = link.address
         assert leader is not None
         (found,) = [broker for broker in self.cluster.brokers if broker.port == leader[1]]

@@ -26,7 +26,7 @@ WHEN: tuple[When, ...] = ("away", "always")
 
 @pytest.fixture(scope="module")
 def two_homes(tmp_path_factory: pytest.TempPathFactory, ensemble: Ensemble) -> Iterator[Cluster]:
-    settings = {"registry_session_timeout_ms": 1000}
+    settings = {"registry_session_timeout_ms": 3000}
     with Cluster(tmp_path_factory.mktemp("outbox"), ensemble, chroot="/outbox", size=2, settings=settings) as made:
         yield made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +21,7 @@ from txmq.client.admin.users import Users
 from txmq.errors import BadRequestError, UnauthenticatedError, UnavailableError
 from txmq.protocol.scram import keys_of
 from txmq.runtime.os_disk import write_private
-from txmq.testing.eventually import eventually
+from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
@@ -29,7 +30,7 @@ from .branches import Home, OverTwoHomes, values
 from .conftest import NUMBERS
 from .guarded import OPS, PENCIL, guarded, is_served, logs_in, operator, serves
 
-REACHES_S, TRIES = 1.0, 3  # a machine that is busy for a moment must not turn it red
+REACHES_S, TRIES = 1.0, 10  # a machine that is busy for a moment must not turn it red
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_user_is_served_by_every_home_and_strangers_by_none(cluster: Cluster) ->
         with producer.transaction() as tx:
             for partition in range(3):
                 tx.send("orders", b"%d" % partition, partition=partition)
-        tx.wait_visible(10.0)
+        tx.wait_visible(60.0)
         assert {message.value for message in client.browse("orders")} == {b"0", b"1", b"2"}
     with pytest.raises(UnauthenticatedError), txmq.connect(cluster.registry_of("shop"), password="wrong") as client:
         client.topics.list()
@@ -172,7 +173,7 @@ def test_change_whose_broker_dies_behind_the_registry_is_known_everywhere(cluste
         assert wire.hear(1).answers == []
     for other in cluster.brokers[1:]:
         eventually(partial(_is_unknown, other), "the others know it")
-    broker.wait(10.0)
+    assert broker.wait(WITHIN_S) == -signal.SIGKILL
     broker.start(env={})
     assert not logs_in(broker, "shop", "orders")
 

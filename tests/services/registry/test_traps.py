@@ -36,7 +36,7 @@ from tests.unit.registry.contract import candidate
 from txmq.errors import HomeSupersededError
 from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-session = KazooSession(sys.argv[1], session_timeout_ms=1000, call_timeout_ms=60_000)
+session = KazooSession(sys.argv[1], session_timeout_ms=4000, call_timeout_ms=60_000)
 session.listen(lambda state: print(state.value, flush=True))
 registry = ZooKeeperRegistry(session, sys.argv[2])
 leadership = registry.lead(candidate())
