@@ -56,7 +56,7 @@ def owner_at(server: MariaDB, broker: BrokerProcess, crash: str) -> Iterator[sub
     """The owner of one transaction over both databases, which ends or stops at a point."""
     given = {
         "address": broker.address, "databases": addresses(server), "value": f"v{next(_numbers)}",
-        "topic": "transfers", "timeout": 30,
+        "topic": "transfers", "timeout": 300,
     }  # fmt: skip
     command = [sys.executable, "-m", "tests.services.xa.xa_owner", json.dumps(given)]
     environment = os.environ | {"TXMQ_CRASH": crash}

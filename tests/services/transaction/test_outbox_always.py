@@ -153,10 +153,10 @@ def test_block_behind_its_deadline_is_rolled_back(any_shop: Shop) -> None:
     shop.check()
     tx = shop.client.producer().transaction(shop.resource, timeout=0.5)
     tx.__enter__()
-    tx.connection(shop.resource).cursor().execute("UPDATE sold SET pieces = pieces + 1")
-    tx.send("orders", b"2", key=b"k")
     assert tx._broker is not None
     tx._broker.deadline += PATIENT_S  # this process's clock stands still
+    tx.connection(shop.resource).cursor().execute("UPDATE sold SET pieces = pieces + 1")
+    tx.send("orders", b"2", key=b"k")
     shop.client.clock.sleep(0.6)
     with pytest.raises(RolledBackError):
         tx.__exit__(None, None, None)

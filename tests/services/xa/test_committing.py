@@ -134,7 +134,7 @@ def test_look_up_behind_a_locked_table_ends_with_the_block(shop: MySQLShop) -> N
     with (
         ThreadPoolExecutor(1) as threads,
         pytest.raises(OutcomeUnknownError),
-        shop.producer.transaction(shop.resource, timeout=3) as tx,
+        shop.producer.transaction(shop.resource, timeout=6) as tx,
     ):
         shop.insert(tx, b"1")
         number = shop.opened[-1].thread_id()

@@ -368,7 +368,7 @@ def test_what_dead_client_left_is_settled_by_thread_of_another(
 def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: MySQLShop, point: str) -> None:
     assert shop.order(b"1") is txmq.Outcome.COMMITTED
     with at_moment(point, shop.server.kill), suppress(RolledBackError, OutcomeUnknownError):
-        shop.order(b"2", timeout=1.0)
+        shop.order(b"2", timeout=4.0)  # so long a busy machine may take to come there
     shop.server.start()
     inside(shop.client, lambda client: resolver_of(client).wake())
     eventually(shop.is_resolved, "nothing is in doubt")

@@ -357,7 +357,7 @@ def test_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(or
 
 
 def test_prepare_at_a_frozen_server_is_unknown_and_found_later(orders: MySQLOrders) -> None:
-    branch = orders.enlist(connection=orders.connect(read_timeout=1))
+    branch = orders.enlist(connection=orders.connect(read_timeout=4))
     orders.insert(branch, 1)
     branch.end_body()
     orders.server.pause()
