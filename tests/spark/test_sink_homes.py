@@ -174,7 +174,7 @@ def test_home_away_behind_the_decision_shows_it_when_back(cluster: Cluster, clie
     written = job.write()
     broker = job.broker(cluster, is_anchor=False)
     broker.kill()
-    with txmq.connect(cluster.address, timeout=0.5) as hasty:
+    with txmq.connect(cluster.address, timeout=5.0) as hasty:
         homes.commit(hasty, job.opened.home, job.at, written.transactions)
     broker.start()
     eventually(lambda: values(client, topic) == once(), "the home has asked", within_s=60.0)

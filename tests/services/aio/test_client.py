@@ -181,7 +181,7 @@ def test_broker_away_is_told_as_to_threads(broker: BrokerProcess) -> None:
             with pytest.raises(txmq.BrokerAwayError):
                 await client.ping()
 
-    _run(broker, scenario, timeout=0.5)
+    _run(broker, scenario)
     with pytest.raises(txmq.BrokerAwayError, match="is a broker running there"):
         asyncio.run(txmq.aio.connect(broker.address, timeout=0.3))
 

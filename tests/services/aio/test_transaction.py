@@ -209,4 +209,4 @@ def test_broker_away_refuses_a_block_before_its_body(broker: BrokerProcess) -> N
         with pytest.raises(txmq.BrokerAwayError):
             await producer.send("away", b"x", timeout=0.2)
 
-    _run(broker, "away", scenario, timeout=0.5)
+    _run(broker, "away", scenario)

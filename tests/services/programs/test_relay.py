@@ -12,10 +12,11 @@ from txmq.testing.processes.relay import Relay
 
 def test_cut_relay_parts_its_clients_from_the_broker(broker: BrokerProcess) -> None:
     with (
-        Relay(broker.port) as relay, txmq.connect(relay.address, timeout=2.0) as far,
+        Relay(broker.port) as relay, txmq.connect(relay.address, timeout=2.0, lazy=True) as far,
         txmq.connect(broker.address) as near,
     ):  # fmt: skip
-        far.topics.create("t")
+        near.topics.create("t")
+        eventually(lambda: _names(far) == ["t"], "it reaches the broker")
         relay.cut()
         with pytest.raises(txmq.errors.ConnectionLostError):
             far.topics.list()
