@@ -80,7 +80,7 @@ def test_starlette_takes_orders_while_the_broker_is_away(
             await asyncio.to_thread(broker.kill)
             assert (await put(web, 3)).status_code == 201
             await asyncio.to_thread(broker.start)
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(60.0):
                 while len(await asyncio.to_thread(events, broker)) < 3:
                     await asyncio.sleep(0.05)
 

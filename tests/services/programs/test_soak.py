@@ -45,7 +45,7 @@ def left(directory: Path) -> Sequence[Path]:
 
 def test_mixed_load_stays_within_every_bound(tmp_path: Path) -> None:
     # The machine is busy with other tests: how long the loop stalls is judged by `make soak`.
-    code, told = finished(start(tmp_path, "--seconds", "20", "--stall-ms-max", "5000"))
+    code, told = finished(start(tmp_path, "--seconds", "20", "--stall-ms-max", "60000"))
     assert code == 0, told
     assert "every bound held" in told
     report = json.loads((tmp_path / "soak.json").read_text("utf-8"))

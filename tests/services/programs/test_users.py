@@ -105,10 +105,10 @@ def test_spool_that_lacks_a_grant_says_which(
         assert producer.send("orders", b"0", key=b"k").status is txmq.SendStatus.SPOOLED
         eventually(lambda: says("cannot be drained yet"), "the broker is away")
         guarded.broker.start()
-        eventually(lambda: says("before its user has a grant"), lambda: "\n".join(lines), 30.0)
+        eventually(lambda: says("before its user has a grant"), lambda: "\n".join(lines))
         assert any("txmq acl add shop --may" in line for line in lines)
         guarded.grant(may="write,read", topic="orders")
-        eventually(lambda: guarded.values() == [b"0"], "the spool is drained", 30.0)
+        eventually(lambda: guarded.values() == [b"0"], "the spool is drained")
 
 
 def test_retry_store_keeps_and_delivers_under_a_user(guarded: Guarded, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_resolver_settles_with_settle_alone(guarded: Guarded, tmp_path: Path, mo
         with guarded.operator() as client:
             return done.returncode == 0 and not client.transactions.list("in-doubt")
 
-    eventually(settled, "the resolver has settled it", 30.0)
+    eventually(settled, "the resolver has settled it")
     assert guarded.values() == []
 
 

@@ -17,7 +17,7 @@ from txmq import Outcome, Resolution
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
-WITHIN_S = 20.0  # far above what it takes: a loaded machine must not turn it red
+WITHIN_S = 60.0  # far above what it takes: a loaded machine must not turn it red
 
 OWNER = """
 import sys, txmq

@@ -83,7 +83,7 @@ def test_services_of_two_users_drain_each_their_own(services: Services) -> None:
         for user in TOPICS:
             services.sell(user, value)
     services.broker.start()
-    eventually(lambda: not services.states(), "all have left", within_s=40.0)
+    eventually(lambda: not services.states(), "all have left")
     for topic in TOPICS.values():
         assert [int(m.value or b"") for m in services.operator.browse(topic)] == list(range(6))
 
@@ -97,5 +97,5 @@ def test_row_that_nobody_may_send_says_what_is_missing(services: Services) -> No
     services.sell("till", 0)
     eventually(lambda: any("may not write topic orders" in why for _, why in services.states()), "it is told")
     services.users.acl("grant", "shop", {"may": "write", "topic": "orders"})
-    eventually(lambda: not services.states(), "it goes out by itself", within_s=40.0)
+    eventually(lambda: not services.states(), "it goes out by itself")
     assert [int(m.value or b"") for m in services.operator.browse("orders")] == [0, 1]

@@ -39,7 +39,7 @@ class PooledOrders(MySQLOrders):
     def sessions(self) -> list[Any]:
         """Connections that the server has, but for the one that asks."""
         asked = f"FROM information_schema.processlist WHERE db = '{self.database}' AND id <> CONNECTION_ID()"
-        return self.execute(f"SELECT id {asked}")
+        return self.execute(f"SELECT id {asked} ORDER BY id")
 
 
 @pytest.fixture

@@ -307,6 +307,6 @@ def test_what_a_body_locked_behind_its_end_is_let_go(shop: MySQLShop) -> None:
         shop.insert(tx, b"x")
         tx.connection(shop.resource).cursor().execute("LOCK TABLES orders WRITE")
     # A connection that is closed gives its locks up a moment later.
-    shop.execute("SET STATEMENT lock_wait_timeout = 10 FOR INSERT INTO orders (value) VALUES ('y')")
+    shop.execute("SET STATEMENT lock_wait_timeout = 60 FOR INSERT INTO orders (value) VALUES ('y')")
     assert shop.order(b"z") is txmq.Outcome.COMMITTED
     assert shop.rows() == [b"x", b"y", b"z"]
