@@ -184,7 +184,7 @@ class Service:
         """Rows, stock and messages agree once everything is told; the orders."""
         rows = await asyncio.to_thread(self.shop.rows)
         found = await self.messages()
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(60.0):
             while len(found) < len(rows) or await self._in_doubt():
                 await asyncio.sleep(0.01)
                 found, rows = await self.messages(), await asyncio.to_thread(self.shop.rows)

@@ -129,7 +129,7 @@ def relayed(broker: BrokerProcess, shown: TlsFiles, trusted: TlsFiles) -> Iterat
             while True:
                 client = server.wrap_socket(listener.accept()[0], server_side=True)
                 ends.append(client)
-                behind = socket.create_connection((broker.host, broker.port), 10)
+                behind = socket.create_connection((broker.host, broker.port), 60)
                 ends.append(ClientTls(trusted).context.wrap_socket(behind, server_hostname="localhost"))
                 threads.append(Thread(target=_pass_on, args=tuple(ends[-2:])))
                 threads[-1].start()
@@ -167,7 +167,7 @@ def _pass_on(client: ssl.SSLSocket, broker: ssl.SSLSocket) -> None:
 def _is_passed_on(source: ssl.SSLSocket, target: ssl.SSLSocket) -> bool:
     """Pass on what has come; False if that was the end."""
     source.settimeout(0.0)
-    target.settimeout(10.0)
+    target.settimeout(60.0)
     try:
         while data := source.recv(1 << 16):
             target.sendall(data)

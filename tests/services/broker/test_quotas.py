@@ -56,7 +56,7 @@ def _connected(broker: BrokerProcess, user: str, timeout: float = 30.0) -> txmq.
 
 
 def _limit(ops: txmq.Client, kind: str, name: str, **limits: int) -> None:
-    ops.control.call("quota", "set" if limits else "remove", kind, name, extensions=limits or None, timeout=10.0)
+    ops.control.call("quota", "set" if limits else "remove", kind, name, extensions=limits or None, timeout=60.0)
 
 
 def _stored(ops: txmq.Client, topic: str) -> int:

@@ -32,7 +32,7 @@ def trusting(authority: CertificateAuthority) -> TlsFiles:
 
 
 def raw(broker: BrokerProcess) -> socket.socket:
-    return socket.create_connection((broker.host, broker.port), 10)
+    return socket.create_connection((broker.host, broker.port), 60)
 
 
 def encrypted(broker: BrokerProcess, authority: CertificateAuthority) -> ssl.SSLSocket:

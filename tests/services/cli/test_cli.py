@@ -208,7 +208,7 @@ def test_ctrl_c_amid_trickling_lines_reports_how_many_were_acknowledged(broker: 
             writer.stdin.write(b"one\ntwo\nhalf a li")
             writer.stdin.flush()
             with txmq.connect(broker.address) as client:
-                assert [message.value for message in client.fetch("trickle", 0, 0, timeout=20.0)][:1] == [b"one"]
+                assert [message.value for message in client.fetch("trickle", 0, 0, timeout=60.0)][:1] == [b"one"]
             writer.send_signal(signal.SIGINT)
             said = json.loads(writer.stdout.read())
             assert said == {"topic": "trickle", "acknowledged": 2, "interrupted": True}

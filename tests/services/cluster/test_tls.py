@@ -87,7 +87,7 @@ def test_client_finds_the_brokers_by_zks(cluster: Cluster) -> None:
                 for partition in range(4):
                     tx.send("orders", b"%d" % number, partition=partition)
         assert tx.outcome is txmq.Outcome.COMMITTED
-        tx.wait_visible(10.0)
+        tx.wait_visible(60.0)
         assert len(list(client.browse("orders"))) == 32
 
 

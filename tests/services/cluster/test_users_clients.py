@@ -50,7 +50,7 @@ def test_loop_client_of_a_user_works_over_all_homes(cluster: Cluster) -> None:
             async with producer.transaction() as tx:
                 for partition in PARTITIONS:
                     await tx.send("orders", b"%d" % partition, partition=partition)
-            await tx.wait_visible(10.0)
+            await tx.wait_visible(60.0)
             assert {message.value async for message in client.browse("orders")} == {b"0", b"1", b"2"}
             for partition in PARTITIONS:
                 with pytest.raises(ForbiddenError, match="shop may do nothing with topic secrets"):

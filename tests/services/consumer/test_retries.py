@@ -158,7 +158,7 @@ def test_a_redrive_that_cannot_read_the_account_yet_sends_nothing(client: txmq.C
     for _ in range(2):
         with looking_briefly(client, dead_letters), pytest.raises(TransactionStateError, match="run it again"):
             list(dead_letters.redrive([second]))
-    client.control.call("complete", decision, extensions={"uuid": uuid}, timeout=5.0)
+    client.control.call("complete", decision, extensions={"uuid": uuid}, timeout=60.0)
     assert [redriven.outcome for redriven in dead_letters.redrive(dead_letters.dead_letters())] == ["done", "sent"]
     assert [message.value for message in client.browse(TOPIC)] == [b"held", b"letter 0", b"letter 1"]
 
@@ -206,7 +206,7 @@ def test_redrive_sends_nothing_twice_when_an_earlier_outcome_is_gone(
     with looking_briefly(client, later), pytest.raises(TransactionStateError, match="run it again"):
         list(later.redrive(letters))
     thread.join(WAIT_S)
-    client.control.call("complete", decision, extensions={"uuid": uuid}, timeout=5.0)
+    client.control.call("complete", decision, extensions={"uuid": uuid}, timeout=60.0)
     assert [redriven.outcome for redriven in later.redrive(letters)] == ["done"]
     assert [message.value for message in client.browse(TOPIC)].count(b"letter 0") == 1
 
@@ -245,7 +245,7 @@ def hold(client: txmq.Client) -> tuple[str, str]:
     _, txid = client.session.next_txid()
     part = encode_part(TOPIC, 0, records.encode([(None, b"held", (), 1)], txid=txid))
     body = [encode_branch("orders-db", uuid, details), *part]
-    client.control.call("decide", txid, extensions={"branches": 1}, body=body, timeout=5.0)
+    client.control.call("decide", txid, extensions={"branches": 1}, body=body, timeout=60.0)
     return txid, uuid
 
 
@@ -314,11 +314,11 @@ def test_oversized_dead_letter_is_cut(client: txmq.Client, room: int, said: byte
 def save_as_a_member(client: txmq.Client, deferred: str) -> None:
     """Save such a text for partition 0, as a member of another version would."""
     words: dict[str, str | int] = {"member": "other", "topics": TOPIC}
-    join = client.control.call("group", "join", GROUP, timeout=5.0, extensions=words, body=[b"[]"])
+    join = client.control.call("group", "join", GROUP, timeout=60.0, extensions=words, body=[b"[]"])
     (row,) = json.loads(join)["assigned"]
     save = json.dumps([[TOPIC, 0, row[2], 1, deferred]]).encode()
-    client.control.call("group", "save", GROUP, timeout=5.0, extensions={"member": "other"}, body=[save])
-    client.control.call("group", "leave", GROUP, timeout=5.0, extensions={"member": "other"}, body=[b"[]"])
+    client.control.call("group", "save", GROUP, timeout=60.0, extensions={"member": "other"}, body=[save])
+    client.control.call("group", "leave", GROUP, timeout=60.0, extensions={"member": "other"}, body=[b"[]"])
 
 
 @pytest.mark.threads

@@ -115,7 +115,7 @@ def test_flush_ends_what_former_process_left_despite_empty_spool(
             with pytest.raises(txmq.errors.RequestTimeoutError):
                 producer.flush(timeout=0.1)
             broker.start()
-            link, _ = former.control.connect_with_session(former.clock.monotonic() + 30)
+            link, _ = former.control.connect_with_session(former.clock.monotonic() + 60)
             producer.flush()
             with pytest.raises(txmq.TxmqError):  # closed by the broker, as a killed process's would be
                 link.request(former.clock.monotonic() + 30, "ping").result()
@@ -139,10 +139,10 @@ def test_log_tells_the_fate_of_a_message_whose_session_ended(
     assigned = AssignedSequence(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
     content = bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
-        with txmq.connect(f"txmq://{client.control.connect(client.clock.monotonic() + 5).address}") as other:
+        with txmq.connect(f"txmq://{client.control.connect(client.clock.monotonic() + 60).address}") as other:
             hello = {"session": session.wish}
-            other.control.call("hello", 1, "me", extensions=hello, timeout=5.0)
-            other.control.call("put", *partition, body=[stamped(content, assigned)], timeout=5.0)
+            other.control.call("hello", 1, "me", extensions=hello, timeout=60.0)
+            other.control.call("put", *partition, body=[stamped(content, assigned)], timeout=60.0)
     with Spool(tmp_path / "spool") as spool:
         spool.append(partition, content, 1, assigned)
     with _ordered(client, tmp_path) as producer:
@@ -166,9 +166,9 @@ def test_spool_without_secrets_is_stored_once_in_any_case(
         assert session is not None
     assigned, content = AssignedSequence(identity, 1, 1), bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
-        with txmq.connect(f"txmq://{client.control.connect(client.clock.monotonic() + 5).address}") as other:
-            other.control.call("hello", 1, "me", extensions={"session": session.wish}, timeout=5.0)
-            other.control.call("put", *partition, body=[stamped(content, assigned)], timeout=5.0)
+        with txmq.connect(f"txmq://{client.control.connect(client.clock.monotonic() + 60).address}") as other:
+            other.control.call("hello", 1, "me", extensions={"session": session.wish}, timeout=60.0)
+            other.control.call("put", *partition, body=[stamped(content, assigned)], timeout=60.0)
     with Spool(tmp_path / "spool") as spool:
         spool.append(partition, content, 1, assigned)
         spool._database.execute("UPDATE sessions SET secret = ''")

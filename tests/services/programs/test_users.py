@@ -233,7 +233,7 @@ def test_user_who_settles_fences_for_one_database(guarded: Guarded, monkeypatch:
     def decide(database: str) -> None:
         details = {"bqual": f"{database}.1.2", "connection": 1, "wrote": True, "marker": True, "table": "txmq_marker"}
         branch = encode_branch("a", database, details)
-        shop.control.call("decide", txid, extensions={"branches": 1}, body=[branch], timeout=10.0)
+        shop.control.call("decide", txid, extensions={"branches": 1}, body=[branch], timeout=60.0)
 
     with txmq.connect(guarded.address) as shop:
         home = BrokerTransaction(shop, shop.clock, 30.0)

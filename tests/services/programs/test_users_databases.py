@@ -76,7 +76,7 @@ class Guarded:
 
     def refused(self) -> int:
         with txmq.connect(self.of("ops")) as client:
-            text = client.control.call("stats", "json", timeout=10.0)
+            text = client.control.call("stats", "json", timeout=60.0)
             return int(json.loads(text)["broker"]["refused"])
 
 
@@ -130,7 +130,7 @@ def test_resolver_of_its_own_user_fences_the_unknown(
     for bank in banks:
         guarded.install(bank)
     guarded.grant(user="settler", may="settle", resource=str(banks[0].uuid))
-    given = {"address": guarded.of("shop"), "databases": places, "value": "x", "topic": "orders", "timeout": 1.0}
+    given = {"address": guarded.of("shop"), "databases": places, "value": "x", "topic": "orders", "timeout": 5.0}
     owner = [sys.executable, "-m", "tests.services.xa.xa_owner", json.dumps(given)]
     monkeypatch.setenv("TXMQ_CRASH", "client.xa.all_prepared:1")
     died = fork_server.run(owner, timeout=WAIT_S)
@@ -187,7 +187,7 @@ def test_outbox_is_drained_when_the_broker_returns(guarded: Guarded, tmp_path: P
     )  # fmt: skip
     guarded.install(resource)
     guarded.grant(may="write", topic="orders")
-    with txmq.connect(guarded.of("shop"), timeout=2.0) as client, client.producer() as producer:
+    with txmq.connect(guarded.of("shop")) as client, client.producer() as producer:
         resolver_of(client).add(resource)
         guarded.broker.kill()
         with producer.transaction(resource) as tx:

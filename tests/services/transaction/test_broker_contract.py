@@ -39,35 +39,37 @@ class Deal:
 
     def commit_prepared(self) -> list[PartResult]:
         """Commit what is prepared."""
-        return parse_result_lines(self.home.submit_commit(5.0).result())
+        return parse_result_lines(self.home.submit_commit(60.0).result())
 
     def decide(self, *values: bytes, uuids: Sequence[str] = (UUID,)) -> list[PartResult]:
         """Decide them, with a branch in each resource."""
         details = {"bqual": "b", "connection": None, "wrote": True, "marker": True, "table": "txmq_marker"}
         branches = [encode_branch("orders-db", uuid, details) for uuid in uuids]
         return parse_result_lines(
-            self.home.submit_decide(self.home.encoded(self.parts(*values)), branches, (), 5.0).result()
+            self.home.submit_decide(self.home.encoded(self.parts(*values)), branches, (), 60.0).result()
         )
 
     def complete(self, uuid: str = UUID, **extensions: str) -> bytes:
         """A branch is done."""
         given = {"uuid": uuid, **extensions}
-        return bytes(self.control.call("complete", self.txid, extensions=given, timeout=5.0))
+        return bytes(self.control.call("complete", self.txid, extensions=given, timeout=60.0))
 
     def owner(self) -> list[str]:
         """``outcome`` with the owner's line."""
         return (
-            bytes(self.control.call("outcome", self.txid, extensions={"owner": None}, timeout=5.0)).decode().split("\n")
+            bytes(self.control.call("outcome", self.txid, extensions={"owner": None}, timeout=60.0))
+            .decode()
+            .split("\n")
         )
 
     def outcome(self, **extensions: None) -> tuple[str, int]:
         """The word, and how many parts have a place."""
-        word, lines = parse_outcome(self.control.call("outcome", self.txid, extensions=extensions, timeout=5.0))
+        word, lines = parse_outcome(self.control.call("outcome", self.txid, extensions=extensions, timeout=60.0))
         return word, len(lines)
 
     def listed(self, uuid: str = UUID, **extensions: str) -> list[dict[str, Any]]:
         """This transaction in ``recover``."""
-        body = self.control.call("recover", extensions={"uuid": uuid, **extensions}, timeout=5.0)
+        body = self.control.call("recover", extensions={"uuid": uuid, **extensions}, timeout=60.0)
         return [item for item in json.loads(body)["transactions"] if item["txid"] == self.txid]
 
 
@@ -151,7 +153,7 @@ def test_a_deadline_that_has_passed_is_not_prepared(client: Any) -> None:
     deal = Deal(client)
     fields = {"resource": "orders-db", "uuid": UUID, "table": "txmq_marker", "deadline": client.clock.now_ms() - 1000}
     with pytest.raises(TransactionConflictError):
-        client.control.call("prepare", deal.txid, "last-resource", body=(), timeout=5.0, extensions=fields)
+        client.control.call("prepare", deal.txid, "last-resource", body=(), timeout=60.0, extensions=fields)
 
 
 def test_streamed_parts_are_stated_by_the_decision(deal: Deal) -> None:

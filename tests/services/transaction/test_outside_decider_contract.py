@@ -42,7 +42,7 @@ def due(client: Any, group: str) -> list[DueHalf]:
 
 
 def rows(client: Any, **given: Any) -> list[dict[str, Any]]:
-    body = client.control.repeat("recover", extensions={"state": "all", **given}, timeout=5.0)
+    body = client.control.repeat("recover", extensions={"state": "all", **given}, timeout=60.0)
     found: list[dict[str, Any]] = json.loads(body)["transactions"]
     return found
 

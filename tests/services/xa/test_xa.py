@@ -93,7 +93,7 @@ class Bank:
 
     def in_doubt(self) -> int:
         """What the broker lists."""
-        body = inside(self.client, lambda client: client.control.call("recover", timeout=5.0))
+        body = inside(self.client, lambda client: client.control.call("recover", timeout=60.0))
         return len(json.loads(body)["transactions"])
 
     def is_resolved(self) -> bool:
@@ -147,7 +147,7 @@ def test_a_visible_message_implies_readable_rows(bank: Bank) -> None:
         value = f"{number:03}"
         bank.transfer(value)
         offset = number
-        assert bank.client.fetch(bank.topic, 0, offset, timeout=5.0)[0].value == value.encode()
+        assert bank.client.fetch(bank.topic, 0, offset, timeout=60.0)[0].value == value.encode()
         assert [value in bank.rows(place) for place in (0, 1)] == [True, True]
 
 
@@ -289,7 +289,7 @@ def test_owners_killed_at_every_point_are_settled_by_another_process(bank: Bank)
 @pytest.mark.threads  # owners are processes of their own
 def test_stopped_owner_of_prepared_branches_is_ended_and_learns_it(bank: Bank) -> None:
     """Its sessions live, so its branches are not known to others, and listed: the resolver ends the sessions."""
-    owner = bank.owner("x", "client.xa.all_prepared:1:stop", timeout=5.0)
+    owner = bank.owner("x", "client.xa.all_prepared:1:stop", timeout=8.0)
     eventually(lambda: bank.prepared() == 2, "both branches are prepared")
     eventually(bank.is_resolved, "nothing is in doubt")
     os.kill(owner.pid, signal.SIGCONT)
