@@ -15,7 +15,7 @@ from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.run import BinlogReader, publisher_of
 from txmq.runtime.threads import Signal
 
-SETTINGS = PublishSettings(partitions=3, linger_ms=1, transaction_rows_max=2 * PART_ROWS, session_timeout_ms=4000)
+SETTINGS = PublishSettings(partitions=3, linger_ms=1, transaction_rows_max=2 * PART_ROWS, session_timeout_ms=2000)
 AWAY_AFTER = 25  # parts: the database's connection ends every now and then
 
 

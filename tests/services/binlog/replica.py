@@ -46,7 +46,7 @@ class Replica:
         self.config.write_text(
             f'name = "{name}"\nbootstrap = "{broker.address}"\n[source]\n{place}tables = ["shop.*"]\n'
             f'[publish]\npartitions = 3\ntransaction_rows_max = 50\n[apply]\n{place}database = "copy_{{database}}"\n'
-            f'state_database = "state_{name}"\nthreads = 3\nconflict_wait_ms = 2000\nsession_timeout_ms = 3000\n{apply}'
+            f'state_database = "state_{name}"\nthreads = 3\nconflict_wait_ms = 2000\nsession_timeout_ms = 1500\n{apply}'
         )
 
     @property
