@@ -119,9 +119,16 @@ def _turn(item: pytest.Item) -> int:
     return next((turn for turn, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
 
 
+# What is played on simulated parts needs nothing but the processor: a busy machine makes it longer, not wrong.
+PLAYED, PLAYED_S_MAX = ("tests/simulation/", "tests/images/"), 1800
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """See ``LONGEST``."""
+    """See ``LONGEST`` and ``PLAYED``."""
     items.sort(key=_turn)
+    for item in items:
+        if item.nodeid.startswith(PLAYED) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PLAYED_S_MAX))
 
 
 class InTurn(LoadFileScheduling):  # type: ignore[misc]  # without types
