@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 LASTING = "session"  # folders whose names begin like this are of fixtures that outlive a file
+_STAY = (LASTING, ".")  # and pytest's .lock: without it another run takes the whole for abandoned, and deletes it
 
 
 class Leftovers:
@@ -29,14 +30,14 @@ class Leftovers:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
-        """Look at the disk behind the last test of a file, when its fixtures are gone, and all has been reported."""
+        """Look at the disk after the last test of a file: its fixtures are gone, and all has been reported."""
         done = yield
         if nextitem is None or nextitem.path != item.path:
             self._end_file(item.session.testsfailed)
         return done
 
     def _end_file(self, failed: int) -> None:
-        left = [path for path in self._base.iterdir() if not path.name.startswith(LASTING) and path not in self._kept]
+        left = [path for path in self._base.iterdir() if not path.name.startswith(_STAY) and path not in self._kept]
         if failed > self._failed:
             self._failed = failed
             self._kept.update(left)

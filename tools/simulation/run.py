@@ -271,7 +271,7 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
 
 
 def await_ends(world: Simulation, finite: Sequence[Program | Process]) -> None:
-    """All of them come to their end soon. Who is over stays so, and is not asked again with each event."""
+    """All of them come to their end soon. What is over stays over, and is not asked again with each event."""
     waited = list(finite)
 
     def are_over() -> bool:

@@ -141,12 +141,11 @@ class Run:
 
     def _repeat(self, stages: Mapping[str, Stage]) -> None:
         began = time.monotonic()
-        for number, (key, _) in enumerate(to_repeat(self.failures).items()):
-            stage, test = key
+        for number, (stage, test) in enumerate(to_repeat(self.failures)):
             print(f"txmq once more, alone: {test} ...", flush=True)
             status, _failures = self._pytest(stages[stage], [test], self._left / f"again-{number}.jsonl")
             if status == 0:
-                self.passed_again.append(key)
+                self.passed_again.append((stage, test))
         if self.failures:
             self.seconds["again"] = time.monotonic() - began
 

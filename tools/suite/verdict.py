@@ -45,21 +45,17 @@ class Failure(NamedTuple):
         return self.promise
 
 
-def to_repeat(failures: Sequence[Failure]) -> dict[tuple[str, str], Failure]:
-    """The first failure of each (stage, test) that is run once more; empty if that cannot make the run green."""
-    tests: dict[tuple[str, str], Failure] = {}
-    for failure in failures:
-        tests.setdefault((failure.stage, failure.test), failure)
-    if len(tests) > UNSTEADY_MAX or any(failure.is_final for failure in failures):
-        return {}
-    return tests
+def to_repeat(failures: Sequence[Failure]) -> list[tuple[str, str]]:
+    """Stage and id of each test that is run once more; empty if that cannot make the run green."""
+    tests = _failed(failures)
+    return [] if len(tests) > UNSTEADY_MAX or any(failure.is_final for failure in failures) else tests
 
 
 def conclusion(failures: Sequence[Failure], passed_again: Collection[tuple[str, str]]) -> tuple[bool, list[str]]:
     """Whether the run is green, and the lines that say why."""
     if not failures:
         return True, ["every test passed at its first run"]
-    tests = dict.fromkeys((failure.stage, failure.test) for failure in failures)
+    tests = _failed(failures)
     lines = [f"final: {failure.test}: {failure.is_final}" for failure in failures if failure.is_final]
     if len(tests) > UNSTEADY_MAX:
         lines.append(f"{len(tests)} tests failed; more than {UNSTEADY_MAX} are not run again")
@@ -68,6 +64,10 @@ def conclusion(failures: Sequence[Failure], passed_again: Collection[tuple[str, 
     if lines:
         return False, lines
     return True, [line for test in passed_again for line in _unsteady(test, failures)]
+
+
+def _failed(failures: Sequence[Failure]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((failure.stage, failure.test) for failure in failures))
 
 
 def _unsteady(test: tuple[str, str], failures: Sequence[Failure]) -> list[str]:

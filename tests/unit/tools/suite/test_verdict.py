@@ -21,13 +21,13 @@ def _key(failure: Failure) -> tuple[str, str]:
 
 
 def test_no_failure_is_green() -> None:
-    assert to_repeat([]) == {}
+    assert to_repeat([]) == []
     assert conclusion([], [])[0]
 
 
 def test_failed_service_test_that_passes_alone_is_unsteady_and_green() -> None:
     failure = _failure()
-    assert list(to_repeat([failure])) == [_key(failure)]
+    assert to_repeat([failure]) == [_key(failure)]
     assert conclusion([failure], [_key(failure)]) == (
         True, [f"unsteady: {failure.test}", "    E   TimeoutError: 0"],
     )  # fmt: skip
@@ -41,12 +41,12 @@ def test_test_that_fails_twice_is_red() -> None:
 def test_phases_of_one_test_are_one_unsteady_test() -> None:
     failures = [_failure(number, phase=phase) for number in range(UNSTEADY_MAX) for phase in ("call", "teardown")]
     assert len(to_repeat(failures)) == UNSTEADY_MAX
-    assert conclusion(failures, list(to_repeat(failures)))[0]
+    assert conclusion(failures, to_repeat(failures))[0]
 
 
 def test_more_than_three_are_red_and_not_repeated() -> None:
     failures = [_failure(number) for number in range(UNSTEADY_MAX + 1)]
-    assert to_repeat(failures) == {}
+    assert to_repeat(failures) == []
     assert not conclusion(failures, [_key(failure) for failure in failures])[0]
 
 
@@ -61,7 +61,7 @@ def test_more_than_three_are_red_and_not_repeated() -> None:
 )
 def test_what_is_final_is_red_whatever_a_second_run_says(final: Failure) -> None:
     other = _failure(7)
-    assert to_repeat([other, final]) == {}
+    assert to_repeat([other, final]) == []
     is_green, lines = conclusion([other, final], [_key(other), _key(final)])
     assert not is_green
     assert final.test in lines[0]
