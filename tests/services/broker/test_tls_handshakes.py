@@ -22,7 +22,7 @@ from txmq.testing.processes.broker import BrokerProcess, free_port
 from .tls_brokers import address, raw, refusal, settings_of, shake_hands, trusting
 from .watch import FLOOD_DELAY_S_MAX, Watch
 
-HANDSHAKE_MS = 3000  # a busy machine may take one or two for a handshake
+HANDSHAKE_MS = 1000
 ALTERED = 40  # handshakes of each version; all positions: tests/unit/broker/shell/test_tls_door_altered.py
 STOPPED = 5000
 STOPPED_BYTES_MAX = 40 << 10  # of memory for each of them
