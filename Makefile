@@ -110,8 +110,8 @@ wheel: .venv/.dev
 	@echo "building wheels (about three minutes for each Python) ..."
 	@$(BIN)/python -m tools.wheels
 
-test-compiled: .venv/.dev
-	@$(SUITE) compile compiled
+test-compiled: .venv/.dev $(BUILT)
+	@$(SUITE) compiled
 
 ifeq ($(COMPILED),1)
 bench: .venv/.dev .venv/.bench $(BUILT)

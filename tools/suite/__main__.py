@@ -47,7 +47,7 @@ class Stage:
     Attributes:
         name: in one word.
         what: what it does, for the one who waits.
-        make: the target of make that it is; empty if it is tests.
+        make: the targets of make that it is, at once; empty if it is tests.
         tests: what pytest runs; without them it is no stage of tests.
         options: of pytest, for a test that is run again, too.
         environment: beside ours.
@@ -55,15 +55,14 @@ class Stage:
 
     name: str
     what: str
-    make: str = ""
+    make: Sequence[str] = ()
     tests: Sequence[str] = ()
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 STAGES = (
-    Stage("check", "style, types, layers, unit tests, vectors", make="check"),
-    Stage("compile", "hot modules as C extensions (docs/compiled.md)", make="compiled"),
+    Stage("check", "style, types, layers, unit tests, vectors; beside it, C extensions", make=("check", "compiled")),
     Stage(
         "services", "crash images, simulation, kill -9, services, examples, Spark",
         tests=("--durations", "15", "tests", *(word for folder in ELSEWHERE for word in ("--ignore", folder))),
@@ -127,9 +126,10 @@ class Run:
         (self._left / "result.json").write_text(json.dumps(said, indent=1) + "\n", "utf-8")
 
     def _make(self, stage: Stage) -> None:
-        status = self._call(["make", "--no-print-directory", stage.make], stage.environment)
+        command = ["make", "--no-print-directory", f"-j{len(stage.make)}", *stage.make]
+        status = self._call(command, stage.environment)
         if status:
-            self.broken = f"make {stage.make} failed with status {status}"
+            self.broken = f"{' '.join(command)} failed with status {status}"
 
     def _test(self, stage: Stage) -> None:
         order = () if self._order is None else ("--order", str(self._order))
