@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.stopped import until_stopped
 from tools.crash import final_reads
 from tools.crash.campaign import KILLED
 from tools.crash.directory import ORDERS, CampaignDirectory
@@ -240,6 +241,7 @@ def test_client_that_sleeps_past_its_deadline_is_told_truth(
     campaign: CampaignDirectory, broker: BrokerProcess, point: str
 ) -> None:
     order = Order(campaign, broker, "order-1", f"{point}:1:stop", timeout=6.0)
+    until_stopped(order.process.pid)
     eventually(lambda: bool(final_reads.in_doubt(broker.address)), "a transaction is prepared")
     with _resolver(campaign):
         eventually(lambda: _is_overdue(broker), "the deadline passes")

@@ -107,11 +107,6 @@ class Writer:
                     cursor.execute(sql)
 
 
-def is_stopped(process: Process) -> bool:
-    """By a crash point with the mode ``stop``."""
-    return "State:\tT" in Path(f"/proc/{process.pid}/status").read_text()
-
-
 def fill(server: MariaDB, table: str = "items", rows: int = 120, kind: str = "INT") -> None:
     """A table with every third id."""
     server.execute(f"CREATE OR REPLACE TABLE {table} (id {kind} PRIMARY KEY, v INT)")

@@ -11,10 +11,9 @@ import pytest
 
 import txmq
 from tests.services.binlog.replica import WAIT_S, Replica
-from tests.services.binlog.snapshot_run import is_stopped
+from tests.stopped import until_stopped
 from txmq.binlog.apply.applier import Applier
 from txmq.binlog.errors import ConflictError, TargetError
-from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB
@@ -133,7 +132,7 @@ def test_killed_target_is_waited_for(replica: Replica) -> None:
     with replica.reader():
         replica.execute(*workload(4))
     child = replica.start_child("binlog.apply.filled:20:stop")
-    eventually(lambda: is_stopped(child), replica.log.read_text, WAIT_S)
+    until_stopped(child.pid, replica.log.read_text)
     replica.server.restart()
     child.send_signal(signal.SIGCONT)
     assert child.wait(WAIT_S) == 0, replica.log.read_text()

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.binlog.snapshot_run import WAIT_S, Run, Writer, caught_up, fill, is_stopped, read_rows, table_rows
+from tests.services.binlog.snapshot_run import WAIT_S, Run, Writer, caught_up, fill, read_rows, table_rows
+from tests.stopped import until_stopped
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
@@ -188,12 +189,12 @@ def test_stopped_reader_and_killed_database_are_gone_on_with(
     fill(database, rows=150)
     run = Run(tmp_path, database, shared_broker, "stops", chunk_rows=5)
     reader = run.start(crash="binlog.snapshot.read:2:stop")  # so that it is not done with it before
-    eventually(lambda: is_stopped(reader), run.log.read_text, WAIT_S)
+    until_stopped(reader.pid, run.log.read_text)
     reader.send_signal(signal.SIGTERM)
     reader.send_signal(signal.SIGCONT)
     assert reader.wait(WAIT_S) == 0
     other = run.start("--snapshot", "only", crash="binlog.snapshot.read:3:stop")
-    eventually(lambda: is_stopped(other), run.log.read_text, WAIT_S)
+    until_stopped(other.pid, run.log.read_text)
     assert "going on with the snapshot" in run.log.read_text()
     database.kill()
     other.send_signal(signal.SIGCONT)
@@ -215,7 +216,7 @@ def test_killed_broker_and_database_are_waited_for_in_a_snapshot(
     run.config.write_text(f'{run.config.read_text()}mode = "{mode}"\nspool = "{tmp_path / "spool"}"\n')
     with Writer(database), txmq.connect(broker.address) as client:
         reader = run.start("--snapshot", "only", crash="binlog.snapshot.read:5:stop")  # so that it is not done before
-        eventually(lambda: is_stopped(reader), run.log.read_text, WAIT_S)
+        until_stopped(reader.pid, run.log.read_text)
         assert read_rows(run, client) < 200
         for victim in (broker, database):
             victim.kill()

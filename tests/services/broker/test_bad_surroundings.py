@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stopped import until_stopped
 from txmq.broker.core import REQUESTS_A_TURN
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
@@ -150,8 +151,7 @@ def test_behind_a_flood_others_wait_for_one_turn_of_it(broker: BrokerProcess, pi
         assert [other.ask(b"ping 1\r\n")[0] for other in others] == [200] * 4
         os.kill(pid, signal.SIGSTOP)
         try:
-            stopped = Path(f"/proc/{pid}/status")
-            eventually(lambda: "State:\tT" in stopped.read_text(), "the broker is stopped")
+            until_stopped(pid)
             wire.socket.setblocking(False)
             wire.socket.send(piece * 20_000)  # as much as the system takes
             for other in others:
@@ -205,8 +205,7 @@ def test_a_broker_that_was_stopped_for_a_while_goes_on(broker: BrokerProcess) ->
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         wire.send(put(batch()))
-        stopped = Path(f"/proc/{pid}/status")
-        eventually(lambda: "State:\tT" in stopped.read_text(), "the broker is stopped")
+        until_stopped(pid)
         os.kill(pid, signal.SIGCONT)
         assert wire.hear(1).codes == [200]
         assert wire.ask(b"offset t 0 latest 1\r\n")[1] == b"1 0 1\n"

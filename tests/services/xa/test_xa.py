@@ -22,6 +22,7 @@ import txmq
 from tests.crash_points import at_moment
 from tests.services.loop_client import Connect, inside
 from tests.services.xa.xa_owner import resources, transfer
+from tests.stopped import until_stopped
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.client.transaction.block import Transaction
 from txmq.errors import RolledBackError, TopicClosedError
@@ -290,7 +291,7 @@ def test_owners_killed_at_every_point_are_settled_by_another_process(bank: Bank)
 def test_stopped_owner_of_prepared_branches_is_ended_and_learns_it(bank: Bank) -> None:
     """Its sessions live, so its branches are not known to others, and listed: the resolver ends the sessions."""
     owner = bank.owner("x", "client.xa.all_prepared:1:stop", timeout=8.0)
-    eventually(lambda: bank.prepared() == 2, "both branches are prepared")
+    until_stopped(owner.pid)
     eventually(bank.is_resolved, "nothing is in doubt")
     os.kill(owner.pid, signal.SIGCONT)
     _, said = owner.communicate(timeout=60)
@@ -302,6 +303,7 @@ def test_stopped_owner_of_prepared_branches_is_ended_and_learns_it(bank: Bank) -
 @pytest.mark.threads  # owners are processes of their own
 def test_an_owner_that_stops_behind_the_decision_finds_it_finished(bank: Bank) -> None:
     owner = bank.owner("x", "client.xa.decided:1:stop", timeout=8.0)
+    until_stopped(owner.pid)
     eventually(lambda: bank.messages() == ["x"], "the message is visible")
     os.kill(owner.pid, signal.SIGCONT)
     _, said = owner.communicate(timeout=60)
