@@ -1,4 +1,4 @@
-"""Opening a journal: follow the records from a checkpoint, judge what ends them, repair the tail, go on.
+"""Opening a journal: follow the records from a checkpoint, judge what ends them, repair the tail, hand them over.
 
 Theory of operation. From the checkpoint's LSN and chain, records are read as long as they continue the stream (R1).
 The place at which that ends is examined, together with the next file and the bytes behind. ``TABLE`` names the finding:
@@ -25,15 +25,16 @@ A file header of a newer version is R7. R7, R8 and R9 of headers are found where
 crash makes R9: header and size are forced before a file gets its name.
 
 Then, in this order: a cut zeroes everything from the cut to the end of the file, forced; the records no mark vouches
-for are written once more, forced (``redo.tail``); the directory is forced, so that the newest file's name is as
-durable as what it will hold.
+for are written once more, forced (``redo.tail_rewrite``); the directory is forced, so that the newest file's name is as
+durable as what it will hold. Only then are the records handed over, which reads them a second time (a tenth of what
+redoing them costs): what is made of them in partition files must not outlive them.
 
 Invariants:
 
 * nothing at or below a durable mark is ever cut; nothing is changed where recovery refuses;
 * every step may be repeated: a crash at any point of recovery, or of the recovery after it, changes nothing of what is
   recovered;
-* all that was handed to ``on_record`` is forced when ``recover`` returns;
+* a record is forced before it is handed to ``on_record``, and none is where recovery refuses;
 * memory is bounded by one window (8 MiB) or one record.
 
 Damage to records that were forced but that no mark on disk vouches for (the last group, for the 50 ms until the idle
@@ -51,7 +52,7 @@ from txmq.redo import tail_rewrite
 from txmq.redo.files import FILE_SIZE_BYTES, JournalFiles, Settings, list_bases
 from txmq.redo.journal import Found, Head, Journal
 from txmq.redo.record_format import DIRECTORY, FILE_HEADER_SIZE, FileHeader, file_path, payload_size_max
-from txmq.redo.scan import At, Behind, Cursor, OnProgress, OnRecord, look, look_behind, open_file, read_records
+from txmq.redo.scan import At, Behind, Cursor, OnRecord, look, look_behind, open_file, read_records
 from txmq.runtime.ports import Disk, File
 
 _ZERO_PIECE_BYTES: Final = 1 << 20
@@ -148,7 +149,7 @@ def decide(observation: Observation) -> Rule:
 
 def open_journal(
     disk: Disk, *, node_id: int, from_lsn: Lsn, from_chain: int, epoch: int, on_record: OnRecord,
-    file_size_bytes: int = FILE_SIZE_BYTES, on_progress: OnProgress | None = None,
+    file_size_bytes: int = FILE_SIZE_BYTES,
 ) -> Journal:  # fmt: skip
     """``recover``, or ``create`` if there is no journal and none is expected (``from_lsn`` 0)."""
     settings = Settings(file_size_bytes)
@@ -156,7 +157,7 @@ def open_journal(
         return create(disk, node_id=node_id, settings=settings, epoch=epoch)
     return recover(
         disk, node_id=node_id, from_lsn=from_lsn, from_chain=from_chain, epoch=epoch, settings=settings,
-        on_record=on_record, on_progress=on_progress,
+        on_record=on_record,
     )  # fmt: skip
 
 
@@ -175,9 +176,8 @@ def create(disk: Disk, *, node_id: int, settings: Settings, epoch: int = 1) -> J
 
 
 def recover(
-    disk: Disk, *, node_id: int, from_lsn: Lsn, from_chain: int, epoch: int, settings: Settings, on_record: OnRecord,
-    on_progress: OnProgress | None = None,
-) -> Journal:  # fmt: skip
+    disk: Disk, *, node_id: int, from_lsn: Lsn, from_chain: int, epoch: int, settings: Settings, on_record: OnRecord
+) -> Journal:
     """Read the journal from a checkpoint on, repair its tail, and return it open for appending.
 
     Args:
@@ -186,9 +186,8 @@ def recover(
         epoch: of this incarnation; raised to one more than the highest epoch found.
         on_record: gets (LSN, end LSN, payload) of every group record, in order. May be called again with the same
             records by a later recovery.
-        on_progress: gets the LSN reached, once per 8 MiB and file.
 
-    Durability: everything handed to ``on_record`` is forced when this returns.
+    Durability: a record is forced when it is handed to ``on_record``.
 
     Raises:
         CorruptRecordError: damage below a durable mark (R4, R6, R9); the reason names the rule and the LSN.
@@ -199,8 +198,10 @@ def recover(
     cursor = Cursor(from_lsn, from_chain, durable_lsn=from_lsn)
     walk = Walk(disk, cursor, node_id=node_id, writable=True)
     try:
-        rule = walk.run(on_record, on_progress)
-        return _repaired(disk, walk, rule, max(epoch, cursor.highest_epoch + 1), settings)
+        rule = walk.run(lambda *_: None)
+        journal = _repaired(disk, walk, rule, max(epoch, cursor.highest_epoch + 1), settings)
+        _hand_over(disk, walk.headers, Cursor(from_lsn, from_chain), on_record, journal.next_lsn)
+        return journal
     except BaseException:
         walk.close()
         raise
@@ -220,6 +221,20 @@ def _repaired(disk: Disk, walk: Walk, rule: Rule, epoch: int, settings: Settings
     return Journal(files, file, head, epoch=epoch, older_bases=walk.older_bases, found=found)
 
 
+def _hand_over(disk: Disk, headers: list[FileHeader], cursor: Cursor, on_record: OnRecord, end_lsn: Lsn) -> None:
+    """Read the records once more; the first reading found them whole up to ``end_lsn``."""
+    for header in headers:
+        cursor.lsn = max(cursor.lsn, header.base_lsn + FILE_HEADER_SIZE)
+        file = disk.open(file_path(header.base_lsn), writable=False)
+        try:
+            read_records(file, header, cursor, on_record)
+        finally:
+            file.close()
+    if cursor.lsn != end_lsn:
+        path, position = file_path(headers[-1].base_lsn), cursor.lsn - headers[-1].base_lsn
+        raise CorruptRecordError(path, position, f"whole up to lsn {end_lsn} at the first reading, and not at the second")
+
+
 def _zero(file: File, start: int, end: int) -> None:
     """Zero the tail: bytes that were cut must not become valid again behind shorter new records."""
     zeros = bytes(min(_ZERO_PIECE_BYTES, end - start))
@@ -236,7 +251,7 @@ class Walk:
 
     Attributes:
         file, header: its position.
-        older_bases: of the files before.
+        headers: of the files walked through, this one's last.
     """
 
     def __init__(self, disk: Disk, cursor: Cursor, *, node_id: int | None, writable: bool) -> None:
@@ -244,6 +259,7 @@ class Walk:
         self._disk, self._node_id, self._writable = disk, node_id, writable
         self._bases = list_bases(disk)
         self.file, self.header = self._first()
+        self.headers = [self.header]
 
     @property
     def older_bases(self) -> list[int]:
@@ -254,14 +270,14 @@ class Walk:
         """Let go of the current file."""
         self.file.close()
 
-    def run(self, on_record: OnRecord, on_progress: OnProgress | None = None) -> Rule:
+    def run(self, on_record: OnRecord) -> Rule:
         """Hand over all records; the rule that ended them, which is END or CUT.
 
         Raises:
             CorruptRecordError, StorageError, DirectoryInUseError: as ``recover``.
         """
         while True:
-            read_records(self.file, self.header, self.cursor, on_record, on_progress)
+            read_records(self.file, self.header, self.cursor, on_record)
             rule = self.advance()
             if rule is not None:
                 return rule
@@ -281,6 +297,7 @@ class Walk:
             return rule
         self.file.close()
         self.file, self.header = successor
+        self.headers.append(self.header)
         self.cursor.lsn = self.header.base_lsn + FILE_HEADER_SIZE
         self.cursor.highest_epoch = max(self.cursor.highest_epoch, self.header.epoch)
         return None

@@ -48,7 +48,6 @@ from txmq.runtime.ports import Disk, File
 
 WINDOW_BYTES: Final = 8 << 20
 OnRecord = Callable[[Lsn, Lsn, bytes], None]
-OnProgress = Callable[[Lsn], None]
 
 
 class At(enum.Enum):
@@ -133,9 +132,7 @@ def _check_header(header: FileHeader | None, path: str, base_lsn: int, node_id: 
         )
 
 
-def read_records(
-    file: File, header: FileHeader, cursor: Cursor, on_record: OnRecord, on_progress: OnProgress | None = None
-) -> None:
+def read_records(file: File, header: FileHeader, cursor: Cursor, on_record: OnRecord) -> None:
     """Hand over every group record from ``cursor.lsn`` on that continues the stream; the cursor ends behind the last.
 
     One loop over plain tuples and local names: a generator of NamedTuples takes twice as long.
@@ -148,8 +145,6 @@ def read_records(
         offset = position - start
         if offset + header_size > len(window):
             window, start, offset = file.pread(min(WINDOW_BYTES, size - position), position), position, 0
-            if on_progress is not None:
-                on_progress(Lsn(base + position))
             if len(window) < header_size:
                 return
         magic, length, inverted, kind, flags, reserved, new_epoch, previous, lsn, durable, reserved_2, crc = unpack(

@@ -10,7 +10,7 @@ import pytest
 from txmq.errors import CorruptRecordError, DirectoryInUseError, JournalFailedError, StorageError
 from txmq.model import Lsn
 from txmq.redo import recovery, tail_rewrite
-from txmq.redo.files import Settings
+from txmq.redo.files import Settings, list_bases
 from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     FORMAT_VERSION,
@@ -231,16 +231,35 @@ def test_files_below_the_checkpoint_are_not_looked_at() -> None:
     assert not disk.exists(file_path(0))
 
 
-def test_progress_is_reported() -> None:
-    disk, end, _ = _disk_with(*(payload(number) for number in range(30)))
-    seen: list[int] = []
+def test_record_is_forced_before_it_is_handed_over() -> None:
+    """What is made of it, in other files, must not outlive it."""
+    disk = SimDisk()
+    journal, _ = open_journal(disk)
+    for number in range(20):
+        journal.append(payload(number))
+    killed, handed = disk.kill(), list[bytes]()  # all of it is in the cache, none is forced
+
+    def check(_lsn: Lsn, _end: Lsn, record: bytes) -> None:
+        handed.append(record)
+        assert killed.model.pending() == []
+
     recovery.recover(
-        disk, node_id=NODE, from_lsn=Lsn(0), from_chain=0, epoch=1, settings=Settings(FILE_SIZE),
-        on_record=lambda *_: None, on_progress=seen.append,
-    )  # fmt: skip
-    assert seen == sorted(seen)
-    assert len(seen) >= 3
-    assert seen[-1] <= end
+        killed, node_id=NODE, from_lsn=Lsn(0), from_chain=0, epoch=1, settings=Settings(FILE_SIZE), on_record=check
+    )
+    assert handed == [payload(number) for number in range(20)]
+
+
+def test_nothing_is_handed_over_where_recovery_refuses() -> None:
+    disk, _, _ = _disk_with(*(payload(number) for number in range(30)))
+    bases = list_bases(disk)
+    flip(disk, bases[1], FILE_HEADER_SIZE + 200)
+    handed = list[bytes]()
+    with pytest.raises(CorruptRecordError, match="R4b"):
+        recovery.recover(
+            disk, node_id=NODE, from_lsn=Lsn(0), from_chain=0, epoch=1, settings=Settings(FILE_SIZE),
+            on_record=lambda _lsn, _end, record: handed.append(record),
+        )  # fmt: skip
+    assert handed == []
 
 
 # --- the tail --------------------------------------------------------------------------------------------------------
