@@ -24,6 +24,7 @@ tuple (``_durable``), and ``segments`` is replaced, or appended to, never change
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import islice, pairwise
@@ -35,6 +36,7 @@ from txmq.log.reader import Extent, WouldWaitError, find_time, read_chunk
 from txmq.model import TopicConfig
 
 _UNKNOWN_MS = -1
+_SEGMENT_NAME: Final = re.compile(r"([0-9]{20})\.log\Z")
 LogPosition = tuple[int, int, int]  # offset, base offset of the segment it is in, position there
 
 
@@ -327,6 +329,12 @@ class Partition:
         """The reverse of ``snapshot``; then ``redo`` what came after, then ``publish``."""
         self.log_start, self.next_offset, listed = snapshot
         self.segments = [Segment(*fields) for fields in listed]
+
+
+def segment_base(name: str) -> int | None:
+    """The base offset in the name of a segment's file; None if it is no such name."""
+    match = _SEGMENT_NAME.match(name)
+    return None if match is None else int(match[1])
 
 
 def row(frozen: tuple[Any, ...]) -> list[Any]:

@@ -13,16 +13,15 @@ For a running broker name an end (a high watermark): nothing at or above it is l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from txmq.log.batch import HEADER, HEADER_SIZE, fault, place_checksum
+from txmq.log.partition import segment_base
 from txmq.runtime.ports import Disk, File
 
 STEP_BYTES = 1 << 20
-_SEGMENT_NAME = re.compile(r"(\d{20})\.log\Z")
 _LENGTH_FIELD = slice(8, 12)
 
 
@@ -115,11 +114,11 @@ class _Scan:
         """Base offsets of the segments to be read, ascending."""
         bases = []
         for name in self._disk.list_directory(self._directory):
-            match = _SEGMENT_NAME.match(name)
-            if match is None:
+            base = segment_base(name)
+            if base is None:
                 self._damaged(f"{self._directory}/{name}", 0, "not a segment")
-            elif self._end is None or int(match[1]) < self._end:
-                bases.append(int(match[1]))
+            elif self._end is None or base < self._end:
+                bases.append(base)
         return bases
 
     def _segment(self, file: File, *, is_last: bool) -> None:

@@ -232,7 +232,9 @@ def _hand_over(disk: Disk, headers: list[FileHeader], cursor: Cursor, on_record:
             file.close()
     if cursor.lsn != end_lsn:
         path, position = file_path(headers[-1].base_lsn), cursor.lsn - headers[-1].base_lsn
-        raise CorruptRecordError(path, position, f"whole up to lsn {end_lsn} at the first reading, and not at the second")
+        raise CorruptRecordError(
+            path, position, f"whole up to lsn {end_lsn} at the first reading, and not at the second"
+        )
 
 
 def _zero(file: File, start: int, end: int) -> None:

@@ -16,6 +16,8 @@ checkpoints, and a payload file goes when neither refers to it, so that recovery
 Invariants:
     * partition bytes are written only after their record is forced (``apply``), or again from it (``recover``);
     * redo rewrites and never skips because a file already matches;
+    * so the partition files never hold more than journal and checkpoint know: where they do, an older journal was put
+      back, or its end is damaged; the broker refuses to start, and nothing is removed;
     * a failed write or sync is never retried, but where space or descriptors lack while applying: the record is safe in
       the journal.
 """
@@ -43,7 +45,7 @@ from txmq.broker.state.transaction import Transaction
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError, JournalFullError, StorageError
 from txmq.log.files import FileCache
-from txmq.log.partition import Partition
+from txmq.log.partition import Partition, segment_base
 from txmq.model import Lsn, RetentionPolicy
 from txmq.redo import checkpoint, entries, identity, recovery
 from txmq.redo.files import list_bases
@@ -52,6 +54,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
 
 _NOT_PINNED = Lsn(0)
+_SHOWN_MAX = 10
 # Resources that the system lacks now and may have later. Without a descriptor nothing was written at all.
 _LACKING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
@@ -346,24 +349,58 @@ class _Opening:
 
     def _clean_up(self, store: Store) -> None:
         """Finish what a crash cut off between a journaled log start or deletion and its unlinks."""
-        for name in self._disk.list_directory("log"):
-            if not (name.isascii() and name.isdecimal()):
-                raise StorageError(f"log/{name}: not a topic's directory; move it away")
-            if self._state.topics.with_id(int(name)) is None:
-                store.removals.drop_topic(f"log/{name}")
+        deleted, unknown = self._unknown_topics()
+        below_start: dict[Partition, list[str]] = {}
+        for partition in self._state.partitions.values():
+            below_start[partition], more = self._unknown_segments(partition)
+            unknown += more
+        if unknown:
+            raise StorageError(_more_than_the_journal(unknown))
+        for directory in deleted:
+            store.removals.drop_topic(directory)
         for partition in self._touched:
-            known = {partition.segment_path(segment.base_offset) for segment in partition.segments}
             directory = f"log/{partition.topic_id}/{partition.number}"
             # A process that was killed leaves entries that are seen and may not be on disk: the next checkpoint, which
             # lets go of the journal that could make the files again, syncs them.
             self._files.distrust(directory)
             self._files.distrust("archive" + directory[len("log") :])
-            paths = [f"{directory}/{name}" for name in self._disk.list_directory(directory)]
-            doomed = [path for path in paths if path not in known]
+            doomed = below_start.get(partition, [])
             for path in doomed:
                 if not self._rewritten.get(path, True):
                     self._files.unlink(path)  # archived before the crash, and taken out of the archive since
             store.removals.drop_segments(partition, doomed)
+
+    def _unknown_topics(self) -> tuple[list[str], list[str]]:
+        """Directories of topics whose deletion is journaled, and of those that no record names."""
+        deleted, unknown = list[str](), list[str]()
+        for name in self._disk.list_directory("log"):
+            if not (name.isascii() and name.isdecimal()):
+                raise StorageError(f"log/{name}: not a topic's directory; move it away")
+            if self._state.topics.with_id(int(name)) is None:
+                (deleted if int(name) < self._state.topics.next_id else unknown).append(f"log/{name}")
+        return deleted, unknown
+
+    def _unknown_segments(self, partition: Partition) -> tuple[list[str], list[str]]:
+        """Segments below the log start, and what is on disk of messages that no record names."""
+        known = {partition.segment_path(segment.base_offset): segment for segment in partition.segments}
+        below_start, unknown = list[str](), list[str]()
+        directory = f"log/{partition.topic_id}/{partition.number}"
+        for name in self._disk.list_directory(directory):
+            path, base = f"{directory}/{name}", segment_base(name)
+            if base is None:
+                raise StorageError(f"{path}: not a segment's file; move it away")
+            if path not in known:
+                (below_start if base < partition.log_start else unknown).append(path)
+            elif known[path] is partition.segments[-1] and self._size_bytes(path) > known[path].size_bytes:
+                unknown.append(f"{path} from byte {known[path].size_bytes} on")
+        return below_start, unknown
+
+    def _size_bytes(self, path: str) -> int:
+        file = self._disk.open(path, writable=False)
+        try:
+            return file.size()
+        finally:
+            file.close()
 
     def _start_incarnation(self, journal: Journal, incarnation: str | None) -> None:
         """An incarnation begins with a forced record, so that its epoch is never used again."""
@@ -375,6 +412,14 @@ class _Opening:
         self._state.started(journal.epoch, fields["time_ms"], incarnation)
         for session in self._state.sessions.values():
             session.gone_ms = self._clock.now_ms()  # no client can have come back before now
+
+
+def _more_than_the_journal(unknown: list[str]) -> str:
+    shown = ", ".join(unknown[:_SHOWN_MAX]) + (f" and {len(unknown) - _SHOWN_MAX} more" * (len(unknown) > _SHOWN_MAX))
+    return (
+        f"log/ holds messages that journal/ and checkpoint/ do not know: {shown}. Either these two are older than log/ "
+        "(put all three back as they were at one time), or the journal's end is damaged (docs/operations.md)"
+    )
 
 
 def _append(journal: Journal, payload: bytes) -> None:

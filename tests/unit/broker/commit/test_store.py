@@ -11,8 +11,11 @@ from tools.images.node import Node
 from txmq.errors import StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
 from txmq.redo import checkpoint
+from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.file import Kind
 
+from ...redo.support import content
+from ...redo.support import put as put_file
 from ..support import batch, node, prepare, put, restarted, values
 
 
@@ -184,6 +187,50 @@ def test_messages_whose_journal_and_checkpoints_are_lost_are_never_removed() -> 
     with pytest.raises(StorageError, match="restore both"):
         Node(disk, broker.settings)
     assert disk.list_directory("log/1/0") == held
+
+
+@pytest.mark.parametrize("what", ["batch", "segment", "topic"])
+def test_older_journal_that_was_put_back_is_refused_and_nothing_is_removed(what: str) -> None:
+    broker = node()
+    client = broker.connect()
+    client.ask("topic", "alter", "a", extensions={"segment_size_bytes": 4096})
+    put(client, bytes(3000))
+    older = {path: content(broker.disk, path) for path in _journal_and_checkpoints(broker.disk)}
+    if what == "topic":
+        client.ask("topic", "create", "newer")
+        put(client, b"2", topic="newer")
+    else:
+        put(client, bytes(3000 if what == "segment" else 500))
+    disk = broker.kill()
+    for path in _journal_and_checkpoints(disk):
+        disk.unlink(path)
+    for path, data in older.items():
+        put_file(disk, path, data)
+    files = {path: content(disk, path) for path in _segments(disk)}
+    named = {"batch": r"log/1/0/0{20}\.log from byte 3\d{3} on", "segment": r"log/1/0/0{19}1\.log", "topic": "log/3"}
+    with pytest.raises(StorageError, match=f"do not know: {named[what]}. Either these two are older"):
+        Node(disk, broker.settings)
+    assert {path: content(disk, path) for path in _segments(disk)} == files
+
+
+def _journal_and_checkpoints(disk: SimDisk) -> list[str]:
+    return [f"{folder}/{name}" for folder in ("journal", "checkpoint") for name in disk.list_directory(folder)]
+
+
+def _segments(disk: SimDisk) -> list[str]:
+    partitions = [
+        f"log/{topic}/{n}" for topic in disk.list_directory("log") for n in disk.list_directory(f"log/{topic}")
+    ]
+    return [f"{partition}/{name}" for partition in partitions for name in disk.list_directory(partition)]
+
+
+def test_what_is_no_segment_in_partitions_directory_is_not_touched() -> None:
+    broker = node()
+    put(broker.connect())
+    disk = broker.kill()
+    disk.open("log/1/0/notes.txt", create=True).close()
+    with pytest.raises(StorageError, match=r"log/1/0/notes\.txt: not a segment"):
+        Node(disk, broker.settings)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
