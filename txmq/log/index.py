@@ -22,7 +22,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from txmq.errors import CorruptRecordError
-from txmq.log.batch import HEADER_SIZE, headers
+from txmq.log.batch import headers
 
 ENTRY_DISTANCE_BYTES = 32 << 10
 ENTRIES_MAX = 1 << 18  # of all indexes together: 45 MiB, for 8 GiB of segments
@@ -97,8 +97,11 @@ def extend(index: SegmentIndex, start: End, content: bytes, stop_position: int, 
     Args:
         stop_position: where the segment's durable part ends.
 
+    Returns:
+        what is whole; damage after it is found by the step that begins there.
+
     Raises:
-        CorruptRecordError: the bytes are no chain of batches with dense offsets.
+        CorruptRecordError: no batch of dense offsets begins at ``start``.
     """
     offset, position, timestamp_ms = start
     last_entry = index.entries[-1][1]
@@ -106,9 +109,11 @@ def extend(index: SegmentIndex, start: End, content: bytes, stop_position: int, 
     for at, size, base, count, max_ms in headers(content):
         found = start.position + at
         if base != offset or count < 1 or found + size > stop_position:
-            raise CorruptRecordError(
-                path, found, f"{count} messages of offset {base} in {size} bytes; {offset} follows"
-            )
+            if at == 0:
+                raise CorruptRecordError(
+                    path, found, f"{count} messages of offset {base} in {size} bytes; {offset} follows"
+                )
+            break
         if found - last_entry >= ENTRY_DISTANCE_BYTES:
             entries.append((offset, found, timestamp_ms))
             last_entry = found
@@ -117,8 +122,6 @@ def extend(index: SegmentIndex, start: End, content: bytes, stop_position: int, 
             timestamp_ms = max_ms
     if position == start.position:
         raise CorruptRecordError(path, position, "no batch where one was written")
-    if position > stop_position - HEADER_SIZE and position != stop_position:
-        raise CorruptRecordError(path, position, f"{stop_position - position} bytes are no batch")
     return Extension(start.position, entries, End(offset, position, timestamp_ms))
 
 

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from txmq.errors import CorruptRecordError
@@ -49,13 +50,15 @@ def read_chunk(
 ) -> Chunk:
     """Whole batches, the first of which holds ``offset``: at most ``size_bytes_max``, but at least one.
 
+    Damage ends them; whoever reads on from there gets the error.
+
     Args:
         offset: in ``[extent.base_offset, extent.end_offset)``.
         hint: position of the batch that holds ``offset``, where the caller knows it.
 
     Raises:
         WouldWaitError: with ``nowait`` only.
-        CorruptRecordError: the segment is damaged or cut off.
+        CorruptRecordError: the segment is damaged or cut off where ``offset`` is, or before it.
         FileNotFoundError: it is gone.
     """
     index = files.indexes.get(extent.path, extent.base_offset)
@@ -64,27 +67,32 @@ def read_chunk(
         steps = _take_step(files, index, extent, steps)
     start = hint if hint is not None else index.floor(offset)[1]
     wanted = min(start + size_bytes_max, extent.end_position)
-    while index.end.position < wanted:
-        steps = _take_step(files, index, extent, steps)
+    with suppress(CorruptRecordError):
+        while index.end.position < wanted:
+            steps = _take_step(files, index, extent, steps)
     end_offset, stop = index.last_boundary(wanted)
     coarse = stop <= start
     if coarse:
         end_offset, stop = index.next_boundary(start)
     content = _fetch(files, extent.path, stop - start, start, nowait=nowait)
-    if len(content) < stop - start:
-        raise CorruptRecordError(extent.path, start + len(content), f"the file ends here; it had {stop} bytes at least")
-    if coarse or hint is None:
-        return _trim(content, start, offset, size_bytes_max)
+    if coarse or hint is None or len(content) < stop - start:
+        chunk = _trim(content, start, offset, size_bytes_max)
+        if not chunk.batches:
+            end = start + len(content)
+            raise CorruptRecordError(extent.path, end, f"the file ends here; it had {stop} bytes at least")
+        return chunk
     return Chunk(content, end_offset, stop)
 
 
 def _trim(content: bytes, start: int, offset: int, size_bytes_max: int) -> Chunk:
-    """Cut off batches below ``offset`` and beyond the size."""
-    first, stop, end_offset = -1, 0, offset
+    """Cut off batches below ``offset``, beyond the size, and one that is not whole."""
+    first, stop, end_offset = 0, 0, offset
     for position, size, base, count, _ in headers(content):
         if base + count <= offset:
             continue
-        if first < 0:
+        if position + size > len(content):
+            break
+        if stop == 0:
             first = position
         elif position + size - first > size_bytes_max:
             break

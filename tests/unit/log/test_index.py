@@ -107,11 +107,9 @@ def test_reader_meets_no_half_of_entry_whenever_it_looks() -> None:
     [
         (bytes(500), 0, "no batch"),
         (bytes(make_placed(0)[:50]), 0, "no batch"),
-        (bytes(make_placed(0) + make_placed(2)), len(make_placed(0)), "1 follows"),
         (bytes(make_placed(5)), 0, "0 follows"),
         (bytes(with_fields(make_placed(0), count=0, delta=-1)), 0, "0 messages"),
         (bytes(with_fields(make_placed(0), length=10_000)), 0, "10012 bytes"),
-        (bytes(make_placed(0) + b"tail"), len(make_placed(0)), "4 bytes are no batch"),
     ],
 )
 def test_damage_is_named_with_its_position(content: bytes, position: int, text: str) -> None:
@@ -119,6 +117,17 @@ def test_damage_is_named_with_its_position(content: bytes, position: int, text: 
     with pytest.raises(CorruptRecordError, match=text) as caught:
         extend(index, index.end, content, len(content), "log/7/3/a.log")
     assert (caught.value.path, caught.value.position) == ("log/7/3/a.log", position)
+
+
+@pytest.mark.parametrize("damaged", [make_placed(2), b"tail", bytes(500)])
+def test_what_stands_before_damage_is_taken_in(damaged: bytes) -> None:
+    index, whole = SegmentIndex(0), bytes(make_placed(0))
+    content = whole + bytes(damaged)
+    found = extend(index, index.end, content, len(content), "log/7/3/a.log")
+    assert found.end[:2] == (1, len(whole))
+    with pytest.raises(CorruptRecordError, match=r"no batch|1 follows") as caught:
+        extend(index, found.end, bytes(damaged), len(content), "log/7/3/a.log")
+    assert caught.value.position == len(whole)
 
 
 def test_least_recently_used_indexes_go_beyond_the_entry_limit() -> None:

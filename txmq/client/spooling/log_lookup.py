@@ -75,12 +75,12 @@ def look_up(reader: Reader, entry: Entry) -> StoredInLog:
     offset = max(held.start, offset_at_least)
     while offset < held.end:
         body = reader.fetch_raw(entry.topic, entry.partition, offset, READ_SIZE_BYTES)
-        found = list(records.decode_raw(body, entry.topic, entry.partition))
-        if any(_identity(raw.content) == wanted for raw in found):
-            return StoredInLog.STORED
-        if not found:
+        if not body:
             return StoredInLog.UNKNOWN
-        offset = found[-1].base_offset + found[-1].record_count
+        for raw in records.decode_raw(body, entry.topic, entry.partition):
+            if _identity(raw.content) == wanted:
+                return StoredInLog.STORED
+            offset = raw.end_offset
     return StoredInLog.ABSENT if held.start <= offset_at_least else StoredInLog.UNKNOWN
 
 
