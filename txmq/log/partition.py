@@ -51,6 +51,12 @@ class Segment:
         self.base_offset, self.size_bytes = base_offset, size_bytes
         self.max_timestamp_ms, self.created_ms = max_timestamp_ms, created_ms
 
+    def created_at_latest(self, now_ms: int) -> Segment:
+        """This one, or one that replaces it, because a checkpoint may hold this one."""
+        if self.created_ms <= now_ms:
+            return self
+        return Segment(self.base_offset, self.size_bytes, self.max_timestamp_ms, now_ms)
+
 
 # Log start, next offset, the segments and how many of them; size, newest timestamp and beginning of the last of them.
 Frozen = tuple[int, int, list[Segment], int, int, int, int]
@@ -269,11 +275,13 @@ class Partition:
         """The files that retention removes: (new log start, files below it). Never a segment with messages not yet
         published.
 
-        A segment is as old as its newest message, or as the next segment's creation if that was earlier (a
-        timestamp from the future must not keep it for ever) or where no message has a time. By age the active segment
-        goes too: the next batch begins another. By size, the oldest go while the others hold at least
-        ``retention_size_bytes``.
+        A segment is as old as its newest message; as the next segment's creation where that message is from the
+        future (it must not keep the segment for ever) or where none has a time. A creation in the future is by a clock
+        that was ahead: it counts from now. By age the active segment goes too: the next batch begins another. By size,
+        the oldest go while the others hold at least ``retention_size_bytes``.
         """
+        if any(segment.created_ms > now_ms for segment in self.segments):
+            self.segments = [segment.created_at_latest(now_ms) for segment in self.segments]
         left, start, paths = self.size_bytes, self.log_start, []
         for segment, following in pairwise([*self.segments, Segment(self.next_offset, created_ms=now_ms)]):
             left -= segment.size_bytes
@@ -290,7 +298,7 @@ class Partition:
         if config.retention_ms is None:
             return False
         newest_ms = segment.max_timestamp_ms
-        if following.created_ms != _UNKNOWN_MS and not 0 <= newest_ms < following.created_ms:
+        if following.created_ms != _UNKNOWN_MS and not 0 <= newest_ms <= now_ms:
             newest_ms = following.created_ms
         if newest_ms < 0:
             return False

@@ -8,7 +8,7 @@ half and twice the speed of time until it has caught up. Adjustments as of NTP, 
 
 Invariants:
     * ``now_ms`` never goes back, and over any while it counts between half and twice what ``monotonic`` does;
-    * while the machine's clock is not set, it shows the same, to the ms.
+    * while the machine's clock is not set, it shows the same, to the ms; ``ahead_ms`` tells the difference.
 
 Thread safety: ``now_ms`` by one thread.
 """
@@ -37,3 +37,7 @@ class SteadyClock:
         wall_ms = float(self._wall_ms())
         self._told_ms, self._told_at = low if wall_ms < low else high if wall_ms > high else wall_ms, at
         return int(self._told_ms)
+
+    def ahead_ms(self) -> int:
+        """How much later it shows than the machine's clock; negative where that one is later."""
+        return self.now_ms() - self._wall_ms()

@@ -332,7 +332,7 @@ def read_until_damage(log: Log) -> int:
     raise AssertionError("no damage was found")
 
 
-def test_segment_cut_off_under_the_broker_is_read_up_to_there() -> None:
+def test_segment_cut_off_under_broker_is_read_up_to_there() -> None:
     log = damaged_log()
     whole = log.read(0)
     path = log.partition.segment_path(0)

@@ -83,6 +83,23 @@ def test_time_from_future_does_not_keep_segment_for_ever() -> None:
     assert log.partition.expired_segments(TIME_MS + 1501)[0] == 10
 
 
+def test_message_of_clock_behind_is_as_old_as_it_says() -> None:
+    log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
+    for _ in range(2):
+        log.append(make_batch(10, b"x" * 300, TIME_MS), now_ms=1)
+    assert log.partition.expired_segments(TIME_MS + 1000)[0] == 0
+    assert log.partition.expired_segments(TIME_MS + 1001)[0] == 20
+
+
+def test_segment_of_clock_ahead_counts_from_first_look() -> None:
+    log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
+    for _ in range(2):
+        log.append(with_fields(make_batch(10, b"x" * 300), first_ms=-1, max_ms=-1), now_ms=TIME_MS + 10**11)
+    assert log.partition.expired_segments(TIME_MS)[0] == 0
+    assert log.partition.expired_segments(TIME_MS + 1000)[0] == 0
+    assert log.partition.expired_segments(TIME_MS + 1001)[0] == 10
+
+
 def test_messages_without_time_are_as_old_as_their_segments_end() -> None:
     log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
     for now_ms in (TIME_MS, TIME_MS + 500):

@@ -25,6 +25,7 @@ from txmq.config import BrokerSettings
 from txmq.runtime.garbage import collect_young_only
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.steady_clock import SteadyClock
 from txmq.testing.simulated.disk import SimDisk
 
 REQUESTS = b"ping p\r\nget nope 0 0 100 g\r\nput nope 0 1 o\r\nx"
@@ -48,7 +49,7 @@ def serve(path: Path, loop_factory: Callable[[], Any], test: Callable[[Server, t
     core = Core(recovered.identity, settings, recovered.state, OSClock().now_ms(), OSRandom())
 
     async def serving() -> None:
-        server = Server(core, recovered.store, settings, OSClock())
+        server = Server(core, recovered.store, settings, SteadyClock(OSClock()))
         address = await server.start("127.0.0.1", 0)
         try:
             await test(server, address)

@@ -26,7 +26,6 @@ from txmq.runtime.garbage import collect_young_only
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
-from txmq.runtime.ports import Clock
 from txmq.runtime.steady_clock import SteadyClock
 from txmq.runtime.tls import ClientTls, ServerTls
 
@@ -119,7 +118,7 @@ def _why_not_listening(address: str, error: OSError) -> str:
 
 
 async def _serve(
-    recovered: Recovered, settings: BrokerSettings, clock: Clock, backlog: int, ready_file: Path | None,
+    recovered: Recovered, settings: BrokerSettings, clock: SteadyClock, backlog: int, ready_file: Path | None,
     membership: Membership | None, tls: BrokerTls | None,
 ) -> int:  # fmt: skip
     view = None if membership is None else ClusterView(membership.address)

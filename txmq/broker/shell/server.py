@@ -28,7 +28,7 @@ from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.pipeline import CommitPipeline
-from txmq.broker.commit.retention import retire
+from txmq.broker.commit.retention import DIFFERS_MS, RetentionClock, retire
 from txmq.broker.commit.steps import LOOP, Step, StepThread
 from txmq.broker.commit.store import Store
 from txmq.broker.context import Read
@@ -50,6 +50,7 @@ from txmq.protocol.requests import ByteBudget
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.processor import ProcessorWaits
+from txmq.runtime.steady_clock import SteadyClock
 
 log = get_logger()
 STOP_LINGER_S = 2.0  # for the last answers of a clean stop
@@ -61,9 +62,11 @@ class Server:
     """One broker that serves. Create, ``start``, await ``stopped``; ``stop`` ends it cleanly."""
 
     def __init__(
-        self, core: Core, store: Store, settings: BrokerSettings, clock: Clock, tls: BrokerTls | None = None
+        self, core: Core, store: Store, settings: BrokerSettings, clock: SteadyClock, tls: BrokerTls | None = None
     ) -> None:
-        self.core, self.store, self.settings, self.clock = core, store, settings, clock
+        self.core, self.store, self.settings = core, store, settings
+        self.clock: Clock = clock
+        self._ahead_ms = clock.ahead_ms
         self._tls = tls
         self.context = core.context
         self.pipeline = CommitPipeline(core, store, settings, clock)
@@ -95,6 +98,8 @@ class Server:
         self._wakes_at = inf
         self._alarm: asyncio.TimerHandle | None = None
         self._retention_at = 0.0
+        self._retention_clock = RetentionClock(clock)
+        self._is_clock_set = False
         self._timer: asyncio.TimerHandle | None = None
 
     # --- start and end -------------------------------------------------------------------------------------------
@@ -373,6 +378,7 @@ class Server:
         self._stalls.ticked(now, max(0.0, now - self._tick_at))
         self._next_tick(now)
         self._watch_disk()
+        self._watch_clock()
         for connection in list(self.connections):
             connection.check_deadlines()
         for taker in self.answers.stalled(self.context.liveness.now_ms):
@@ -387,7 +393,7 @@ class Server:
             log.error(**self.context.alarms.pop(0))
         if now >= self._retention_at and self.context.is_serving:
             self._retention_at = now + self.settings.retention_check_interval_ms / 1000
-            retire(self.context, self.clock.now_ms())
+            retire(self.context, self._retention_clock.now_ms())
         self._schedule()
         ended = self.clock.monotonic()
         self._stalls.worked(ended, ended - now)
@@ -395,6 +401,16 @@ class Server:
     def _next_tick(self, now: float) -> None:
         self._tick_at = now + TICK_MS / 1000
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
+
+    def _watch_clock(self) -> None:
+        ahead_ms = self._ahead_ms()
+        is_set = abs(ahead_ms) > DIFFERS_MS
+        if is_set != self._is_clock_set:
+            self._is_clock_set = is_set
+            log.warning(
+                "the machine's clock was set: the broker's follows, and retention goes by the earlier one" if is_set
+                else "the broker's clock is the machine's again", ahead_ms=ahead_ms,
+            )  # fmt: skip
 
     def _watch_disk(self) -> None:
         free = self.store.disk.free_bytes()
@@ -417,5 +433,6 @@ class Server:
             "delayed_by_quota": self.throttle.delayed,
             "delayed_by_quota_ms": round(self.throttle.delayed_s * 1000),
             "delayed_by_quota_now": self.throttle.waiting,
+            "clock_ahead_ms": self._ahead_ms(),
             **self._stalls.figures(),
         }

@@ -190,7 +190,7 @@ def test_messages_whose_journal_and_checkpoints_are_lost_are_never_removed() -> 
 
 
 @pytest.mark.parametrize("what", ["batch", "segment", "topic"])
-def test_older_journal_that_was_put_back_is_refused_and_nothing_is_removed(what: str) -> None:
+def test_older_journal_is_refused_and_nothing_is_removed(what: str) -> None:
     broker = node()
     client = broker.connect()
     client.ask("topic", "alter", "a", extensions={"segment_size_bytes": 4096})
@@ -224,7 +224,7 @@ def _segments(disk: SimDisk) -> list[str]:
     return [f"{partition}/{name}" for partition in partitions for name in disk.list_directory(partition)]
 
 
-def test_what_is_no_segment_in_partitions_directory_is_not_touched() -> None:
+def test_what_is_no_segment_is_not_touched() -> None:
     broker = node()
     put(broker.connect())
     disk = broker.kill()

@@ -22,6 +22,7 @@ from txmq.protocol.requests import ByteBudget, Limits, RequestReader
 from txmq.redo.checkpoint import list_lsns
 from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.steady_clock import SteadyClock
 from txmq.testing.simulated.clock import SimClock
 from txmq.xid import TxId
 
@@ -70,7 +71,7 @@ class Load:
         recovered = open_store(self.disk, self.clock, OSRandom(), self.settings, files_lock=threading.Lock())
         self.store = recovered.store
         self.core = Core(recovered.identity, self.settings, recovered.state, self.clock.now_ms(), OSRandom())
-        self.server = Server(self.core, self.store, self.settings, self.clock)
+        self.server = Server(self.core, self.store, self.settings, SteadyClock(self.clock))
         self._reader = RequestReader(Limits(), ByteBudget(1 << 30))
         self._client = self.core.connected("load")
         self._put = batch(bytes(value_bytes))

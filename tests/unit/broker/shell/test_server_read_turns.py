@@ -6,6 +6,7 @@ from typing import Any
 
 from txmq.broker.context import Read
 from txmq.broker.shell.server import READS_A_TURN, Server
+from txmq.runtime.steady_clock import SteadyClock
 
 from ..support import node
 
@@ -29,7 +30,7 @@ class Loop:
 def test_message_that_wakes_many_polls_is_read_in_turns() -> None:
     made = node()
     count = 2 * READS_A_TURN + 1
-    server = Server(made.core, made.store, made.settings, made.clock)
+    server = Server(made.core, made.store, made.settings, SteadyClock(made.clock))
     reads, loop = Reads(), Loop()
     server._reads, server._loop = reads, loop  # type: ignore[assignment]
     asked = [Read(made.connect().client, b"%d" % number, made.partition("a", 0), 0, 100) for number in range(count)]

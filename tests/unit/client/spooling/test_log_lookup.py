@@ -30,7 +30,7 @@ class Log:
         return PartitionRange(topic, partition, 0, self._end)
 
 
-def test_damage_after_the_batch_hides_it_not_and_before_it_does() -> None:
+def test_damage_after_the_batch_does_not_hide_it() -> None:
     content = bytes(make_batch())
     entry = Entry(1, "orders", NUMBER, content, 0, 0, "", False, 1, 7, ASSIGNED)
     held = stamped(content, ASSIGNED)
