@@ -68,7 +68,7 @@ class AuditChild(ChildProcess):
 
 
 def _attached() -> SparkSession:
-    """The session that the test has."""
+    """A session beside the test's: the data sources that are registered here go with this process."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -79,7 +79,7 @@ def _attached() -> SparkSession:
         jvm.org.apache.spark.SparkContext.getOrCreate()
     )
     conf = SparkConf(_jvm=jvm, _jconf=context.getConf())
-    return SparkSession(SparkContext(gateway=gateway, jsc=context, conf=conf))
+    return SparkSession(SparkContext(gateway=gateway, jsc=context, conf=conf)).newSession()
 
 
 def main() -> int:
