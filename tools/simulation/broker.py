@@ -350,7 +350,7 @@ class Broker:
         """What the server does now and then."""
         world = self.world
         node.core.tick(node.clock.now_ms())
-        full = self.disk.free_bytes() < node.store.unapplied_bytes
+        full = node.store.is_full(self.disk.free_bytes())
         node.context.disk_full = full
         if full:
             world.meet("disk full")

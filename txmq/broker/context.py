@@ -103,7 +103,7 @@ class Context:
         refusal_lines: which refusals are written.
         alarms: effects: errors that an operator must see, as fields of a log line.
         audited: effects: who did, or was refused, what, as fields of a log line (``verbs/access/audit.py``).
-        disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
+        disk_full: set by the shell (``Store.is_full``): puts and prepares are refused.
     """
 
     identity: BrokerIdentity

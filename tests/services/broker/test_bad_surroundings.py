@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -79,6 +80,30 @@ def _get(broker: BrokerProcess, partition: int) -> int:
 
 def _command(data: Path) -> list[str]:
     return [sys.executable, "-m", "txmq.cli.main", "broker", "--data", str(data), "--listen", "127.0.0.1:0"]
+
+
+def test_messages_that_no_file_takes_are_refused_before_memory_grows(tmp_path: Path) -> None:
+    """Descriptors run out for segments; the journal has its file, so nothing else would tell."""
+    message = bytes(500_000)
+    put_one = b"put t 0 raw %d 1\r\n" % len(message) + message
+    settings = {"journal_file_size_bytes": 64 << 20}
+    with BrokerProcess(tmp_path / "broker", settings=settings) as broker, Wire(broker) as wire:
+        assert wire.ask(b"topic create t 1\r\n")[0] == 200
+        pid = broker.pid
+        assert pid is not None
+        allowed = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        opened = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (opened, allowed[1]))
+        codes: list[int] = []
+        while 507 not in codes and len(codes) < 100:
+            codes.append(wire.ask(put_one)[0])
+        assert codes == [200] * (len(codes) - 1) + [507]
+        eventually(lambda: "partition files cannot be written" in broker.logs(), broker.logs)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, allowed)
+        eventually(lambda: wire.ask(put_one)[0] == 200, "messages are taken again")
+        end = b" %d\n" % len(codes)
+        eventually(lambda: wire.ask(b"offset t 0 latest 1\r\n")[1].endswith(end), "all are visible")
+        assert "partition files are written again" in broker.logs()
 
 
 def test_insufficient_descriptors_are_reported_at_the_start(tmp_path: Path) -> None:
@@ -163,8 +188,6 @@ def test_behind_a_flood_others_wait_for_one_turn_of_it(broker: BrokerProcess, pi
 
 
 def _slow_count() -> int:
-    import resource
-
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(100, min(5000, soft - DESCRIPTORS_OF_THE_TEST))
 

@@ -28,10 +28,10 @@ import errno
 import json
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.payloads import PayloadFiles
@@ -55,6 +55,7 @@ from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
 
 _NOT_PINNED = Lsn(0)
 _SHOWN_MAX = 10
+HELD_UP_BYTES_MAX: Final = 16 << 20
 # Resources that the system lacks now and may have later. Without a descriptor nothing was written at all.
 _LACKING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
@@ -96,6 +97,10 @@ class Recovered:
 class Store:
     """The files of one broker.
 
+    Attributes:
+        unapplied_bytes: of groups that are held up.
+        lacking: why groups are held up; None if none is.
+
     Thread safety: calls of four kinds may run beside each other: one that changes the journal (``write``, ``force``,
     ``end_checkpoint``), one that applies, one of a checkpoint's two (``sync_files``, ``write_checkpoint``) or of
     ``removals``, and ``journal.prepare_next``.
@@ -111,6 +116,7 @@ class Store:
         self._unapplied: deque[CommitGroup] = deque()
         self._making_room = 0  # so many of them, from the front, have let go early of what they let go of
         self.unapplied_bytes = 0
+        self.lacking: OSError | None = None
         self.checkpoint_lsn = checkpoint_lsn
 
     # --- the path of a group -----------------------------------------------------------------------------------------
@@ -140,6 +146,7 @@ class Store:
             except OSError as error:
                 if not is_lacking(error):
                     raise
+                self.lacking = error
             else:
                 return [group]
         self._unapplied.append(group)
@@ -156,12 +163,14 @@ class Store:
             except OSError as error:
                 if not is_lacking(error):
                     raise
+                self.lacking = error
                 self._make_room()
                 return done
             self._unapplied.popleft()
             self._making_room = max(0, self._making_room - 1)
             self.unapplied_bytes -= group.size_bytes
             done.append(group)
+        self.lacking = None
         return done
 
     def _make_room(self) -> None:
@@ -184,8 +193,12 @@ class Store:
 
     @property
     def has_unapplied(self) -> bool:
-        """Whether a full disk holds something up."""
+        """Whether want of space or descriptors holds something up."""
         return bool(self._unapplied)
+
+    def is_full(self, free_bytes: int, free_bytes_min: int = 0) -> bool:
+        """Whether new messages must be refused: space is short, or much is held up, and that is in memory."""
+        return free_bytes < self.unapplied_bytes + free_bytes_min or self.unapplied_bytes >= HELD_UP_BYTES_MAX
 
     def _apply_one(self, group: CommitGroup) -> None:
         crash_point("broker.apply.before")
@@ -267,12 +280,12 @@ def open_store(
         DirectoryInUseError: another process holds it.
         ConfigError: the directory belongs to a cluster, and the broker has no registry.
         CorruptRecordError: damage that a torn tail does not explain; nothing was changed.
+        OSError, JournalFullError: for want of space or descriptors (``is_lacking``) the same call may be repeated.
     """
     lock = disk.lock(identity.LOCK_PATH)
     try:
         node = identity.load_or_create(disk, random, clock, cluster_id)
-        opening = _Opening(disk, node, clock, settings, files_lock or nullcontext(), on_progress)
-        return opening.run(lock, incarnation)
+        return _Opening(disk, node, clock, settings, files_lock or nullcontext(), on_progress).run(lock, incarnation)
     except BaseException:
         lock.release()
         raise
@@ -295,9 +308,16 @@ class _Opening:
         self._checkpoint_lsn = Lsn(0)
 
     def run(self, lock: Lock, incarnation: str | None) -> Recovered:
-        journal = self._recover_journal()
+        with ExitStack() as undone:
+            undone.callback(self._files.close)
+            journal = self._recover_journal()
+            undone.callback(journal.close)
+            recovered = self._recovered(journal, lock, incarnation)
+            undone.pop_all()
+            return recovered
+
+    def _recovered(self, journal: Journal, lock: Lock, incarnation: str | None) -> Recovered:
         if incarnation is None and self._state.registration.epoch:
-            journal.close()
             raise ConfigError(
                 f"the data directory belongs to cluster {self._node.cluster_id:016x}: start the broker with --registry"
             )

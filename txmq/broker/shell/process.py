@@ -7,29 +7,31 @@ import dataclasses
 import errno
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from txmq.addresses import TlsFiles, join_address, split_address
 from txmq.broker.cluster.view import ClusterView
-from txmq.broker.commit.store import Recovered, open_store
+from txmq.broker.commit.store import Recovered, is_lacking, open_store
 from txmq.broker.core import Core
 from txmq.broker.shell.first_administrator import introduce
 from txmq.broker.shell.membership import Membership
 from txmq.broker.shell.server import Server
 from txmq.broker.shell.tls_door import BrokerTls
 from txmq.config import BrokerSettings
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, JournalFullError
 from txmq.runtime import descriptors
 from txmq.runtime.garbage import collect_young_only
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.ports import Clock
 from txmq.runtime.steady_clock import SteadyClock
 from txmq.runtime.tls import ClientTls, ServerTls
 
 log = get_logger()
+ROOM_RETRY_S = 1.0
 
 
 def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
@@ -53,16 +55,28 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
     membership = Membership(settings, disk, clock, random) if settings.registry else None
     cluster_id = membership.take_cluster() if membership else None
     started = clock.monotonic()
-    recovered = open_store(
+    recovered = _when_there_is_room(clock, lambda: open_store(
         disk, clock, random, settings, incarnation=membership.incarnation if membership else None,
         cluster_id=cluster_id, files_lock=threading.Lock(),
         on_progress=lambda text: log.info("recovering", progress=text),
-    )  # fmt: skip
+    ))  # fmt: skip
     log.info(
         "recovered", data=settings.data, records=recovered.records, journal_bytes=recovered.journal_bytes,
         epoch=recovered.state.epoch, seconds=round(clock.monotonic() - started, 3), notes=recovered.notes,
     )  # fmt: skip
     return _run_loop(_serve(recovered, settings, clock, backlog, ready_file, membership, tls))
+
+
+def _when_there_is_room(clock: Clock, opening: Callable[[], Recovered]) -> Recovered:
+    """Open the data directory; where space or descriptors lack, wait for them as a running broker does."""
+    while True:
+        try:
+            return opening()
+        except (OSError, JournalFullError) as error:
+            if not (isinstance(error, JournalFullError) or is_lacking(error)):
+                raise
+            log.warning("cannot recover yet; tried again", error=str(error), seconds=ROOM_RETRY_S)
+        clock.sleep(ROOM_RETRY_S)
 
 
 def _tls(settings: BrokerSettings) -> BrokerTls | None:

@@ -99,7 +99,7 @@ class Server:
         self._alarm: asyncio.TimerHandle | None = None
         self._retention_at = 0.0
         self._retention_clock = RetentionClock(clock)
-        self._is_clock_set = False
+        self._is_clock_set = self._is_held_up = False
         self._timer: asyncio.TimerHandle | None = None
 
     # --- start and end -------------------------------------------------------------------------------------------
@@ -414,12 +414,19 @@ class Server:
 
     def _watch_disk(self) -> None:
         free = self.store.disk.free_bytes()
-        full = free < self.store.unapplied_bytes + self.settings.disk_free_bytes_min
+        lacking, full = self.store.lacking, self.store.is_full(free, self.settings.disk_free_bytes_min)
+        if (lacking is not None) != self._is_held_up:
+            self._is_held_up = lacking is not None
+            log.warning(
+                "partition files cannot be written: what comes is kept in the journal and in memory" if lacking
+                else "partition files are written again", error=str(lacking),
+            )  # fmt: skip
         if full != self.context.disk_full:
             self.context.disk_full = full
             log.warning(
-                "disk is nearly full: new messages are refused" if full else "disk has space again", free_bytes=free
-            )
+                "new messages are refused: the disk is nearly full, or partition files cannot be written" if full
+                else "new messages are taken again", free_bytes=free, unapplied_bytes=self.store.unapplied_bytes,
+            )  # fmt: skip
         self.context.shell_figures = {
             "disk_free_bytes": free,
             "unapplied_bytes": self.store.unapplied_bytes,

@@ -104,11 +104,12 @@ def refuse_batch(context: Context, partition: Partition, size: int) -> None:
 
 
 def refuse_unready(context: Context, *, in_memory: bool = False) -> None:
-    """Refuse what is new while free disk space is short (not for a topic in memory), or while the broker stops."""
+    """Refuse what is new while the disk is full (not for a topic in memory), or while the broker stops."""
     if context.disk_full and not in_memory:
         context.counters.refused_disk_full += 1
         raise DiskFullError(
-            "free disk space is under the limit: new messages and transactions are refused until space is freed"
+            "free disk space is under the limit, or partition files cannot be written (the broker's log says why): new "
+            "messages and transactions are refused until then"
         )
     if context.stopping:
         raise UnavailableError("the broker is stopping")
