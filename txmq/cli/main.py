@@ -45,6 +45,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.runtime.build import is_compiled, pages
+from txmq.runtime.descriptors import take_standard
 
 app = typer.Typer(
     name="txmq",
@@ -169,6 +170,7 @@ def _fail(error: Exception, text: str) -> NoReturn:
 
 def main() -> None:
     """Entry point of the console script."""
+    take_standard()
     try:
         command()()
     except ConfigError as error:

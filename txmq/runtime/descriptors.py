@@ -1,4 +1,4 @@
-"""How many descriptors this process may have open, and how they are divided.
+"""How many descriptors this process may have open, how they are divided, and which ones files never get.
 
 Theory of operation. A broker without free descriptors cannot open a segment, and a broker that cannot write must
 stop. So connections must never use up the descriptors that files need. ``raise_limit`` raises the soft limit (1024 on
@@ -6,10 +6,14 @@ most machines) to the hard one; ``divide`` sets aside the broker's own descripto
 
 ``backlog`` bounds what one iteration of the loop accepts: a connection that is refused is closed in the next one, so
 that many stand open meanwhile.
+
+A process may be started with 0, 1 or 2 closed, and the next file that it opens gets that number. Then ``print``, a
+crash's last words and the programs that it starts write into that file. ``take_standard`` opens them first.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 from typing import NamedTuple
 
@@ -19,6 +23,7 @@ OWN = 36
 FILES_MIN = 8
 CONNECTIONS_MIN = 4
 BACKLOG_MAX = 1024
+_STANDARD = 3  # 0, 1 and 2
 
 
 class Budget(NamedTuple):
@@ -56,3 +61,13 @@ def divide(limit: int, connections: int, files: int) -> Budget | None:
         return None
     files = min(files, max(FILES_MIN, free // 3))
     return Budget(min(connections, free - files), files, backlog)
+
+
+def take_standard() -> None:
+    """Let 0 to 2 lead nowhere if they are closed: no file and no socket gets their numbers from now on.
+
+    SQLite does the same for its own files. Raises OSError if there is no descriptor left.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) < _STANDARD:  # the lowest that is free
+        os.set_inheritable(number, True)
+    os.close(number)

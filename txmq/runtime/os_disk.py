@@ -9,6 +9,7 @@ Invariants:
 * a write returns when all its bytes are in the page cache; only ``fdatasync``/``fsync`` make them durable;
 * a directory that ``make_directories`` saw is durable when it returns, also when an earlier process made it and died
   before it synced the entry;
+* no file or lock is descriptor 0, 1 or 2, whatever the process was started with;
 * a failed sync is reported once and never repeated here: the kernel marks the pages clean, so a second sync would lie.
 """
 
@@ -26,6 +27,7 @@ from functools import cache
 from pathlib import Path
 
 from txmq.errors import ConfigError, DirectoryInUseError
+from txmq.runtime.descriptors import take_standard
 from txmq.runtime.paths import parent, split
 from txmq.runtime.ports import Buffer
 
@@ -213,6 +215,7 @@ class OSDisk:
     """One data directory; it is made if it is absent (its own parents are not synced, they are the operator's)."""
 
     def __init__(self, root: Path | str) -> None:
+        take_standard()
         self._path = Path(root)
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

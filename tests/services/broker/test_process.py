@@ -25,6 +25,28 @@ def _started_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForkServer, "running", None)
 
 
+class Closed(BrokerProcess):
+    """A broker that is started with standard input, output and error closed."""
+
+    def _command(self) -> list[str]:
+        return ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *super()._command()]
+
+
+def test_last_words_of_a_process_without_streams_spare_the_journal(tmp_path: Path) -> None:
+    """Python's faulthandler writes them to descriptor 2."""
+    closed: BrokerProcess = Closed(tmp_path / "broker", env={"PYTHONFAULTHANDLER": "1"})
+    with closed as broker, txmq.connect(broker.address) as client:
+        client.topics.create("orders")
+        with client.producer() as producer:
+            for number in range(20):
+                producer.send("orders", b"%d" % number)
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGABRT)
+        broker.wait(60.0)
+    with BrokerProcess(tmp_path / "broker") as broker, txmq.connect(broker.address) as client:
+        assert client.offsets("orders", 0).end == 20
+
+
 def test_ready_file_holds_the_address_and_goes_at_the_stop(broker: BrokerProcess) -> None:
     ready = broker.data_dir.with_name(broker.data_dir.name + ".ready")
     assert ready.read_text() == f"{broker.host}:{broker.port}\n"

@@ -1,6 +1,10 @@
-"""How descriptors are divided: what the broker needs for itself is never given to connections."""
+"""How descriptors are divided: the broker needs some for itself, and no file gets 0 to 2."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +36,22 @@ def test_a_limit_that_suffices_is_left_as_it_is() -> None:
     now = descriptors.raise_limit(1)
     assert now > 1
     assert descriptors.raise_limit(now) == now
+
+
+PROGRAM = """
+import os, sys
+from txmq.runtime.os_disk import OSDisk
+file = OSDisk(sys.argv[1]).open("file", create=True)
+for number in range(3):
+    os.write(number, b"last words")
+    assert os.get_inheritable(number)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_a_closed_stream(closed: str, tmp_path: Path) -> None:
+    """Python's faulthandler, ``print`` and child processes write to 1 and 2, whatever these are."""
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM, str(tmp_path)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (tmp_path / "file").read_bytes() == b""
+    assert done.returncode == 0
