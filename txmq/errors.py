@@ -15,9 +15,16 @@ _Raised = TypeVar("_Raised", bound=BaseException)
 
 
 class TxmqError(Exception):
-    """Base of all errors of txmq."""
+    """Base of all errors of txmq. They can be pickled: another process gets them with text and attributes."""
 
     retriable: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _bare, (type(self), self.args), self.__dict__  # its constructor may take other arguments
+
+
+def _bare(kind: type[_Error], args: tuple[object, ...]) -> _Error:
+    return kind.__new__(kind, *args)
 
 
 def anew(error: _Error) -> _Error:
@@ -26,8 +33,7 @@ def anew(error: _Error) -> _Error:
     One that is kept and raised twice may come to stand behind itself: Python writes into each raised error what was
     being handled. Error trackers walk such a circle for ever.
     """
-    kind = type(error)
-    fresh = kind.__new__(kind, *error.args)  # its constructor may take other arguments
+    fresh = _bare(type(error), error.args)
     fresh.__dict__.update(error.__dict__)
     fresh.__cause__ = error.__cause__
     return fresh

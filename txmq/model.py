@@ -121,6 +121,18 @@ class Message:
         """The message could not be dealt with: it is delivered again, or becomes a dead letter."""
         return self.consumer.reject(self, reason)  # type: ignore[no-any-return]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is pickled is a plain message: its consumer stays, and so does the answer that it came in."""
+        values = self.topic, self.partition, self.offset, self.key, self.value, self.headers
+        return Message, (*values, self.tag, self.timestamp_ms, self.txid)
+
+    def __copy__(self) -> Message:
+        kind, values = self.__reduce__()
+        copied: Message = kind(*values)
+        if hasattr(self, "consumer"):
+            copied.consumer = self.consumer
+        return copied
+
     def _astuple(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in Message._VALUES)
 
@@ -165,10 +177,6 @@ class LargeMessage(Message):
     @property
     def value_view(self) -> memoryview | None:
         return super().value_view if self._view is None else self._view
-
-    def __getstate__(self) -> object:
-        self.value  # noqa: B018  what is copied or sent elsewhere has its own
-        return super().__getstate__()
 
 
 @dataclass(frozen=True, slots=True)

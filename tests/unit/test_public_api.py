@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
+import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from enum import IntFlag
 from typing import Any
@@ -14,10 +17,12 @@ import pytest
 
 import txmq
 from txmq import LastResource, MySQLResource, errors
+from txmq.binlog import errors as errors_of_binlog
 from txmq.client.admin.transactions import Transactions
 from txmq.client.topics import Topics
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.xa_resource import BrokerXAResource
+from txmq.model import LargeMessage
 
 # Of each the parameters behind self, as Python would print them without types. A change breaks programs of users
 # and is told in CHANGES.md.
@@ -144,6 +149,37 @@ def test_an_error_of_a_transaction_names_it() -> None:
     assert {errors.OutcomeUnknownError, errors.RolledBackError, errors.HeuristicError} < set(of_transactions)
     for cls in of_transactions:
         assert cls("what", "a-b-1-1").txid == "a-b-1-1"
+
+
+GIVEN = {
+    "text": "what", "txid": "a-b-1-1", "retriable": False, "found": ["a"], "away": ["b"], "xa_code": -7,
+    "path": "log/1", "position": 8, "reason": "torn", "table": "shop.orders", "column": "id", "event": "{}",
+}  # fmt: skip
+OF_BINLOG = [cls for cls in vars(errors_of_binlog).values() if inspect.isclass(cls) and cls not in ERRORS]
+
+
+@pytest.mark.parametrize("cls", [*ERRORS, *OF_BINLOG], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("through", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+def test_an_error_reaches_another_process_as_it_was(
+    through: Callable[[errors.TxmqError], errors.TxmqError], cls: type[errors.TxmqError]
+) -> None:
+    named = GIVEN.keys() & inspect.signature(cls.__init__).parameters.keys()
+    error = cls(**{name: GIVEN[name] for name in named}) if named else cls("what")
+    error.add_note("done before")
+    other = through(error)
+    assert (type(other), str(other), other.args) == (cls, str(error), error.args)
+    assert vars(other) == vars(error)
+    assert other.retriable is error.retriable
+
+
+@pytest.mark.parametrize("cls", [txmq.Message, LargeMessage])
+def test_a_consumers_message_is_pickled_without_the_consumer(cls: type[txmq.Message]) -> None:
+    message = cls("orders", 1, 2, b"key", b"value", {"h": b"1"}, "tag", 3, "a-b-1-1")
+    message.consumer = threading.Lock()
+    other = pickle.loads(pickle.dumps(message))
+    assert other == message
+    assert not hasattr(other, "consumer")
+    assert copy.copy(message).consumer is message.consumer
 
 
 CAUGHT = {
