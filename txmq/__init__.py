@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from txmq.xa import LastResource, MySQLResource
     from txmq.xid import *
 
+    __version__: str
+
 __all__ = [
     "BrokerAwayError",
     "BrokerError",
@@ -78,6 +80,8 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker would take any name for one that __getattr__ knows
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return import_module("txmq.runtime.build").VERSION
         if name in __all__:
             for home in ("txmq.model", "txmq.xid", "txmq.xa", "txmq.client"):
                 module = import_module(home)

@@ -34,7 +34,7 @@ def split_address(text: str, setting: str = "listen") -> tuple[str, int]:
     """Split ``HOST:PORT`` or ``[IPv6]:PORT``; the error names the setting.
 
     Raises:
-        ConfigError: not of that form, or the port is over 65535.
+        ConfigError: not of that form, no host could have the name, or the port is over 65535.
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -45,9 +45,19 @@ def split_address(text: str, setting: str = "listen") -> tuple[str, int]:
         or (":" in host) is not bracketed
         or not host.isprintable()
         or " " in host
+        or not _may_be_looked_up(host)
     ):
         raise ConfigError(f"{setting} = {text!r}: expected HOST:PORT such as 127.0.0.1:8123, with a port of 0 to 65535")
     return host, int(port)
+
+
+def _may_be_looked_up(host: str) -> bool:
+    """Whether the system takes it for a name or an address: it takes no ``a..b``, and no part of 64 characters."""
+    try:
+        host.encode("idna")  # what a look-up begins with
+    except UnicodeError:
+        return False
+    return True
 
 
 def join_address(host: str, port: int) -> str:

@@ -4,13 +4,15 @@
 
 Invariants:
 * A key that is not known is refused wherever it comes from, naming the nearest known one. Variables of other parts of
-  txmq (``TXMQ_BOOTSTRAP``, ...) are listed here, so that a misspelt setting is not taken for one of them.
+  txmq (``TXMQ_BOOTSTRAP``, ...) are listed here, so that a misspelt setting is not taken for one of them. So are those
+  that Kubernetes sets for a Service named txmq, or txmq-...: by name and form.
 * No I/O: the caller reads the file and hands over its text.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 
@@ -21,6 +23,15 @@ from txmq.setting import Setting, parse_value
 # Variables with our prefix that are not settings of the broker: of clients, crash points, tests and benchmarks.
 OTHER_VARIABLES = ("TXMQ_BOOTSTRAP", "TXMQ_CRASH", "TXMQ_NEW_PASSWORD", "TXMQ_PASSWORD")
 OTHER_PREFIXES = ("TXMQ_TEST_", "TXMQ_BENCH_")
+_OF_SERVICE = re.compile(  # Source: Kubernetes, "Service", environment variables; kubelet's envvars.go
+    r"""TXMQ_(\w+_)?(
+        SERVICE_HOST=[0-9a-f.:]+
+      | SERVICE_PORT(_\w+)?=[0-9]+
+      | PORT(_[0-9]+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://.+
+      | PORT_[0-9]+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=[0-9]+|ADDR=[0-9a-f.:]+)
+    )""",
+    re.VERBOSE,
+)
 
 
 def load_settings(toml_text: str | None, environment: Mapping[str, str], flags: Mapping[str, object]) -> BrokerSettings:
@@ -85,7 +96,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
             continue
-        if variable.startswith(OTHER_PREFIXES):
+        if variable.startswith(OTHER_PREFIXES) or _OF_SERVICE.fullmatch(f"{variable}={text}"):
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         setting = _known(name, f"environment variable {variable}")

@@ -98,6 +98,26 @@ def test_misspelt_variable_is_refused_and_foreign_ones_are_ignored() -> None:
         load_settings(None, {"TXMQ_SYNK": "never"}, {})
 
 
+OF_SERVICE = {  # of a Service txmq with two ports, as kubelet makes them
+    "TXMQ_SERVICE_HOST": "10.0.171.239", "TXMQ_SERVICE_PORT": "8123", "TXMQ_SERVICE_PORT_CLIENTS": "8123",
+    "TXMQ_PORT": "tcp://10.0.171.239:8123", "TXMQ_PORT_8123_TCP": "tcp://10.0.171.239:8123",
+    "TXMQ_PORT_8123_TCP_PROTO": "tcp", "TXMQ_PORT_8123_TCP_PORT": "8123", "TXMQ_PORT_8123_TCP_ADDR": "10.0.171.239",
+    "TXMQ_PORT_53_UDP": "udp://[fd00::1]:53", "TXMQ_PORT_53_UDP_ADDR": "fd00::1",
+    "TXMQ_NODE_0_SERVICE_HOST": "fd00::1", "TXMQ_NODE_0_PORT": "tcp://[fd00::1]:8123",
+}  # fmt: skip
+
+
+def test_what_kubernetes_says_of_services_is_no_setting() -> None:
+    assert load_settings(None, OF_SERVICE, {}) == BrokerSettings()
+    assert load_settings(None, {**OF_SERVICE, "TXMQ_SYNC": "never"}, {}).sync == "never"
+
+
+@pytest.mark.parametrize(("variable", "text"), [("PORT", "8123"), ("SERVICE_HOST", "a b"), ("SERVICE_PORT", "x")])
+def test_what_only_looks_like_a_services_variable_is_refused(variable: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"environment variable TXMQ_{variable}"):
+        load_settings(None, {f"TXMQ_{variable}": text}, {})
+
+
 def test_variable_in_another_case_is_refused_as_a_duplicate_key() -> None:
     with pytest.raises(ConfigError, match=r"'TXMQ_Sync'; did you mean 'TXMQ_SYNC'"):
         load_settings(None, {"TXMQ_SYNC": "always", "TXMQ_Sync": "never"}, {})
@@ -136,7 +156,24 @@ def test_addresses_are_split(text: str, address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":1", "host", "host:", "host:65536", "host:-1", "::1:80", "[host]:1", "a b:1", "h:１"]
+    "text",
+    [
+        "",
+        ":1",
+        "host",
+        "host:",
+        "host:65536",
+        "host:-1",
+        "::1:80",
+        "[host]:1",
+        "a b:1",
+        "h:１",
+        "a..b:1",
+        ".a:1",
+        f"{'x' * 64}:1",
+        "ä..b:1",
+        "\udcff:1",
+    ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import json
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -191,6 +193,13 @@ CAUGHT = {
 def test_the_top_has_the_eight_errors_that_programs_catch() -> None:
     assert {name for name in txmq.__all__ if name.endswith("Error")} == CAUGHT
     assert all(getattr(txmq, name) is getattr(errors, name) for name in CAUGHT)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    run = [sys.executable, "-m", "txmq", "version", "--json"]
+    said = json.loads(subprocess.run(run, capture_output=True, check=True).stdout)
+    assert said["version"] == txmq.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", txmq.__version__)
 
 
 def test_error_outside_the_top_level_is_named_with_its_module() -> None:

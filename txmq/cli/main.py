@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -44,8 +46,7 @@ from txmq.errors import (
     RequestTimeoutError,
     TxmqError,
 )
-from txmq.runtime.build import is_compiled, pages
-from txmq.runtime.descriptors import take_standard
+from txmq.runtime.build import VERSION, is_compiled, pages
 
 app = typer.Typer(
     name="txmq",
@@ -116,28 +117,38 @@ def version(as_json: output.Json = False) -> None:
 
       txmq version
     """
-    from importlib.metadata import version as installed
-
     if as_json:
-        output.print_json({"version": installed("txmq"), "compiled": is_compiled()})
+        output.print_json({"version": VERSION, "compiled": is_compiled()})
     else:
-        typer.echo(f"txmq {installed('txmq')}{' (compiled)' if is_compiled() else ''}")
+        typer.echo(f"txmq {VERSION}{' (compiled)' if is_compiled() else ''}")
 
 
 def command() -> Any:
-    """The tree of commands. Switches show without a type: ``--json``, where typer would say ``--json <bool>``."""
+    """The tree of commands. Switches show without a type: ``--json``, where typer would say ``--json <bool>``.
+
+    An option that is given twice is refused, unless it may be repeated; typer would keep the last one.
+    """
     root = typer.main.get_command(app)
-    _make_readable(root, typer.Context(root, **root.context_settings))
+    _complete(root, typer.Context(root, **root.context_settings))
     return root
 
 
-def _make_readable(one: Any, context: Any) -> None:
+def _complete(one: Any, context: Any) -> None:
     one.help = _reflowed(one.help or "")
+    one.parse_args = partial(_parse, one, one.parse_args)
     for parameter in one.get_params(context):
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
     for name, below in getattr(one, "commands", {}).items():
-        _make_readable(below, type(context)(below, info_name=name, parent=context, **below.context_settings))
+        _complete(below, type(context)(below, info_name=name, parent=context, **below.context_settings))
+
+
+def _parse(one: Any, parse: Callable[[Any, list[str]], Any], context: Any, words: list[str]) -> Any:
+    *_, given = one.make_parser(context).parse_args(args=[*words])
+    for option in given:
+        if given.count(option) > 1 and not (option.multiple or option.is_flag):
+            raise ConfigError(f"{option.opts[0]} is given twice; give it once")
+    return parse(context, words)
 
 
 def _reflowed(text: str) -> str:
@@ -170,7 +181,7 @@ def _fail(error: Exception, text: str) -> NoReturn:
 
 def main() -> None:
     """Entry point of the console script."""
-    take_standard()
+    output.open_streams()
     try:
         command()()
     except ConfigError as error:

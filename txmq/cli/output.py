@@ -6,7 +6,9 @@ Exit statuses: 0 done, 1 it did not work (one line says what to do next), 2 the 
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from txmq.cli import table
+from txmq.runtime.descriptors import take_standard
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -41,6 +44,39 @@ Bootstrap = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the broker.", min=0.001, max=3600.0)]
+
+
+class _ClosedStream(io.RawIOBase):
+    """Standard input or output of a process that was started without: who uses it is told."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        raise OSError(f"standard {self._name} is closed; redirect it, if only to {os.devnull}")
+
+    write = readinto
+
+
+def open_streams() -> None:
+    """Let no file get the number of a stream that is closed, and let who uses that stream say so in one line.
+
+    What is said on standard error is for people: nobody is there, and it is dropped.
+    """
+    take_standard()
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedStream("input")), "utf-8")
+    if sys.stdout is None:
+        sys.stdout = io.TextIOWrapper(_ClosedStream("output"), "utf-8", write_through=True)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  until the end
 
 
 def print_json(value: object) -> None:

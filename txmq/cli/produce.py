@@ -61,8 +61,7 @@ def produce(
       echo hello | txmq produce --topic orders
       txmq produce --topic orders --key , orders.csv
     """
-    if key == "":
-        raise ConfigError("--key needs a separator, such as --key , ; leave it out to send whole lines")
+    mark = _mark(key)
     count = 0
     with ExitStack() as stack:
         client = stack.enter_context(connected(bootstrap, topic))
@@ -71,7 +70,7 @@ def produce(
         stream: BinaryIO = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
         advance = stack.enter_context(output.progress(None if file is None else file.stat().st_size))
         interrupted = stack.enter_context(_interruptible())
-        batches = split(stream, key)  # type: ignore[arg-type]  # both kinds of stream have read1
+        batches = split(stream, mark)  # type: ignore[arg-type]  # both kinds of stream have read1
         try:
             while (batch := interrupted.reading(batches)) is not None:
                 _send(producer, topic, partition, batch)
@@ -83,13 +82,21 @@ def produce(
     _say(topic, count, interrupted.seen, as_json=as_json)
 
 
-def split(stream: Source, separator: str | None) -> Iterator[list[Pair]]:
+def _mark(separator: str | None) -> bytes | None:
+    if separator == "":
+        raise ConfigError("--key needs a separator, such as --key , ; leave it out to send whole lines")
+    try:
+        return None if separator is None else separator.encode()
+    except UnicodeEncodeError:  # a byte of the command line that is no text
+        raise ConfigError(f"--key {separator}: not UTF-8") from None
+
+
+def split(stream: Source, mark: bytes | None) -> Iterator[list[Pair]]:
     """Keys and values of the lines that each read completed.
 
     Raises:
         BadLineError: a line is too long, or has no key although one is wanted; the lines before it have been yielded.
     """
-    mark = None if separator is None else separator.encode()
     number, rest = 0, b""
     while chunk := stream.read1(READ_SIZE_BYTES):
         *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else (rest + chunk,)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from txmq.runtime import net
 
+VERSION = "0.1.0"  # pyproject.toml takes it from here
+
 
 def is_compiled() -> bool:
     """Whether the modules that pyproject.toml lists under ``tool.txmq.compiled`` run as C extensions."""

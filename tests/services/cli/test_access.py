@@ -56,7 +56,7 @@ def test_grants_are_added_listed_and_removed(ops: Operator) -> None:
     ops.run("user", "add", "shop")
     for words in (("--may", "read,write", "--topic", "orders*"), ("--may", "read", "--group", "billing")):
         ops.run("acl", "add", "shop", *words)
-    ops.run("acl", "add", "shop", "--may", "settle,install", "--resource", "*")
+    ops.run("acl", "add", "shop", "--may", "settle", "--may", "install", "--resource", "*")
     assert ops.table("acl", "list") == [
         ["user", "kind", "name", "may"],
         ["ops", "cluster", "*", "cluster"],

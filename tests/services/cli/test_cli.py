@@ -78,6 +78,38 @@ def test_wrong_command_line_ends_with_status_2(words: tuple[str, ...], tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "closed", "said"),
+    [
+        ("produce -t orders", "<&-", "standard input is closed; redirect it, if only to /dev/null"),
+        ("topic delete orders", "<&-", "standard input is closed; redirect it, if only to /dev/null"),
+        ("consume -t orders", ">&-", "standard output is closed; redirect it, if only to /dev/null"),
+        ("consume -t orders --json", ">&-", "standard output is closed; redirect it, if only to /dev/null"),
+        ("topic list", ">&-", "standard output is closed; redirect it, if only to /dev/null"),
+        ("produce -t orders --key \udcff", "", "--key \\udcff: not UTF-8"),
+        ("consume -t \udcff", "", "'\\udcff' cannot name a topic: 1 to 200 of A-Z a-z 0-9 . _ -"),
+    ],
+)
+def test_what_a_shell_gives_wrongly_is_told_in_one_line(
+    broker: BrokerProcess, words: str, closed: str, said: str
+) -> None:
+    ok(broker, "topic", "create", "orders")
+    ok(broker, "produce", "-t", "orders", stdin=b"one\n")
+    command = [sys.executable, "-m", "txmq", *words.split(), "--bootstrap", broker.address]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *command], input=b"a,b\n", capture_output=True, check=False
+    )
+    assert done.returncode in (1, 2)
+    question = "Delete topic orders and all its messages? [y/N]:" if "delete" in words else ""
+    assert done.stderr.decode() == f"{question}txmq: {said}\n"
+
+
+def test_a_host_that_cannot_be_is_told_in_one_line() -> None:
+    done = run(None, "topic", "list", "--bootstrap", "txmq://a..b")
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+    assert done.stderr.startswith(b"txmq: bootstrap = 'txmq://a..b': expected txmq://HOST[:PORT]")
+
+
 def test_a_topic_is_closed_and_opened_for_publishing(broker: BrokerProcess) -> None:
     ok(broker, "topic", "create", "orders")
     closed = as_json(broker, "topic", "close", "orders", "--publish")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -30,6 +31,28 @@ def test_notes_of_an_error_stand_behind_it(capsys: pytest.CaptureFixture[str], m
     error.add_note("3 of 5 messages were acknowledged; failed: orders-1")
     told = _told(error, capsys, monkeypatch)
     assert told.endswith("(txmq cluster describe names it); 3 of 5 messages were acknowledged; failed: orders-1\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("acl", "add", "shop", "--may", "read", "--topic", "orders", "--topic", "invoices"),
+        ("consume", "--topic", "orders", "-t", "invoices"),
+        ("broker", "--sync", "never", "--sync=always"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _ended(words, monkeypatch) == 2
+    assert re.fullmatch(r"txmq: --(topic|sync) is given twice; give it once\n", capsys.readouterr().err)
+
+
+def _ended(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setattr(sys, "argv", ["txmq", *words])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    return ended.value.code
 
 
 def _told(error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:

@@ -29,6 +29,23 @@ def test_a_failure_is_one_line_and_a_status(capsys: pytest.CaptureFixture[str]) 
     assert (caught.value.code, capsys.readouterr().err) == (2, "txmq: no\\nsuch thing\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "closed", "status", "said"),
+    [
+        ("version", ">&-", 1, "txmq: standard output is closed; redirect it, if only to /dev/null\n"),
+        ("version --json", ">&-", 1, "txmq: standard output is closed; redirect it, if only to /dev/null\n"),
+        ("--help", ">&-", 1, "txmq: standard output is closed; redirect it, if only to /dev/null\n"),
+        ("user add shop", "<&-", 2, "txmq: no password: name a file with --password-file, or set TXMQ_NEW_PASSWORD\n"),
+        ("version", "2>&-", 0, ""),
+        ("versio", "2>&-", 2, ""),
+    ],
+)
+def test_a_closed_stream_is_told_in_one_line(words: str, closed: str, status: int, said: str) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "txmq", *words.split()]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, said)
+
+
 def test_a_table_that_is_piped_is_not_folded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,11 +122,11 @@ def test_what_has_arrived_is_sent_without_waiting_for_more() -> None:
 
 
 def test_a_key_stands_before_the_first_separator() -> None:
-    assert list(produce.split(Pieces(b"a,1\nb,2,3\n,4\n"), ",")) == [[(b"a", b"1"), (b"b", b"2,3"), (b"", b"4")]]
+    assert list(produce.split(Pieces(b"a,1\nb,2,3\n,4\n"), b",")) == [[(b"a", b"1"), (b"b", b"2,3"), (b"", b"4")]]
 
 
 def test_line_without_its_key_ends_it_after_lines_before_it() -> None:
-    batches = produce.split(Pieces(b"a,1\nb\nc,3\n"), ",")
+    batches = produce.split(Pieces(b"a,1\nb\nc,3\n"), b",")
     assert next(batches) == [(b"a", b"1")]
     with pytest.raises(produce.BadLineError, match="line 2 has no key"):
         next(batches)

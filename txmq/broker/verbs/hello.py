@@ -23,10 +23,10 @@ from txmq.errors import (
 from txmq.protocol import grammar
 from txmq.protocol.requests import Request
 from txmq.redo import entries
+from txmq.runtime.build import VERSION
 
 PROTOCOL = 1
 _SECRET_BITS = 128
-VERSION = "0.1.0"
 WAITS_FOR_REGISTRY = "the broker waits for the registry to say that it leads its home"
 SESSION_IDLE_MS_MIN = 60_000  # a session younger than this is never ended to make room for another
 

@@ -12,13 +12,13 @@ from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.access.asking import TOPIC, is_administrator, require_administrator, sees
 from txmq.broker.verbs.branches.listing import figures as branch_figures
-from txmq.broker.verbs.hello import VERSION
 from txmq.broker.verbs.outbox.drained import series_rows
 from txmq.broker.verbs.resource import shown_rows
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
 from txmq.protocol.requests import Request
 from txmq.registry.topics import Topic
+from txmq.runtime.build import VERSION
 
 Value = int | float | str | bool
 HELP = """stats               the broker as a whole

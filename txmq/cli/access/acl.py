@@ -17,11 +17,12 @@ app = typer.Typer(
     help="What users may do. A user who was just added may do nothing: what no grant allows is denied.",
 )
 May = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         metavar="WORD,...",
+        show_default=False,
         help="Of a topic: read, write, create, alter, delete, describe; of a group: read; of a resource: settle, "
-        "install.",
+        "install. May be repeated.",
     ),
 ]
 Topic = Annotated[
@@ -104,21 +105,21 @@ def list_(
 
 
 def _words(
-    may: str | None, topic: str | None, group: str | None, resource: str | None, administrator: bool
+    may: Sequence[str] | None, topic: str | None, group: str | None, resource: str | None, administrator: bool
 ) -> dict[str, str | None]:
     """The grant as the verb takes it."""
     things = {"topic": topic, "group": group, "resource": resource}
     named: dict[str, str | None] = {kind: thing for kind, thing in things.items() if thing is not None}
     if administrator:
-        if named or may is not None:
+        if named or may:
             raise ConfigError("--administrator is everything: give it alone")
         return {"cluster": None}
-    if len(named) != 1 or may is None:
+    if len(named) != 1 or not may:
         raise ConfigError(
             "say what is allowed and of what: --may WORD,... and one of --topic NAME, --group NAME, --resource UUID; "
             "or --administrator"
         )
-    return {"may": may, **named}
+    return {"may": ",".join(may), **named}
 
 
 def _changed(action: str, name: str, words: dict[str, str | None], bootstrap: str, *, as_json: bool) -> None:
