@@ -65,6 +65,25 @@ def test_command_leaves_page_object_and_dataset_and_a_status(
     assert told["match"] == ["id = key"]  # nothing was named: primary key = key
 
 
+def test_command_leaves_everything_to_its_owner_alone(broker: BrokerProcess, shop: Shop) -> None:
+    """Rows and messages are in it, also in what Java writes."""
+    shop.order(1, 0, message=False)
+    directory = shop.path.with_name("private")
+    command = [sys.executable, "-m", "txmq", "audit", "--topic", shop.topic, "--database", shop.url, "--memory", "1g"]
+    command += ["--table", "orders", "--settle", "0ms", "--bootstrap", broker.address, "--output", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, umask=0o022)
+    assert done.returncode == 1, done.stderr
+    left = [directory, *directory.rglob("*")]
+    assert {"audit.json", "audit.html", "findings", "spark.log", "_SUCCESS"} <= {path.name for path in left}
+    assert [path for path in left if path.stat().st_mode & 0o077] == []
+
+
+def test_no_password_of_an_address_is_told(broker: BrokerProcess, shop: Shop) -> None:
+    request = asked(shop, broker, bootstrap="zk://me:sesame@zoo1/prod", table=None, database="mysql://u:sesame@h/d")
+    facts = AuditCommand(request, as_json=True)._facts()
+    assert (facts["bootstrap"], facts["table"]) == ("zk://***@zoo1/prod", "mysql://u:...@h/d")
+
+
 def test_the_demo_finds_what_it_planted(spark: SparkSession, tmp_path: Path) -> None:
     report = Play(tmp_path, lambda text: None, orders=120).run(spark)
     assert report.holds, report

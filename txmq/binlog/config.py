@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from txmq.addresses import without_secret
 from txmq.binlog.changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX
 from txmq.config_sources import near_miss
 from txmq.errors import ConfigError
@@ -372,7 +373,7 @@ def topics_named(pattern: str, **known: str) -> re.Pattern[str]:
 
 def shown(settings: BinlogSettings) -> dict[str, Any]:
     """All settings for people: without secrets."""
-    fields = dataclasses.asdict(settings)
+    fields = {**dataclasses.asdict(settings), "bootstrap": without_secret(settings.bootstrap)}
     for table in ("source", "apply"):
         fields[table]["password"] = "***" if fields[table]["password"] else ""
     return fields

@@ -17,7 +17,7 @@ from txmq.addresses import join_address, split_address
 from txmq.config_sources import load_settings
 from txmq.errors import ConfigError
 from txmq.model import is_valid_name
-from txmq.runtime.os_disk import write_private
+from txmq.runtime.private_files import make_private_directory, write_private
 
 _HEAD: Final = (
     "# Made by txmq broker init. Every setting is in docs/configuration.md, certificates in docs/how-to/secure.md.\n"
@@ -55,6 +55,8 @@ def make(
     """
     data = data.absolute()
     host, port = split_address(listen)
+    for name in hosts:
+        split_address(join_address(name, port), "--host")
     settings: dict[str, object] = {"data": str(data), "listen": listen}
     config, directory = data / "broker.toml", data / "tls"
     named = next(iter(hosts), "127.0.0.1" if host in ("0.0.0.0", "::") else host)  # noqa: S104  compared, not listened on
@@ -74,7 +76,7 @@ def make(
     load_settings(None, {}, dict(settings))
     first = None if administrator is None else _first(administrator)
     try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(data)
         place, files, certificates = f"txmq://{address}", dict[str, str](), list[str]()
         if has_tls:
             place, files, certificates = _certificates(
@@ -82,9 +84,7 @@ def make(
             )
         if first is not None:
             write_private(str(settings["first_administrator"]), first)
-        config.write_text(
-            _HEAD + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()), "utf-8"
-        )
+        write_private(config, _HEAD + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
     except OSError as error:
         raise ConfigError(f"cannot write below {data}: {error.strerror or error}; name another --data DIR") from error
     bootstrap = f"{place}?{urlencode(files, safe='/')}" if files else place

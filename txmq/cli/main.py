@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -93,6 +94,8 @@ app.command("audit")(audit.audit)
 app.command("demo")(demo.demo)
 app.command("demo-audit")(demo_audit.demo_audit)
 
+_PASSWORD = re.compile(r"\bzks?://.*@", re.DOTALL)
+
 
 def _say_version(wanted: bool) -> None:
     if wanted:
@@ -126,7 +129,8 @@ def version(as_json: output.Json = False) -> None:
 def command() -> Any:
     """The tree of commands. Switches show without a type: ``--json``, where typer would say ``--json <bool>``.
 
-    An option that is given twice is refused, unless it may be repeated; typer would keep the last one.
+    An option that is given twice is refused, unless it may be repeated; typer would keep the last one. So is an
+    address with a password: every user of the machine can list command lines.
     """
     root = typer.main.get_command(app)
     _complete(root, typer.Context(root, **root.context_settings))
@@ -144,6 +148,11 @@ def _complete(one: Any, context: Any) -> None:
 
 
 def _parse(one: Any, parse: Callable[[Any, list[str]], Any], context: Any, words: list[str]) -> Any:
+    if context.parent is None and any(_PASSWORD.search(word) for word in words):
+        raise ConfigError(
+            "an address with a password is for no command line, which others can list (ps): give it in the "
+            "configuration file (chmod 600), or in TXMQ_REGISTRY or TXMQ_BOOTSTRAP"
+        )
     *_, given = one.make_parser(context).parse_args(args=[*words])
     for option in given:
         if given.count(option) > 1 and not (option.multiple or option.is_flag):

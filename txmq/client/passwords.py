@@ -20,7 +20,7 @@ def read_password(path: str) -> str:
     Raises:
         ConfigError: there is none, or others may read it; the text does not hold it.
     """
-    from txmq.runtime.os_disk import read_private  # most clients read none
+    from txmq.runtime.private_files import read_private  # most clients read none
 
     line = next(iter(read_private(path).splitlines()), "")
     if not line:

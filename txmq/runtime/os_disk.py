@@ -26,10 +26,11 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from txmq.errors import ConfigError, DirectoryInUseError
+from txmq.errors import DirectoryInUseError
 from txmq.runtime.descriptors import take_standard
 from txmq.runtime.paths import parent, split
 from txmq.runtime.ports import Buffer
+from txmq.runtime.private_files import make_private_directory
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ZERO_STEP_BYTES = 1 << 20
@@ -217,7 +218,7 @@ class OSDisk:
     def __init__(self, root: Path | str) -> None:
         take_standard()
         self._path = Path(root)
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(self._path)
         self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._synced_directories: set[tuple[str, ...]] = set()
 
@@ -399,28 +400,3 @@ class OSDisk:
                 os.close(descriptor)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path / path)) from error
-
-
-def read_private(path: Path | str) -> str:
-    """The text of a file that only its owner may read.
-
-    Raises:
-        ConfigError: others may, or it cannot be read; the text does not hold it.
-    """
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            content = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no UTF-8"
-        raise ConfigError(f"{path}: cannot be read: {why}") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):  # as PostgreSQL's .pgpass
-        raise ConfigError(f"{path}: not its owner alone may read it (mode {mode:04o}); chmod 600 {path}")
-    return content
-
-
-def write_private(path: Path | str, content: str) -> None:
-    """Make such a file. Raises OSError, also if it exists."""
-    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(number, "w", encoding="utf-8") as file:
-        file.write(content)

@@ -9,7 +9,6 @@ Source: RFC 5280, 4.2.1; CA/Browser Forum baseline requirements for the extensio
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final
 from txmq.addresses import TlsFiles
 from txmq.errors import ConfigError
 from txmq.runtime.build import how_to_install
+from txmq.runtime.private_files import make_private_directory, write_private
 
 try:
     from cryptography import x509
@@ -48,7 +48,7 @@ class CertificateAuthority:
 
     def __init__(self, directory: Path | str, name: str = "txmq first try", *, days: int = 3650) -> None:
         self.directory = Path(directory).absolute()
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(self.directory)
         self.certificate = self.directory / "ca.pem"
         self._name, self._key = _named(name), ec.generate_private_key(ec.SECP256R1())
         identifier = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
@@ -116,7 +116,7 @@ def _host(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:
-        return x509.DNSName(text)
+        return x509.DNSName(text.encode("idna").decode())
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -140,10 +140,7 @@ def _public(certificate: x509.Certificate) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """A new file that only its owner reads, from its first moment on."""
     try:
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_private(path, data)
     except FileExistsError:
         raise ConfigError(f"{path} exists, and is not overwritten: choose another directory, or delete it") from None
-    with os.fdopen(number, "wb") as file:
-        file.write(data)

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 import txmq
+from txmq.broker.shell.first_administrator import content_of
+from txmq.protocol.scram import keys_of
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess, free_port
 from txmq.testing.processes.fork_server import ForkServer
 
@@ -74,6 +77,44 @@ def test_a_signal_stops_it_in_order(broker: BrokerProcess, number: signal.Signal
     os.kill(broker.pid, number)
     assert broker.wait(60.0) == 0
     assert json.loads(broker.logs().splitlines()[-1])["event"] == "stopped"
+
+
+def test_a_hangup_leaves_a_broker_without_certificates_serving(broker: BrokerProcess) -> None:
+    assert broker.pid is not None
+    os.kill(broker.pid, signal.SIGHUP)
+    eventually(lambda: "nothing to reload" in broker.logs(), "the signal is told")
+    with txmq.connect(broker.address) as client:
+        client.ping()
+    assert broker.stop() == 0
+
+
+def test_a_hangup_during_the_start_is_taken_behind_it(tmp_path: Path) -> None:
+    """The broker stands still before it serves: somebody has yet to write the file that it reads."""
+    file = tmp_path / "administrator"
+    os.mkfifo(file, 0o600)
+    broker = BrokerProcess(tmp_path / "broker", settings={"first_administrator": str(file)})
+
+    def is_written() -> bool:
+        assert broker.is_running
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return False  # it does not read yet
+        with os.fdopen(descriptor, "w") as pipe:
+            pipe.write(content_of("ops", keys_of("pencil", bytes(16))))
+        return True
+
+    try:
+        broker.launch()
+        eventually(lambda: '"recovered"' in broker.logs(), "it has recovered")
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGHUP)
+        eventually(is_written, "it reads the file")
+        broker.wait_until_ready()
+        eventually(lambda: "nothing to reload" in broker.logs(), "the signal is told")
+        assert broker.stop() == 0
+    finally:
+        broker.kill()
 
 
 def test_every_line_of_its_log_is_json(broker: BrokerProcess) -> None:

@@ -225,7 +225,7 @@ def test_old_versions_are_refused(broker: BrokerProcess) -> None:
 # --- the first try ----------------------------------------------------------------------------------------------------
 
 
-def test_first_try_by_commands_alone(tmp_path: Path) -> None:
+def test_first_try_by_commands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listen = f"127.0.0.1:{free_port()}"
 
     data = str(tmp_path / "data")
@@ -237,7 +237,7 @@ def test_first_try_by_commands_alone(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     [line] = [line for line in made.stdout.decode().splitlines() if "export" in line]
     bootstrap = line.partition("=")[2].strip("'")
-    for path in (tmp_path / "data" / "tls").iterdir():
+    for path in (tmp_path / "data").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0
     again = command("broker", "init", "--tls-dev", "--data", data)
     assert again.returncode == 2
@@ -255,3 +255,9 @@ def test_first_try_by_commands_alone(tmp_path: Path) -> None:
         refused = command("topic", "list", "--bootstrap", bootstrap.partition("&")[0])
         assert refused.returncode == 1
         assert b"asks for a client certificate" in refused.stderr
+        monkeypatch.setenv("TXMQ_NEW_PASSWORD", "a pencil")
+        assert command("user", "add", "ops", "--bootstrap", bootstrap).returncode == 0
+        monkeypatch.setenv("TXMQ_PASSWORD", "a pencil")
+        named = bootstrap.replace("://", "://ops@")  # as docs/how-to/secure.md, "Users", says
+        assert command("user", "add", "shop", "--bootstrap", named).returncode == 0
+        assert b"asks for a client certificate" in command("user", "list", "-b", named.partition("&")[0]).stderr

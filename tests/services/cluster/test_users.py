@@ -20,7 +20,7 @@ from txmq.cli.main import app
 from txmq.client.admin.users import Users
 from txmq.errors import BadRequestError, UnauthenticatedError, UnavailableError
 from txmq.protocol.scram import keys_of
-from txmq.runtime.os_disk import write_private
+from txmq.runtime.private_files import write_private
 from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 from txmq.testing.processes.cluster import Cluster

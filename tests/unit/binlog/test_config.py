@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -33,8 +34,9 @@ def test_what_a_file_does_not_name_has_its_default() -> None:
 
 
 def test_no_password_is_shown() -> None:
-    settings = read_settings(FILE, {"PASS": "secret"})
+    settings = replace(read_settings(FILE, {"PASS": "secret"}), bootstrap="zk://me:secret@zoo1/prod")
     assert "secret" not in str(config.shown(settings))
+    assert config.shown(settings)["bootstrap"] == "zk://***@zoo1/prod"
     assert config.shown(settings)["source"]["host"] == "db"
 
 

@@ -48,6 +48,24 @@ def test_an_option_that_is_given_twice_is_refused(
     assert re.fullmatch(r"txmq: --(topic|sync) is given twice; give it once\n", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("broker", "--registry", "zk://brokers:pencil@zoo1/prod"),
+        ("broker", "--set", "registry=zks://brokers:pencil@zoo1/prod"),
+        ("topic", "list", "--bootstrap=zk://brokers:pencil@zoo1"),
+        ("resolver", "-b", "zk://brokers:pen/c@il@zoo1"),
+    ],
+)
+def test_password_in_an_address_is_for_no_command_line(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _ended(words, monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("txmq: an address with a password is for no command line")
+    assert "pen" not in said
+
+
 def _ended(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(sys, "argv", ["txmq", *words])
     with pytest.raises(SystemExit) as ended:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from txmq.errors import ConfigError, DirectoryInUseError
-from txmq.runtime.os_disk import OSDisk, OSFile, read_private, write_private
+from txmq.errors import DirectoryInUseError
+from txmq.runtime.os_disk import OSDisk, OSFile
 
 DESCRIPTORS = Path("/dev/fd" if sys.platform == "darwin" else "/proc/self/fd")
 
@@ -218,15 +218,3 @@ def test_the_lock_names_its_owner(disk: OSDisk, root: Path) -> None:
     lock.release()
     other.lock("lock").release()
     other.close()
-
-
-def test_private_file_is_its_owners_alone(tmp_path: Path) -> None:
-    path = tmp_path / "secret"
-    write_private(path, "pencil\n")
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert read_private(path) == "pencil\n"
-    with pytest.raises(FileExistsError):
-        write_private(path, "other")
-    path.chmod(0o640)
-    with pytest.raises(ConfigError, match=r"not its owner alone may read it \(mode 0640\); chmod 600"):
-        read_private(path)

@@ -21,7 +21,7 @@ from txmq.broker.verbs.access.users import add_first, first_record
 from txmq.errors import BrokerError, ConfigError
 from txmq.protocol.scram import ScramKeys
 from txmq.registry.access import Record
-from txmq.runtime.os_disk import read_private
+from txmq.runtime.private_files import read_private
 
 _T = TypeVar("_T")
 

@@ -48,6 +48,7 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
         ConfigError: a file of TLS cannot be read, or the system allows too few open files.
         TxmqError: the data directory cannot be opened.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # one that comes early waits until the loop takes it
     tls = _tls(settings)
     settings, backlog = _within_descriptors(settings)
     collect_young_only()
@@ -146,8 +147,8 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    if tls is not None:
-        loop.add_signal_handler(signal.SIGHUP, _reload, tls.to_clients)
+    loop.add_signal_handler(signal.SIGHUP, _reload, None if tls is None else tls.to_clients)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     core.context.address = advertised = settings.advertised_address or address
 
     def serves() -> None:
@@ -179,8 +180,11 @@ async def _serve(
     return 0 if failure is None else 1
 
 
-def _reload(tls: ServerTls) -> None:
+def _reload(tls: ServerTls | None) -> None:
     """Certificates may have been replaced."""
+    if tls is None:
+        log.info("nothing to reload: no certificates are configured")
+        return
     try:
         tls.reload()
     except ConfigError as error:

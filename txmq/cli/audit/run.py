@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from txmq.addresses import without_secret
 from txmq.cli import output
 from txmq.cli.audit.binlog import binlog_of, table_of
 from txmq.cli.audit.follow import line_of
@@ -29,6 +30,7 @@ from txmq.cli.audit.request import Request
 from txmq.cli.connecting import connected
 from txmq.cli.tx_explain import duration_ms
 from txmq.errors import ConfigError, TxmqError
+from txmq.runtime.private_files import make_private_directory, open_private, private_umask
 
 if TYPE_CHECKING:
     import txmq
@@ -147,9 +149,9 @@ class AuditCommand:
         seconds = time.monotonic() - self.started
         began = datetime.now(UTC).timestamp() - seconds
         return {
-            "table": self.request.table or self.request.database,
+            "table": self.request.table or without_password(self.request.database),
             "database": without_password(self.request.database),
-            "bootstrap": self.request.bootstrap,
+            "bootstrap": without_secret(self.request.bootstrap),
             "started": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             "seconds": round(seconds, 1),
         }
@@ -256,10 +258,11 @@ def open_session(directory: Path, master: str, memory: str, *, is_short: bool = 
         "spark.sql.shuffle.partitions": "2" if is_short else "8",
         "spark.driver.extraJavaOptions": _IN_UTC,
         "spark.executor.extraJavaOptions": _IN_UTC,
+        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop sets modes itself
     }
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private_directory(directory)
     logging.disable(logging.ERROR)  # py4j tells Ctrl-C as tracebacks of its own; what matters comes back as an error
-    with _errors_to(directory / "spark.log"):
+    with _errors_to(directory / "spark.log"), private_umask():
         spark = start_session("txmq audit", settings=settings, is_quick_start=is_short)
     try:
         yield spark
@@ -274,7 +277,7 @@ def _errors_to(path: Path) -> Iterator[None]:
     """Processes that are started meanwhile have this file as standard error."""
     sys.stderr.flush()
     kept = os.dup(2)
-    with path.open("ab") as log:
+    with open_private(path, "ab") as log:
         os.dup2(log.fileno(), 2)
     try:
         yield

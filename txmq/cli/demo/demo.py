@@ -40,11 +40,12 @@ def demo(
     from contextlib import nullcontext
 
     from txmq.cli.demo.run import Play
+    from txmq.runtime.private_files import make_private_directory
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # its broker and its files go then, too
     seed = time.time_ns() % 1_000_000 if seed is None else seed
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=False)
+        make_private_directory(keep, exist_ok=False)
     started = time.monotonic()
 
     def say(text: str) -> None:

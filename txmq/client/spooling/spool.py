@@ -63,6 +63,7 @@ from txmq.errors import SpoolFullError, StorageError
 from txmq.model import TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_disk import OSDisk, OSLock
+from txmq.runtime.private_files import open_private
 from txmq.runtime.threads import Lock, blocking
 
 SIZE_BYTES_MAX = 1 << 30
@@ -108,6 +109,8 @@ class Spool(SpoolReader):
     def _open(self, file: Path, undo: ExitStack, *, read_only: bool) -> int:
         """Returns the version of the file."""
         try:
+            if not read_only:
+                open_private(file, "ab").close()  # SQLite gives its other files the mode of this one
             target = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
             database = sqlite3.connect(target, uri=True, isolation_level=None, check_same_thread=False)
             undo.callback(database.close)
@@ -121,7 +124,7 @@ class Spool(SpoolReader):
                     raise StorageError(f"{file}: SQLite cannot use its write-ahead log here (journal_mode {mode})")
                 changes = CHANGES[version] + FORGET_UNNAMED
                 database.executescript(f"BEGIN IMMEDIATE; {changes} PRAGMA user_version={VERSION}; COMMIT;")
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise StorageError(f"{file}: {error}") from error
         self._database = database
         return version if read_only else VERSION

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from txmq.errors import ConfigError
 from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.private_files import make_private_directory, open_private
 from txmq.spark.audit.audit import AuditResult
 from txmq.spark.audit.match import Window
 from txmq.spark.audit.spec import Kind
@@ -84,7 +85,7 @@ class Follower:
     def __post_init__(self) -> None:
         if self.job.spec.row_time is None:
             raise ConfigError("an audit that goes on needs the column with the rows' times (--row-time)")
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_private_directory(self.directory)
         found = self._load()
         if found is None:
             self._save(self._begin())  # one that dies in its first round begins there again, however late
@@ -174,7 +175,7 @@ class Follower:
     def _save(self, progress: Progress) -> None:
         path = self.directory / STATE_FILE
         unfinished = path.with_suffix(".new")
-        with unfinished.open("w", encoding="utf-8") as file:
+        with open_private(unfinished, "w") as file:
             file.write(progress.to_json())
             file.flush()
             os.fsync(file.fileno())

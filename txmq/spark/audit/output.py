@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from txmq.runtime.private_files import make_private_directory, write_private
 from txmq.spark.audit.audit import AuditResult
 from txmq.spark.audit.page import page
 from txmq.spark.audit.summary import Summary
@@ -23,10 +24,10 @@ def save(result: AuditResult, summary: Summary, directory: Path, dataset: str | 
     Returns:
         The summary, with the dataset's place.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private_directory(directory)
     path = dataset or str((directory / DATASET).absolute())
     result.findings.write.mode("overwrite").parquet(path)
     summary = {**summary, "dataset": path}
-    (directory / OBJECT).write_text(json.dumps(summary, indent=1, ensure_ascii=True, default=str) + "\n")
-    (directory / PAGE).write_text(page(summary), "utf-8")
+    write_private(directory / OBJECT, json.dumps(summary, indent=1, ensure_ascii=True, default=str) + "\n", "w")
+    write_private(directory / PAGE, page(summary), "w")
     return summary

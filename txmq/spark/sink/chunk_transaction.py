@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from txmq.addresses import without_secret
 from txmq.client.client import Client
 from txmq.client.home_link import HomeLink
 from txmq.client.transaction.broker_side import RETRY_S, BrokerTransaction
@@ -106,7 +107,9 @@ class Writing:
             yield
         except (TransactionTimeoutError, RequestTimeoutError, ConnectionLostError) as error:
             reason = error.__cause__ or error
-            where = f"the broker at {self.options.bootstrap}" if self.client.routes.is_lone else repr(link)
+            where = (
+                f"the broker at {without_secret(self.options.bootstrap)}" if self.client.routes.is_lone else repr(link)
+            )
             raise UnavailableError(
                 f"{where} did not take a part of task {self.attempt.task} within {self.options.timeout_s:g} s: "
                 f"{reason}{_WAITING if isinstance(reason, OverloadedError) else ''}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import txmq
+from txmq.addresses import without_secret
 from txmq.client import Client
 from txmq.errors import (
     ConfigError,
@@ -103,7 +104,9 @@ class Catalog:
         except UnknownTopicError:
             near = difflib.get_close_matches(topic, self._names(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnknownTopicError(f"no topic {topic!r} at {self._options.bootstrap}{hint}") from None
+            raise UnknownTopicError(
+                f"no topic {topic!r} at {without_secret(str(self._options.bootstrap))}{hint}"
+            ) from None
         topic_id = int(told[0]["topic_id"])
         partitions = {
             int(each["partition"]): Range(topic, topic_id, each["partition"], each["start"], each["end"], each["bytes"])

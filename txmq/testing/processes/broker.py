@@ -121,7 +121,9 @@ class BrokerProcess(ChildProcess):
         if self._port == 0:
             self._port = free_port(self._host)
         inherited = {name: text for name, text in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
-        self._spawn(self._command(), inherited | (self._env if env is None else dict(env)))
+        registry = self._settings.get("registry")  # it may hold a password, and others can list command lines
+        secret = {f"{ENVIRONMENT_PREFIX}REGISTRY": str(registry)} if registry else {}
+        self._spawn(self._command(), inherited | secret | (self._env if env is None else dict(env)))
 
     def wait_until_ready(self, timeout: float = START_TIMEOUT_S) -> Self:
         """Wait until the broker serves; see ``start``."""
@@ -139,7 +141,7 @@ class BrokerProcess(ChildProcess):
         command = [sys.executable, "-m", "txmq.cli.main", "broker", "--data", str(self.data_dir)]
         command += ["--listen", join_address(self._host, self._port), "--ready-file", str(self._ready_file)]
         for name, value in self._settings.items():
-            command += ["--set", f"{name}={_word(value)}"]
+            command += ["--set", f"{name}={_word(value)}"] if name != "registry" else []
         return command
 
 

@@ -19,7 +19,7 @@ from txmq.protocol.scram import keys_of
 from txmq.registry.access import NO_ACCESS
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime import crashpoints
-from txmq.runtime.os_disk import write_private
+from txmq.runtime.private_files import write_private
 from txmq.testing.simulated.clock import SimClock, SimRandom
 from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.zookeeper import SimZooKeeper

@@ -10,7 +10,7 @@ import pytest
 from txmq.broker.shell.first_administrator import content_of, introduce
 from txmq.errors import ConfigError
 from txmq.protocol.scram import SALT_SIZE, keys_of
-from txmq.runtime.os_disk import write_private
+from txmq.runtime.private_files import write_private
 
 from ..support import node, restarted
 

@@ -37,6 +37,14 @@ def _values(spool: Spool) -> list[bytes]:
     return [entry.content for entry in spool.head(PARTITION, 100)]
 
 
+def test_messages_are_their_owners_alone(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir(mode=0o755)
+    with closing(Spool(tmp_path / "spool")) as spool:
+        spool.append(PARTITION, b"a secret", 1)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "spool").iterdir()}
+    assert modes == dict.fromkeys(["lock", FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"], 0o600)
+
+
 def test_batches_come_out_in_order_in_which_they_went_in(spool: Spool) -> None:
     for value in (b"1", b"2", b"3"):
         spool.append(PARTITION, value, 1)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from txmq.errors import StorageError
 from txmq.model import Message
+from txmq.runtime.private_files import open_private
 from txmq.runtime.threads import Lock, blocking
 
 SIZE_BYTES_MAX = 64 << 20
@@ -59,6 +60,7 @@ class RetryStore:
         self.path, self.size_bytes_max = Path(path), size_bytes_max
         self._lock = Lock()
         with self._storage_errors():
+            open_private(self.path, "ab").close()  # SQLite gives its other files the mode of this one
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
             try:
                 self._prepare()
@@ -143,7 +145,7 @@ class RetryStore:
     def _storage_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise StorageError(f"{self.path}: {error}") from error
 
 

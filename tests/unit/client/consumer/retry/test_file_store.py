@@ -35,6 +35,14 @@ def test_what_was_put_is_there_for_whoever_opens_file_next(tmp_path: Path) -> No
     second.close()
 
 
+def test_messages_are_their_owners_alone(tmp_path: Path) -> None:
+    store = RetryStore(tmp_path / "r")
+    store.put([stored(4)])
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    store.close()
+    assert modes == dict.fromkeys(["r", "r-wal", "r-shm"], 0o600)
+
+
 def test_a_message_put_again_replaces_itself_and_is_removed_once(tmp_path: Path) -> None:
     store = RetryStore(tmp_path / "r")
     store.put([stored(4)])
