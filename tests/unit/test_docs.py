@@ -13,6 +13,7 @@ import pytest
 import txmq
 from tools.house import House
 from txmq import errors
+from txmq.broker.verbs.table import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -59,6 +60,16 @@ def test_comments_cite_files_that_are_there() -> None:
 
 def test_comments_quote_names_that_are_in_the_code() -> None:
     assert list(House(ROOT).missing_names()) == []
+
+
+def test_the_borders_of_tables_in_docstrings_stand_alone() -> None:
+    """What folds prose may take a table for it."""
+    wrong = []
+    for path in (ROOT / "txmq").rglob("*.py"):
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            if "=====" in line and not re.fullmatch(r' *(r?""")?=+(  ?=+)+|=+', line):
+                wrong.append(f"{path.relative_to(ROOT)}:{number}")
+    assert wrong == []
 
 
 def test_a_quoted_name_that_is_gone_is_found(tmp_path: Path) -> None:
@@ -124,6 +135,14 @@ def test_the_names_of_txmq_on_the_pages_are_there() -> None:
 def test_the_programs_of_a_page_are_python(page: Path) -> None:
     for program in re.findall(r"^( *)```python\n(.*?)^ *```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
         compile(textwrap.dedent(program[1]), str(page), "exec")
+
+
+def test_architecture_finds_verbs_in_the_files_that_have_them() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    verbs = {verb.decode() for verb in VERBS}
+    for name, words in re.findall(r"`(prepare_commit|decide)\.py` \(([a-z, ]+)\)", page):
+        functions = re.findall(r"^def (\w+)", (ROOT / f"txmq/broker/verbs/{name}.py").read_text("utf-8"), re.MULTILINE)
+        assert set(words.split(", ")) == verbs.intersection(functions), name
 
 
 def test_the_files_that_architecture_names_are_there() -> None:

@@ -9,14 +9,14 @@ Invariants of every strategy:
     * each partition of a subscribed topic has exactly one owner, which subscribed to it; surplus members have none;
     * partitions of topics without a subscriber have none.
 
-=================
-==================================================================================================== range
-per topic, contiguous ranges of partitions; the first members get one more (MetaQ's default) round-robin        all
-partitions of all topics dealt out in turn consistent-hash    a ring of hashes: a member that comes or goes moves only
-its own share; shares differ (MetaQ's second strategy) sticky             who has a partition keeps it; only what
-balance asks for moves (the default here) exclusive          who has most has everything, the others stand by (a named
-member of a broadcast) =================
-====================================================================================================
+=================  ====================================================================================================
+range              per topic, contiguous ranges of partitions; the first members get one more (MetaQ's default)
+round-robin        all partitions of all topics dealt out in turn
+consistent-hash    a ring of hashes: a member that comes or goes moves its own share only; shares differ (MetaQ's
+                   second strategy)
+sticky             a member keeps the partitions that it has; only what balance asks for moves (the default here)
+exclusive          the member that has most has everything, the others stand by (a named member of a broadcast)
+=================  ====================================================================================================
 
 Sources: Kafka, "partition.assignment.strategy"; MetaQ, DefaultLoadBalanceStrategy, ConsisHashStrategy.
 """

@@ -3,7 +3,7 @@
 Theory of operation. Both sides get an *identity*: the texts of the match terms, read as the column's type, so that both
 sides spell them alike. Within an identity the messages are numbered by time and place, the rows by their order column;
 the n-th message belongs to the n-th row. So every message and every row is in the result exactly once, whatever was
-doubled, and everything else is read from it (``audit_findings``, ``audit_figures``) without reading the log again.
+doubled, and everything else is read from it (``findings``, ``figures``) without reading the log again.
 
 Each side is shuffled once, by identity; the sorts spill to disk. Values are dropped before the shuffle.
 
