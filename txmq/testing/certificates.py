@@ -64,12 +64,18 @@ class CertificateAuthority:
         _write(self.certificate, _public(built.sign(self._key, hashes.SHA256())))
 
     def issue(
-        self, file: str, *, hosts: Sequence[str] = LOOPBACK, name: str | None = None, valid: timedelta | None = None
+        self,
+        file: str,
+        *,
+        hosts: Sequence[str | bytes] = LOOPBACK,
+        name: str | None = None,
+        valid: timedelta | None = None,
     ) -> TlsFiles:
         """A certificate for both sides of TLS, in ``<file>.pem`` and ``<file>.key``, with ``ca`` in front.
 
         Args:
-            hosts: names and addresses under which clients reach its owner.
+            hosts: names and addresses under which clients reach its owner; bytes are a name as a careless CA writes it,
+                such as one in Latin-1. Empty: it has no alternative name.
             name: its subject's common name; ``file`` if it is not given.
             valid: from now on; a time below 0 is over. A year if it is not given.
         """
@@ -85,9 +91,7 @@ class CertificateAuthority:
             .add_extension(self._identifier, critical=False)
         )
         if hosts:
-            certificate = certificate.add_extension(
-                x509.SubjectAlternativeName(list(map(_host, hosts))), critical=False
-            )
+            certificate = certificate.add_extension(_alternative_names(hosts), critical=False)
         files = TlsFiles(str(self.certificate), *(str(self.directory / f"{file}.{end}") for end in ("pem", "key")))
         _write(Path(files.key), _private(key))
         _write(Path(files.cert), _public(certificate.sign(self._key, hashes.SHA256())))
@@ -110,6 +114,16 @@ class CertificateAuthority:
 
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _alternative_names(hosts: Sequence[str | bytes]) -> x509.ExtensionType:
+    """Bytes have a stand-in of their length, so that no length around them changes."""
+    raw = [host for host in hosts if isinstance(host, bytes)]
+    named = x509.SubjectAlternativeName([_host(host if isinstance(host, str) else "x" * len(host)) for host in hosts])
+    content = named.public_bytes()
+    for name in raw:
+        content = content.replace(b"x" * len(name), name, 1)
+    return x509.UnrecognizedExtension(named.oid, content) if raw else named
 
 
 def _host(text: str) -> x509.GeneralName:

@@ -13,7 +13,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +21,7 @@ from txmq.broker.state.identity import BrokerIdentity
 from txmq.errors import ConnectionLostError, RemoteProtocolError, UnauthenticatedError
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
+from txmq.protocol.json_text import read_json
 from txmq.protocol.peers import peer_name, peer_password
 from txmq.protocol.scram import ScramAttempt
 from txmq.runtime.ports import Random
@@ -172,8 +172,5 @@ class HomeConversation:
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    try:
-        told = json.loads(body)
-    except ValueError:
-        return {}
+    told = read_json(body)
     return told if isinstance(told, dict) else {}

@@ -4,7 +4,8 @@ Invariants:
     * nothing here waits on the loop; a connection that stands still is cut off (``HomeConversation.tick``);
     * one connection a home at most, made when the home is asked something;
     * with users, nothing is asked over a connection on which the other side has not proved to be of the cluster;
-    * each ask ends with an answer, or with ``Core.home_lost`` of its home.
+    * each ask ends with an answer, or with ``Core.home_lost`` of its home;
+    * what the other side sends can end its own connection, and nothing else; what the core does with it, not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from txmq.addresses import split_address
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import BranchAnswer, HomeConversation
 from txmq.broker.core import Core
-from txmq.errors import ConfigError, TxmqError
+from txmq.errors import TxmqError
 from txmq.protocol.certificates import end_point
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
@@ -33,11 +34,19 @@ class HomeLinks:
 
     Args:
         moved: called when answers may have changed the state.
+        failed: called when the core could not take an answer in: its state may be half moved.
         tls: how the other homes are spoken to; None: in plaintext.
     """
 
-    def __init__(self, core: Core, clock: Clock, moved: Callable[[], None], tls: ClientTls | None = None) -> None:
-        self.core, self.clock, self.moved, self.tls = core, clock, moved, tls
+    def __init__(
+        self,
+        core: Core,
+        clock: Clock,
+        moved: Callable[[], None],
+        failed: Callable[[BaseException], None],
+        tls: ClientTls | None = None,
+    ) -> None:
+        self.core, self.clock, self.moved, self.failed, self.tls = core, clock, moved, failed, tls
         self._links: dict[int, _HomeLink] = {}
         self._said: dict[int, str] = {}  # of homes that branches wait for, the last failure that the log has
         self._is_closed = False
@@ -100,8 +109,12 @@ class HomeLinks:
             self.core.context.branch_asks.reached(home)
             if home in self._said:
                 self._no_longer(home, "branches go on: another home is back")
-        for answer in answers:
-            self.core.branch_answered(answer.ask, answer.code, answer.body)
+        try:
+            for answer in answers:
+                self.core.branch_answered(answer.ask, answer.code, answer.body)
+        except Exception as error:  # noqa: BLE001  a defect, as in ``Connection``: only the journal is true
+            self.failed(error)
+            return
         self.moved()
 
 
@@ -128,7 +141,7 @@ class _HomeLink(asyncio.Protocol):
             # asyncio's own TLS will do here: few bytes, one connection a home.
             connecting = loop.create_connection(lambda: self, host, port, ssl=None if tls is None else tls.context)
             await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
-        except (OSError, ConfigError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001  such as a certificate whose names are no text
             self._links.lost(self, str(error) or type(error).__name__)
 
     def flush(self) -> None:
@@ -166,8 +179,8 @@ class _HomeLink(asyncio.Protocol):
         """Bytes came."""
         try:
             answers = self.conversation.received(data, self._links.clock.monotonic())
-        except TxmqError as error:
-            self._links.lost(self, str(error))
+        except Exception as error:  # noqa: BLE001  whatever the other side sends ends this connection, and nothing else
+            self._links.lost(self, str(error) or type(error).__name__)
             return
         self.flush()
         self._links.answered(self, answers)

@@ -87,7 +87,7 @@ class Server:
         self.registry: RegistryWorker | None = None  # of a broker that has one
         self._homes: HomeLinks | None = None
         if core.context.cluster is not None:
-            self._homes = HomeLinks(core, clock, self._schedule, None if tls is None else tls.to_brokers)
+            self._homes = HomeLinks(core, clock, self._schedule, self.fail, None if tls is None else tls.to_brokers)
         self.paused = False
         self._scheduled = self._failed = False
         self._processor_waits: ProcessorWaits
@@ -145,7 +145,11 @@ class Server:
             listener.close()
 
     def _unexpected(self, _loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
-        """A defect in a callback: state and journal may differ, so the broker stops; the restart reads the journal."""
+        """A defect in a callback: state and journal may differ, so the broker stops; the restart reads the journal.
+
+        Not one in what a connection's protocol does with its bytes: it ends that connection. What reaches the core is
+        guarded there (``Connection``, ``HomeLinks``), and stops the broker.
+        """
         error = told.get("exception")
         if isinstance(error, OSError) and error.errno in (
             errno.ECONNRESET,
@@ -153,6 +157,10 @@ class Server:
             errno.ETIMEDOUT,
             errno.ENOTCONN,
         ):
+            return
+        if told.get("protocol") is not None and told.get("transport") is not None:
+            log.error("connection closed: what it sent could not be read", error=repr(error), exc_info=error)
+            told["transport"].abort()
             return
         self.fail(error if error is not None else RuntimeError(str(told.get("message"))))
 

@@ -87,7 +87,7 @@ class TlsDoor(asyncio.BufferedProtocol):
             if self._is_shaken or self._shake(nbytes):
                 self._deliver()
                 self._connection.awaits(is_within_record)
-        except TlsError as error:
+        except Exception as error:  # noqa: BLE001  such as a certificate whose names are no text
             self._failed(error)
 
     def _met_plaintext(self, nbytes: int) -> None:
@@ -115,9 +115,10 @@ class TlsDoor(asyncio.BufferedProtocol):
             client.certificates = names_of(self._session.client_certificate)
         return self._is_shaken
 
-    def _failed(self, error: TlsError) -> None:
-        """It is no TLS, or of another conversation: the alert that says so, and the end."""
-        self._connection.tell("connection closed: TLS failed", str(explained(error)))
+    def _failed(self, error: Exception) -> None:
+        """It is no TLS, or of another conversation, or cannot be read: the alert that says so, and the end."""
+        reason = str(explained(error)) if isinstance(error, TlsError) else repr(error)
+        self._connection.tell("connection closed: TLS failed", reason)
         self._send()
         self._transport.close()
 
@@ -208,7 +209,7 @@ class TlsDoor(asyncio.BufferedProtocol):
         try:
             if self._deliver():
                 self._transport.resume_reading()
-        except TlsError as error:
+        except Exception as error:  # noqa: BLE001  as in ``buffer_updated``
             self._failed(error)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvloop
 
 from tests.logged import said
+from txmq.addresses import TlsFiles
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import SILENCE_S_MAX
 from txmq.broker.cluster.view import ClusterView
@@ -19,6 +23,8 @@ from txmq.broker.shell.home_links import HomeLinks
 from txmq.broker.state.access.principals import Principals
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.registry.port import Home
+from txmq.runtime.tls import ClientTls
+from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.simulated.clock import SimClock, SimRandom
 
 OWN, HOME = BrokerIdentity(0xC1, 0xA, "own"), 0xB
@@ -32,7 +38,7 @@ class Asking:
 
     def __init__(self, address: str | None) -> None:
         self.told: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
-        self.is_reached, self.is_waiting = False, True
+        self.is_reached, self.is_waiting, self.has_defect = False, True, False
         view = ClusterView()
         view.homes = {HOME: Home(HOME, "other", 1, address)}
         self.principals = Principals()
@@ -43,6 +49,8 @@ class Asking:
 
     def branch_answered(self, ask: BranchAsk, code: int, body: bytes) -> None:
         assert self.is_reached  # it has greeted
+        if self.has_defect:
+            raise LookupError("half moved")
         self.told.put_nowait(("answered", ask, code, body))
 
     def reached(self, home: int) -> None:
@@ -53,6 +61,10 @@ class Asking:
         """Of ``state``."""
         assert home == HOME
         return self.is_waiting
+
+    def failed(self, error: BaseException) -> None:
+        """Of the server."""
+        self.told.put_nowait(("failed", error))
 
     def home_lost(self, home: int) -> None:
         self.told.put_nowait(("lost", home))
@@ -77,6 +89,14 @@ async def _stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     writer.close()
 
 
+async def _nested(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """JSON deeper than an interpreter's stack, in a greeting: nobody has proved anything yet."""
+    await reader.readline()
+    writer.write(b"result 200 15001 hello\r\n" + b"[" * 15_000 + b"\n")
+    await reader.read()
+    writer.close()
+
+
 async def _hanging_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readline()
     writer.close()
@@ -87,14 +107,26 @@ async def _frozen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-def _asked(serve: Serve, *, ticks: int = 0) -> tuple[object, ...]:
-    """What the core is told first when it asks what is at the address."""
+def _asked(
+    serve: Serve, *, ticks: int = 0, has_defect: bool = False, tls: tuple[TlsFiles, TlsFiles] | None = None
+) -> tuple[object, ...]:
+    """What the core is told first when it asks what is at the address.
+
+    Args:
+        tls: what the other side shows, and what this one trusts.
+    """
 
     async def run() -> tuple[object, ...]:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        context = None
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls[0].cert, tls[0].key)
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
         port = server.sockets[0].getsockname()[1]
         core, clock = Asking(f"127.0.0.1:{port}"), SimClock()
-        links = HomeLinks(core, clock, lambda: None)  # type: ignore[arg-type]
+        core.has_defect = has_defect
+        ours = None if tls is None else ClientTls(tls[1])
+        links = HomeLinks(core, clock, lambda: None, core.failed, ours)  # type: ignore[arg-type]
         links.ask([ASK])
         for _ in range(ticks):
             clock.advance(1.0)
@@ -112,7 +144,23 @@ def test_answer_of_another_home_comes_back() -> None:
     assert _asked(_other_home) == ("answered", ASK, 200, b"committed\n")
 
 
-@pytest.mark.parametrize("serve", [_stranger, _hanging_up])
+def test_answer_that_the_core_cannot_take_in_stops_the_broker() -> None:
+    what, error = _asked(_other_home, has_defect=True)
+    assert what == "failed"
+    assert isinstance(error, LookupError)
+
+
+@pytest.mark.parametrize("runs", [asyncio.run, uvloop.run])
+def test_certificate_whose_names_are_no_text_ends_its_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Callable[..., Any]
+) -> None:
+    """The loop's own TLS reads the names before anybody asks for them."""
+    odd = CertificateAuthority(tmp_path / "ca").issue("odd", hosts=["127.0.0.1", b"caf\xe9.org"])
+    monkeypatch.setattr(asyncio, "run", runs)
+    assert _asked(_other_home, tls=(odd, TlsFiles(odd.ca))) == ("lost", HOME)
+
+
+@pytest.mark.parametrize("serve", [_stranger, _nested, _hanging_up])
 def test_what_is_not_that_home_is_told_as_lost(serve: Serve) -> None:
     assert _asked(serve) == ("lost", HOME)
 
@@ -125,7 +173,7 @@ def test_home_that_stands_still_is_told_as_lost() -> None:
 def test_home_that_cannot_be_reached_is_told_as_lost(address: str | None) -> None:
     async def run() -> Any:
         core = Asking(address)
-        links = HomeLinks(core, SimClock(), lambda: None)  # type: ignore[arg-type]
+        links = HomeLinks(core, SimClock(), lambda: None, core.failed)  # type: ignore[arg-type]
         links.ask([ASK])
         told = await core.told.get()
         links.close()
@@ -145,7 +193,7 @@ def test_log_says_once_that_a_home_is_away_and_back(caplog: pytest.LogCaptureFix
     async def run() -> list[object]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         core = Asking(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        links = HomeLinks(core, SimClock(), lambda: None)  # type: ignore[arg-type]
+        links = HomeLinks(core, SimClock(), lambda: None, core.failed)  # type: ignore[arg-type]
         told = []
         for _ in range(3):
             links.ask([ASK])
@@ -169,7 +217,7 @@ def test_log_says_nothing_of_a_home_that_nothing_waits_for(
     async def run() -> None:
         core = Asking(None)
         core.is_waiting = is_waiting
-        links = HomeLinks(core, SimClock(), lambda: None)  # type: ignore[arg-type]
+        links = HomeLinks(core, SimClock(), lambda: None, core.failed)  # type: ignore[arg-type]
         links.ask([ASK])
         await core.told.get()
         links.tick()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from txmq.broker.commit.steps import StepThread
 from txmq.broker.commit.store import open_store
@@ -260,3 +261,33 @@ def test_failed_server_ends_after_its_writer_thread_has_left_files(tmp_path: Pat
         assert not ended_early, "the lock would be let go while the writer thread is at the journal"
 
     load.run(fail_meanwhile)
+
+
+@pytest.mark.parametrize("runs", [asyncio.run, uvloop.run])
+def test_what_cannot_be_read_ends_its_connection_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Callable[..., Any]
+) -> None:
+    """Whatever the exception: nothing of it has reached the core."""
+    load, feed = Load(tmp_path, 10), RequestReader.feed
+
+    def misread(reader: RequestReader, data: Any) -> Any:
+        if bytes(data).startswith(b"odd"):
+            raise LookupError("a defect")
+        return feed(reader, data)
+
+    monkeypatch.setattr(RequestReader, "feed", misread)
+    monkeypatch.setattr(asyncio, "run", runs)
+
+    async def test() -> None:
+        [listener] = load.server._listeners
+        port = listener.sockets[0].getsockname()[1]
+        others, writer = await asyncio.open_connection("127.0.0.1", port)
+        odd, odd_writer = await asyncio.open_connection("127.0.0.1", port)
+        odd_writer.write(b"odd\r\n")
+        assert await odd.read() == b""
+        writer.write(b"ping 1\r\n")
+        assert (await others.readline()).startswith(b"result 200 ")
+        odd_writer.close()
+        writer.close()
+
+    load.run(test)

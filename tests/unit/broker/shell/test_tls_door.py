@@ -74,6 +74,25 @@ def test_door_says_whose_certificate_was_shown(files: TlsFiles) -> None:
     asyncio.run(part())
 
 
+def test_certificate_whose_names_are_no_text_ends_its_connection(files: TlsFiles) -> None:
+    """OpenSSL takes one byte of Latin-1 there, and Python's ``ssl`` raises what is no error of TLS."""
+    authority = CertificateAuthority(Path(files.ca).parent.parent / "careless")
+    odd, plain = authority.issue("odd", hosts=["localhost", b"caf\xe9.org"]), authority.issue("plain")
+
+    async def part() -> None:
+        server = ServerTls(TlsFiles(odd.ca, files.cert, files.key), "required")
+        for shown in (odd, plain):
+            world = World(
+                server, ClientTls(TlsFiles(files.ca, shown.cert, shown.key)).session("localhost"), takes_plaintext=False
+            )
+            world.shake()
+            assert world.socket.is_closed == (shown is odd)
+        world.say(b"ping 1\r\n")
+        assert world.answers().startswith(b"result 200 ")
+
+    asyncio.run(part())
+
+
 def test_every_first_byte_but_tls_is_refused(play: Callable[..., None]) -> None:
     async def part(world: World) -> None:
         for first in set(range(256)) - {0x16}:
