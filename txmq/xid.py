@@ -15,6 +15,7 @@ FORMAT_ID_MAX = (1 << 31) - 1  # a long of X/Open's C interface; -1 stands for "
 FORMAT_ID = 0x74786D71  # "txmq"; marks our xids among those of other transaction managers
 NO_HOME = 0  # of a transaction whose owner knew no broker: its database knows the outcome
 _NUMBER = r"0|[1-9a-f][0-9a-f]"  # without leading zeros: an id has one form
+_BQUAL_TEXT = re.compile(r"[!-~]{0,64}").fullmatch
 _TEXT = re.compile(rf"([0-9a-f]{{16}})-([0-9a-f]{{16}})-({_NUMBER}{{0,11}})-({_NUMBER}{{0,15}})\Z")
 
 
@@ -54,6 +55,16 @@ class Xid(NamedTuple):
     format_id: int
     gtrid: bytes
     bqual: bytes
+
+
+def is_bqual_text(text: str) -> bool:
+    """Whether it may name a branch of txmq's in a database: at most 64 printable ASCII characters, no space."""
+    return _BQUAL_TEXT(text) is not None
+
+
+def branch_xid(txid: str, bqual: str) -> Xid | None:
+    """The xid of a branch of txmq's; None if its bqual names none: brokers up to 0.1.0 kept what they were told."""
+    return Xid(FORMAT_ID, txid.encode("ascii"), bqual.encode("ascii")) if is_bqual_text(bqual) else None
 
 
 def xid_sql(xid: Xid) -> str:

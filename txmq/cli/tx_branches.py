@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from txmq.cli.tx_explain import Row, age
-from txmq.xid import FORMAT_ID, Xid, xid_sql
+from txmq.cli.tx_explain import NO_BRANCH, Row, age
+from txmq.xid import branch_xid, xid_sql
 
 STATE = "in-database"
 WHERE_TO_LOOK = "look: XA RECOVER in that database; txmq tx show TXID; docs/how-to/in-doubt-at-3am.md"
@@ -63,8 +63,12 @@ def sql(branches: Sequence[Row], outcome: str) -> list[str]:
     verb = {"committed": "COMMIT", "rolled-back": "ROLLBACK"}.get(outcome)
     found = []
     for branch in branches:
-        xid = xid_sql(Xid(FORMAT_ID, branch["txid"].encode("ascii"), branch["bqual"].encode("ascii")))
         found += [f"-- in {branch['resource']}: is the branch listed?", "XA RECOVER FORMAT='SQL';"]
+        named = branch_xid(branch["txid"], branch["bqual"])
+        if named is None:
+            found.append(NO_BRANCH)
+            continue
+        xid = xid_sql(named)
         found += (
             [f"XA {verb} {xid};"]
             if verb

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txmq.errors import ConfigError
-from txmq.xid import FORMAT_ID, TxId, Xid, xid_sql
+from txmq.xid import TxId, branch_xid, xid_sql
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)\Z")
@@ -20,6 +20,7 @@ _DEADLINE_PASSED_MS = 1000  # what a resolver waits behind a deadline
 Row = Mapping[str, Any]
 
 _PLACING = "its messages wait for their place, behind transactions that are in doubt here and have the same keys"
+NO_BRANCH = "-- its bqual is none that a database can have: no branch of that name was ever prepared"
 _RESOLVER = "txmq resolver --config resolver.toml (seconds; txmq resolver --help shows the file)"
 
 
@@ -154,8 +155,10 @@ def sql(row: Row) -> list[str]:
 
 
 def _branch_sql(row: Row, branch: Row) -> list[str]:
-    xid = Xid(FORMAT_ID, row["txid"].encode("ascii"), branch["bqual"].encode("ascii"))
     lines = [f"-- in {branch['resource']}: is the branch listed?", "XA RECOVER FORMAT='SQL';"]
+    xid = branch_xid(row["txid"], branch["bqual"])
+    if xid is None:
+        return [*lines, NO_BRANCH]
     if branch["connection"] is not None:
         lines.append(f"-- listed, and XA COMMIT says 'unknown XID': KILL {branch['connection']}; and once more")
     lines.append(f"XA COMMIT {xid_sql(xid)};")

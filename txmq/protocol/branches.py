@@ -2,8 +2,9 @@
 
 Byte layout
     ``<resource> <uuid, 32 hex> <length>\\r\\n<JSON object>``, as many as ``branches=`` says. The object has ``bqual``
-    (text), ``connection`` (the database's number for the owner's connection, or null), ``wrote`` and ``marker``
-    (whether a marker row proves the outcome) and ``table`` (the marker table, under its name in SQL).
+    (at most 64 printable ASCII characters), ``connection`` (the database's number for the owner's connection, below
+    2^64, or null), ``wrote`` and ``marker`` (whether a marker row proves the outcome) and ``table`` (the marker table,
+    under its name in SQL).
 
 Invariants
     * Strict both ways, at most 64 branches, each of at most 1 KiB.
@@ -19,12 +20,14 @@ from typing import Any
 
 from txmq.errors import BadRequestError, LocalProtocolError
 from txmq.model import is_valid_name, is_valid_table
-from txmq.protocol.json_text import is_whole, read_json
+from txmq.protocol.json_text import read_json
+from txmq.xid import is_bqual_text
 
 Buffer = bytes | bytearray | memoryview
 
 BRANCHES_MAX = 64
 BRANCH_SIZE_BYTES_MAX = 1024
+_CONNECTION_END = 1 << 64
 _BRANCH = re.compile(rb"([!-~]{1,200}) ([0-9a-f]{32}) ([1-9][0-9]{0,3})\r\n").match
 # As clients of this library write it: reading JSON and looking at each value costs five times as much.
 _PLAIN = re.compile(
@@ -113,8 +116,9 @@ def branches_json(branches: Sequence[Mapping[str, Any]]) -> str:
 def _as_json(string: Callable[[str], str], details: Mapping[str, Any]) -> str:
     """The details of a branch; ``string`` writes one string."""
     connection = details["connection"]
+    told = "null" if connection is None else int(connection)  # an older broker kept true, too, which JSON writes small
     return (
-        f'{{"bqual": {string(details["bqual"])}, "connection": {"null" if connection is None else connection}, '
+        f'{{"bqual": {string(details["bqual"])}, "connection": {told}, '
         f'"wrote": {"true" if details["wrote"] else "false"}, "marker": {"true" if details["marker"] else "false"}, '
         f'"table": {string(details["table"])}}}'
     )
@@ -127,8 +131,11 @@ def _details(text: bytes, number: int) -> dict[str, Any]:
     for name, kind in _DETAILS.items():
         if not isinstance(details[name], kind):
             raise BadRequestError(f"branch {number}: {name} is not what it should be")
-    if not is_whole(details["bqual"]):
-        raise BadRequestError(f"branch {number}: bqual holds half of a character")
+    if not is_bqual_text(details["bqual"]):
+        raise BadRequestError(f"branch {number}: bqual is at most 64 printable ASCII characters, without a space")
+    connection = details["connection"]
+    if isinstance(connection, bool) or not 0 <= (connection or 0) < _CONNECTION_END:
+        raise BadRequestError(f"branch {number}: connection is a number from 0 to 2^64-1, or null")
     if not is_valid_table(details["table"]):
         raise BadRequestError(f"branch {number}: table is no table's name")
     return details

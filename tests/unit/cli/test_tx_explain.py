@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.cli import tx_explain
+from txmq.cli import tx_branches, tx_explain
 from txmq.errors import ConfigError
 
 TXID = "00000000000000c1-00000000000000a1-7-1"
@@ -52,6 +52,17 @@ def test_part_that_an_operator_decided_names_no_home() -> None:
     row = HEURISTIC | {"heuristics": [fact]}
     assert tx_explain.why(row) == "heuristic-rollback: x (the transaction is rolled-back)"
     assert "if its rows are in the application" in tx_explain.next_steps(row)[0]
+
+
+@pytest.mark.parametrize("bqual", ["Ä", "b" * 65, "\x1b[2J"])
+def test_bqual_that_no_database_can_have_is_told(bqual: str) -> None:
+    """An older broker kept what it was told."""
+    row = DECIDED | {"branches": [BRANCH | {"bqual": bqual}, BRANCH | {"resource": "c"}]}
+    lines = tx_explain.sql(row)
+    assert tx_explain.NO_BRANCH in lines
+    assert sum(line.startswith("XA COMMIT ") for line in lines) == 1
+    seen = {"txid": TXID, "resource": "a", "bqual": bqual}
+    assert tx_branches.sql([seen], "committed")[-1] == tx_explain.NO_BRANCH
 
 
 def test_placed_part_names_the_home_that_decided() -> None:

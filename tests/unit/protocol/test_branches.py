@@ -9,7 +9,7 @@ import pytest
 
 from txmq.errors import BadRequestError
 from txmq.protocol import branches
-from txmq.protocol.branches import encode_branch, split_branches
+from txmq.protocol.branches import branches_json, encode_branch, split_branches
 
 UUID = "ab" * 16
 PLAIN: dict[str, Any] = {
@@ -20,8 +20,8 @@ PLAIN: dict[str, Any] = {
 @pytest.mark.parametrize(
     "changes",
     [
-        {}, {"connection": 0, "wrote": False, "marker": True, "table": "t"}, {"connection": None}, {"bqual": "Ä B"},
-        {"connection": -1}, {"connection": 10**19}, {"bqual": ""}, {"bqual": "b" * 65},
+        {}, {"connection": 0, "wrote": False, "marker": True, "table": "t"}, {"connection": None},
+        {"connection": 10**19}, {"bqual": ""}, {"bqual": "{!~" * 21},
     ],
     ids=str,
 )  # fmt: skip
@@ -37,9 +37,16 @@ def test_a_branch_is_read_as_it_was_written(changes: dict[str, Any], monkeypatch
     "text",
     [
         json.dumps(PLAIN | {"table": "a.b.c"}), json.dumps(PLAIN | {"table": "x" * 49}), json.dumps(PLAIN)[:-1],
+        *(json.dumps(PLAIN | {"bqual": bqual}) for bqual in ("Ä", "a b", "\x1b[2J", "b" * 65, "\ud800", 7, None)),
+        *(json.dumps(PLAIN | {"connection": number}) for number in (True, -1, 1 << 64, 1.0, "1")),
         json.dumps(PLAIN).replace("42", "042"), json.dumps(PLAIN).replace("true", "1"), json.dumps(PLAIN) + "}",
     ],
 )  # fmt: skip
 def test_a_branch_that_is_not_one_is_refused(text: str) -> None:
     with pytest.raises(BadRequestError):
         split_branches(f"db {UUID} {len(text)}\r\n{text}".encode(), 1)
+
+
+def test_what_an_older_broker_kept_is_told_as_json() -> None:
+    kept = {"resource": "db", "uuid": UUID, **PLAIN, "bqual": "Ä", "connection": True}
+    assert json.loads(branches_json([kept])) == [kept]

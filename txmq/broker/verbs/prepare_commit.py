@@ -51,7 +51,7 @@ from txmq.protocol.parts import Buffer, WirePart, split_parts
 from txmq.protocol.requests import Request
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
-from txmq.xid import TxId, home_word
+from txmq.xid import FORMAT_ID_MAX, TxId, home_word
 
 _IN_ORDER = (TransactionKind.LAST_RESOURCE.value, TransactionKind.BRANCH.value)  # kinds whose keys are kept in order
 _OF_ANOTHER = _IN_ORDER  # kinds of which another home's transaction may be said
@@ -323,8 +323,8 @@ def _spark(context: Context, given: dict[bytes, bytes]) -> dict[str, Any]:
 
 def _foreign(context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
     xid = given.get(b"xid", b"").decode()
-    if _FOREIGN_XID.match(xid) is None:
-        raise BadRequestError("prepare needs xid=<format id>.<gtrid, hex>.<bqual, hex>")
+    if _FOREIGN_XID.match(xid) is None or int(xid.partition(".")[0]) > FORMAT_ID_MAX:
+        raise BadRequestError("prepare needs xid=<format id, below 2^31>.<gtrid, hex>.<bqual, hex>")
     if xid in context.state.foreign:
         raise TransactionConflictError(f"xid {xid} is prepared already")
     return {"resource": "", "uuid": "", "xid": xid}

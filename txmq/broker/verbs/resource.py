@@ -12,11 +12,10 @@ from txmq.errors import BadRequestError, InvalidNameError
 from txmq.model import TransactionKind, is_valid_name
 from txmq.protocol.json_text import Fields, is_whole, read_json
 from txmq.protocol.requests import Request
-from txmq.xid import TxId
+from txmq.xid import TxId, is_bqual_text
 
 BRANCHES_LISTED_MAX = 20
 TEXT_LENGTH_MAX = 500
-_BQUAL_LENGTH_MAX = 64
 _AGE_MS_MAX = 1 << 53
 _KINDS = (TransactionKind.XA.value, TransactionKind.LAST_RESOURCE.value)
 
@@ -82,8 +81,8 @@ def _branch(row: object) -> Branch:
     except ValueError as error:
         raise BadRequestError(str(error)) from None
     bqual = _text(row[1])
-    if not (bqual.isascii() and len(bqual) <= _BQUAL_LENGTH_MAX):
-        raise _malformed("a bqual of 64 bytes")
+    if not is_bqual_text(bqual):
+        raise _malformed("a bqual of at most 64 printable ASCII characters")
     return Branch(txid, bqual, _number(row[2]), _text(row[3]))
 
 

@@ -174,13 +174,15 @@ def xid_text(xid: Xid) -> str:
 
 
 def listed_xid(row: Row) -> Xid | None:
-    """The xid of a transaction that ``recover`` lists; None if it has none."""
+    """The xid of a transaction that ``recover`` lists; None if it has none, or one that no transaction manager has."""
     # If an operator has decided alone it is that of the note, until other homes have reported.
     notes = (row, *row.get("heuristics", ()))
     text = next((note["xid"] for note in notes if "xid" in note), None)
     if text is None:
         return None
     format_id, gtrid, bqual = text.split(".")
+    if int(format_id) > FORMAT_ID_MAX:  # brokers up to 0.1.0 kept it
+        return None
     return Xid(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))
 
 

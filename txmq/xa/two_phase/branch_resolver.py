@@ -64,7 +64,7 @@ from txmq.xa.reporter import Hanging, Reporter
 from txmq.xa.two_phase.branch import Ended, ListedXid, Recovery, XAResource
 from txmq.xa.two_phase.branch_work import Decided, Orphan, Watched, Work, is_gone
 from txmq.xa.two_phase.verdict import Verdict, verdict
-from txmq.xid import FORMAT_ID, Xid
+from txmq.xid import Xid, branch_xid
 
 IN_FLIGHT_MAX = 500  # requests to the broker whose answers are not awaited yet
 OWNER_TURN_MS = 1000  # a living owner commits its own branches; it has had its turn when the decision is older
@@ -216,7 +216,10 @@ class BranchResolver:
         is_left = txid in self._watched
         if branch is None or not (is_left or not row["owner_connected"] or row["age_ms"] >= OWNER_TURN_MS):
             return None
-        xid = Xid(FORMAT_ID, txid.encode("ascii"), branch["bqual"].encode("ascii"))
+        xid = branch_xid(txid, branch["bqual"])
+        if xid is None:
+            self._say_once(txid, "decided branch has a bqual that no database can have: an operator completes it")
+            return None
         may_kill = is_gone or is_left or now_ms > deadlines.get(xid, now_ms)
         return Decided(txid, xid, branch["marker"], branch["wrote"], may_kill)
 

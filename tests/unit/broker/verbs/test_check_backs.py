@@ -187,7 +187,9 @@ def test_foreign_branch_is_found_by_its_xid_after_restart(checkpoint: bool) -> N
     assert foreign(other, again.txid(again.newest_session, 1)).code == 200
 
 
-@pytest.mark.parametrize("xid", ["1", "1.0.01", "-1.00.01", "1.00ff.0g", "1.." + "00" * 65, "1..", "01.00.00"])
+@pytest.mark.parametrize(
+    "xid", ["1", "1.0.01", "-1.00.01", "1.00ff.0g", "1.." + "00" * 65, "1..", "01.00.00", "2147483648.00."]
+)
 def test_a_malformed_xid_is_refused(xid: str) -> None:
     made = node()
     assert foreign(made.session(), made.txid(1, 1), xid).error == "bad-request"

@@ -259,5 +259,6 @@ def test_a_scan_begins_with_its_flag_and_answers_once(home: SimulatedBroker, res
 def test_xid_is_found_in_every_row_that_tells_it() -> None:
     text = "7.67.62"
     assert listed_xid({"kind": "foreign", "xid": text}) == XID
+    assert listed_xid({"kind": "foreign", "xid": f"2147483648{text[1:]}"}) is None  # an older broker kept it
     assert listed_xid({"kind": "local", "heuristics": [{"uuid": "u"}, {"xid": text}]}) == XID
     assert listed_xid({"kind": "local", "heuristics": []}) is None

@@ -78,6 +78,22 @@ def test_what_was_decided_is_committed_and_completed(world: XAFixture, point: st
     assert rounds(world) == 0
 
 
+@pytest.mark.parametrize("bqual", ["Ä", "b" * 65])
+def test_bqual_that_no_database_can_have_holds_up_no_other(
+    world: XAFixture, caplog: pytest.LogCaptureFixture, bqual: str
+) -> None:
+    """An older broker kept what it was told."""
+    odd = abandon(world, "client.xa.decided", b"odd")
+    world.die()
+    world.home._held[odd].branches[0]["bqual"] = bqual
+    world.home.owner_connected = True
+    abandon(world, "client.xa.decided")
+    rounds(world)
+    assert b"x" in world.databases[0].rows
+    assert b"x" in world.databases[1].rows
+    assert [line["txid"] for line in said(caplog) if "no database can have" in line["event"]] == [odd]
+
+
 def abandon_ended(world: XAFixture, point: str) -> None:
     """The same, where nothing may be prepared any more."""
     with crash_at(point), pytest.raises(SimulatedCrash):
