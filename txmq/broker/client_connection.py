@@ -29,7 +29,8 @@ class ClientConnection:
         certificates: names of the client certificate that it has shown (``CN=shop``, ``DNS:shop.example.org``).
         held: True while the broker does not read it, although it may send: too many of its requests are in work, or its
             next one waits for room for the answer.
-        waiting: its request that waits for the registry; nothing more is taken in meanwhile.
+        waiting: its request that waits for the registry, or a failed login whose answer waits; nothing more is taken in
+            meanwhile.
         closing: True once nothing more is read from it; it is closed after ``out`` was written.
         gone: True once the connection is lost; answers to it are dropped.
     """

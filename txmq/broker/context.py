@@ -98,8 +98,8 @@ class Context:
         pending_groups: heartbeats that wait, and groups to be looked at.
         resources: the reports of resolvers about databases.
         branch_asks: what other homes are asked about branches here.
-        failed_logins: by password, of each address.
-        failed_certificates: logins by a certificate that is no user's, of each address.
+        failed_logins: how often logins of each address failed.
+        late_refusals: answers to failed logins, until their time.
         refusal_lines: which refusals are written.
         alarms: effects: errors that an operator must see, as fields of a log line.
         audited: effects: who did, or was refused, what, as fields of a log line (``verbs/access/audit.py``).
@@ -141,7 +141,7 @@ class Context:
     pending_groups: PendingGroups = field(default_factory=PendingGroups)
     resources: Resources = field(default_factory=Resources)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
-    failed_certificates: FailedLogins = field(default_factory=FailedLogins)
+    late_refusals: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
     refusal_lines: RefusalLines = field(default_factory=RefusalLines)
     alarms: list[dict[str, Any]] = field(default_factory=list)
     audited: list[dict[str, Any]] = field(default_factory=list)

@@ -29,6 +29,7 @@ from txmq.broker.state.access.permissions import of_nobody
 from txmq.broker.state.identity import BrokerIdentity, Ids
 from txmq.broker.state.state import State
 from txmq.broker.verbs import check_backs, decide, get, prepare_commit, session_expiry
+from txmq.broker.verbs.access import auth
 from txmq.broker.verbs.access.audit import refused
 from txmq.broker.verbs.access.rules import admit
 from txmq.broker.verbs.branches import resolving
@@ -124,7 +125,7 @@ class Core:
                 self._resumed.append(client)
 
     def take_resumed(self) -> list[ClientConnection]:
-        """Effects: connections whose request waits no more; what they sent behind it is to be taken in."""
+        """Effects: connections whose request waits no more; what they sent after it is to be taken in."""
         resumed, self._resumed = self._resumed, []
         return resumed
 
@@ -168,8 +169,8 @@ class Core:
         """A connection is gone: its answers are dropped, its session waits, its streams are rolled back."""
         client.gone = client.closing = True
         self.context.clients.pop(client.number, None)
-        if client.waiting is not None:
-            parking.forget(events.view_of(self.context), client)
+        if client.waiting is not None and self.context.cluster is not None:
+            parking.forget(self.context.cluster, client)
         groups.disconnected(self.context, client)
         self.context.resources.disconnected(reporter_of(client))
         session, client.session = client.session, None
@@ -397,6 +398,7 @@ class Core:
         self.context.liveness.tick(is_reading=is_reading)
 
     def _tick_verbs(self) -> None:
+        self._resumed += auth.tick(self.context)
         get.expire_polls(self.context)
         prepare_commit.expire_streams(self.context)
         decide.make_overdue_visible(self.context)

@@ -163,11 +163,25 @@ class ScramLogin:
 
 
 class ScramAttempt:
-    """The client's side of one login; arguments as of ``ScramLogin``."""
+    """The client's side of one login.
 
-    def __init__(self, user: str, password: str, nonce: str, binding: bytes | None = None) -> None:
+    Args:
+        nonce: as of ``ScramLogin``.
+        binding: as of ``ScramLogin``.
+        iterations_max: how many iterations the broker may ask for: it has proved nothing yet when they are made.
+    """
+
+    def __init__(
+        self,
+        user: str,
+        password: str,
+        nonce: str,
+        binding: bytes | None = None,
+        iterations_max: int = ITERATIONS_MAX,
+    ) -> None:
         from scramp import ScramClient
 
+        self._iterations_max = iterations_max
         names = [_name(binding)]
         self._client = _carried_out(lambda: ScramClient(names, user, password, _channel(binding), nonce))
 
@@ -176,13 +190,20 @@ class ScramAttempt:
         return bytes(self._client.get_client_first().encode())
 
     def final(self, server_first: bytes) -> bytes:
-        """The client's final message, to the server's first one."""
+        """The client's final message, to the server's first one.
 
-        def step() -> bytes:
-            self._client.set_server_first(server_first.decode())
-            return bytes(self._client.get_client_final().encode())
-
-        return _carried_out(step)
+        Raises:
+            UnauthenticatedError: that is none, or asks for more work than a broker of txmq does, or for so little that
+                the proof would give the password away.
+        """
+        _carried_out(lambda: self._client.set_server_first(server_first.decode()))
+        iterations = int(self._client.iterations)
+        if not ITERATIONS <= iterations <= self._iterations_max:
+            raise UnauthenticatedError(
+                f"the other side asks for {str(iterations)[:20]} iterations of SCRAM, where {ITERATIONS} to "
+                f"{self._iterations_max} are taken: it is not the broker that was meant"
+            )
+        return _carried_out(lambda: bytes(self._client.get_client_final().encode()))
 
     def verify(self, server_final: bytes) -> None:
         """The broker knows the password's keys, too.
@@ -207,7 +228,7 @@ def _carried_out(step: Callable[[], _T]) -> _T:
 
     try:
         return step()
-    except (ScramException, UnicodeError):
+    except (ScramException, ValueError):  # such as a number of over 4300 digits
         pass
     raise UnauthenticatedError(REFUSED)
 

@@ -89,3 +89,22 @@ def test_proofs_count_only_byte_for_byte() -> None:
     with pytest.raises(UnauthenticatedError):
         attempt.verify(_written_otherwise(told))
     attempt.verify(told)
+
+
+@pytest.mark.parametrize("iterations", ["1", "4095", "1000001", "10000000", "9" * 5000, "-4096", "x", ""])
+def test_client_makes_no_more_iterations_than_a_broker_asks_for(
+    monkeypatch: pytest.MonkeyPatch, iterations: str
+) -> None:
+    """Nor fewer: who has one iteration's proof finds the password 4096 times as fast."""
+    attempt = ScramAttempt("ops", "pencil", "nonce")
+    attempt.first()
+    monkeypatch.setattr(attempt._client, "get_client_final", lambda: pytest.fail("they are made"))
+    with pytest.raises(UnauthenticatedError):
+        attempt.final(f"r=nonceserver,s=W22ZaJ0SNY7soEsUEjb6gQ==,i={iterations}".encode())
+
+
+def test_broker_makes_no_more_iterations_than_its_peers_have() -> None:
+    attempt = ScramAttempt("ops", "pencil", "nonce", iterations_max=ITERATIONS)
+    attempt.first()
+    with pytest.raises(UnauthenticatedError, match="asks for 4097 iterations"):
+        attempt.final(b"r=nonceserver,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4097")

@@ -8,6 +8,7 @@ by the secret that the brokers share (``protocol/peers.py``), and so does this s
 Invariants:
     * with a secret nothing is asked, and no answer is believed, before both sides have proved to know it;
     * a conversation that failed stays failed: the caller closes it and begins another one;
+    * the work that the other side asks for before it has proved anything is that of one login (2 ms);
     * what the other side sends is bounded: an answer of more than ``ANSWER_SIZE_BYTES_MAX`` ends the conversation.
 """
 
@@ -23,7 +24,7 @@ from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
 from txmq.protocol.json_text import read_json
 from txmq.protocol.peers import peer_name, peer_password
-from txmq.protocol.scram import ScramAttempt
+from txmq.protocol.scram import ITERATIONS, ScramAttempt
 from txmq.runtime.ports import Random
 
 ANSWER_SIZE_BYTES_MAX: Final = 16 << 10
@@ -136,7 +137,7 @@ class HomeConversation:
         """Begin to prove that this is a broker of the cluster, and have the other side prove it."""
         name, password = peer_name(self._own), peer_password(self.secret, self._own, self.home)
         nonce = f"{self._random.bits(_NONCE_BITS):048x}"
-        self._login = ScramAttempt(name, password, nonce, self.binding or None)
+        self._login = ScramAttempt(name, password, nonce, self.binding or None, ITERATIONS)  # what ``peer_keys`` has
         self._send("auth", "scram-sha-256", opaque=_AUTH, body=[self._login.first()])
 
     def _proved(self, code: int, body: bytes) -> None:

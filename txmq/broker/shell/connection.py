@@ -300,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def resumed(self) -> None:
-        """The request that waited for the registry waits no more."""
+        """The request that waited (for the registry, or as a failed login) waits no more."""
         self._note_held()
         self._go_on()
         self.release()

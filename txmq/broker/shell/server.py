@@ -352,6 +352,9 @@ class Server:
             context.reads = later
         if self.registry is not None:
             self._serve_registry(self.registry)
+        for client in core.take_resumed():
+            if isinstance(client.shell, Connection):
+                client.shell.resumed()
         if self._homes is not None:
             self._homes.ask(core.take_branch_asks())
         answers = self.answers
@@ -364,9 +367,6 @@ class Server:
             if self.context.audited:  # before what they tell of is done
                 self._write_audit()
             registry.ask(asks)
-        for client in self.core.take_resumed():
-            if isinstance(client.shell, Connection):
-                client.shell.resumed()
 
     def _send(self, client: ClientConnection) -> None:
         connection = client.shell

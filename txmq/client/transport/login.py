@@ -34,7 +34,7 @@ def log_in(connection: Connection, login: Login | None, deadline: float) -> None
         UnauthenticatedError: user or password is wrong, or the broker could not prove that it knows the user.
         BadRequestError: the broker has no users.
         ConfigError: the password cannot be read.
-        UnavailableError: too many logins from this address failed; it is to wait.
+        UnavailableError: the user has as many connections as its quota allows; to be tried again later.
     """
     if login is None:
         return
@@ -59,6 +59,6 @@ def _by_certificate(connection: Connection, user: str, deadline: float) -> None:
 def _ask(connection: Connection, mechanism: str, message: bytes, deadline: float) -> bytes:
     try:
         answer = connection.request(deadline, "auth", mechanism, body=[message]).result()
-    except OverloadedError as error:  # logins from here wait: the next attempt to connect comes later
+    except OverloadedError as error:  # the next attempt to connect comes later
         raise UnavailableError(str(error)) from None
     return bytes(answer).removesuffix(b"\n")

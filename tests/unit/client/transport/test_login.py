@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from tools.images.node import Node
-from txmq.broker.state.access.failed_logins import FREE_MAX
+from tools.images.node import Answer, Node
 from txmq.client.bootstrap import bootstrap_of
 from txmq.client.transport.connection import Connection
 from txmq.client.transport.login import Login, log_in
@@ -48,6 +48,10 @@ class Dialled:
         if answer.code != 200:
             raise _ERRORS[answer.error](answer.body)
         return SimpleNamespace(result=lambda: answer.body)
+
+    @property
+    def ask(self) -> Callable[..., Answer]:
+        return self._peer.ask
 
     def log_in(self, login: Login | None) -> None:
         log_in(cast(Connection, self), login, 0.0)
@@ -95,11 +99,11 @@ def test_password_is_asked_for_at_each_login(broker: Node) -> None:
         Dialled(broker, None).log_in(login)
 
 
-def test_login_that_has_to_wait_is_tried_again_later(broker: Node) -> None:
-    for _ in range(FREE_MAX):
-        with pytest.raises(UnauthenticatedError):
-            Dialled(broker, None).log_in(Login("ops", lambda: "wrong"))
-    with pytest.raises(UnavailableError, match="too many logins from this address failed"):
+def test_login_beyond_the_quota_is_tried_again_later(broker: Node) -> None:
+    ops = Dialled(broker, None)
+    ops.log_in(Login("ops", lambda: "pencil"))
+    ops.ask("quota", "set", "user", "ops", extensions={"connections_max": 1})
+    with pytest.raises(UnavailableError, match="connections_max 1 of user ops is reached"):
         Dialled(broker, None).log_in(Login("ops", lambda: "pencil"))
 
 

@@ -1,9 +1,14 @@
-"""Failed logins by address: each one makes the next attempt from there wait longer. In memory only.
+"""Failed logins by address: each one's answer waits longer than the one's before. In memory only.
+
+Theory of operation. A login is verified whatever failed before it, and who is right is let in at once: somebody else at
+the same address (a load balancer, a machine of many services) keeps nobody out. Only the answer to a wrong one waits,
+and its connection with it. So a guess costs a connection and its time; how many of these an address has,
+``connections_per_address_max`` and ``connects_per_address_per_s_max`` say.
 
 Invariants:
     * what one address is: ``addresses.network_of``;
     * at most ADDRESSES_MAX are kept; the one whose last failure is oldest goes first;
-    * an address that failed FREE_MAX times may try again after a pause that doubles up to PAUSE_MS_MAX.
+    * the first FREE_MAX failures of an address are answered at once, then the pause doubles up to PAUSE_MS_MAX.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from txmq.addresses import network_of
 ADDRESSES_MAX: Final = 10_000
 FREE_MAX: Final = 3  # a person mistypes
 PAUSE_MS: Final = 500
-PAUSE_MS_MAX: Final = 30_000
+PAUSE_MS_MAX: Final = 4_000  # less than clients and other homes wait for an answer
 FORGOTTEN_AFTER_MS: Final = 600_000
 
 
@@ -25,20 +30,12 @@ class FailedLogins:
     def __init__(self) -> None:
         self._failed: dict[str, tuple[int, int]] = {}  # times, and when the last one was; oldest first
 
-    def wait_ms(self, address: str, now_ms: int) -> int:
-        """How long a login from there has to wait still."""
-        times, last_ms = self._failed.get(network_of(address), (0, 0))
-        if times < FREE_MAX or not 0 <= now_ms - last_ms < FORGOTTEN_AFTER_MS:
-            return 0
-        pause_ms = min(PAUSE_MS << min(times - FREE_MAX, 10), PAUSE_MS_MAX)
-        return max(0, last_ms + pause_ms - now_ms)
-
-    def failed(self, address: str, now_ms: int) -> None:
-        """A login failed."""
+    def failed(self, address: str, now_ms: int) -> int:
+        """A login failed: how many milliseconds its answer is to wait."""
         host = network_of(address)
         times, last_ms = self._failed.pop(host, (0, 0))
-        if now_ms - last_ms >= FORGOTTEN_AFTER_MS:
-            times = 0
-        self._failed[host] = times + 1, now_ms
+        times = times + 1 if 0 <= now_ms - last_ms < FORGOTTEN_AFTER_MS else 1
+        self._failed[host] = times, now_ms
         if len(self._failed) > ADDRESSES_MAX:
             del self._failed[next(iter(self._failed))]
+        return 0 if times <= FREE_MAX else min(PAUSE_MS << min(times - FREE_MAX - 1, 10), PAUSE_MS_MAX)

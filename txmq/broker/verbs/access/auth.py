@@ -2,27 +2,39 @@
 
 Invariants:
     * whatever is wrong, the answer is the same, and so is the work before it;
-    * failed logins of an address make its next ones wait. Not who shows a user's certificate, nor a broker of the
-      cluster: nobody guesses these, so a removed user's service that tries for ever keeps neither out;
+    * who is right is let in at once, whatever others at the address did; the answer to who is wrong waits, the longer
+      the more logins of the address have failed (``FailedLogins``), brokers' and those by certificate, too;
     * a login ends with its second message, right or wrong: a message serves once.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.access.failed_logins import FailedLogins
-from txmq.broker.verbs.access.audit import LOGIN_FAILED, audit
+from txmq.broker.verbs.access.audit import LOGIN_FAILED, audit, refused
 from txmq.broker.verbs.hello import let_go
 from txmq.errors import BadRequestError, OverloadedError, UnauthenticatedError
 from txmq.model import is_valid_name
-from txmq.protocol.peers import home_of, is_peer, peer_keys
+from txmq.protocol.peers import home_of, peer_keys
 from txmq.protocol.requests import Request
 from txmq.protocol.scram import REFUSED, ScramKeys, ScramLogin, has_password, mock_keys
 
 _NONCE_BITS = 192
+
+
+class LateRefusal(NamedTuple):
+    """The answer to a failed login, which waits; nothing more is taken in from its connection meanwhile."""
+
+    client: ClientConnection
+    opaque: bytes
+    error: UnauthenticatedError
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it."""
+        return self.client.gone
 
 
 def auth(context: Context, client: ClientConnection, request: Request) -> None:
@@ -31,33 +43,45 @@ def auth(context: Context, client: ClientConnection, request: Request) -> None:
     mechanism, message = arguments[0], bytes(body or b"")
     if client.user in context.state.principals.users or not context.state.principals.users:
         raise BadRequestError("auth: there are no users here, or the connection has logged in")
-    if mechanism == b"scram-sha-256":
-        if not _is_peers(client, message):
-            _wait(context, client, context.failed_logins)
-        context.answer(client, opaque, _scram(context, client, message))
-    elif mechanism == b"plain":
-        _wait(context, client, context.failed_logins)
-        _plain(context, client, message)
-        context.answer(client, opaque, b"")
-    elif mechanism == b"external":
-        _external(context, client, message.decode("utf-8", "replace"))
-        context.answer(client, opaque, b"")
+    told = b""
+    try:
+        if mechanism == b"scram-sha-256":
+            told = _scram(context, client, message)
+        elif mechanism == b"plain":
+            _plain(context, client, message)
+        elif mechanism == b"external":
+            _external(context, client, message.decode("utf-8", "replace"))
+        else:
+            raise BadRequestError("auth: expected scram-sha-256, plain or external")
+    except UnauthenticatedError as error:
+        pause_ms = min(
+            context.failed_logins.failed(client.address, context.now_ms), context.settings.login_timeout_ms // 2
+        )
+        if not pause_ms:
+            raise
+        _refuse_late(context, client, request, error, pause_ms)
     else:
-        raise BadRequestError("auth: expected scram-sha-256, plain or external")
+        context.answer(client, opaque, told)
 
 
-def _wait(context: Context, client: ClientConnection, failed: FailedLogins) -> None:
-    wait_ms = failed.wait_ms(client.address, context.now_ms)
-    if wait_ms:
-        raise OverloadedError(f"auth: too many logins from this address failed; try again in {wait_ms} ms")
+def _refuse_late(
+    context: Context, client: ClientConnection, request: Request, error: UnauthenticatedError, pause_ms: int
+) -> None:
+    context.counters.errors += 1
+    refused(context, client, request[0], error)
+    client.waiting = request
+    client.given_bytes = 1 << 62  # ends the connection's turn, as a request does that waits for the registry
+    late = LateRefusal(client, request[4], error.with_traceback(None))
+    context.late_refusals.add(context.now_ms + pause_ms, late)
 
 
-def _is_peers(client: ClientConnection, message: bytes) -> bool:
-    """Whether a broker logs in, or who says that he is one; the final message counts by the name of the first."""
-    if client.login is not None:
-        return is_peer(client.login.user)
-    name = message.split(b",", 3)[2:3]
-    return bool(name) and is_peer(name[0].removeprefix(b"n=").decode("utf-8", "replace"))
+def tick(context: Context) -> list[ClientConnection]:
+    """Answer the failed logins that have waited; the connections that are to be read again."""
+    due: list[LateRefusal] = context.late_refusals.take_due(context.now_ms)
+    for late in due:
+        late.client.waiting = None
+        context.answer(late.client, late.opaque, late.error)
+    return [late.client for late in due]
 
 
 def _scram(context: Context, client: ClientConnection, message: bytes) -> bytes:
@@ -109,7 +133,6 @@ def _external(context: Context, client: ClientConnection, wished: str) -> None:
     users = context.state.principals.users.values()
     names = [user.name for user in users if user.certificate in client.certificates]
     if len(names) != 1 or wished not in ("", names[0]):
-        _wait(context, client, context.failed_certificates)
         _failed(context, client, "external", wished)
     _succeeded(context, client, "external", names[0])
 
@@ -126,10 +149,6 @@ def _succeeded(context: Context, client: ClientConnection, mechanism: str, name:
 
 
 def _failed(context: Context, client: ClientConnection, mechanism: str, name: str) -> NoReturn:
-    if mechanism == "external":
-        context.failed_certificates.failed(client.address, context.now_ms)
-    elif not is_peer(name):  # whose password nobody guesses; a home that has just come is not known yet
-        context.failed_logins.failed(client.address, context.now_ms)
     context.counters.logins_failed += 1
     tried = name if is_valid_name(name) else "-"  # a stranger's text: no user has such a name
     audit(context, client, LOGIN_FAILED, mechanism=mechanism, tried=tried)

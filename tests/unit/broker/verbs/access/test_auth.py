@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tools.images.node import Answer, Client, Node
-from txmq.broker.state.access.failed_logins import FREE_MAX
+from txmq.broker.state.access.failed_logins import FREE_MAX, PAUSE_MS
 from txmq.errors import UnauthenticatedError
 from txmq.protocol.grammar import VERBS
+from txmq.protocol.peers import peer_name
 from txmq.protocol.scram import ScramAttempt
 from txmq.testing.simulated.clock import SimClock
 
@@ -31,7 +32,7 @@ def guarded() -> Node:
     """A broker with one user, of the password ``pencil``; failed logins are forgotten."""
     made = node()
     add(made.connect(), "ops")
-    made.context.failed_logins.failed = lambda address, now_ms: None  # type: ignore[method-assign]
+    made.context.failed_logins.failed = lambda address, now_ms: 0  # type: ignore[method-assign]
     return made
 
 
@@ -202,45 +203,87 @@ def test_certificate_that_is_two_users_is_nobody_s() -> None:
         assert ask(client, wished, "external").error == "unauthenticated"
 
 
-def test_failed_logins_wait_and_are_counted() -> None:
+def _fail(made: Node, *, times: int) -> None:
+    """Logins fail that are answered at once."""
+    for number in range(times):
+        answer = _logged_in(made.connect(), ScramAttempt("ops", "wrong", f"{number}"))
+        assert answer.error == "unauthenticated"
+
+
+def test_answers_to_failed_logins_wait_for_longer_each_time() -> None:
     made = node()
     add(made.connect(), "ops")
+    _fail(made, times=FREE_MAX)
     client = made.connect()
-    for _ in range(FREE_MAX):
-        assert ask(client, b"", "external").error == "unauthenticated"
-    assert ask(client, b"", "external").error == "overloaded"
-    assert json.loads(operator(made).ask("stats", "json").body)["broker"]["logins_failed"] == FREE_MAX
-    made.clock.advance(60.0)
+    for pause_ms in (PAUSE_MS, 2 * PAUSE_MS):
+        refused = client.send("auth", "external", body=b"")
+        behind = client.send("ping")  # such as the next guess: it is not looked at before
+        _later(made, pause_ms - 1)
+        assert client.received == {}
+        _later(made, 1)
+        assert client.received.pop(refused).error == "unauthenticated"
+        assert client.received.pop(behind).code == 200
+    assert json.loads(operator(made).ask("stats", "json").body)["broker"]["logins_failed"] == FREE_MAX + 2
+
+
+def _later(made: Node, time_ms: int) -> None:
     assert isinstance(made.clock, SimClock)
-    assert _logged_in(client, ScramAttempt("ops", "pencil", "abc")).code == 200
+    made.clock.advance(time_ms / 1000)
+    made.core.tick(made.clock.now_ms())
+    made.pump()
 
 
-def test_certificate_without_a_user_keeps_nobody_else_out() -> None:
-    """A removed user's service tries for ever, beside others on its machine."""
+def test_who_is_right_is_let_in_whatever_failed_before() -> None:
+    """A removed user's service, or anybody at the same address, tries for ever."""
     made = node()
     add(made.connect(), "ops")
     add(operator(made), "card", keys=None, certificate="CN=card")
+    _fail(made, times=FREE_MAX)
     stale = made.connect()
     stale.client.certificates = frozenset({"CN=gone"})
-    for _ in range(FREE_MAX):
-        assert ask(stale, b"", "external").error == "unauthenticated"
-    assert ask(stale, b"", "external").error == "overloaded"  # it waits for itself
+    for mechanism in ("external", "plain"):
+        made.connect().send("auth", mechanism, body=b"\0ops\0wrong")
+    stale.send("auth", "external", body=b"")
     client = made.connect()
     client.client.certificates = frozenset({"CN=card"})
     assert ask(client, b"", "external").code == 200
     assert _logged_in(made.connect(), ScramAttempt("ops", "pencil", "abc")).code == 200
 
 
-def test_wrong_passwords_keep_no_certificate_out() -> None:
+def test_name_of_a_broker_spares_nobody_the_pause() -> None:
     made = node()
     add(made.connect(), "ops")
-    add(operator(made), "card", keys=None, certificate="CN=card")
-    for number in range(FREE_MAX):
-        assert _logged_in(made.connect(), ScramAttempt("ops", "wrong", f"{number}")).error == "unauthenticated"
-    assert ask(made.connect(), ScramAttempt("ops", "pencil", "abc").first()).error == "overloaded"
+    for _ in range(FREE_MAX):
+        _logged_in(made.connect(), ScramAttempt(peer_name(7), "guessed", "abc"))
+    client, attempt = made.connect(), ScramAttempt(peer_name(7), "guessed", "abc")
+    client.send("auth", "scram-sha-256", body=attempt.final(ask(client, attempt.first()).body.removesuffix(b"\n")))
+    _later(made, PAUSE_MS - 1)
+    assert client.received == {}
+    _later(made, 1)
+    assert [answer.error for answer in client.received.values()] == ["unauthenticated"]
+
+
+def test_answer_waits_no_longer_than_the_connection_may_live() -> None:
+    made = node(login_timeout_ms=200)
+    add(made.connect(), "ops")
+    _fail(made, times=FREE_MAX)
     client = made.connect()
-    client.client.certificates = frozenset({"CN=card"})
-    assert ask(client, b"", "external").code == 200
+    client.send("auth", "external", body=b"")
+    _later(made, 99)
+    assert client.received == {}
+    _later(made, 1)
+    assert [answer.error for answer in client.received.values()] == ["unauthenticated"]
+
+
+def test_connection_that_is_lost_meanwhile_is_answered_nothing() -> None:
+    made = node()
+    add(made.connect(), "ops")
+    _fail(made, times=FREE_MAX)
+    client = made.connect()
+    client.send("auth", "external", body=b"")
+    client.disconnect()
+    _later(made, PAUSE_MS)
+    assert client.client.out == []
 
 
 def test_without_users_there_is_nothing_to_log_in_to() -> None:

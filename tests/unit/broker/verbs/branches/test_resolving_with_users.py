@@ -136,13 +136,9 @@ def test_broker_waits_for_no_failed_logins_of_its_address() -> None:
     for _ in range(FREE_MAX + 1):
         client, attempt = there.connect(), ScramAttempt("shop", "wrong", "nonce")
         first = client.ask("auth", "scram-sha-256", body=attempt.first())
-        if first.code == 200:
-            final = attempt.final(first.body.removesuffix(b"\n"))
-            assert client.ask("auth", "scram-sha-256", body=final).code == 401
-    assert first.code == 429
+        client.send("auth", "scram-sha-256", body=attempt.final(first.body.removesuffix(b"\n")))
+    assert client.client.waiting is not None
     assert _as_peer(here, there).client.user
-    for message in (b"n,,n=shop,r=abc,n=.home-1", b"n,,", b""):
-        assert there.connect().ask("auth", "scram-sha-256", body=message).code == 429
 
 
 @pytest.mark.parametrize("theirs", ["another", ""])
