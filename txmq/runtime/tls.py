@@ -11,7 +11,9 @@ when it connects, a broker when it is told (``reload``); conversations that stan
 
 Invariants:
     * TLS 1.2 and 1.3, nothing older, no renegotiation;
-    * a client checks certificate and host name, always; it has no way to speak plaintext;
+    * no session is resumed: each conversation checks certificates anew, as of its own time;
+    * a client checks certificate and host name, always, by the alternative names alone; it has no way to speak
+      plaintext;
     * a private key that needs a passphrase is refused: nobody is asked at a terminal.
 
 Source: RFC 8446; Python documentation, "ssl", "Memory BIO Support".
@@ -69,12 +71,16 @@ class TlsSession:
         """Go on with the handshake; whether it is complete. ``take`` has what is to be sent, also behind an error.
 
         Raises:
-            ssl.SSLError: it failed.
+            ssl.SSLError: it failed, or the client resumes a session.
         """
         try:
             self._ssl.do_handshake()
         except ssl.SSLWantReadError:
             return False
+        # By TLS 1.2 without tickets OpenSSL keeps sessions for two hours, and Python has no switch for that. It forgets
+        # one that did not end well, so such a client is refused once, and then shakes hands as at first.
+        if self._ssl.server_side and self._ssl.session_reused:
+            raise ssl.SSLError(1, "the client resumes a session, and none is resumed here")
         return True
 
     def take(self) -> bytes:
@@ -170,7 +176,8 @@ class ServerTls:
 
     def _load(self) -> tuple[ssl.SSLContext, bytes]:
         context = _hardened(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        context.num_tickets = 0  # sessions are not resumed: tickets would cost each connection half a KiB and a write
+        context.num_tickets = 0  # by TLS 1.3: tickets would cost each connection half a KiB and a write
+        context.options |= ssl.OP_NO_TICKET  # by TLS 1.2: they would let in for two hours who showed a certificate once
         _load_certificate(context, self._files)
         if self._client_certificates != "none":
             _load_ca(context, self._files.ca)
@@ -210,6 +217,7 @@ class ClientTls:
 
     def _load(self) -> ssl.SSLContext:
         context = _hardened(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))  # checks certificate and host name
+        context.hostname_checks_common_name = False  # else it does where there is no alternative name (RFC 9110, 4.3.4)
         if self._files.ca:
             _load_ca(context, self._files.ca)
         else:

@@ -6,6 +6,7 @@ import os
 import ssl
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -177,6 +178,54 @@ def test_certificate_holds_for_its_hosts(authority: CertificateAuthority, host: 
 def test_certificate_of_another_host_is_refused(authority: CertificateAuthority, host: str) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         joined(authority, host)
+
+
+def test_common_name_is_no_alternative_name(tmp_path: Path) -> None:
+    authority = CertificateAuthority(tmp_path / "ca")
+    broker = authority.issue("broker", hosts=(), name="localhost")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shaken(trusted(authority).session("localhost"), ServerTls(broker).session())
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("asks_for_tickets", [True, False])
+def test_session_is_not_resumed(
+    authority: CertificateAuthority, version: ssl.TLSVersion, *, asks_for_tickets: bool
+) -> None:
+    """A client's certificate would not be looked at again: it may have expired, or its CA be trusted no more."""
+    server, asking = ServerTls(files(authority), "optional"), trusted(authority).context
+    asking.maximum_version = version
+    asking.options |= 0 if asks_for_tickets else ssl.OP_NO_TICKET
+    met: list[bool] = []
+    kept: ssl.SSLSession | None = None
+    for _ in range(3):
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = asking.wrap_bio(incoming, outgoing, server_hostname="localhost", session=kept)
+        other = server.session()
+        try:
+            while not other.shake():
+                with suppress(ssl.SSLWantReadError):
+                    incoming.write(other.take())
+                    client.do_handshake()
+                other.feed(outgoing.read())
+        except ssl.SSLError:
+            met.append(False)
+            kept = None  # a client asks for it once: behind that the server knows it no more
+            continue
+        incoming.write(other.take())
+        with suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+            client.read(1)  # tickets come behind the handshake
+        assert not client.session_reused
+        met.append(True)
+        kept = client.session
+        assert kept is None or not kept.has_ticket
+        with suppress(ssl.SSLWantReadError):
+            client.unwrap()
+        other.feed(outgoing.read())
+        assert plain(other) == b""
+        other.end()
+    assert met == ([True, False, True] if version is ssl.TLSVersion.TLSv1_2 else [True] * 3)
 
 
 def test_expired_certificate_is_refused(tmp_path: Path) -> None:
