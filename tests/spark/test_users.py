@@ -35,7 +35,7 @@ def add_shop(operator: txmq.Client) -> None:
     """A user who may do what sink and source need."""
     users = Users(operator.control, operator.timeout)
     users.add("shop", PASSWORD)
-    for words in ({"may": "write,read", "topic": "rows"}, {"may": "read", "group": "*"}):
+    for words in ({"may": "write,read", "topic": "rows"}, {"may": "read,settle", "group": "*"}):
         users.acl("grant", "shop", words)
 
 

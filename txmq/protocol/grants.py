@@ -17,7 +17,7 @@ ALL: Final = "*"
 CLUSTER: Final = "cluster"
 OPERATIONS: Final = {
     "topic": ("read", "write", "create", "alter", "delete", "describe"),
-    "group": ("read",),
+    "group": ("read", "settle", "alter", "delete"),
     "resource": ("settle", "install"),
     CLUSTER: (CLUSTER,),
 }

@@ -67,7 +67,12 @@ class HomesCampaignDirectory(CampaignDirectory):
     def service_grants(self, databases: Iterable[str]) -> list[Grant]:
         written = may("write", "topic", (topic for topic in self.partitions if topic != INBOX))
         consumed = [Grant("read", "topic", INBOX), Grant("read", "group", GROUP)]
-        return [*written, *consumed, Grant("read", "group", CHECKERS), *may("install,settle", "resource", databases)]
+        return [
+            *written,
+            *consumed,
+            Grant("read,settle", "group", CHECKERS),
+            *may("install,settle", "resource", databases),
+        ]
 
     def prepared(self) -> set[str]:
         return listed_by(_servers[self.directory])

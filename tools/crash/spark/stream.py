@@ -70,7 +70,7 @@ class SparkDriver(ChildProcess):
 
 def stream_grants(source: str, sink: str) -> list[Grant]:
     """What the driver's user needs. The query has an id of Spark's for a name, so any name is granted."""
-    return [Grant("read", "topic", source), Grant("write", "topic", sink), Grant("read", "group", "*")]
+    return [Grant("read", "topic", source), Grant("write", "topic", sink), Grant("read,settle", "group", "*")]
 
 
 def newest_batch(client: txmq.Client) -> int:

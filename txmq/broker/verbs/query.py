@@ -29,7 +29,7 @@ from txmq.broker.context import Context
 from txmq.broker.state.spark_queries import Query
 from txmq.broker.state.transaction import Transaction, TransactionState, group_key
 from txmq.broker.verbs import placing
-from txmq.broker.verbs.access.asking import GROUP, READ, require_any, sees
+from txmq.broker.verbs.access.asking import GROUP, SETTLE, require_any, sees
 from txmq.broker.verbs.cluster.queries import draw_epoch, find_anchor, refuse_elsewhere, release_anchor
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import locate
@@ -103,7 +103,7 @@ def _epoch(asked: Asked) -> None:
     """An incarnation of a driver begins: draw its number."""
     if asked.name != ANY_QUERY:
         raise BadRequestError("query epoch takes *: a number is of no query before it opens one")
-    require_any(asked.context, asked.client, READ, GROUP)
+    require_any(asked.context, asked.client, SETTLE, GROUP)
     if asked.context.cluster is None:
         _drawn(asked, asked.context.state.queries.last_epoch + 1)
     else:

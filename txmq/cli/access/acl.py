@@ -21,15 +21,16 @@ May = Annotated[
     typer.Option(
         metavar="WORD,...",
         show_default=False,
-        help="Of a topic: read, write, create, alter, delete, describe; of a group: read; of a resource: settle, "
-        "install. May be repeated.",
+        help="Of a topic: read, write, create, alter, delete, describe; of a group: read, settle, alter, "
+        "delete; of a resource: settle, install. May be repeated.",
     ),
 ]
 Topic = Annotated[
     str | None, typer.Option("--topic", metavar="NAME", help="Name of a topic; orders* for all that begin so.")
 ]
 Group = Annotated[
-    str | None, typer.Option("--group", metavar="NAME", help="Of a consumer or producer group; may end with *.")
+    str | None,
+    typer.Option("--group", metavar="NAME", help="Of a consumer or producer group, or a query; may end with *."),
 ]
 Resource = Annotated[str | None, typer.Option("--resource", metavar="UUID", help="Of a database (txmq tx list); or *.")]
 Administrator = Annotated[bool, typer.Option("--administrator", help="Everything: users, grants, quotas, all topics.")]
@@ -57,6 +58,7 @@ def add(
       txmq acl add shop --may write --topic orders
       txmq acl add billing --may read --topic 'orders*'
       txmq acl add billing --may read --group billing
+      txmq acl add support --may alter,delete --group 'billing*'
       txmq acl add shop --may settle,install --resource '*'
       txmq acl add ops2 --administrator
     """

@@ -29,6 +29,8 @@ WRITE: Final = "write"
 DESCRIBE: Final = "describe"
 SETTLE: Final = "settle"
 INSTALL: Final = "install"
+ALTER: Final = "alter"
+DELETE: Final = "delete"
 
 
 def permissions_of(context: Context, client: ClientConnection) -> Permissions | None:

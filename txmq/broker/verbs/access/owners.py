@@ -1,7 +1,7 @@
 """Whose a transaction is, and who else may ask for it or settle it.
 
 A session belongs to the user who made it, and so do its transactions. Another user needs ``settle`` on the database of
-a transaction, or ``read`` on the group of a half message or the name of a query; a transaction that has none of these
+a transaction, or on the group of a half message or the name of a query; a transaction that has none of these
 is settled by its user and by administrators.
 
 The connection of the session itself is never asked: a grant that is revoked meanwhile breaks no promise.
@@ -18,7 +18,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import BrokerSession
-from txmq.broker.verbs.access.asking import GROUP, READ, RESOURCE, SETTLE, permissions_of, refuse_nobody, require
+from txmq.broker.verbs.access.asking import GROUP, RESOURCE, SETTLE, permissions_of, refuse_nobody, require
 from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import FencedError, ForbiddenError
@@ -74,14 +74,14 @@ def refuse_others(
             )
         raise ForbiddenError(  # the same for one that never was: neither its existence nor its database is told
             f"transaction {txid_of(context, name)} is another user's: its user settles it, an administrator, or who "
-            "has settle on its database, or read on its producer group or query (txmq acl add)"
+            "has settle on its database, producer group or query (txmq acl add)"
         )
 
 
 def _settles_for_others(client: ClientConnection) -> bool:
     """Whether the user may settle for some database, or check the half messages of some group."""
     known = client.permissions
-    return known is not None and (known.has(SETTLE, RESOURCE) or known.has(READ, GROUP))
+    return known is not None and (known.has(SETTLE, RESOURCE) or known.has(SETTLE, GROUP))
 
 
 def _is_left(context: Context, name: Name) -> bool:
@@ -99,7 +99,7 @@ def _things(context: Context, name: Name) -> list[Thing]:
         if meta["uuid"]:
             found.append((SETTLE, RESOURCE, meta["uuid"]))
         elif meta["kind"] in _OF_A_GROUP:
-            found.append((READ, GROUP, meta["resource"]))
+            found.append((SETTLE, GROUP, meta["resource"]))
     rows = [*(() if decided is None else decided.branches), *state.decisions.heuristics.get(name, ())]
     return found + [(SETTLE, RESOURCE, row["uuid"]) for row in rows if row.get("uuid")]
 

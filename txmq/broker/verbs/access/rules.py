@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.verbs.access.asking import (
+    ALTER,
+    DELETE,
     DESCRIBE,
     GROUP,
     INSTALL,
@@ -67,6 +69,9 @@ _OFFSETS: Final = Ask(READ, GROUP, where="offsets=")
 _OTHERS: Final = Ask(SETTLE, RESOURCE, where="a transaction of another user")
 _UUID: Final = Ask(INSTALL, RESOURCE, word=b"uuid")
 _GROUP: Final = Ask(READ, GROUP, argument=1)
+_ALTER: Final = Ask(ALTER, GROUP, argument=1)
+_DELETE: Final = Rule((Ask(DELETE, GROUP, argument=1),))
+_DECIDE: Final = Rule((Ask(SETTLE, GROUP, argument=1),))
 _SHOWN: Final = Ask(DESCRIBE, TOPIC, where="what is shown; any other grant on it does, too")
 _OF_GROUP: Final = Rule((_GROUP,))
 _FOR_ANYBODY: Final = Rule(who=Who.ANYBODY)
@@ -105,17 +110,17 @@ RULES: Final[dict[bytes, Rule | dict[bytes, Rule]]] = {
         b"save": _OF_GROUP,
         b"describe": _OF_GROUP,
         b"list": _LISTED,
-        b"reset": Rule((_GROUP, Ask(READ, TOPIC, where="each row"))),
-        b"deferred": Rule((_GROUP, Ask(READ, TOPIC, where="each row"))),
-        b"delete": _OF_GROUP,
+        b"reset": Rule((_ALTER, Ask(READ, TOPIC, where="each row"))),
+        b"deferred": Rule((_ALTER, Ask(READ, TOPIC, where="each row"))),
+        b"delete": _DELETE,
     },
     b"query": {
-        b"epoch": Rule((Ask(READ, GROUP, where="any"),)),
-        b"open": _OF_GROUP,
-        b"commit": _OF_GROUP,
-        b"abort": _OF_GROUP,
+        b"epoch": Rule((Ask(SETTLE, GROUP, where="any"),)),
+        b"open": _DECIDE,
+        b"commit": _DECIDE,
+        b"abort": _DECIDE,
         b"list": _LISTED,
-        b"delete": _OF_GROUP,
+        b"delete": _DELETE,
     },
     b"resource": {
         b"report": Rule((Ask(SETTLE, RESOURCE, where="uuid in the body, or any if that is null"),)),
@@ -123,8 +128,8 @@ RULES: Final[dict[bytes, Rule | dict[bytes, Rule]]] = {
     },
     b"topic": {
         b"create": Rule((Ask("create", TOPIC, argument=1),)),
-        b"alter": Rule((Ask("alter", TOPIC, argument=1),)),
-        b"delete": Rule((Ask("delete", TOPIC, argument=1),)),
+        b"alter": Rule((Ask(ALTER, TOPIC, argument=1),)),
+        b"delete": Rule((Ask(DELETE, TOPIC, argument=1),)),
         b"describe": Rule((_SHOWN,)),
         b"list": _LISTED,
     },

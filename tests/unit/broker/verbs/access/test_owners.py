@@ -202,7 +202,7 @@ def test_second_who_settles_for_others_hears_it_is_over() -> None:
     assert world.ops.ask("rollback", world.others(2)).code == 200
     assert world.ops.ask("rollback", world.others(4)).code == 200
     over = [world.others(counter) for counter in (1, 2, 4, 99)]  # the last one never was
-    for grant in (SETTLE, Grant("settle", "resource", "f" * 32), Grant("read", "group", "g")):
+    for grant in (SETTLE, Grant("settle", "resource", "f" * 32), Grant("settle", "group", "g")):
         world.allow(grant)
         for verb, body in (("commit", b""), ("rollback", None)):
             told = {world.shop.ask(verb, txid, body=body).text.replace(txid, "-") for txid in over}

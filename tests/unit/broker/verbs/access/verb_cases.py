@@ -39,6 +39,7 @@ def need(may: str, kind: str) -> Need:
     return frozenset({Grant(may, kind, NAMES[kind])})
 
 
+SETTLE_GROUP, ALTER_GROUP, DELETE_GROUP = (need(may, "group") for may in ("settle", "alter", "delete"))
 WRITE, READ, GROUP = need("write", "topic"), need("read", "topic"), need("read", "group")
 SETTLE, INSTALL = need("settle", "resource"), need("install", "resource")
 ANY_OF_TOPIC = frozenset(grant for grant in EVERY if grant.kind == "topic")
@@ -193,7 +194,7 @@ CASES = [
     Case("commit", "", (INSTALL,), lambda world: drain(world.shop, 1), about="drained"),
     Case("commit", "", (WRITE, INSTALL), lambda world: drain(world.shop, 1, b"x"), about="drained, with a message"),
     Case("commit", "", (SETTLE,), _settle("commit"), _prepared, "another's"),
-    Case("commit", "", (GROUP,), _settle("commit"), _half, "another's half"),
+    Case("commit", "", (SETTLE_GROUP,), _settle("commit"), _half, "another's half"),
     Case("rollback", "", (SETTLE,), _settle("rollback"), _prepared, "another's"),
     Case("rollback", "", (), _settle("rollback", others=False)),
     Case("rollback", "", (INSTALL,), lambda w: w.shop.ask("rollback", w.own(), extensions=_HAZARD), about="hazard"),
@@ -219,16 +220,16 @@ CASES = [
     Case("group", "save", (GROUP,), lambda w: w.group("save", [["a", 0, 1, 1, None]], member="me"), _member),
     Case("group", "describe", (GROUP,), lambda world: world.group("describe"), _member),
     Case("group", "list", (), lambda world: world.group("list", group="*")),
-    Case("group", "reset", (GROUP, READ), lambda world: world.group("reset", [["a", 0, 1]], create=None)),
-    Case("group", "deferred", (GROUP, READ), lambda w: w.group("deferred", [["a", 0, None, "x"]]), _saved),
-    Case("group", "delete", (GROUP,), lambda world: world.group("delete"), _saved),
-    Case("query", "epoch", (GROUP,), lambda world: ask_query(world.shop, "epoch", "*"), of_any=True),
-    Case("query", "open", (GROUP,), lambda world: ask_query(world.shop, "open", "g", epoch=1), _opened),
-    Case("query", "commit", (GROUP,), lambda w: ask_query(w.shop, "commit", "g", epoch=1, batch=0), _opened),
-    Case("query", "abort", (GROUP,), lambda world: ask_query(world.shop, "abort", "g"), _opened),
+    Case("group", "reset", (ALTER_GROUP, READ), lambda world: world.group("reset", [["a", 0, 1]], create=None)),
+    Case("group", "deferred", (ALTER_GROUP, READ), lambda w: w.group("deferred", [["a", 0, None, "x"]]), _saved),
+    Case("group", "delete", (DELETE_GROUP,), lambda world: world.group("delete"), _saved),
+    Case("query", "epoch", (SETTLE_GROUP,), lambda world: ask_query(world.shop, "epoch", "*"), of_any=True),
+    Case("query", "open", (SETTLE_GROUP,), lambda world: ask_query(world.shop, "open", "g", epoch=1), _opened),
+    Case("query", "commit", (SETTLE_GROUP,), lambda w: ask_query(w.shop, "commit", "g", epoch=1, batch=0), _opened),
+    Case("query", "abort", (SETTLE_GROUP,), lambda world: ask_query(world.shop, "abort", "g"), _opened),
     Case("query", "abort", (NOBODY_ELSE,), lambda w: ask_query(w.shop, "abort", "*", epoch=1), _opened, "of all"),
     Case("query", "list", (), lambda world: ask_query(world.shop, "list", "*")),
-    Case("query", "delete", (GROUP,), lambda world: ask_query(world.shop, "delete", "g"), _opened),
+    Case("query", "delete", (DELETE_GROUP,), lambda world: ask_query(world.shop, "delete", "g"), _opened),
     Case("resource", "report", (SETTLE,), _report),
     Case("resource", "list", (), _line("resource", "list", "*", body=b"")),
     Case("topic", "create", (need("create", "topic"),), _line("topic", "create", "a"), _no_topic),
