@@ -27,6 +27,7 @@ class ClientConnection:
         login: a login that waits for the client's final message.
         binding: what a login over TLS is bound to (the hash of the broker's certificate, RFC 5929); None without TLS.
         certificates: names of the client certificate that it has shown (``CN=shop``, ``DNS:shop.example.org``).
+        certificate: which one that is, for logs; empty: none.
         held: True while the broker does not read it, although it may send: too many of its requests are in work, or its
             next one waits for room for the answer.
         waiting: its request that waits for the registry, or a failed login whose answer waits; nothing more is taken in
@@ -36,9 +37,9 @@ class ClientConnection:
     """
 
     __slots__ = (
-        "address", "binding", "certificates", "closing", "drained", "given_bytes", "gone", "held", "login", "members",
-        "name", "number", "out", "permissions", "ready", "session", "shell", "txid_head", "unanswered", "user",
-        "waiting",
+        "address", "binding", "certificate", "certificates", "closing", "drained", "given_bytes", "gone", "held",
+        "login", "members", "name", "number", "out", "permissions", "ready", "session", "shell", "txid_head",
+        "unanswered", "user", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
@@ -56,5 +57,6 @@ class ClientConnection:
         self.login: ScramLogin | None = None
         self.binding: bytes | None = None
         self.certificates: frozenset[str] = frozenset()
+        self.certificate = ""
         self.closing = self.gone = self.held = self.ready = False
         self.shell: object = None  # the transport's side; the core never looks at it

@@ -18,6 +18,7 @@ _SHORT: Final = {
     "stateOrProvinceName": "ST", "countryName": "C", "domainComponent": "DC", "userId": "UID",
 }  # fmt: skip
 _KINDS: Final = {"DNS": "DNS", "URI": "URI", "email": "EMAIL"}
+_TOLD_LENGTH_MAX: Final = 300
 _SPECIAL: Final = frozenset(',+"\\<>;=')
 
 
@@ -51,6 +52,15 @@ def names_of(certificate: Mapping[str, Any]) -> frozenset[str]:
     found |= {*common} if len(common) == 1 else set()
     found |= {f"{_KINDS[kind]}:{name}" for kind, name in _alternative(certificate) if kind in _KINDS}
     return frozenset(found - {""})
+
+
+def told_as(certificate: Mapping[str, Any]) -> str:
+    """Which one it is, for people: subject and serial number; empty if none was shown."""
+    if not certificate:
+        return ""
+    parts = [part for group in certificate.get("subject", ()) for part in group]
+    subject = ",".join(_written(part) for part in reversed(parts)) or "no subject"
+    return f"{subject[:_TOLD_LENGTH_MAX]} serial {certificate.get('serialNumber', '-')}"
 
 
 def _alternative(certificate: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from txmq.broker.shell.connection import Connection, Host
 from txmq.protocol import answers
-from txmq.protocol.certificates import end_point, names_of
+from txmq.protocol.certificates import end_point, names_of, told_as
 from txmq.runtime.tls import ClientTls, ServerTls, TlsError, TlsSession, explained
 from txmq.runtime.tls_records import RecordBounds
 
@@ -112,7 +112,8 @@ class TlsDoor(asyncio.BufferedProtocol):
         if self._is_shaken:
             client = self._connection.client
             client.binding = end_point(self._session.server_certificate)
-            client.certificates = names_of(self._session.client_certificate)
+            shown = self._session.client_certificate
+            client.certificates, client.certificate = names_of(shown), told_as(shown)
         return self._is_shaken
 
     def _failed(self, error: Exception) -> None:

@@ -30,6 +30,7 @@ from txmq.broker.state.spark_queries import Query
 from txmq.broker.state.transaction import Transaction, TransactionState, group_key
 from txmq.broker.verbs import placing
 from txmq.broker.verbs.access.asking import GROUP, SETTLE, require_any, sees
+from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.cluster.queries import draw_epoch, find_anchor, refuse_elsewhere, release_anchor
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import locate
@@ -184,6 +185,8 @@ def _abort(asked: Asked) -> None:
     if name == ANY_QUERY and b"epoch" not in given:
         raise BadRequestError("query abort * needs epoch=")
     count = _roll_back_all(asked.context, prepared_of(asked.context, name, given))
+    if count:
+        audit(asked.context, asked.client, "query aborted", query=name, transactions=count)
     asked.answer({"query": name, "rolled_back": count}, is_new=count > 0)
 
 
@@ -205,7 +208,8 @@ def _delete(asked: Asked) -> None:
     known = queries.at_epoch(name, _stated(given, b"epoch")) if b"epoch" in given else queries.known(name)
     context.group.add_entry(entries.json_entry(entries.QUERY_DELETED, {"query": name}))
     queries.delete(name)
-    _roll_back_all(context, prepared_of(context, name))
+    count = _roll_back_all(context, prepared_of(context, name))
+    audit(context, asked.client, "query deleted", query=name, transactions=count)
     release_anchor(context, name)
     asked.answer(_described(known), is_new=True)
 

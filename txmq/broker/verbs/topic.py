@@ -8,6 +8,7 @@ import json
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.verbs.access.asking import TOPIC, require_seen, sees
+from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.cluster import topics as cluster_topics
 from txmq.broker.verbs.cluster.describe import leaders
 from txmq.broker.verbs.cluster.topic_map import delete_topic
@@ -25,7 +26,12 @@ def topic(context: Context, client: ClientConnection, request: Request) -> None:
         known = b", ".join(_ACTIONS).decode()
         raise BadRequestError(f"unknown action {arguments[0].decode('ascii', 'replace')!r}; known: {known}")
     words = {name.decode(): value.decode("ascii", "replace") for name, value in (extensions or {}).items()}
-    action(context, client, arguments[1].decode("ascii", "replace"), words, opaque)
+    name = arguments[1].decode("ascii", "replace")
+    action(context, client, name, words, opaque)
+    event = _TOLD.get(arguments[0])
+    if event is not None:  # the line is written before the record, or before the registry is asked
+        settings = ",".join(f"{word}={value}" for word, value in words.items())
+        audit(context, client, event, topic=name, **({"settings": settings} if settings else {}))
 
 
 def _create(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
@@ -78,6 +84,7 @@ def _list(context: Context, client: ClientConnection, _name: str, words: dict[st
 
 
 _ACTIONS = {b"create": _create, b"alter": _alter, b"describe": _describe, b"delete": _delete, b"list": _list}
+_TOLD = {b"create": "topic created", b"alter": "topic altered", b"delete": "topic deleted"}
 
 
 def _journal(context: Context, changed: Topic) -> None:

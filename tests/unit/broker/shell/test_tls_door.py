@@ -70,6 +70,7 @@ def test_door_says_whose_certificate_was_shown(files: TlsFiles) -> None:
         world = World(ServerTls(files, "required"), ClientTls(files).session("localhost"), takes_plaintext=False)
         world.shake()
         assert {"CN=broker", "DNS:localhost"} <= world.connection.client.certificates
+        assert world.connection.client.certificate.startswith("CN=broker serial ")
 
     asyncio.run(part())
 

@@ -145,11 +145,15 @@ def _succeeded(context: Context, client: ClientConnection, mechanism: str, name:
         let_go(context, client)  # it was another user's, who is no more
     client.user = name
     context.counters.logins += 1
-    audit(context, client, "login", mechanism=mechanism)
+    audit(context, client, "login", mechanism=mechanism, **_shown(client))
+
+
+def _shown(client: ClientConnection) -> dict[str, str]:
+    return {"certificate": client.certificate} if client.certificate else {}
 
 
 def _failed(context: Context, client: ClientConnection, mechanism: str, name: str) -> NoReturn:
     context.counters.logins_failed += 1
     tried = name if is_valid_name(name) else "-"  # a stranger's text: no user has such a name
-    audit(context, client, LOGIN_FAILED, mechanism=mechanism, tried=tried)
+    audit(context, client, LOGIN_FAILED, mechanism=mechanism, tried=tried, **_shown(client))
     raise UnauthenticatedError(REFUSED)

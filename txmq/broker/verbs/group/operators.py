@@ -12,6 +12,7 @@ from typing import Any
 from txmq.broker.state.group_offsets import SavedGroup
 from txmq.broker.state.membership import Membership
 from txmq.broker.verbs.access.asking import GROUP, READ, TOPIC, require, sees
+from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.group.handover import settle
 from txmq.broker.verbs.group.request import (
     GroupRequest,
@@ -135,6 +136,7 @@ def reset(request: GroupRequest) -> None:
     following = context.state.saved.next_generation
     owned = [[*row[:2], following(request.group, (row[0], row[1]))] for row in rows]
     journal_owned(context, request.group, owned)
+    _audit(request, "group reset", len(rows))
     request.answer({})
 
 
@@ -172,6 +174,8 @@ def change_deferred(request: GroupRequest) -> None:
         context, request.group, [[*row[:2], state.next_generation(request.group, (row[0], row[1]))] for row in rows]
     )
     settle(context, request.group)
+    if rows:
+        _audit(request, "group's deferred messages changed", len(rows))
     request.answer({"refused": refused})
 
 
@@ -183,8 +187,13 @@ def delete(request: GroupRequest) -> None:
         raise UnknownGroupError(f"no group {request.group!r} has saved offsets")
     context.group.add_entry(entries.json_entry(entries.GROUP_DELETED, {"group": request.group}))
     context.group.needs_sync = True
+    _audit(request, "group deleted", len(context.state.saved.named[request.group].offsets))
     context.state.saved.delete(request.group)
     request.answer({})
+
+
+def _audit(request: GroupRequest, event: str, partitions: int) -> None:
+    audit(request.context, request.client, event, group=request.group, partitions=partitions)
 
 
 def _refuse_active(request: GroupRequest) -> None:

@@ -20,6 +20,7 @@ from ..test_check_backs import half
 from ..test_decide import complete, decide
 from ..test_query import ask as ask_query
 from ..test_query import write as write_batch
+from .access_support import add
 from .verb_cases import EVERY, World
 
 WRITE, READ = Grant("write", "topic", "a"), Grant("read", "topic", "a")
@@ -314,3 +315,39 @@ def test_lines_that_wait_for_the_shell_are_bounded(monkeypatch: pytest.MonkeyPat
     assert (counters.refused, counters.audit_lost) == (5, 3)
     change(made, "grant", may="write", topic="a")
     assert made.made.context.audited[-1]["event"] == "granted"  # strangers keep no change out
+
+
+def test_changes_of_topics_groups_and_queries_are_written() -> None:
+    made = world(ADMINISTRATOR)
+    shop = made.shop
+    assert shop.ask("topic", "create", "c", extensions={"partitions": 2}).code == 200
+    assert shop.ask("topic", "alter", "c", extensions={"retention_ms": 3_600_000}).code == 200
+    assert shop.ask("topic", "delete", "c").code == 200
+    assert made.group("reset", [["a", 0, 1]], create=None).code == 200
+    assert made.group("deferred", [["a", 0, None, "x"]]).code == 200
+    assert made.group("deferred", [["a", 0, None, "y"]]).code == 200  # is another one by now: nothing changes
+    assert made.group("delete").code == 200
+    epoch = json.loads(ask_query(shop, "epoch", "*").body)["epoch"]
+    assert ask_query(shop, "open", "g", epoch=epoch).code == 200
+    for counter in (1, 2):
+        assert write_batch(shop, made.own(counter), ("a", 0, batch()), query="g", epoch=epoch).code == 200
+        assert ask_query(shop, "abort" if counter == 1 else "delete", "g").code == 200
+    assert shop.ask("topic", "create", "a").error == "topic-exists"
+    lines = [line for line in made.made.context.audited if line["user"] == "shop" and line["event"] != "refused"]
+    assert [(line["event"], *list(line.values())[5:]) for line in lines] == [
+        ("topic created", "c", "partitions=2"), ("topic altered", "c", "retention_ms=3600000"), ("topic deleted", "c"),
+        ("group reset", "g", 1), ("group's deferred messages changed", "g", 1), ("group deleted", "g", 1),
+        ("query aborted", "g", 1), ("query deleted", "g", 1),
+    ]  # fmt: skip
+
+
+def test_line_of_login_says_which_certificate_was_shown() -> None:
+    made = world()
+    add(made.ops, "card", keys=None, certificate="CN=card")
+    client = made.made.connect()
+    client.client.certificates, client.client.certificate = frozenset({"CN=card"}), "CN=card serial 07"
+    assert client.ask("auth", "external", body=b"shop").error == "unauthenticated"
+    assert client.ask("auth", "external", body=b"").code == 200
+    assert [(line["event"], line["certificate"]) for line in made.made.context.audited[-2:]] == [
+        ("login failed", "CN=card serial 07"), ("login", "CN=card serial 07"),
+    ]  # fmt: skip
