@@ -195,7 +195,10 @@ _TABLE = (
     ),
     Verb(
         b"acl", ("action", "user"),
-        {b"may": "text", b"topic": "text", b"group": "text", b"resource": "text", b"cluster": "flag"},
+        {
+            b"may": "text", b"topic": "text", b"group": "text", b"resource": "text", b"broker": "text",
+            b"cluster": "flag",
+        },
         teaches="grant, revoke, list: acl grant shop may=read,write topic=orders* 1",
     ),
     Verb(

@@ -1,7 +1,8 @@
 """Grants: what a user may do, to what. Allow-only: what no grant covers is denied.
 
 A grant is an operation on a thing of some kind. The thing's name may end with ``*``: all names that begin so. Who has
-``cluster`` is an administrator and may do everything.
+``cluster`` is an administrator and may do everything. ``describe`` on the broker, of which there is one (``all``), is
+for monitoring: figures and lists of everything, no message, and nothing changed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from txmq.protocol.grammar import is_hex32
 
 ALL: Final = "*"
 CLUSTER: Final = "cluster"
+BROKER: Final = "broker"
+WHOLE: Final = "all"  # the name of the one thing of kind ``broker``
 OPERATIONS: Final = {
     "topic": ("read", "write", "create", "alter", "delete", "describe"),
     "group": ("read", "settle", "alter", "delete"),
     "resource": ("settle", "install"),
+    BROKER: ("describe",),
     CLUSTER: (CLUSTER,),
 }
+
+_EXPECTED: Final = {"resource": "a uuid of 32 hex digits, or *", BROKER: WHOLE}
+_NAME: Final = "a name, which may end with *"
 
 
 class Grant(NamedTuple):
@@ -58,12 +65,13 @@ def read_grants(may: str, kind: str, name: str) -> list[Grant]:
     if unknown:
         raise BadRequestError(f"acl: may={unknown[0][:40]!r}: a {kind} has {', '.join(known)}")
     if not _is_name(kind, name):
-        expected = "a uuid of 32 hex digits, or *" if kind == "resource" else "a name, which may end with *"
-        raise BadRequestError(f"acl: {kind}={name[:80]!r}: expected {expected}")
+        raise BadRequestError(f"acl: {kind}={name[:80]!r}: expected {_EXPECTED.get(kind, _NAME)}")
     return [Grant(word, kind, name) for word in dict.fromkeys(wanted)]
 
 
 def _is_name(kind: str, name: str) -> bool:
+    if kind == BROKER:
+        return name == WHOLE
     if name == ALL:
         return True
     if kind == "resource":

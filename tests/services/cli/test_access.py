@@ -73,7 +73,7 @@ def test_grants_are_added_listed_and_removed(ops: Operator) -> None:
 
 
 REFUSED = [
-    (("add", "shop"), 2, "--may WORD,... and one of --topic NAME, --group NAME, --resource UUID;"),
+    (("add", "shop"), 2, "--may WORD,... and one of --topic NAME, --group NAME, --resource UUID, --broker all;"),
     (("add", "shop", "--may", "read", "--topic", "a", "--group", "b"), 2, "one of --topic NAME"),
     (("add", "shop", "--administrator", "--topic", "a"), 2, "give it alone"),
     (("add", "op", "--may", "read", "--topic", "a"), 1, "did you mean 'ops'?"),

@@ -48,7 +48,7 @@ def test_words_are_read_as_grants() -> None:
     [
         ("", "topic", "a"), ("read,", "topic", "a"), ("settle", "topic", "a"), ("write", "group", "g"),
         ("read", "topic", "a*b"), ("read", "topic", "**"), ("read", "topic", "-a"), ("settle", "resource", UUID[1:]),
-        ("settle", "resource", "0*"),
+        ("settle", "resource", "0*"), ("describe", "broker", "*"), ("read", "broker", "all"),
     ],
 )  # fmt: skip
 def test_other_words_are_refused(may: str, kind: str, name: str) -> None:

@@ -169,7 +169,7 @@ def meta(context: Context, client: ClientConnection, request: Request) -> None:
     if arguments[0] == b"*":
         chosen = [topic for topic in topics if sees(context, client, TOPIC, topic.config.name)]
     else:
-        require_seen(context, client, arguments[0])
+        require_seen(context, client, TOPIC, arguments[0])
         chosen = [topics.named(arguments[0].decode("ascii", "replace"))]
     fields: dict[str, object] = {"topics": [context.state.topic_fields(topic) for topic in chosen]}
     if context.cluster is not None:

@@ -71,7 +71,7 @@ def measured(context: Context, client: ClientConnection, topic: bytes, number: b
         UnknownTopicError, NotOwnerError, TopicClosedError: as ``readable``.
     """
     if client.permissions is not None:
-        require_seen(context, client, topic)
+        require_seen(context, client, TOPIC, topic)
     return _open(context, topic, number)
 
 

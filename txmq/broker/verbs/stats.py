@@ -10,12 +10,21 @@ from collections.abc import Callable, Mapping
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
-from txmq.broker.verbs.access.asking import TOPIC, is_administrator, require_administrator, sees
+from txmq.broker.verbs.access.asking import (
+    DESCRIBE,
+    TOPIC,
+    is_administrator,
+    require,
+    require_administrator,
+    sees,
+    watches,
+)
 from txmq.broker.verbs.branches.listing import figures as branch_figures
 from txmq.broker.verbs.outbox.drained import series_rows
 from txmq.broker.verbs.resource import shown_rows
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
+from txmq.protocol.grants import BROKER, WHOLE
 from txmq.protocol.requests import Request
 from txmq.registry.topics import Topic
 from txmq.runtime.build import VERSION
@@ -190,8 +199,18 @@ def _outboxes(context: Context, client: ClientConnection) -> str:
     )
 
 
+def _for_watchers(figures: Callable[[Context], Mapping[str, object]]) -> Callable[[Context, ClientConnection], str]:
+    """Figures that name what others have: of those who watch the broker, where there are users."""
+
+    def text(context: Context, client: ClientConnection) -> str:
+        require(context, client, DESCRIBE, BROKER, WHOLE)
+        return _lines(figures(context))
+
+    return text
+
+
 def _for_operators(figures: Callable[[Context], Mapping[str, object]]) -> Callable[[Context, ClientConnection], str]:
-    """Figures that name what others have: administrators' alone, where there are users."""
+    """The administrators' alone, where there are users."""
 
     def text(context: Context, client: ClientConnection) -> str:
         require_administrator(context, client, "stats of this item")
@@ -201,7 +220,7 @@ def _for_operators(figures: Callable[[Context], Mapping[str, object]]) -> Callab
 
 
 def _json(context: Context, client: ClientConnection) -> str:
-    topics, is_operator = _shown(context, client), is_administrator(context, client)
+    topics, is_watched = _shown(context, client), watches(context, client)
     offsets = [
         {"topic": p.topic, "partition": p.number, "start": p.log_start, "end": p.high_watermark, "bytes": p.size_bytes}
         for topic in topics
@@ -209,14 +228,14 @@ def _json(context: Context, client: ClientConnection) -> str:
     ]
     everything = {
         "broker": broker_figures(context),
-        **({"transactions": transaction_figures(context)} if is_operator else {}),
+        **({"transactions": transaction_figures(context)} if is_watched else {}),
         "resources": shown_rows(context, client),
         "outboxes": series_rows(context, client),
         "topics": [topic.to_json() for topic in topics],
         "offsets": offsets,
-        **({"config": context.settings.shown()} if is_operator else {}),
+        **({"config": context.settings.shown()} if is_administrator(context, client) else {}),
     }
-    if context.cluster is not None:
+    if context.cluster is not None and is_watched:
         everything["registry"] = registry_figures(context)
     return json.dumps(everything)
 
@@ -225,10 +244,10 @@ _TEXTS: dict[str, Callable[[Context, ClientConnection], str]] = {
     "": lambda context, _client: _lines(broker_figures(context)),
     "topics": _topics,
     "offsets": _offsets,
-    "transactions": _for_operators(transaction_figures),
+    "transactions": _for_watchers(transaction_figures),
     "resources": _resources,
     "outboxes": _outboxes,
-    "registry": _for_operators(registry_figures),
+    "registry": _for_watchers(registry_figures),
     "config": _for_operators(lambda context: context.settings.shown()),
     "json": _json,
     "help": lambda _context, _client: HELP,

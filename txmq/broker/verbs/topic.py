@@ -72,7 +72,7 @@ def _delete(context: Context, client: ClientConnection, name: str, words: dict[s
 
 def _describe(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     _refuse_settings(words)
-    require_seen(context, client, name)
+    require_seen(context, client, TOPIC, name)
     context.answer_from_state(client, opaque, _described(context, context.state.topics.named(name)))
 
 

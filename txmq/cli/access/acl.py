@@ -22,7 +22,7 @@ May = Annotated[
         metavar="WORD,...",
         show_default=False,
         help="Of a topic: read, write, create, alter, delete, describe; of a group: read, settle, alter, "
-        "delete; of a resource: settle, install. May be repeated.",
+        "delete; of a resource: settle, install; of the broker: describe. May be repeated.",
     ),
 ]
 Topic = Annotated[
@@ -33,6 +33,10 @@ Group = Annotated[
     typer.Option("--group", metavar="NAME", help="Of a consumer or producer group, or a query; may end with *."),
 ]
 Resource = Annotated[str | None, typer.Option("--resource", metavar="UUID", help="Of a database (txmq tx list); or *.")]
+Broker = Annotated[
+    str | None,
+    typer.Option("--broker", metavar="all", help="For monitoring: figures and lists of everything, and no message."),
+]
 Administrator = Annotated[bool, typer.Option("--administrator", help="Everything: users, grants, quotas, all topics.")]
 _COLUMNS = ("user", "kind", "name", "may")
 
@@ -44,6 +48,7 @@ def add(
     topic: Topic = None,
     group: Group = None,
     resource: Resource = None,
+    broker: Broker = None,
     administrator: Administrator = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
@@ -60,9 +65,16 @@ def add(
       txmq acl add billing --may read --group billing
       txmq acl add support --may alter,delete --group 'billing*'
       txmq acl add shop --may settle,install --resource '*'
+      txmq acl add grafana --may describe --broker all
       txmq acl add ops2 --administrator
     """
-    _changed("grant", name, _words(may, topic, group, resource, administrator), bootstrap, as_json=as_json)
+    _changed(
+        "grant",
+        name,
+        _words(may, {"topic": topic, "group": group, "resource": resource, "broker": broker}, administrator),
+        bootstrap,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -72,6 +84,7 @@ def remove(
     topic: Topic = None,
     group: Group = None,
     resource: Resource = None,
+    broker: Broker = None,
     administrator: Administrator = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
@@ -84,7 +97,13 @@ def remove(
 
       txmq acl remove shop --may write --topic orders
     """
-    _changed("revoke", name, _words(may, topic, group, resource, administrator), bootstrap, as_json=as_json)
+    _changed(
+        "revoke",
+        name,
+        _words(may, {"topic": topic, "group": group, "resource": resource, "broker": broker}, administrator),
+        bootstrap,
+        as_json=as_json,
+    )
 
 
 @app.command("list")
@@ -106,11 +125,8 @@ def list_(
         _show(users.acl("list", name or "*"), as_json=as_json)
 
 
-def _words(
-    may: Sequence[str] | None, topic: str | None, group: str | None, resource: str | None, administrator: bool
-) -> dict[str, str | None]:
+def _words(may: Sequence[str] | None, things: dict[str, str | None], administrator: bool) -> dict[str, str | None]:
     """The grant as the verb takes it."""
-    things = {"topic": topic, "group": group, "resource": resource}
     named: dict[str, str | None] = {kind: thing for kind, thing in things.items() if thing is not None}
     if administrator:
         if named or may:
@@ -118,8 +134,8 @@ def _words(
         return {"cluster": None}
     if len(named) != 1 or not may:
         raise ConfigError(
-            "say what is allowed and of what: --may WORD,... and one of --topic NAME, --group NAME, --resource UUID; "
-            "or --administrator"
+            "say what is allowed and of what: --may WORD,... and one of --topic NAME, --group NAME, --resource UUID, "
+            "--broker all; or --administrator"
         )
     return {"may": ",".join(may), **named}
 

@@ -15,7 +15,7 @@ from txmq.protocol.requests import Request, RequestFields
 from txmq.redo import entries
 
 GRANTS_MAX: Final = 1000  # of one user
-_KINDS: Final = (b"topic", b"group", b"resource")
+_KINDS: Final = (b"topic", b"group", b"resource", b"broker")
 _TOLD: Final = {"grant": "granted", "revoke": "revoked"}
 
 
@@ -48,7 +48,7 @@ def _stated(extensions: RequestFields) -> list[Grant]:
         return [ADMINISTRATOR]
     kinds = [kind for kind in _KINDS if kind in given]
     if len(kinds) != 1 or given.keys() != {b"may", kinds[0]}:
-        raise BadRequestError(f"acl: expected may= and one of topic=, group=, resource=; or {CLUSTER} alone")
+        raise BadRequestError(f"acl: expected may= and one of topic=, group=, resource=, broker=; or {CLUSTER} alone")
     return read_grants(given[b"may"].decode(), kinds[0].decode(), given[kinds[0]].decode())
 
 

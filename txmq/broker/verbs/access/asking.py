@@ -20,6 +20,7 @@ from txmq.broker.context import Context
 from txmq.broker.state.access.permissions import Permissions, of_nobody
 from txmq.broker.verbs.cluster.parking import DoubtfulUsersError, doubt_users
 from txmq.errors import ForbiddenError, UnauthenticatedError
+from txmq.protocol.grants import BROKER, WHOLE
 
 TOPIC: Final = "topic"
 GROUP: Final = "group"
@@ -118,28 +119,36 @@ def is_administrator(context: Context, client: ClientConnection) -> bool:
 
 
 def sees(context: Context, client: ClientConnection, kind: str, name: str | bytes) -> bool:
-    """Whether a list shows a thing: who may do anything with it sees it.
+    """Whether a list shows a thing: who may do anything with it sees it, and who watches the broker.
 
     While a home waits for its registry it shows none: there may be users of whom it has not heard.
     """
     known = permissions_of(context, client)
-    return known.may_any(kind, name) if known is not None else context.is_serving
+    if known is None:
+        return context.is_serving
+    return known.may(DESCRIBE, BROKER, WHOLE) or known.may_any(kind, name)
 
 
-def require_seen(context: Context, client: ClientConnection, topic: str | bytes) -> None:
-    """Refuse to describe a topic to those who may do nothing with it.
+def require_seen(context: Context, client: ClientConnection, kind: str, name: str | bytes) -> None:
+    """Refuse to describe a thing to those who may do nothing with it, and do not watch the broker either.
 
     Raises:
         UnauthenticatedError, ForbiddenError: as ``require``.
     """
     known = permissions_of(context, client)
-    if known is not None and not known.may_any(TOPIC, topic):
+    if known is not None and not sees(context, client, kind, name):
         refuse_nobody(known)
-        text = topic if isinstance(topic, str) else topic.decode("ascii", "replace")
+        text = name if isinstance(name, str) else name.decode("ascii", "replace")
         raise ForbiddenError(
-            f"{known.user} may do nothing with topic {text[:200]}: an administrator grants what is to be done with it, "
-            f"txmq acl add {known.user} --may <operation> --topic {text[:200]}"
+            f"{known.user} may do nothing with {kind} {text[:200]}: an administrator grants what is to be done with "
+            f"it, txmq acl add {known.user} --may <operation> --{kind} {text[:200]}"
         )
+
+
+def watches(context: Context, client: ClientConnection) -> bool:
+    """Whether it is told figures of the broker that name what others have."""
+    known = permissions_of(context, client)
+    return known.may(DESCRIBE, BROKER, WHOLE) if known is not None else context.is_serving
 
 
 def strangers_from_now_on(context: Context) -> None:

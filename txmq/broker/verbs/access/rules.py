@@ -108,7 +108,7 @@ RULES: Final[dict[bytes, Rule | dict[bytes, Rule]]] = {
         b"elsewhere": _OF_GROUP,
         b"leave": _OF_GROUP,
         b"save": _OF_GROUP,
-        b"describe": _OF_GROUP,
+        b"describe": Rule((Ask(DESCRIBE, GROUP, where="what is shown; any grant on it will do"),)),
         b"list": _LISTED,
         b"reset": Rule((_ALTER, Ask(READ, TOPIC, where="each row"))),
         b"deferred": Rule((_ALTER, Ask(READ, TOPIC, where="each row"))),
@@ -134,7 +134,7 @@ RULES: Final[dict[bytes, Rule | dict[bytes, Rule]]] = {
         b"list": _LISTED,
     },
     b"cluster": {b"homes": _LISTED, b"describe": _LISTED},
-    b"stats": _LISTED,
+    b"stats": _LISTED,  # items that name what others have: ``describe`` on the broker
     b"user": _FOR_ADMINISTRATORS,
     b"acl": _FOR_ADMINISTRATORS,
     b"quota": _FOR_ADMINISTRATORS,

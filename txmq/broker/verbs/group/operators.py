@@ -11,7 +11,7 @@ from typing import Any
 
 from txmq.broker.state.group_offsets import SavedGroup
 from txmq.broker.state.membership import Membership
-from txmq.broker.verbs.access.asking import GROUP, READ, TOPIC, require, sees
+from txmq.broker.verbs.access.asking import GROUP, READ, TOPIC, require, require_seen, sees
 from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.group.handover import settle
 from txmq.broker.verbs.group.request import (
@@ -32,6 +32,7 @@ from txmq.redo import entries
 def describe(request: GroupRequest) -> None:
     """Members, and every partition of the topics that the group has anything to do with."""
     context = request.context
+    require_seen(context, request.client, GROUP, request.group)
     membership = context.groups.get(request.group) or Membership()
     saved = context.state.saved.named.get(request.group)
     topics = request.words.get("topics", "").split(",")

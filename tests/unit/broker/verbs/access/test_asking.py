@@ -351,3 +351,18 @@ def test_line_of_login_says_which_certificate_was_shown() -> None:
     assert [(line["event"], line["certificate"]) for line in made.made.context.audited[-2:]] == [
         ("login failed", "CN=card serial 07"), ("login", "CN=card serial 07"),
     ]  # fmt: skip
+
+
+def test_who_watches_the_broker_sees_all_and_touches_nothing() -> None:
+    made = world(Grant("describe", "broker", "all"))
+    assert made.ops.ask("group", "reset", "g", extensions={"create": None}, body=b'[["a", 0, 0]]').code == 200
+    told = _json(made.shop.ask("stats", "json"))
+    assert {"broker", "transactions", "resources", "outboxes", "topics", "offsets"} == told.keys()  # no settings
+    assert [topic["name"] for topic in told["topics"]] == ["a", "b"]
+    assert [row["group"] for row in _json(made.group("list", group="*"))["groups"]] == ["g"]
+    assert {row["topic"] for row in _json(made.group("describe"))["partitions"]} == {"a"}
+    for line in (("get", "a", 0, 0, 1000), ("topic", "delete", "a"), ("stats", "config"), ("checks", "g")):
+        assert made.shop.ask(*line).error == "forbidden"
+    assert made.group("join", member="me", topics="a").error == "forbidden"
+    made.allow()
+    assert "transactions" not in _json(made.shop.ask("stats", "json"))

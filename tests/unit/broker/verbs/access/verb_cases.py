@@ -21,7 +21,7 @@ from ..test_query import ask as ask_query
 from ..test_query import write as write_batch
 from .access_support import add, keys, operator
 
-NAMES = {"topic": "a", "group": "g", "resource": UUID}
+NAMES = {"topic": "a", "group": "g", "resource": UUID, "broker": "all"}
 OTHER_NAMES = {"topic": "ab", "group": "gh", "resource": "f" * 32}
 
 
@@ -42,7 +42,10 @@ def need(may: str, kind: str) -> Need:
 SETTLE_GROUP, ALTER_GROUP, DELETE_GROUP = (need(may, "group") for may in ("settle", "alter", "delete"))
 WRITE, READ, GROUP = need("write", "topic"), need("read", "topic"), need("read", "group")
 SETTLE, INSTALL = need("settle", "resource"), need("install", "resource")
-ANY_OF_TOPIC = frozenset(grant for grant in EVERY if grant.kind == "topic")
+WATCH = need("describe", "broker")
+ANY_OF_TOPIC, ANY_OF_GROUP = (
+    frozenset(grant for grant in EVERY if grant.kind == kind) | WATCH for kind in ("topic", "group")
+)
 NOBODY_ELSE: Need = frozenset()  # administrators only
 
 
@@ -218,7 +221,7 @@ CASES = [
     Case("group", "elsewhere", (GROUP,), lambda world: world.group("elsewhere", member="me"), _member),
     Case("group", "leave", (GROUP,), lambda world: world.group("leave", member="me"), _member),
     Case("group", "save", (GROUP,), lambda w: w.group("save", [["a", 0, 1, 1, None]], member="me"), _member),
-    Case("group", "describe", (GROUP,), lambda world: world.group("describe"), _member),
+    Case("group", "describe", (ANY_OF_GROUP,), lambda world: world.group("describe"), _member),
     Case("group", "list", (), lambda world: world.group("list", group="*")),
     Case("group", "reset", (ALTER_GROUP, READ), lambda world: world.group("reset", [["a", 0, 1]], create=None)),
     Case("group", "deferred", (ALTER_GROUP, READ), lambda w: w.group("deferred", [["a", 0, None, "x"]]), _saved),
@@ -241,7 +244,8 @@ CASES = [
     Case("cluster", "describe", (), _line("cluster", "describe")),
     Case("stats", "", (), _line("stats", "json")),
     Case("stats", "", (ANY_OF_TOPIC,), lambda world: _known_item(world), about="of a topic"),
-    Case("stats", "", (NOBODY_ELSE,), _line("stats", "transactions"), about="transactions"),
+    Case("stats", "", (WATCH,), _line("stats", "transactions"), about="transactions"),
+    Case("stats", "", (WATCH,), _line("stats", "registry"), about="registry"),
     Case("stats", "", (NOBODY_ELSE,), _line("stats", "config"), about="config"),
     Case("user", "", (NOBODY_ELSE,), _line("user", "add", "card", body=_NEW_USER)),
     Case("acl", "", (NOBODY_ELSE,), _line("acl", "list", "*")),
