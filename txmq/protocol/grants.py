@@ -15,6 +15,7 @@ from txmq.model import is_valid_name
 from txmq.protocol.grammar import is_hex32
 
 ALL: Final = "*"
+_ANY: Final = ""  # operation
 CLUSTER: Final = "cluster"
 BROKER: Final = "broker"
 WHOLE: Final = "all"  # the name of the one thing of kind ``broker``
@@ -37,21 +38,46 @@ class Grant(NamedTuple):
     kind: str
     name: str
 
-    def covers(self, may: str, kind: str, name: str) -> bool:
-        """Whether it allows that."""
-        if self.kind == CLUSTER:
-            return True
-        if (self.may, self.kind) != (may, kind):
-            return False
-        return name.startswith(self.name[:-1]) if self.name.endswith(ALL) else name == self.name
-
 
 ADMINISTRATOR: Final = Grant(CLUSTER, CLUSTER, ALL)
 
 
-def allows(grants: Iterable[Grant], may: str, kind: str, name: str) -> bool:
-    """Whether one of them covers it."""
-    return any(grant.covers(may, kind, name) for grant in grants)
+class Allowed:
+    """The grants of one user, to be asked: a question costs the same however many they are.
+
+    A name is looked up whole, and by its beginnings of the lengths that granted ones have: of mostly one or two.
+    """
+
+    __slots__ = ("_beginnings", "_names", "is_administrator")
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self.is_administrator = False
+        self._names: dict[tuple[str, str], set[str]] = {}
+        self._beginnings: dict[tuple[str, str], dict[int, set[str]]] = {}
+        for grant in grants:
+            may, kind, name = grant
+            self.is_administrator |= kind == CLUSTER
+            for key in ((may, kind), (_ANY, kind)):
+                if name.endswith(ALL):
+                    self._beginnings.setdefault(key, {}).setdefault(len(name) - 1, set()).add(name[:-1])
+                else:
+                    self._names.setdefault(key, set()).add(name)
+
+    def covers(self, may: str, kind: str, name: str) -> bool:
+        """Whether one of them covers it."""
+        key = may, kind
+        if self.is_administrator or name in self._names.get(key, ()):
+            return True
+        beginnings = self._beginnings.get(key)
+        return beginnings is not None and any(name[:length] in of_it for length, of_it in beginnings.items())
+
+    def covers_any(self, kind: str, name: str) -> bool:
+        """Whether one of them covers any operation on a thing."""
+        return self.covers(_ANY, kind, name)
+
+    def has(self, may: str, kind: str) -> bool:
+        """Whether one of them is for any thing at all."""
+        return self.is_administrator or (may, kind) in self._names or (may, kind) in self._beginnings
 
 
 def read_grants(may: str, kind: str, name: str) -> list[Grant]:

@@ -2,13 +2,13 @@
 
 In order: prepared ones (order of preparation), decided ones whose branches have not all completed (order of decision),
 parts of other homes' transactions that are placed and not reported (order of their places), then heuristic outcomes. A
-page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, and says where the next one begins: a
-place in that order, which does not move if others are settled meanwhile.
+page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, or behind LOOKS_MAX transactions of which others may be told, and
+says where the next one begins: a place in that order, which does not move if others are settled meanwhile.
 
 Invariants:
     * a walk over all pages lists every transaction that was there all the time, and none twice, unless it changed its
       state meanwhile. If the broker was restarted, the list begins anew;
-    * a page costs what is on it.
+    * a page costs what is on it: a row that is not shown is not made.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
@@ -29,9 +30,11 @@ from txmq.broker.verbs.transaction_checks import at_home, txid_of
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
 from txmq.protocol.requests import Request
-from txmq.xid import TxId, home_word
+from txmq.xid import home_word
 
 Row = dict[str, Any]
+MakeRow = Callable[[], Row]
+Found = tuple[int, Name, MakeRow]
 _PREPARED, _DECIDED, _PLACED, _HEURISTIC = _IN_ORDER = ("prepared", "decided", "placed", "heuristic")
 _PLACING = TransactionState.PLACING.value  # listed in the walk over prepared ones
 _STATES = {
@@ -46,6 +49,7 @@ _PAGE_START = re.compile(r"([0-9]{1,10})\.(prepared|decided|placed|heuristic)\.(
 _NOBODY = (0, 0)  # a name that no transaction has
 ROWS_MAX = 1000  # in an answer
 ROWS_SIZE_BYTES_MAX = 1 << 20  # but at least one row
+LOOKS_MAX = 5000  # transactions of others behind one page, each some 2 us
 
 
 class PageStart(NamedTuple):
@@ -99,30 +103,32 @@ def _page_start(context: Context, text: str | None) -> PageStart:
 def _page(context: Context, client: ClientConnection, wanted: Wanted, start: PageStart, limit: int) -> bytes:
     """At most ``limit`` rows behind a place, as JSON; those that the connection's user may settle."""
     rows: list[str] = []
-    size, following = 0, None
-    for found, row in _rows(context, wanted, start):
-        if client.permissions is not None and not may_settle(context, client, TxId.parse(row["txid"])[2:]):
-            continue
-        if len(rows) >= limit or size >= ROWS_SIZE_BYTES_MAX:
+    size, unseen, following = 0, 0, None
+    for found, name, row in _rows(context, wanted, start):
+        is_seen = client.permissions is None or may_settle(context, client, name)
+        if unseen >= LOOKS_MAX or (is_seen and (len(rows) >= limit or size >= ROWS_SIZE_BYTES_MAX)):
             following = str(start)
             break
-        rows.append(json.dumps(row))
-        size += len(rows[-1])
+        if is_seen:
+            rows.append(json.dumps(row()))
+            size += len(rows[-1])
+        else:
+            unseen += 1
         start = found
     return f'{{"transactions": [{", ".join(rows)}], "next": {json.dumps(following)}}}'.encode()
 
 
-def _rows(context: Context, wanted: Wanted, start: PageStart) -> Iterator[tuple[PageStart, Row]]:
-    """Everything that is wanted behind a place, in order."""
+def _rows(context: Context, wanted: Wanted, start: PageStart) -> Iterator[tuple[PageStart, Name, MakeRow]]:
+    """Everything that is wanted behind a place, in order; a row is made when it is called for."""
     begun = _IN_ORDER.index(start.state)
     for rank, state in enumerate(_IN_ORDER):
         if rank >= begun and (state in wanted.states or (state == _PREPARED and _PLACING in wanted.states)):
             number = start.number if rank == begun else 0
-            for found, row in _WALKS[state](context, wanted, number):
-                yield PageStart(start.incarnation, state, found), row
+            for found, name, row in _WALKS[state](context, wanted, number):
+                yield PageStart(start.incarnation, state, found), name, row
 
 
-def _prepared(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+def _prepared(context: Context, wanted: Wanted, number: int) -> Iterator[Found]:
     # In order of preparation, not of the first part: a resolver that settles them one by one in this order must never
     # wait for the commit of a later one.
     name = wanted.name if wanted.xid is None else context.state.foreign.get(wanted.xid, _NOBODY)
@@ -136,14 +142,14 @@ def _prepared(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[i
         if transaction.state.value not in wanted.states or _is_listed_as_decided(context, wanted, transaction):
             continue
         if wanted.name in (None, transaction.name) and wanted.uuid in (None, transaction.meta["uuid"]):
-            yield order, _prepared_row(context, transaction)
+            yield order, transaction.name, partial(_prepared_row, context, transaction)
 
 
 def _is_listed_as_decided(context: Context, wanted: Wanted, transaction: Transaction) -> bool:
     return _DECIDED in wanted.states and transaction.name in context.state.decisions.incomplete
 
 
-def _decided(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+def _decided(context: Context, wanted: Wanted, number: int) -> Iterator[Found]:
     decisions = context.state.decisions
     if wanted.xid is not None:
         return  # foreign ones are decided elsewhere
@@ -154,10 +160,10 @@ def _decided(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[in
         found = iter([(known.number, known)] if known is not None and known.number > number else [])
     for at, decided in found:
         if wanted.uuid is None or wanted.uuid in decided.index_keys:
-            yield at, _decided_row(context, decided)
+            yield at, decided.name, partial(_decided_row, context, decided)
 
 
-def _placed(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+def _placed(context: Context, wanted: Wanted, number: int) -> Iterator[Found]:
     parts = context.state.branch_parts
     if wanted.xid is not None or wanted.uuid is not None:
         return
@@ -167,10 +173,10 @@ def _placed(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int
         known = parts.unreported.get(wanted.name)
         found = iter([(known.number, known)] if known is not None and known.number > number else [])
     for at, part in found:
-        yield at, _placed_row(context, part)
+        yield at, part.name, partial(_placed_row, context, part)
 
 
-def _heuristic(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+def _heuristic(context: Context, wanted: Wanted, number: int) -> Iterator[Found]:
     decisions = context.state.decisions
     if wanted.name is None:
         found = decisions.recorded.behind(number)
@@ -185,14 +191,14 @@ def _heuristic(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[
             or (_PLACED in wanted.states and wanted.uuid is None and name in context.state.branch_parts.unreported)
         )
         if not is_listed and _concerns(facts, "uuid", wanted.uuid) and _concerns(facts, "xid", wanted.xid):
-            yield at, _heuristic_row(context, name)
+            yield at, name, partial(_heuristic_row, context, name)
 
 
 def _concerns(facts: list[dict[str, Any]], field: str, wanted: str | None) -> bool:
     return wanted is None or any(fact.get(field) == wanted for fact in facts)
 
 
-_WALKS: dict[str, Callable[[Context, Wanted, int], Iterator[tuple[int, Row]]]] = {
+_WALKS: dict[str, Callable[[Context, Wanted, int], Iterator[Found]]] = {
     _PREPARED: _prepared, _DECIDED: _decided, _PLACED: _placed, _HEURISTIC: _heuristic,
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.broker.state.access.principals import User
-from txmq.protocol.grants import OPERATIONS, allows
+from txmq.protocol.grants import Allowed
 from txmq.protocol.peers import is_peer
 
 ANSWERS_MAX: Final = 1000  # that are kept of a connection: names come from requests
@@ -27,11 +27,11 @@ class Permissions:
         version: of the principals, when these were theirs.
     """
 
-    __slots__ = ("_answers", "_grants", "is_administrator", "is_peer", "user", "version")
+    __slots__ = ("_allowed", "_answers", "is_administrator", "is_peer", "user", "version")
 
     def __init__(self, user: User | None, version: int) -> None:
         self.user, self.version = "" if user is None else user.name, version
-        self._grants = () if user is None else user.grants
+        self._allowed = _NOTHING if user is None else user.allowed
         self.is_administrator = user is not None and user.is_administrator
         self.is_peer = is_peer(self.user)
         self._answers: dict[tuple[str, str, str | bytes], bool] = {}
@@ -45,17 +45,23 @@ class Permissions:
         if found is None:
             if len(self._answers) >= ANSWERS_MAX:
                 self._answers.clear()
-            text = name if isinstance(name, str) else name.decode("ascii", "replace")
-            found = self._answers[key] = allows(self._grants, operation, kind, text)
+            found = self._answers[key] = self._allowed.covers(operation, kind, _text(name))
         return found
 
     def may_any(self, kind: str, name: str | bytes) -> bool:
         """Whether a grant covers any operation on a thing: who may do anything with it sees it."""
-        return any(self.may(operation, kind, name) for operation in OPERATIONS[kind])
+        return self.is_administrator or self._allowed.covers_any(kind, _text(name))
 
     def has(self, operation: str, kind: str) -> bool:
         """Whether it is granted for any thing at all."""
-        return self.is_administrator or any((one.may, one.kind) == (operation, kind) for one in self._grants)
+        return self.is_administrator or self._allowed.has(operation, kind)
+
+
+_NOTHING: Final = Allowed(())
+
+
+def _text(name: str | bytes) -> str:
+    return name if isinstance(name, str) else name.decode("ascii", "replace")
 
 
 def of_nobody() -> Permissions:

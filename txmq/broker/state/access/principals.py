@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from txmq.errors import UnknownUserError
-from txmq.protocol.grants import ADMINISTRATOR, Grant
+from txmq.protocol.grants import ADMINISTRATOR, Allowed, Grant
 from txmq.protocol.peers import is_peer
 from txmq.protocol.scram import ScramKeys
 from txmq.redo import entries
@@ -28,15 +28,26 @@ class User:
         keys: of the password; None: has none.
         certificate: subject or alternative name of the client certificate; None: no certificate is this user's.
         grants: in the order in which they were granted.
+        allowed: the same, to be asked.
         made: with a registry the version that made the user; another user of the same name has another one.
     """
 
-    __slots__ = ("certificate", "grants", "keys", "made", "name")
+    __slots__ = ("_grants", "allowed", "certificate", "keys", "made", "name")
 
     def __init__(
         self, name: str, keys: ScramKeys | None, certificate: str | None, grants: tuple[Grant, ...] = (), made: int = 0
     ) -> None:
-        self.name, self.keys, self.certificate, self.grants, self.made = name, keys, certificate, grants, made
+        self.name, self.keys, self.certificate, self.made = name, keys, certificate, made
+        self.grants = grants
+
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        """See above."""
+        return self._grants
+
+    @grants.setter
+    def grants(self, grants: tuple[Grant, ...]) -> None:
+        self._grants, self.allowed = grants, Allowed(grants)
 
     @property
     def is_administrator(self) -> bool:
