@@ -381,21 +381,28 @@ class Connection(asyncio.BufferedProtocol):
         log.warning(event, connection=client.number, address=client.address, client=client.name)
         self._transport.abort()
 
-    def check_deadlines(self) -> None:
-        """Close what sends its request too slowly, or does not take its answers. Called every few milliseconds."""
+    def check_deadlines(self) -> bool:
+        """Close what sends its request too slowly, or does not take its answers; whether it was closed now.
+
+        Called every few milliseconds.
+        """
         settings, now_ms = self._host.settings, self._host.context.liveness.now_ms
         if self._stalled_ms and now_ms - self._stalled_ms > settings.write_timeout_ms:
             self._drop("connection dropped: answers are not taken")
-        elif now_ms - self._since_ms > settings.login_timeout_ms and self._is_stranger():
+            return True
+        if now_ms - self._since_ms > settings.login_timeout_ms and self._is_stranger():
             self.tell("connection closed: it has not logged in", "login_timeout_ms")
             self._transport.abort()
-        elif not self._deadline_ms:
-            pass
-        elif self.client.held or self._queued or self._stalled_ms:  # not read meanwhile
+            return True
+        if not self._deadline_ms:
+            return False
+        if self.client.held or self._queued or self._stalled_ms:  # not read meanwhile
             self._deadline_ms = max(self._deadline_ms, self._latest_ms())
         elif now_ms > self._deadline_ms:
             self.tell("connection closed: request not complete in time", "handshake_timeout_ms")
             self._transport.abort()
+            return True
+        return False
 
     def tell(self, event: str, reason: str) -> None:
         """Have the log say why it is closed."""

@@ -55,6 +55,7 @@ from txmq.runtime.steady_clock import SteadyClock
 log = get_logger()
 STOP_LINGER_S = 2.0  # for the last answers of a clean stop
 QUEUED_BYTES_MAX = 32 << 20
+CLOSED_A_TURN = 100  # each some 0.1 ms: thousands of handshakes may be over in one moment
 READS_A_TURN = 500  # one message may wake 10,000 polls of each of many connections
 
 
@@ -88,6 +89,7 @@ class Server:
         self._homes: HomeLinks | None = None
         if core.context.cluster is not None:
             self._homes = HomeLinks(core, clock, self._schedule, self.fail, None if tls is None else tls.to_brokers)
+        self._judged: list[Connection] = []  # whose deadlines are looked at still
         self.paused = False
         self._scheduled = self._failed = False
         self._processor_waits: ProcessorWaits
@@ -387,8 +389,9 @@ class Server:
         self._next_tick(now)
         self._watch_disk()
         self._watch_clock()
-        for connection in list(self.connections):
-            connection.check_deadlines()
+        if not self._judged:
+            self._judged = list(self.connections)
+            self._check_deadlines()
         for taker in self.answers.stalled(self.context.liveness.now_ms):
             taker.cut_off()
         self.throttle.look()
@@ -405,6 +408,15 @@ class Server:
         self._schedule()
         ended = self.clock.monotonic()
         self._stalls.worked(ended, ended - now)
+
+    def _check_deadlines(self) -> None:
+        """Judge all that are to be judged; once CLOSED_A_TURN of them are closed, the others have their turn first."""
+        judged, closed = self._judged, 0
+        while judged and closed < CLOSED_A_TURN and not self._failed:
+            connection = judged.pop()
+            closed += connection in self.connections and connection.check_deadlines()
+        if judged:
+            self._loop.call_soon(self._check_deadlines)
 
     def _next_tick(self, now: float) -> None:
         self._tick_at = now + TICK_MS / 1000

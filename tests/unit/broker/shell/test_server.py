@@ -16,7 +16,7 @@ import uvloop
 from txmq.broker.commit.steps import StepThread
 from txmq.broker.commit.store import open_store
 from txmq.broker.core import Core
-from txmq.broker.shell.server import Server
+from txmq.broker.shell.server import CLOSED_A_TURN, Server
 from txmq.config import BrokerSettings
 from txmq.protocol import commands
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader
@@ -289,5 +289,27 @@ def test_what_cannot_be_read_ends_its_connection_and_nothing_else(
         assert (await others.readline()).startswith(b"result 200 ")
         odd_writer.close()
         writer.close()
+
+    load.run(test)
+
+
+def test_connections_that_end_in_one_moment_end_in_slices(tmp_path: Path) -> None:
+    """Thousands of handshakes held the loop for 0.3 s."""
+    load, closed = Load(tmp_path, 10), list[object]()
+
+    class Late:
+        def check_deadlines(self) -> bool:
+            load.server.connections.discard(self)
+            closed.append(self)
+            return True
+
+    async def test() -> None:
+        load.server.connections.update(Late() for _ in range(5 * CLOSED_A_TURN + 1))  # type: ignore[misc]
+        turns, before = 0, 0
+        while load.server.connections:
+            await asyncio.sleep(0)
+            assert len(closed) - before <= CLOSED_A_TURN
+            turns, before = turns + (len(closed) > before), len(closed)
+        assert turns == 6
 
     load.run(test)
