@@ -43,6 +43,7 @@ from txmq.config import BrokerSettings
 from txmq.errors import (
     BrokerError,
     InvariantError,
+    OverloadedError,
     StaleTopicError,
     UnknownTopicError,
 )
@@ -258,7 +259,10 @@ class Core:
             context.answer(client, opaque, error.with_traceback(None))
 
     def _violated(self, client: ClientConnection, violation: Violation) -> None:
-        self.context.counters.violations += 1
+        if violation.code == OverloadedError.code:  # of a quota
+            self.context.counters.errors += 1
+        else:
+            self.context.counters.violations += 1
         is_owed = violation.opaque in client.unanswered  # by a request before this one, which is still answered
         self.context.answer(client, violation.opaque, violation)
         if is_owed:

@@ -17,7 +17,7 @@ import txmq
 from txmq.broker.shell.throttle import BURST_S
 from txmq.client.admin.users import Users
 from txmq.client.consumer.consumer import Consumer
-from txmq.errors import BrokerAwayError
+from txmq.errors import BrokerAwayError, RolledBackError
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
@@ -134,12 +134,17 @@ def _held(ops: txmq.Client, members: dict[str, Consumer]) -> dict[str, bool]:
     return {group: _generation(ops, group) == generation for group, generation in generations.items()}
 
 
-def test_nobody_else_waits_and_no_transaction_does(broker: BrokerProcess, ops: txmq.Client) -> None:
+def test_nobody_else_waits_and_no_end_of_a_transaction(broker: BrokerProcess, ops: txmq.Client) -> None:
     for topic in ("limited", "free"):
         ops.topics.ensure(topic)
     _limit(ops, "user", "shop", bytes_per_s=10_000)
     before = _delayed(ops)
-    with _connected(broker, "shop") as shop, shop.producer() as producer, ops.producer() as other:
+    with (
+        _connected(broker, "shop") as shop,
+        shop.producer(group="halves", checker=lambda _message: txmq.Resolution.UNKNOWN) as producer,
+        ops.producer() as other,
+    ):
+        half = producer.half("free", b"begun before")
 
         def waited() -> bool:
             return producer.send("limited", VALUE, timeout=60.0).is_success and _delayed(ops) > before
@@ -147,15 +152,19 @@ def test_nobody_else_waits_and_no_transaction_does(broker: BrokerProcess, ops: t
         eventually(waited, "the quota counts")
         assert producer.send_async("limited", VALUE * 100, timeout=60.0).result(60.0).is_success
         last = producer.send_async("limited", VALUE, timeout=600.0)  # the one before is paid for in 100 s
+        half.commit()
         for _ in range(10):
-            with producer.transaction() as tx:
+            with pytest.raises(RolledBackError, match="a quota is used up") as refused, producer.transaction() as tx:
                 tx.send("free", b"the same producer's")
-            assert tx.outcome is txmq.Outcome.COMMITTED
+            assert refused.value.retriable
             shop.topics.describe("free")
             other.send("free", b"of another user")
         assert not last.done()
         _limit(ops, "user", "shop")
         assert last.result(60.0).is_success
+        with producer.transaction() as tx:
+            tx.send("free", b"the same producer's")
+        assert tx.outcome is txmq.Outcome.COMMITTED
 
 
 def test_reader_over_its_quota_gets_everything_later(broker: BrokerProcess, ops: txmq.Client) -> None:

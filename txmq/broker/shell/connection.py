@@ -17,6 +17,7 @@ from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import OWN_BYTES, AnswerBudget
 from txmq.broker.shell.throttle import Throttle
 from txmq.broker.verbs.access.asking import permissions_of
+from txmq.broker.verbs.transaction_checks import is_new
 from txmq.config import BrokerSettings
 from txmq.protocol import answers
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
@@ -222,6 +223,10 @@ class Connection(asyncio.BufferedProtocol):
     def is_gone(self) -> bool:
         """See ``throttle.Waiter``."""
         return self.client.gone
+
+    def begins(self, txid: bytes) -> bool:
+        """See ``throttle.Waiter``."""
+        return is_new(self._host.context, txid)
 
     def may_go_on(self) -> None:
         """See ``throttle.Waiter``."""

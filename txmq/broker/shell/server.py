@@ -460,6 +460,7 @@ class Server:
             "delayed_by_quota": self.throttle.delayed,
             "delayed_by_quota_ms": round(self.throttle.delayed_s * 1000),
             "delayed_by_quota_now": self.throttle.waiting,
+            "refused_by_quota": self.throttle.refused,
             "clock_ahead_ms": self._ahead_ms(),
             **self._stalls.figures(),
         }

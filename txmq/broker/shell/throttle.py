@@ -3,19 +3,23 @@
 Theory of operation. Each ``bytes_per_s`` and ``requests_per_s`` of a user or a topic is a ``Bucket``. A request takes
 from those of its user and of its topics, and waits while one of them is closed:
 
-    =====================  =============================================  ================
-    request                waits                                          takes
-    =====================  =============================================  ================
-    ``put``                in front of the broker, with its connection    1, its body
-    ``get``                likewise for requests; its answer for bytes    1, its answer
-    all others             never                                          1, its body
-    =====================  =============================================  ================
+    ======================  =============================================  ================
+    request                 waits                                          takes
+    ======================  =============================================  ================
+    ``put``                 in front of the broker, with its connection    1, its body
+    ``get``                 likewise for requests; its answer for bytes    1, its answer
+    begins a transaction    never: it is refused (429)                     1, its body
+    all others              never                                          1, its body
+    ======================  =============================================  ================
 
 What its user may not do to a topic takes nothing from that topic's bucket and does not wait for it: it is refused, and
 who is refused must not use up what others may take.
 
-Those of transactions (``put tx=`` too) and of groups are among the others: row locks and heartbeats wait behind them.
-What they take is paid for by the next put or get.
+Those of transactions and of groups never wait: row locks and heartbeats stand behind them on their connection. What
+ends a transaction is never refused, whatever it takes; the next put, get or transaction pays for that. What begins one
+(messages under an id that is new: ``put tx=``, ``prepare``, ``commit``, also of an outbox's row) is refused while a
+bucket is closed, takes nothing then, and is to be sent again: a client that wants more than its quota gives its locks
+back. ``decide`` ends what is prepared in databases.
 
 Who waits stands in a queue. In each ``turned`` all are asked in that order; whose buckets are open takes what there
 is, and stands at the end if he wants more.
@@ -29,14 +33,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
 from txmq.broker.shell.bucket import Bucket
 from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.access.principals import Principals
 from txmq.broker.verbs.access.asking import READ, TOPIC, WRITE
-from txmq.errors import BadRequestError
+from txmq.errors import BadRequestError, OverloadedError
 from txmq.protocol.branches import split_branches
 from txmq.protocol.parts import split_parts
 from txmq.protocol.requests import Request, Violation
@@ -44,6 +48,7 @@ from txmq.protocol.requests import Request, Violation
 BURST_S: Final = 0.5
 READ_S: Final = 0.1  # a read under a quota takes no more than is paid for in this time; a large one stops all others
 READ_SIZE_BYTES_MIN: Final = 4096
+_BEGIN: Final = frozenset({b"commit", b"prepare"})
 _WITH_PARTS: Final = frozenset({b"commit", b"prepare", b"decide"})
 
 
@@ -56,6 +61,13 @@ class Waiter(Protocol):
 
     def may_go_on(self) -> None:
         """It is this one's turn."""
+
+
+class Sender(Waiter, Protocol):
+    """A connection."""
+
+    def begins(self, txid: bytes) -> bool:
+        """Whether nothing is known of that transaction yet."""
 
 
 class _Limits(NamedTuple):
@@ -80,9 +92,12 @@ class Throttle:
         is_on: whether anything is limited.
         delayed: requests and reads that waited, or do.
         delayed_s: how long those waited that do no more, together.
+        refused: transactions that were not begun.
     """
 
-    __slots__ = ("_principals", "_topics", "_turn", "_users", "_version", "_waiting", "delayed", "delayed_s", "is_on")
+    __slots__ = (
+        "_principals", "_topics", "_turn", "_users", "_version", "_waiting", "delayed", "delayed_s", "is_on", "refused",
+    )  # fmt: skip
 
     def __init__(self, principals: Principals) -> None:
         self._principals, self._version = principals, -1
@@ -91,7 +106,7 @@ class Throttle:
         self._waiting: dict[Waiter, _Waiting] = {}
         self._turn: tuple[Bucket, ...] = ()  # what the one whose turn it is waited for
         self.is_on = False
-        self.delayed, self.delayed_s = 0, 0.0
+        self.delayed, self.delayed_s, self.refused = 0, 0.0, 0
         self.look()
 
     @property
@@ -118,25 +133,47 @@ class Throttle:
 
     def admitted(
         self,
-        waiter: Waiter,
+        waiter: Sender,
         known: Permissions | None,
-        requests: Sequence[Request | Violation],
+        requests: list[Request | Violation],
         paid: int,
         now_s: float,
     ) -> int:
         """How many of a connection's next requests may be taken in; the one behind them waits.
 
         Args:
+            requests: those that are refused are replaced by their refusals.
             known: what its user may do; None while there are no users.
             paid: so many of them were admitted before.
         """
         if waiter in self._waiting:
             return paid
+        begun: set[bytes] | None = None  # by requests in front, which may not be taken in yet
         for index in range(paid, len(requests)):
             request = requests[index]
-            if not isinstance(request, Violation) and not self._take(waiter, known, request, now_s):
+            if isinstance(request, Violation):
+                continue
+            txid = _txid_of(request)
+            if txid and self._is_over(known, request, now_s):
+                if begun is None:
+                    begun = {_txid_of(one) for one in requests[:index] if not isinstance(one, Violation)}
+                if txid not in begun and waiter.begins(txid):
+                    self.refused += 1
+                    requests[index] = _refusal(request)
+                    continue
+            if not self._take(waiter, known, request, now_s):
                 return index
+            if begun is not None:
+                begun.add(txid)
         return len(requests)
+
+    def _is_over(self, known: Permissions | None, request: Request, now_s: float) -> bool:
+        """Whether a bucket is closed from which a request with messages would take."""
+        limits = [self._users.get("" if known is None else known.user, _UNLIMITED)]
+        if self._topics:
+            topics = [request[1][0]] if request[0] == b"put" else [topic for topic, _ in _parts_of(request)]
+            limits += [self._of_topic(known, WRITE, topic) for topic in topics]
+        return not all(bucket.is_open(now_s) for of in limits for bucket in of.requests + of.bytes)
 
     def _take(self, waiter: Waiter, known: Permissions | None, request: Request, now_s: float) -> bool:
         verb, arguments, extensions, body, _ = request
@@ -226,6 +263,19 @@ def _take_from(buckets: tuple[Bucket, ...], amount: int, now_s: float) -> None:
 def _count(buckets: tuple[Bucket, ...], change: int) -> None:
     for bucket in buckets:
         bucket.waiting += change
+
+
+def _txid_of(request: Request) -> bytes:
+    """Of a request whose messages may begin a transaction; else empty."""
+    verb, arguments, extensions, body, _ = request
+    if verb == b"put":
+        return bytes(extensions.get(b"tx", b"")) if extensions else b""
+    return bytes(arguments[0]) if body and verb in _BEGIN else b""
+
+
+def _refusal(request: Request) -> Violation:
+    text = "a quota is used up: begin the transaction later"
+    return Violation(OverloadedError.code, OverloadedError.wire_name, text, request[4], closes=False)
 
 
 def _parts_of(request: Request) -> list[tuple[bytes, int]]:

@@ -14,6 +14,7 @@ from txmq.broker.verbs.access.asking import TOPIC, WRITE, require
 from txmq.broker.verbs.placing import Part, refuse_unready
 from txmq.errors import (
     BadRequestError,
+    BrokerError,
     FencedError,
     NotOwnerError,
     OtherSessionError,
@@ -103,6 +104,15 @@ def require_owner(client: ClientConnection, session: BrokerSession) -> None:
     """Refuse what only the session's own connection may ask for."""
     if client.session is not session:
         raise OtherSessionError("the transaction belongs to another session than this connection's; send hello first")
+
+
+def is_new(context: Context, text: bytes) -> bool:
+    """Whether a txid is one of this home's of which nothing is known yet."""
+    try:
+        txid, session = locate(context, text)
+    except BrokerError:
+        return False
+    return state_of(context, session, txid.counter) is TransactionState.NONE
 
 
 def refusal(action: Action, txid: bytes) -> Exception:

@@ -6,8 +6,11 @@ import asyncio
 
 from txmq.broker.core import REQUESTS_A_TURN
 from txmq.broker.verbs.access.asking import strangers_from_now_on
+from txmq.protocol.parts import encode_part
 from txmq.redo import entries
+from txmq.xid import TxId
 
+from ..support import batch
 from .test_connection import connected, receive, tick, turn
 
 PUT = b"put a 0 raw 500 %016d\r\n%b"
@@ -90,5 +93,45 @@ def test_refused_puts_wait_for_no_quota_of_a_topic() -> None:
         receive(connection, puts(1, 40))
         assert (transport.is_read, host.throttle.waiting) == (True, 0)
         assert next(iter(host.throttle._topics[b"a"].bytes))._paid_s == 0.0
+
+    asyncio.run(played())
+
+
+def test_quota_refuses_transactions_at_their_begin_and_never_after() -> None:
+    async def played() -> None:
+        connection, transport, host = connected()
+        core, client = host.core, connection.client
+        receive(connection, b"hello 1 me session=new h\r\n")
+        [session] = core.state.sessions.values()
+        session.bound, client.session = client.number, session  # forced
+        identity = core.context.identity
+        txids = [
+            str(TxId(identity.cluster, identity.node, session.number, counter)).encode() for counter in range(1, 4)
+        ]
+        core.state.principals.fold(entries.QUOTA_SET, {"kind": "topic", "name": "a", "limits": {"bytes_per_s": 100}})
+        host.throttle.look()
+        content = batch(bytes(2000))
+        line = b"put a 0 tx=%b %d %b\r\n%b"
+
+        def answers() -> dict[bytes, object]:
+            return {opaque: getattr(reply, "code", 200) for opaque, reply in client.out}
+
+        receive(connection, line % (txids[0], len(content), b"p1", content))
+        receive(connection, line % (txids[0], len(content), b"p2", content))
+        receive(connection, line % (txids[1], len(content), b"p3", content))
+        body = b"".join(bytes(piece) for piece in encode_part("a", 0, content))
+        receive(connection, b"commit %b %d c3\r\n%b" % (txids[2], len(body), body))
+        assert {opaque: answers().get(opaque) for opaque in (b"p1", b"p2", b"p3", b"c3")} == {
+            b"p1": None, b"p2": None, b"p3": 429, b"c3": 429,  # the first two wait for the journal
+        }  # fmt: skip
+        streamed = core.state.transactions[session.number, 1]
+        assert len(streamed.parts) == 2
+        stated = b"parts=2 bytes=%d crc=%d" % (streamed.size_bytes, streamed.checksum)
+        receive(connection, b"commit %b %b 0 c1\r\n" % (txids[0], stated))
+        assert (session.number, 1) not in core.state.transactions
+        assert (transport.is_read, client.closing, host.throttle.waiting, host.throttle.refused) == (True, False, 0, 2)
+        host.clock.advance(60.0)
+        receive(connection, b"commit %b %d c4\r\n%b" % (txids[2], len(body), body))
+        assert answers().get(b"c4") is None
 
     asyncio.run(played())

@@ -47,12 +47,16 @@ class Peer:
         self.throttle, self.what = throttle, what or put()
         self.known = Permissions(User(user, None, None, grants), 0)
         self.now_s, self.taken, self.is_gone = 0.0, 0, False
+        self.unknown: set[bytes] = set()  # transactions
 
     def send(self, now_s: float, count: int = 1000) -> int:
         self.now_s = now_s
         admitted = self.throttle.admitted(self, self.known, [self.what] * count, 0, now_s)
         self.taken += admitted
         return admitted
+
+    def begins(self, txid: bytes) -> bool:
+        return txid in self.unknown
 
     def may_go_on(self) -> None:
         self.send(self.now_s)
@@ -122,6 +126,48 @@ def test_transaction_is_paid_for_by_the_next_put() -> None:
     assert peer.taken == 0
     pass_time(throttle, [peer], 0.2, begin_s=2.4)
     assert peer.taken > 0
+
+
+PARTS = b"".join(bytes(piece) for piece in encode_part("a", 0, bytes(100)))
+
+
+@pytest.mark.parametrize("kind", ["user", "topic"])
+@pytest.mark.parametrize(
+    "begins",
+    [request(b"commit", body=PARTS), request(b"prepare", body=PARTS), put(100, tx=b"x")],
+    ids=["commit", "prepare", "part"],
+)
+def test_transaction_that_would_begin_is_refused_and_takes_nothing(begins: Request, kind: str) -> None:
+    throttle, principals = throttle_of()
+    limit(principals, kind, "shop" if kind == "user" else "a", bytes_per_s=1000)
+    throttle.look()
+    peer = Peer(throttle, "shop")
+    peer.unknown = {b"x"}
+    sent: list[Request | Violation] = [put(2000), begins, begins]
+    for _ in range(2):
+        assert throttle.admitted(peer, peer.known, sent, 1 if throttle.refused else 0, 0.0) == 3
+        assert [isinstance(one, Violation) for one in sent] == [False, True, True]
+    assert isinstance(refused := sent[1], Violation)
+    assert (refused.code, refused.error_name, refused.opaque, refused.closes) == (429, "overloaded", b"1", False)
+    assert throttle.refused == 2
+    again: list[Request | Violation] = [begins]
+    assert throttle.admitted(peer, peer.known, again, 0, 1.6) == 1  # the put is paid for
+    assert again == [begins]
+    assert throttle.waiting == 0
+
+
+def test_transaction_that_has_begun_goes_on_to_its_end() -> None:
+    """Also one that a request in front, which is not taken in yet, begins."""
+    throttle, _ = throttle_of(shop={"bytes_per_s": 1000})
+    peer = Peer(throttle, "shop")
+    peer.unknown = {b"x", b"y"}
+    other: Request = (b"commit", [b"y"], None, bytearray(PARTS), b"2")
+    sent: list[Request | Violation] = [
+        put(5000, tx=b"x"), put(5000, tx=b"x"), other, request(b"commit", body=PARTS), request(b"decide", 100),
+        (b"commit", [b"y"], None, bytearray(), b"3"),
+    ]  # fmt: skip
+    assert throttle.admitted(peer, peer.known, sent, 0, 0.0) == 6
+    assert [isinstance(one, Violation) for one in sent] == [False, False, True, False, False, False]
 
 
 def test_topic_is_limited_over_all_users() -> None:
