@@ -97,7 +97,7 @@ def checked(partition: object, topic: str, partitions: int) -> int:
         raise TypeError(f"a partition is an int, not {type(partition).__name__}")
     if not 0 <= partition < partitions:
         raise LocalProtocolError(f"topic {topic!r} has partitions 0 to {partitions - 1}, not {partition}")
-    return partition
+    return int(partition)
 
 
 _MASK = 0xFFFFFFFF

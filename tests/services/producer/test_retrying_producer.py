@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import txmq
 from tests.services.loop_client import Connect
+from txmq.errors import LocalProtocolError
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
@@ -203,3 +206,48 @@ def test_the_command_line_shows_what_is_kept_and_drains_it(
     drained = subprocess.run(drain, capture_output=True, text=True, check=True, timeout=120)
     assert json.loads(drained.stdout) == {"sent": 2, "parked": 0}
     assert [value for values in arrived(client).values() for value in values] == [b"0", b"1", b"2"]
+
+
+class Name(enum.StrEnum):
+    SHOP = "shop"
+
+
+class Token(bytes):
+    pass
+
+
+Headers = Mapping[str, bytes]
+Send = Callable[[bytes, Headers], object]
+
+
+@contextmanager
+def _odd_sender(client: txmq.Client, store: str, kind: str) -> Iterator[Send]:
+    if kind == "ordered":
+        with client.ordered_producer(txmq.KeyHashSelector(), store) as ordered:
+            yield lambda value, headers: ordered.send("t", value, b"k", headers=headers)
+        return
+    with client.producer(
+        retry_store=store if kind == "retrying" else None, timeout=30.0, group="odd",
+        checker=lambda _: txmq.Resolution.UNKNOWN,
+    ) as producer:  # fmt: skip
+
+        def in_block(value: bytes, headers: Headers) -> None:
+            with producer.transaction():
+                producer.send("t", value, b"k", headers=headers)
+
+        yield {
+            "block": in_block,
+            "half": lambda value, headers: producer.half("t", value, b"k", headers=headers).commit(),
+        }.get(kind, lambda value, headers: producer.send("t", value, b"k", headers=headers))
+
+
+@pytest.mark.parametrize("kind", ["plain", "retrying", "ordered", "block", "half"])
+def test_an_odd_header_is_stored_or_fails_alone(client: txmq.Client, tmp_path: Path, kind: str) -> None:
+    with _odd_sender(client, str(tmp_path / "store"), kind) as send:
+        send(b"1", {Name.SHOP: b"a"})
+        send(b"2", {"shop": Token(b"b")})
+        with pytest.raises(LocalProtocolError, match="UTF-8"):
+            send(b"3", {"\ud800": b"c"})
+        send(b"4", {})
+    found = [(message.value, message.headers) for message in client.browse("t")]
+    assert found == [(b"1", {"shop": b"a"}), (b"2", {"shop": b"b"}), (b"4", {})]

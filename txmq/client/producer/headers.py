@@ -16,8 +16,11 @@ BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may ad
 Content = tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None]  # key, value, headers, tag
 
 
-def checked_headers(message: Content, size_bytes_max: int) -> Headers:
-    """Check key, value, headers and tag of a message; its headers as they are stored.
+def checked_content(message: Content, size_bytes_max: int) -> tuple[bytes | None, bytes, Headers]:
+    """Check key, value, headers and tag of a message; key, value and headers as they are stored.
+
+    They are ``bytes`` and ``str`` themselves, no subclasses: a batch is encoded when it is sent, and one that cannot be
+    encoded then would hold up all behind it.
 
     Raises:
         TypeError, TooLargeError, LocalProtocolError: nothing was sent.
@@ -27,34 +30,36 @@ def checked_headers(message: Content, size_bytes_max: int) -> Headers:
         raise TypeError(f"a value is bytes, not {type(value).__name__}")
     if key is not None and not isinstance(key, bytes):
         raise TypeError(f"a key is bytes or None, not {type(key).__name__}")
+    key, value = None if key is None else bytes(key), bytes(value)
     size = len(value) + (0 if key is None else len(key)) + BATCH_OVERHEAD_BYTES
     stored = _stored_headers(headers, tag) if headers or tag is not None else ()
     for name, content in stored:
         size += 4 * len(name) + len(content) + RECORD_OVERHEAD_BYTES
     if size > size_bytes_max:
         raise TooLargeError(f"a message of about {size} bytes is over the limit of {size_bytes_max}; nothing was sent")
-    return stored
+    return key, value, stored
 
 
 def _stored_headers(headers: Mapping[str, bytes] | None, tag: str | None) -> Headers:
-    stored = [] if tag is None else [(TAG_HEADER, _encoded(tag))]
+    if tag is not None and not isinstance(tag, str):
+        raise TypeError(f"a tag is a str or None, not {type(tag).__name__}")
+    stored = [] if tag is None else [(TAG_HEADER, _encoded("a tag", tag))]
     if headers is not None and not isinstance(headers, Mapping):
         raise TypeError(f"headers map str to bytes, and are no {type(headers).__name__}")
     for name, content in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(content, bytes):
             raise TypeError("headers map str to bytes")
-        if name in (TAG_HEADER, TXID_HEADER):
+        plain = _encoded("a header's name", name).decode()
+        if plain in (TAG_HEADER, TXID_HEADER):
             raise LocalProtocolError(
-                f"the header {name!r} is txmq's own" + (": use tag=" if name == TAG_HEADER else "")
+                f"the header {plain!r} is txmq's own" + (": use tag=" if plain == TAG_HEADER else "")
             )
-        stored.append((name, content))
+        stored.append((plain, bytes(content)))
     return stored
 
 
-def _encoded(tag: str) -> bytes:
-    if not isinstance(tag, str):
-        raise TypeError(f"a tag is a str or None, not {type(tag).__name__}")
+def _encoded(what: str, text: str) -> bytes:
     try:
-        return tag.encode()
-    except UnicodeEncodeError:  # half a surrogate pair
-        raise LocalProtocolError(f"tag={tag[:80]!r}: expected text that UTF-8 can carry") from None
+        return str.encode(text)
+    except UnicodeEncodeError as error:  # half a surrogate pair
+        raise LocalProtocolError(f"{what} is {text[:80]!r}: expected text that UTF-8 can carry") from error

@@ -18,7 +18,7 @@ from txmq.client.producer import bulk
 from txmq.client.producer.batches import ProducerLimits, Record
 from txmq.client.producer.bulk import Pair, SendResults, Slice
 from txmq.client.producer.completion import Completion
-from txmq.client.producer.headers import Content, checked_headers
+from txmq.client.producer.headers import Content, checked_content
 from txmq.client.producer.home_senders import HomeSenders, SendingClient
 from txmq.client.producer.sender import Sender
 from txmq.client.transaction.block import BlockClient, Transaction
@@ -128,7 +128,8 @@ class Producer:
             topic: the topic's name.
             value: the content.
             key: chooses the partition: same key, same partition, same order.
-            headers: names and values that are stored with the message.
+            headers: names and values that are stored with the message. Subclasses of ``str`` and ``bytes``, of the key
+                and value, too, are stored as what they derive from.
             tag: short text that readers can filter by.
             partition: the partition, in place of the selector's choice.
             timeout: seconds; the producer's by default. Retries stay within it.
@@ -137,6 +138,7 @@ class Producer:
             ACKNOWLEDGED with its offset, PENDING in a transaction, or SPOOLED (``retry_store``).
 
         Raises:
+            TypeError, LocalProtocolError: an argument is of another type, or is text that UTF-8 cannot carry.
             UnknownTopicError, TopicClosedError, TooLargeError, DiskFullError, ...: nothing was stored.
             BrokerAwayError, RequestTimeoutError: it could not be sent in time; nothing was stored. Outside a block the
                 producer tries until ``timeout``; inside, it does not wait for a broker that is known to be away.
@@ -364,10 +366,8 @@ class Producer:
         """
         if self._closed:
             raise ClosedError("the producer is closed")
-        key, value, _, tag = message
-        headers = checked_headers(message, self._batch_size_bytes_max())
-        record = (key, value, headers, self.client.clock.now_ms())
-        return self._partition_for(topic, record, tag, partition, wait_s_max), record
+        record = (*checked_content(message, self._batch_size_bytes_max()), self.client.clock.now_ms())
+        return self._partition_for(topic, record, message[3], partition, wait_s_max), record
 
     def _timeout_s(self, timeout: float | None) -> float:
         require_wait(timeout)

@@ -30,7 +30,7 @@ from txmq.client.arguments import (
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer.batches import MeantTopic, ProducerLimits, Record
 from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN
-from txmq.client.producer.headers import Content, checked_headers
+from txmq.client.producer.headers import Content, checked_content
 from txmq.client.spooling.log_lookup import Reader
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
@@ -193,8 +193,7 @@ class OrderedMessageProducer:
     ) -> tuple[TopicPartition, Record, float, MeantTopic]:  # fmt: skip
         self._refuse_closed()
         refuse_enclosed(self._client, "an ordered producer cannot join a transaction: send it outside of this block")
-        key, value, _, tag = message
-        stored = checked_headers(message, self.request_size_bytes_max)
+        key, value, stored = checked_content(message, self.request_size_bytes_max)
         now_ms = self._client.clock.now_ms()
         require_wait(timeout)
         deadline = self._client.clock.monotonic() + (self._options.timeout if timeout is None else timeout)
@@ -203,7 +202,7 @@ class OrderedMessageProducer:
         if self._key_hash is not None and key is not None:
             where = self._key_hash.partition_of(key, partitions)
         else:
-            shown = Message(topic, -1, -1, key, value, dict(stored), tag, now_ms, None)
+            shown = Message(topic, -1, -1, key, value, dict(stored), message[3], now_ms, None)
             where = checked(self._selector.select(topic, partitions, shown), topic, partitions)
         return (topic, where), (key, value, stored, now_ms), deadline, meant
 
