@@ -227,8 +227,8 @@ class BrokerSettings:
     )  # fmt: skip
 
     validate_records: bool = flag(
-        False, "Look inside every record batch at the door; otherwise its header and CRC are checked.",
-        section="Topics",
+        False, "Look inside every record batch at the door; otherwise only inside those of users, up to 256 KiB. Of "
+        "others, header and CRC are checked.", section="Topics",
     )  # fmt: skip
     retention_check_interval_ms: int = number(
         60_000, 10, _DAY_MS, "How often old segments are looked for.", section="Topics"

@@ -112,7 +112,7 @@ def redrive(
         for redriven in found.redrive(found.dead_letters() if everything else chosen, to, again=again):
             counted[redriven.outcome] += 1
     sent, before, gone = counted["sent"], counted["done"], counted["gone"]
-    text = f"{group}: {sent} sent, {before} had been sent before, {gone} have no content"
+    text = f"{group}: {sent} sent, {before} had been sent before, {gone} have no message to send"
     output.report({"group": group, "sent": sent, "before": before, "gone": gone}, text, as_json=as_json)
 
 

@@ -23,7 +23,8 @@ Layout (big endian; 61 bytes, then the record section, compressed or not):
 ```
 
 Invariants:
-    * what ``check`` lets pass can be walked over: its length is its own, its count is that of its offsets;
+    * what ``check`` lets pass can be walked over: its length is its own, its count is that of its offsets, and no more
+      than its bytes can be inflated to hold;
     * every bit of a stamped batch is under a CRC: bytes 0-16 and the CRC field under the placement CRC, the rest under
       the CRC. A batch moved to another partition, or to another offset, fails.
 
@@ -45,6 +46,9 @@ HEADER_SIZE = 61
 MAGIC = 2
 CODEC_NONE, CODEC_GZIP, CODEC_LZ4, CODEC_ZSTD = 0, 1, 3, 4
 RECORD_SIZE_MIN = 7  # seven varints of one byte each
+INFLATED_SIZE_BYTES_MAX = 64 << 20
+INFLATED_RATIO_MAX = 64
+INFLATED_FREE_SIZE_BYTES = 1 << 20  # whatever the ratio: short and very regular content
 TIMESTAMP_MS_MAX = 253_402_300_799_999  # the year 9999: the last that Python's and SQL's calendars can show
 
 Placed = tuple[int, int, int, int, int]  # (position, length, base offset, count, max timestamp ms)
@@ -88,7 +92,7 @@ def check(batch: bytearray) -> tuple[int, int, int, int, int, int]:
         or producer < -1
         or epoch < -1
         or sequence < -1
-        or (not attributes and count * RECORD_SIZE_MIN > size - HEADER_SIZE)
+        or count * RECORD_SIZE_MIN > (inflated_size_max(size - HEADER_SIZE) if attributes else size - HEADER_SIZE)
         or crc32c(batch[21:] if size < _COPIED_SIZE_BYTES_MAX else memoryview(batch)[21:]) != crc
     ):
         raise InvalidBatchError(_broken_rule(batch))
@@ -117,7 +121,12 @@ def _broken_rule(batch: Buffer) -> str:
         return f"timestamps {first_ms} to {max_ms} are not times in ms"
     if min(producer, epoch, sequence) < -1:
         return f"producer id {producer}, epoch {epoch}, sequence {sequence}: -1 is the least"
-    return f"{count} records do not fit in {len(batch) - HEADER_SIZE} bytes"
+    return f"{count} records do not fit in {len(batch) - HEADER_SIZE} bytes of codec {attributes}"
+
+
+def inflated_size_max(packed_size: int) -> int:
+    """Most bytes that a compressed record section of this size may inflate to."""
+    return min(INFLATED_SIZE_BYTES_MAX, max(INFLATED_FREE_SIZE_BYTES, INFLATED_RATIO_MAX * packed_size))
 
 
 def checksum(content: Buffer, value: int = 0) -> int:

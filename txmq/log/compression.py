@@ -4,9 +4,9 @@ Inflating goes into a buffer of a fixed size, which the library refuses to leave
 1 GiB is given up once 2 MiB are full. The buffer starts at a guess and is made larger up to the smaller of
 
 * the absolute limit the caller names, and
-* ``RATIO_MAX`` times the compressed size, but at least ``RATIO_FREE_SIZE_BYTES``: short and very regular content
-  (a thousand equal messages) may compress any number of times. ``compress`` leaves content that is beyond it as it is,
-  so that what txmq writes, txmq reads.
+* ``INFLATED_RATIO_MAX`` times the compressed size, but at least ``INFLATED_FREE_SIZE_BYTES``: short and very regular
+  content (a thousand equal messages) may compress any number of times (``batch.inflated_size_max``). ``compress``
+  leaves content that is beyond it as it is, so that what txmq writes, txmq reads.
 
 One stream per batch: a truncated one, bytes behind it, and a stated size that is not the real one are refused. What
 comes out is never inflated again, so a nested stream is just records that do not parse.
@@ -20,13 +20,10 @@ from typing import Any, Final
 import cramjam
 
 from txmq.errors import InvalidBatchError
-from txmq.log.batch import CODEC_GZIP, CODEC_LZ4, CODEC_ZSTD
+from txmq.log.batch import CODEC_GZIP, CODEC_LZ4, CODEC_ZSTD, INFLATED_SIZE_BYTES_MAX, inflated_size_max
 from txmq.runtime.ports import Buffer
 
 CODECS: Final = {"gzip": CODEC_GZIP, "lz4": CODEC_LZ4, "zstd": CODEC_ZSTD}
-INFLATED_SIZE_BYTES_MAX: Final = 64 << 20
-RATIO_MAX: Final = 64
-RATIO_FREE_SIZE_BYTES: Final = 1 << 20
 _LEVEL: Final = 1
 _LIBRARY: Final[dict[int, Any]] = {CODEC_GZIP: cramjam.gzip, CODEC_LZ4: cramjam.lz4, CODEC_ZSTD: cramjam.zstd}
 _GUESS_FACTOR: Final = 4
@@ -35,7 +32,7 @@ _GUESS_FACTOR: Final = 4
 def compress(codec: int, content: Buffer) -> bytes | None:
     """Compress; None if that gains nothing, or gains so much that ``inflate`` would refuse it."""
     packed = bytes(_LIBRARY[codec].compress(content, _LEVEL))
-    if len(packed) >= len(content) or len(content) > _allowed(len(packed), INFLATED_SIZE_BYTES_MAX):
+    if len(packed) >= len(content) or len(content) > inflated_size_max(len(packed)):
         return None
     return packed
 
@@ -50,7 +47,7 @@ def inflate(codec: int, packed: Buffer, head: bytes, size_bytes_max: int = INFLA
     Raises:
         InvalidBatchError: not exactly one whole stream, or it inflates to more than is allowed.
     """
-    allowed = _allowed(len(packed), size_bytes_max)
+    allowed = min(size_bytes_max, inflated_size_max(len(packed)))
     if codec == CODEC_GZIP:
         return _inflate_gzip(packed, head, allowed)
     library, start, guess = _LIBRARY[codec], len(head), min(allowed, _GUESS_FACTOR * len(packed) + 1024)
@@ -69,10 +66,6 @@ def inflate(codec: int, packed: Buffer, head: bytes, size_bytes_max: int = INFLA
         if guess == allowed:
             raise InvalidBatchError(f"does not inflate to at most {allowed} bytes: {failure}")
         guess = min(allowed, guess * _GUESS_FACTOR)
-
-
-def _allowed(packed_size: int, size_bytes_max: int) -> int:
-    return min(size_bytes_max, max(RATIO_FREE_SIZE_BYTES, RATIO_MAX * packed_size))
 
 
 def _inflate_gzip(packed: Buffer, head: bytes, allowed: int) -> bytearray:

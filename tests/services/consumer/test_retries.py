@@ -21,6 +21,7 @@ from txmq.client.consumer.retry.redrive import Redrive
 from txmq.client.consumer.retry.topic_store import original
 from txmq.errors import StorageError, TransactionStateError
 from txmq.log import records
+from txmq.log.batch import HEADER_SIZE, checksum
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import encode_part
 from txmq.testing.eventually import eventually
@@ -358,3 +359,29 @@ def test_store_that_cannot_be_read_for_moment_is_read_again(
         assert second.consumer.stopped == {}
     assert sorted(second.values) == [b"bad", b"new"]
     assert saved(client) == (2, None)
+
+
+def test_unreadable_batch_becomes_dead_letter_and_is_passed(broker: BrokerProcess, client: txmq.Client) -> None:
+    made = records.encode([(b"k", b"one", (), 1000), (b"k", b"two", (), 1000)])
+    made[HEADER_SIZE] ^= 2  # another length than the record has, under a right CRC
+    made[17:21] = checksum(memoryview(made)[21:]).to_bytes(4, "big")
+    client.producer().send(TOPIC, b"before")
+    with txmq.connect(broker.address) as defective:
+        defective.routes.link_for(TOPIC, 0).control.repeat("put", TOPIC, 0, body=[made], timeout=WAIT_S)
+    client.producer().send(TOPIC, b"after")
+    with client.consumer(GROUP, [TOPIC], options=txmq.ConsumerOptions(pass_unreadable=True)) as consumer:
+        taken: list[txmq.Message] = []
+        while len(taken) < 2:
+            for message in consumer.poll(timeout=WAIT_S):
+                message.ack()
+                taken.append(message)
+        assert [(message.offset, message.value) for message in taken] == [(0, b"before"), (3, b"after")]
+        assert consumer.stopped == {}
+    assert saved(client)[0] == 4
+    (dead,) = client.browse(f"{GROUP}.dead-letter")
+    assert (dead.headers["txmq.dead.value"], dead.headers["txmq.dead.offset"]) == (b"batch", b"1")
+    assert dead.value is not None
+    assert dead.value[HEADER_SIZE:] == made[HEADER_SIZE:]
+    with txmq.connect(broker.address) as other:
+        redrive = Redrive(other, GROUP)
+        assert [found.outcome for found in redrive.redrive(redrive.dead_letters())] == ["gone"]

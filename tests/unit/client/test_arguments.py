@@ -97,7 +97,7 @@ CONSUMER_OPTIONS: list[dict[str, Any]] = [
     {"name": 5}, {"name": "a b"}, {"accept": "all"}, {"strategy": []}, {"strategy": "greedy"}, {"retry_delay": None},
     {"retry_delay": math.nan}, {"buffer_size_bytes": 64e6}, {"session_timeout": "6"}, {"session_timeout": 0.1},
     {"heartbeat_interval": 0}, {"heartbeat_interval": math.inf}, {"offset_save_interval": -1},
-    {"deferred_retries": 2.5}, {"deferred_delay": "soon"}, {"keep_key_order": "no"},
+    {"deferred_retries": 2.5}, {"deferred_delay": "soon"}, {"keep_key_order": "no"}, {"pass_unreadable": 1},
 ]  # fmt: skip
 
 

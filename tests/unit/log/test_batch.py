@@ -60,6 +60,15 @@ def test_batch_that_breaks_rule_is_refused_and_rule_named(changed: dict[str, int
         batch.check(with_fields(PLAIN, **changed))
 
 
+@pytest.mark.parametrize("count", [2**31 - 1, (1 << 20) // batch.RECORD_SIZE_MIN + 1])
+def test_compressed_batch_claims_no_more_than_it_can_hold(count: int) -> None:
+    with pytest.raises(InvalidBatchError, match="records do not fit"):
+        batch.check(with_fields(PACKED, count=count, delta=count - 1))
+    batch.check(
+        with_fields(PACKED, count=(1 << 20) // batch.RECORD_SIZE_MIN, delta=(1 << 20) // batch.RECORD_SIZE_MIN - 1)
+    )
+
+
 @pytest.mark.parametrize("source", [PLAIN, PACKED], ids=["plain", "zstd"])
 def test_every_flipped_bit_outside_the_placement_is_refused(source: bytes) -> None:
     batch.check(bytearray(source))

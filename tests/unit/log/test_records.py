@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import tracemalloc
+from contextlib import nullcontext
 from typing import Any
 
 import cramjam
@@ -144,6 +145,19 @@ def test_another_count_than_announced(codec: int, count: int) -> None:
     batch.check(made)  # opaque at the door
     with pytest.raises(InvalidBatchError, match="t-0 at offset 0"):
         records.decode(made, "t", 0)
+    with pytest.raises(InvalidBatchError, match=r"record|read"):
+        records.look_into(made)
+
+
+@pytest.mark.parametrize("codec", [None, "zstd"])
+@pytest.mark.parametrize("is_larger", [True, False])
+def test_only_what_is_small_enough_inflated_is_looked_into(codec: str | None, is_larger: bool) -> None:
+    made = records.encode([(None, b"v" * 1000, (), TIME_MS)], compression=codec)
+    lying = with_fields(made, count=2, delta=1)
+    size = len(records.encode([(None, b"v" * 1000, (), TIME_MS)])) - batch.HEADER_SIZE
+    expected = nullcontext() if is_larger else pytest.raises(InvalidBatchError, match="read")
+    with expected:
+        records.look_into(lying, size - is_larger)
 
 
 def test_sound_batches_before_the_damage_are_given_out() -> None:
@@ -228,9 +242,13 @@ def outcome(implementation: object, made: bytearray) -> list[tuple[Any, ...]] | 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "_Batch", implementation)
         try:
-            return rows(records.decode(made, "t", 0))
+            found = rows(records.decode(made, "t", 0))
         except InvalidBatchError:
+            with pytest.raises(InvalidBatchError):
+                records.look_into(made)
             return None
+        records.look_into(made)
+        return found
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ Keys = str | list[int]
 """The keys of a part, as a prepared transaction's meta lists them: CRCs, or ANY_KEY."""
 PlainPut = tuple[bytearray, int, int, int, bytes]
 """A checked batch without producer id: batch, count, max timestamp ms, CRC, opaque."""
+USERS_SIZE_BYTES_MAX = 256 << 10
 _MEMORY: Final = Storage.MEMORY  # Python 3.11 looks a member up three times as long as a global name
 
 
@@ -69,8 +70,8 @@ def check_parts(
     Raises:
         BrokerError: a part cannot be placed; the text says why.
     """
-    settings = context.settings
-    size_max, validates = settings.batch_size_bytes_max, settings.validate_records
+    size_max = context.settings.batch_size_bytes_max
+    is_looked_into = context.settings.validate_records or client.user
     parts: list[Part] = []
     keys: list[Keys] = []
     for topic, number, batch, key_words, topic_id in stated:
@@ -85,8 +86,8 @@ def check_parts(
             raise BadRequestError(f"topic {partition.topic!r} is in memory: it cannot take part in transactions")
         if not config.accept_publish or len(batch) > size_max:
             refuse_batch(context, partition, len(batch))
-        if validates:
-            records.decode(batch, partition.topic, partition.number)
+        if is_looked_into:
+            refuse_unreadable(context, client, batch)
         listed = wire_parts.list_keys(key_words) if key_words is not None else []
         keys.append(ANY_KEY if listed is None else listed)
         parts.append((IN_JOURNAL, partition, batch, count, max_timestamp_ms, crc))
@@ -101,6 +102,18 @@ def refuse_batch(context: Context, partition: Partition, size: int) -> None:
         raise TooLargeError(
             f"a batch of {size} bytes is over batch_size_bytes_max {context.settings.batch_size_bytes_max}"
         )
+
+
+def refuse_unreadable(context: Context, client: ClientConnection, batch: bytearray) -> None:
+    """Look into a batch of a user, or any if the broker is set so: what no consumer could read is refused.
+
+    Of a user's larger ones than the client makes by default nothing is looked at: each costs the loop 0.3 ms at
+    ``USERS_SIZE_BYTES_MAX``, and 14 ms if it is made of headers alone.
+    """
+    if context.settings.validate_records:
+        records.look_into(batch)
+    elif client.user:
+        records.look_into(batch, USERS_SIZE_BYTES_MAX)
 
 
 def refuse_unready(context: Context, *, in_memory: bool = False) -> None:

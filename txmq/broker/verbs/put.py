@@ -17,7 +17,7 @@ from txmq.broker.context import Context
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.verbs import prepare_commit
 from txmq.broker.verbs.partitions import refuse_stale, writable
-from txmq.broker.verbs.placing import place, refuse_batch, refuse_unready
+from txmq.broker.verbs.placing import place, refuse_batch, refuse_unreadable, refuse_unready
 from txmq.errors import (
     BadRequestError,
     FencedError,
@@ -67,8 +67,8 @@ def put(context: Context, client: ClientConnection, request: Request) -> None:
         refuse_batch(context, partition, len(body))
     if context.disk_full or context.stopping:
         refuse_unready(context, in_memory=is_in_memory)
-    if settings.validate_records:
-        records.decode(body, partition.topic, partition.number)
+    if settings.validate_records or client.user:
+        refuse_unreadable(context, client, body)
     if is_in_memory:
         base_offset = _append_in_memory(context, partition, body, count, max_timestamp_ms, crc)
         context.answer(client, opaque, base_offset)

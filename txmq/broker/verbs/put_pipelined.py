@@ -18,7 +18,7 @@ from typing import Any
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.verbs.partitions import writable
-from txmq.broker.verbs.placing import PlainPut, place_run
+from txmq.broker.verbs.placing import PlainPut, place_run, refuse_unreadable
 from txmq.errors import BrokerError, InvalidBatchError
 from txmq.log.batch import check
 from txmq.log.partition import Partition
@@ -28,11 +28,12 @@ from txmq.model import Storage
 def take_puts(context: Context, client: ClientConnection, requests: Sequence[Any], start: int) -> int:
     """Take in plain puts from ``requests[start]`` on; returns the index of the first that is not one.
 
-    Hot: one loop, no calls but the check of the batch.
+    Hot: one loop, no calls but the checks of the batch.
     """
     settings = context.settings
-    if context.disk_full or context.stopping or settings.validate_records:
+    if context.disk_full or context.stopping:
         return start
+    is_looked_into = settings.validate_records or client.user
     unanswered, size_max = client.unanswered, settings.batch_size_bytes_max
     partitions: dict[tuple[bytes, bytes], Partition] = {}
     gathered: dict[tuple[bytes, bytes], list[PlainPut]] = {}
@@ -46,6 +47,8 @@ def take_puts(context: Context, client: ClientConnection, requests: Sequence[Any
         key = (arguments[0], arguments[1])
         try:
             count, max_timestamp_ms, producer, _, _, crc = check(body)
+            if is_looked_into:
+                refuse_unreadable(context, client, body)
         except InvalidBatchError:
             break
         if producer >= 0:

@@ -10,13 +10,16 @@ Invariants:
     * an error costs the partition a pause, never the others, and the thread survives it; an offset that is gone is
       logged, and the oldest message there is comes next;
     * sound batches are delivered up to the damage, and nothing of it or after it; an error that stays is logged each
-      minute.
+      minute;
+    * ``pass_unreadable``: a batch that is whole and in its place, and cannot be read twice, is passed over once all
+      before it was delivered and it is a dead letter.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 
 from txmq.client.consumer.options import FETCH_SIZE_BYTES_MIN
@@ -33,7 +36,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.log import records
-from txmq.log.records import DAMAGED
+from txmq.log.records import DAMAGED, RawBatch
 from txmq.model import Message, TopicPartition
 from txmq.protocol.answers import broker_error
 from txmq.runtime.logging import Logger
@@ -41,8 +44,10 @@ from txmq.runtime.threads import Condition, start_daemon
 
 FETCH_WAIT_MS = 1000
 FETCH_AGAIN_S = 0.2  # after an error
+NEVER = float("inf")
 FETCH_DAMAGED_S = 5.0  # if the same bytes failed twice: each try reads up to the partition's share of the buffer
 REPORTED_AGAIN_S = 60.0
+Unreadable = Callable[[TopicPartition, RawBatch, str], None]  # makes a dead letter of a batch, because of ...
 
 
 class _Fetch:
@@ -66,10 +71,12 @@ class ConsumerFetcher:
     def __init__(
         self, client: Log, connection: ReconnectingConnection, changed: Condition,
         partitions: dict[TopicPartition, ConsumedPartition], buffer_size_bytes: int, log: Logger, home: int = 0,
+        unreadable: Unreadable | None = None,
     ) -> None:  # fmt: skip
         self._client, self._connection, self._clock, self._log = client, connection, client.clock, log
         self._changed, self._partitions, self._buffer_size_bytes = changed, partitions, buffer_size_bytes
         self._home, self._waiter, self._numbers, self._is_closed = home, Waiter(), count(1), False
+        self._unreadable = unreadable
         self._arrived: deque[tuple[ConsumedPartition, int, int, bytes]] = deque()
 
     def start(self) -> None:
@@ -168,22 +175,29 @@ class ConsumerFetcher:
             return
         batches, damage = records.sound_batches(body, topic, partition, topic_id=topic_id)
         messages: list[Message] = []
+        unreadable: RawBatch | None = None
         if batches:
             try:
                 messages = records.decode_batch(batches[0], topic, partition)
             except InvalidBatchError as error:
-                batches, damage = [], error
+                unreadable, batches, damage = batches[0], [], error
         if damage is not None and (not messages or messages[-1].offset < consumed.next_fetch):
             self._client.topics.forget(topic)  # it may have been made anew: another id is stamped into what it holds
-            self.failed(consumed, number, damage)
+            self.failed(consumed, number, damage, unreadable)
             return
         with self._changed:
             if consumed.fetched(number, messages, batches[1:]) and messages:
                 self._changed.notify_all()
         self.more()
 
-    def failed(self, consumed: ConsumedPartition, number: int, error: TxmqError) -> None:
-        """Note that a get failed, and when the next one may go out."""
+    def failed(
+        self, consumed: ConsumedPartition, number: int, error: TxmqError, unreadable: RawBatch | None = None
+    ) -> None:
+        """Note that a get failed, and when the next one may go out.
+
+        Args:
+            unreadable: the batch that is whole and cannot be read, if that is the error.
+        """
         text, is_damaged = str(error), False
         with self._changed:
             if isinstance(error, InvalidBatchError):
@@ -193,6 +207,11 @@ class ConsumerFetcher:
             now = self._clock.monotonic()
             if not consumed.failed(number, now + (FETCH_DAMAGED_S if is_damaged else FETCH_AGAIN_S)):
                 return
+            if is_damaged and unreadable is not None and self._unreadable is not None and consumed.ahead.is_empty:
+                consumed.fetch_at = NEVER  # until it is dealt with
+                start_daemon(
+                    "txmq-unreadable", partial(self._pass_over, consumed, unreadable, str(error), self._unreadable)
+                )
             is_reported = text == consumed.fetch_error and now < consumed.fetch_reported + REPORTED_AGAIN_S
             consumed.fetch_error = text
             if not is_reported:
@@ -203,6 +222,28 @@ class ConsumerFetcher:
                 start_daemon("txmq-out-of-range", lambda: self._go_to_start(consumed, offset))
         if not (self._is_closed or is_reported):
             self._log.warning("fetch failed; it is tried again", topic=topic, partition=partition, error=text)
+
+    def _pass_over(
+        self, consumed: ConsumedPartition, batch: RawBatch, reason: str, dead_letter: Unreadable
+    ) -> None:  # fmt: skip
+        """Make a dead letter of a batch, and go on behind it."""
+        again_at = 0.0
+        try:
+            dead_letter(consumed.slot, batch, reason)
+        except TxmqError as error:
+            again_at = self._clock.monotonic() + FETCH_DAMAGED_S
+            self._log.warning(
+                "dead letter could not be stored; it is tried again", topic=consumed.slot[0],
+                partition=consumed.slot[1], error=repr(error),
+            )  # fmt: skip
+        finally:
+            with self._changed:
+                is_there = batch.base_offset <= consumed.next_fetch < batch.end_offset and consumed.ahead.is_empty
+                if is_there and not again_at:  # else a seek came first
+                    consumed.pass_over(batch.end_offset)
+                elif consumed.fetch_at == NEVER:
+                    consumed.fetch_at = again_at
+        self.more()
 
     def _go_to_start(self, consumed: ConsumedPartition, offset: int) -> None:
         """Retention has passed the position (or the log was replaced): go on with the oldest message there is."""

@@ -133,9 +133,10 @@ class ConsumerHomes:
     def _open(self, link: HomeBroker) -> ConsumerHome:
         assignment, settings, log, number = self._assignment, self._settings, self._log, len(self._homes)
         requests = GroupRequests(link.new_connection(), self._membership)
+        unreadable = self._deferred.dead_letters.dead_letter_batch if settings.options.pass_unreadable else None
         fetcher = ConsumerFetcher(
             self._client, link.new_connection(), assignment.changed, assignment.partitions,
-            settings.options.buffer_size_bytes, log, number,
+            settings.options.buffer_size_bytes, log, number, unreadable,
         )  # fmt: skip
         store = BrokerOffsetStore(requests.save) if self._store is None else self._store
         saving = new_lock() if self._store is None else self._saving

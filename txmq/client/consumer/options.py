@@ -40,6 +40,8 @@ class ConsumerOptions:
         deferred_delay: before the first of these; doubled each time, up to ten minutes.
         keep_key_order: a deferred message blocks later ones of its key, also in the hands of another member,
             and one of a key is delivered at a time. Needs a ``retry_store``; without one nothing is deferred.
+        pass_unreadable: a record batch that is whole and in its place, and still cannot be read, becomes one dead
+            letter with its bytes, and its partition goes on behind it; otherwise the partition stops there.
     """
 
     name: str | None = None
@@ -53,6 +55,7 @@ class ConsumerOptions:
     deferred_retries: int = 10
     deferred_delay: float = 10.0
     keep_key_order: bool = False
+    pass_unreadable: bool = False
 
     def check(self) -> None:
         """Raise ConfigError for what is out of range, or of another kind."""
@@ -64,6 +67,7 @@ class ConsumerOptions:
             require_number(name, getattr(self, name), low, high)
         require_choice("strategy", self.strategy, STRATEGIES)
         require_kind("keep_key_order", self.keep_key_order, bool, "True or False")
+        require_kind("pass_unreadable", self.pass_unreadable, bool, "True or False")
         if self.name is not None:
             require_name("name", self.name)
         if self.accept is not None and not callable(self.accept):

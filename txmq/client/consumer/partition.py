@@ -416,6 +416,13 @@ class ConsumedPartition:
         if self.ahead.is_empty and not self._acked:
             self.position = offset
 
+    def pass_over(self, end: int) -> None:
+        """Go on at ``end``: what is before it and was not fetched counts as delivered and acknowledged."""
+        self.next_fetch, self.fetch, self.fetch_at, self.fetch_error = end, 0, 0.0, None
+        self._acked[end - 1] = 0
+        self._delivered.append(end - 1)
+        self.ack(end - 1)
+
     def seek(self, offset: int) -> None:
         """Go on at ``offset``: forget messages in the buffer and under way, and deferred ones from there on."""
         self.deferred = {at: waiting for at, waiting in self.deferred.items() if at < offset}

@@ -138,10 +138,25 @@ def test_nothing_is_taken_in_while_the_broker_refuses(flag: str, answer: bytes) 
     assert core.context.group.is_empty
 
 
-def test_records_are_looked_into_where_that_is_asked_for() -> None:
-    core, client = new_core(BrokerSettings(validate_records=True))
+def malformed() -> bytearray:
+    """A batch whose record says another length than it has, under a right CRC."""
     batch = batch_of(1)
-    batch[61] ^= 2  # the record's length, under a right CRC
+    batch[61] ^= 2
     batch[17:21] = checksum(memoryview(batch)[21:]).to_bytes(4, "big")
-    core.receive(client, [put_request(1, b"open", b"0", batch), put_request(2, b"open", b"0", batch_of())])
-    assert sent(client)[0].startswith(b"result 400 ")
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("is_set", "user", "is_refused"), [(True, "", True), (False, "alice", True), (False, "", False)]
+)
+@pytest.mark.parametrize("words", [{}, {b"id": b"1"}], ids=["pipelined", "alone"])
+def test_records_of_users_are_looked_into_and_if_asked_all(
+    is_set: bool, user: str, is_refused: bool, words: dict[bytes, bytes]
+) -> None:
+    core, client = new_core(BrokerSettings(validate_records=is_set))
+    client.user = user
+    verb, arguments, _, body, token = put_request(1, b"open", b"0", malformed())
+    core.receive(client, [(verb, arguments, words or None, body, token), put_request(2, b"open", b"0", batch_of())])
+    answers = sent(client)
+    assert answers[0].startswith(b"result 400 ") if is_refused else not answers
+    assert finish(core).message_count == 1 + (not is_refused)

@@ -20,8 +20,9 @@ from txmq.client.consumer.fetcher import (
     _Fetch,
 )
 from txmq.client.consumer.partition import ConsumedPartition
+from txmq.errors import StorageError
 from txmq.log import records
-from txmq.log.batch import stamp, stored_crc
+from txmq.log.batch import HEADER_SIZE, checksum, stamp, stored_crc
 from txmq.model import PartitionRange
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Condition
@@ -158,3 +159,88 @@ def test_answer_is_taken_behind_the_read_and_starves_nobody() -> None:
     assert asked == [SLOT[0]]
     assert not fetching._waiter.nudged
     assert (consumed.fetch, consumed.fetch_at) == (0, clock.monotonic() + FETCH_AGAIN_S)
+
+
+def malformed(offset: int, count: int = 3) -> bytearray:
+    """A whole batch in its place, whose first record says another length than it has."""
+    made = records.encode([(b"key", b"value", (), 1000)] * count)
+    made[HEADER_SIZE] ^= 2
+    made[17:21] = checksum(memoryview(made)[21:]).to_bytes(4, "big")
+    stamp(made, 7, 0, offset, stored_crc(made))
+    return made
+
+
+def sound(offset: int) -> bytearray:
+    made = records.encode([(b"key", b"value", (), 1000)])
+    stamp(made, 7, 0, offset, stored_crc(made))
+    return made
+
+
+class _Partition:
+    """A partition whose offsets 1 to 3 cannot be read, and what was made dead letters of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, passes: bool = True) -> None:
+        self.clock, self.consumed = SimClock(), ConsumedPartition(SLOT, 1, 0, 0)
+        self.dead: list[tuple[int, int]] = []
+        self.failures = 0
+        topics = SimpleNamespace(known=lambda _: SimpleNamespace(topic_id=7), forget=lambda _: None)
+        given: Any = (
+            SimpleNamespace(clock=self.clock, topics=topics), SimpleNamespace(live=None), Condition(),
+            {SLOT: self.consumed}, 1 << 20, get_logger(), 0, self._dead_letter if passes else None,
+        )  # fmt: skip
+        self.fetching = ConsumerFetcher(*given)
+        monkeypatch.setattr(fetcher, "start_daemon", lambda _, run: run())
+
+    def _dead_letter(self, _: object, batch: records.RawBatch, reason: str) -> None:
+        assert "at offset 1" in reason
+        if self.failures:
+            self.failures -= 1
+            raise StorageError("away")
+        self.dead.append((batch.base_offset, batch.end_offset))
+
+    def fetch(self) -> None:
+        """Fetch from where it is."""
+        at = self.consumed.next_fetch
+        chain = {0: sound(0) + malformed(1) + sound(4), 1: malformed(1) + sound(4), 4: sound(4)}.get(at, bytearray())
+        self.consumed.fetch = 1
+        self.fetching.answered(self.consumed, 1, 200, bytes(chain))
+
+    def take(self) -> list[int]:
+        """Offsets of what is delivered now; they are acknowledged."""
+        taken = self.consumed.take(9, self.clock.monotonic())
+        for message in taken:
+            self.consumed.ack(message.offset)
+        return [message.offset for message in taken]
+
+
+def test_unreadable_batch_stops_its_partition_unless_it_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping = _Partition(monkeypatch, passes=False)
+    for _ in range(5):
+        stopping.fetch()
+        assert stopping.take() in ([0], [])
+    assert (stopping.consumed.position, stopping.consumed.next_fetch) == (1, 1)
+
+
+def test_unreadable_batch_becomes_one_dead_letter_and_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = _Partition(monkeypatch)
+    partition.failures = 2
+    taken = []
+    for _ in range(9):
+        partition.fetch()
+        taken += partition.take()
+    assert (taken, partition.dead) == ([0, 4], [(1, 4)])
+    assert (partition.consumed.position, partition.consumed.fetch_error) == (5, None)
+
+
+def test_unreadable_batch_waits_for_what_was_fetched_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = _Partition(monkeypatch)
+    for _ in range(4):
+        partition.fetch()
+    assert partition.dead == []
+    (first,) = partition.consumed.take(9, 0.0)
+    for _ in range(2):
+        partition.fetch()
+    assert partition.dead == [(1, 4)]
+    assert partition.consumed.position == 0  # the first one is in hand
+    partition.consumed.ack(first.offset)
+    assert partition.consumed.position == 4

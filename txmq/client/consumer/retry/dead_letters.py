@@ -3,7 +3,9 @@
 A dead letter is the message with its key, value, headers and tag, and headers that say why, from where and how often:
 ``txmq.dead.reason .topic .partition .offset .attempts .member``. If the content cannot come along,
 ``txmq.dead.value`` says why: ``null`` (the message had none), ``gone`` (retention removed it), ``too-large`` (with its
-headers the broker would not take it; it is in the log at that offset, as long as retention leaves it there).
+headers the broker would not take it; it is in the log at that offset, as long as retention leaves it there). ``batch``:
+it is about a whole record batch that cannot be read, whose bytes are its value, unless they are too many; redrives
+leave it out.
 
 Invariants:
     * the dead letter is stored before the message is acknowledged: a crash in between leaves two of it, never none;
@@ -18,6 +20,7 @@ from txmq.client.consumer.options import DEAD_LETTERS_SUFFIX
 from txmq.client.consumer.retry.topic_producer import TopicProducer
 from txmq.client.transport.ports import Messaging
 from txmq.errors import TooLargeError
+from txmq.log.records import RawBatch
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger
 
@@ -68,6 +71,18 @@ class DeadLetters:
         """Send a dead letter about a message whose content is gone. As ``dead_letter``."""
         reason = "its content was gone, from the retry store and from the log, before it could be dealt with"
         self._send(b"", None, {**self._headers(slot, offset, failures, reason), VALUE: b"gone"}, None)
+
+    def dead_letter_batch(self, slot: TopicPartition, batch: RawBatch, reason: str) -> None:
+        """Send a dead letter about a batch that cannot be read, with its bytes. As ``dead_letter``."""
+        own = {**self._headers(slot, batch.base_offset, 1, reason), VALUE: b"batch"}
+        try:
+            self._send(bytes(batch.content), None, own, None)
+        except TooLargeError:
+            self._send(b"", None, own, None)
+        self._log.error(
+            "a batch that cannot be read becomes a dead letter", topic=slot[0], partition=slot[1],
+            offset=batch.base_offset, messages=batch.record_count, dead_letters=self.topic, error=reason,
+        )  # fmt: skip
 
     def _headers(self, slot: TopicPartition, offset: int, failures: int, reason: str) -> dict[str, bytes]:
         fields = {

@@ -121,7 +121,7 @@ class DeferredMessages:
         changed: Condition,
         log: Logger,
     ) -> None:
-        self._client, self._group, self._store, self._dead_letters = client, group, store, dead_letters
+        self._client, self._group, self._store, self.dead_letters = client, group, store, dead_letters
         self._changed, self._log = changed, log
 
     # --- contents ----------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class DeferredMessages:
             "the content of a deferred message is gone; a dead letter says which", topic=consumed.slot[0],
             partition=consumed.slot[1], offset=offset,
         )  # fmt: skip
-        self._dead_letters.dead_letter_gone(consumed.slot, offset, waiting.failures)
+        self.dead_letters.dead_letter_gone(consumed.slot, offset, waiting.failures)
         with self._changed:
             consumed.forget_deferred(offset)
             self._changed.notify_all()

@@ -55,7 +55,7 @@ class DeadLetter(NamedTuple):
 
 
 class Redriven(NamedTuple):
-    """What became of a dead letter: ``sent``, ``done`` before, or ``gone``: there is no content."""
+    """What became of a dead letter: ``sent``, ``done`` before, or ``gone``: there is no message to send."""
 
     dead_letter: DeadLetter
     outcome: str
@@ -125,7 +125,7 @@ class Redrive:
         seen: set[Origin] = set()
         chunk: list[DeadLetter] = []
         for dead_letter in dead_letters:
-            if dead_letter.origin is None or dead_letter.header("value") == "gone":
+            if dead_letter.origin is None or dead_letter.header("value") in ("gone", "batch"):
                 yield Redriven(dead_letter, "gone")
             elif dead_letter.origin in seen:
                 yield Redriven(dead_letter, "done")
