@@ -347,7 +347,9 @@ class Routes:
             found = list(dict.fromkeys(address for address in known if address is not None))
             if found:
                 return found
-        return self._find(max(deadline - self._clock.monotonic(), 0.001))
+        # The one that answered last comes first: the others may have been silent for their share of the time.
+        listed = self._find(max(deadline - self._clock.monotonic(), 0.001))
+        return sorted(listed, key=lambda address: address != link.address)
 
     def _refresh_homes(self, deadline: float) -> bool:
         """Ask for the homes and their leaders, or wait for the thread that does; whether a broker answered."""

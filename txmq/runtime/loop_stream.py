@@ -122,22 +122,26 @@ def connect(host: str, port: int, timeout: float, tls: ClientTls | None = None) 
 async def _connect(
     loop: asyncio.AbstractEventLoop, host: str, port: int, until: float, timeout: float
 ) -> socket.socket:
-    failure: OSError = TimeoutError(f"timed out after {timeout:g} s")
+    late = TimeoutError(f"timed out after {timeout:g} s")
+    failure: OSError = late
     try:
         async with asyncio.timeout_at(until):
-            for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                attempt = socket.socket(family, kind, protocol)
-                try:
-                    attempt.setblocking(False)
-                    await loop.sock_connect(attempt, address)
-                except OSError as error:
-                    attempt.close()
-                    failure = error
-                except BaseException:
-                    attempt.close()
-                    raise
-                else:
-                    return attempt
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except TimeoutError:
-        pass
+        raise late from None
+    for one, seconds in net.in_turn(host, port, found, until - loop.time()):
+        attempt = socket.socket(*one[:3])
+        try:
+            attempt.setblocking(False)
+            async with asyncio.timeout(seconds):
+                await loop.sock_connect(attempt, one[4])
+        except OSError as error:
+            attempt.close()
+            failure = late if isinstance(error, TimeoutError) else error
+        except BaseException:
+            attempt.close()
+            raise
+        else:
+            net.answered(host, port, one)
+            return attempt
     raise failure

@@ -8,7 +8,8 @@ an answer and reading it is one system call: poll before it would be another one
 of the interpreter's lock if many threads share the stream.
 
 Invariants:
-    * TCP_NODELAY (requests are whole when sent) and keepalive (a peer that vanished is found out while idle) are set.
+    * TCP_NODELAY (requests are whole when sent) and keepalive are set: a peer that vanished, or a connection that a
+      middle box has forgotten, is found out within ``VANISHED_S``, idle or not.
     * ``shut_down`` ends the conversation and wakes a thread in ``wait``; ``close`` only gives back this process's
       descriptor, so that after ``fork`` the other process's conversation goes on.
 """
@@ -18,15 +19,17 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from txmq.runtime.ports import Buffer
 
 RECEIVE_SIZE_BYTES = 256 << 10
 SLEEP_S_MAX = 0.5  # one ``receive`` sleeps no longer, whatever it is asked for
 BUFFERS_PER_SEND_MAX = 512  # below every system's IOV_MAX
+ANSWERED_MAX = 1024  # names whose last address is remembered
 _DONT_WAIT = socket.MSG_DONTWAIT
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 VANISHED_S = 30  # the sum: a peer that answers nothing for so long is gone
@@ -145,13 +148,55 @@ def keep_alive(tcp_socket: TcpSocket, unacknowledged_s: float = 0.0) -> None:
             tcp_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+Found = tuple[int, int, int, str, Any]  # as ``socket.getaddrinfo`` lists the addresses of a name
+_answered: dict[tuple[str, int], Any] = {}  # the address at which a name was connected to last
+
+
+def in_turn(host: str, port: int, found: Sequence[Found], timeout: float) -> Iterator[tuple[Found, float]]:
+    """A name's addresses in the order in which to try them, each with the seconds that it may take.
+
+    The one that answered last comes first; each has an equal share of the time that is left when its turn comes.
+    """
+    deadline, known = time.monotonic() + timeout, _answered.get((host, port))
+    ordered = sorted(found, key=lambda one: one[4] != known)
+    for number, one in enumerate(ordered):
+        yield one, max((deadline - time.monotonic()) / (len(ordered) - number), 0.001)
+
+
+def answered(host: str, port: int, found: Found) -> None:
+    """This address of a name was connected to."""
+    if len(_answered) >= ANSWERED_MAX:
+        _answered.clear()
+    _answered[host, port] = found[4]
+
+
 def connect(host: str, port: int, timeout: float) -> TcpStream:
-    """Connect to the first of the host's addresses that answers.
+    """Connect to one of the host's addresses; those that do not answer cost their share of the time (``in_turn``).
 
     Raises:
         OSError: none does within ``timeout`` seconds.
     """
-    return adopt(socket.create_connection((host, port), timeout=timeout))
+    return adopt(connected_socket(host, port, timeout))
+
+
+def connected_socket(host: str, port: int, timeout: float) -> socket.socket:
+    """As ``connect``, for a socket."""
+    failure = OSError(f"{host} has no address")
+    for one, seconds in in_turn(host, port, socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), timeout):
+        attempt = socket.socket(*one[:3])
+        try:
+            attempt.settimeout(seconds)
+            attempt.connect(one[4])
+        except OSError as error:
+            attempt.close()
+            failure = error
+        except BaseException:
+            attempt.close()
+            raise
+        else:
+            answered(host, port, one)
+            return attempt
+    raise failure
 
 
 def adopt(connected: socket.socket) -> TcpStream:
@@ -165,7 +210,7 @@ def adopt(connected: socket.socket) -> TcpStream:
             # A port without a listener can be picked as our own and connect to itself.
             raise ConnectionRefusedError("the port is this socket itself")
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_alive(connected)
+        keep_alive(connected, VANISHED_S)
     except OSError:
         connected.close()
         raise

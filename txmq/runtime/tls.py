@@ -259,7 +259,7 @@ class ClientTls:
             OSError: nobody answers there, not by TLS, or not with a certificate that is valid for the host.
         """
         deadline = time.monotonic() + timeout
-        connected = socket.create_connection((host, port), timeout=timeout)
+        connected = net.connected_socket(host, port, timeout)
 
         def wait() -> None:
             connected.settimeout(max(deadline - time.monotonic(), 0.001))

@@ -19,7 +19,7 @@ def test_home_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> 
         client.offsets("t", 1)
         link = client.routes.link_of_home(2)
         link.look()
-        cluster.homes[2].hold.add("ping")
+        cluster.homes[2].hold |= {"ping", "hello"}
         cluster.clock.now += LOOK_S
         with pytest.raises(BrokerAwayError, match="does not answer"):
             link.look()

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.client.scripted import TOPIC_ID, ScriptedBroker
+from tests.unit.client.scripted import TOPIC_ID, ScriptedBroker, ScriptedStream
 from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
 from txmq.client.bootstrap import Bootstrap
 from txmq.client.client import Client
 from txmq.client.transport import reconnecting
 from txmq.client.transport.login import Login
 from txmq.errors import BrokerAwayError, UnavailableError, UnknownTopicError
+from txmq.runtime import net
 from txmq.testing.eventually import eventually
 
 
@@ -42,6 +43,26 @@ def test_lone_broker_has_one_link_and_gets_no_extra_request(broker: ScriptedBrok
 
 
 # --- routes are learned ----------------------------------------------------------------------------------------------
+
+
+def test_address_that_answered_last_is_tried_first(monkeypatch: pytest.MonkeyPatch, broker: ScriptedBroker) -> None:
+    """Each connection of a client waited for an address that was silent."""
+    tried: list[str] = []
+
+    def dial(host: str, port: int, timeout: float) -> ScriptedStream:
+        tried.append(host)
+        if host == "dead":
+            broker.clock.now += timeout
+            raise TimeoutError("timed out")
+        return broker.connect(host, port, timeout)
+
+    monkeypatch.setattr(net, "connect", dial)
+    with Client([("dead", 1), ("good", 1)], clock=broker.clock) as client:
+        client.ping()
+        client.offsets("t", 0)
+        broker.cut()
+        client.ping()
+    assert tried == ["dead", "good", "good", "good"]
 
 
 def test_each_partition_is_asked_at_its_home(cluster: ScriptedCluster, routed: Client) -> None:

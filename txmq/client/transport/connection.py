@@ -23,7 +23,9 @@ Invariants:
     * Each request that ``start`` took ends exactly once: with ``answered``, or with ``lost`` and the connection's
       failure. If a KeyboardInterrupt strikes while ``answered`` is called, ``lost`` is called, too.
     * A connection that failed stays failed; ``ReconnectingConnection`` makes another one.
-    * The answer to a request that was given up (``abandon``) is read and dropped.
+    * The answer to a request that was given up (``abandon``) is read and dropped. If nothing at all has come for
+      ``SILENT_S_MAX`` then, though something was asked, the connection ends: the broker stands still, or a middle box
+      has forgotten the connection.
     * A KeyboardInterrupt leaves no lock behind. A lock is held by ``with``, or it is an attribute that a ``finally``
       clears before any call: CPython raises the interrupt behind calls, so behind ``acquire``, too.
     * A listed follower will be woken. While a follower has to be woken, a thread is awake that passes that on, because
@@ -51,6 +53,7 @@ from txmq.runtime.threads import Lock
 
 HELD_BACK_MAX = 8  # requests that wait to be written together with those of threads, or tasks, that run next
 ABANDONED_MAX = 256  # requests given up on one connection; a broker that answers none of them is gone
+SILENT_S_MAX = 1.0
 _JOINED_SIZE_BYTES_MAX = 16 << 10  # copying this much costs less than one system call with many buffers
 _WRITE_WAIT_S = 0.05  # a follower with unsent bytes tries this often to write them
 
@@ -74,7 +77,8 @@ class Connection:
         self.used_at = self.lived_at = self._counted_at = clock.monotonic()
         self.stream = stream
         self._answers = AnswerReader()
-        self._pending: dict[bytes, tuple[Pending, float]] = {}  # with ``used_at`` as it was then
+        self._pending: dict[bytes, tuple[Pending, float, int]] = {}  # with ``used_at`` and ``_reads`` as they were then
+        self._reads = 0  # that brought something
         self._abandoned: set[bytes] = set()
         self._numbers = count(1)
         self._out: deque[Sequence[Buffer]] = deque()  # requests of which nothing is written yet
@@ -83,7 +87,7 @@ class Connection:
         self._sending = Lock()
         self._leading = Lock()  # held for a moment, to become the leader
         self._leader: object = None  # the waiter that reads
-        self._answering: tuple[Pending, float] | None = None  # the request whose answer is being delivered
+        self._answering: tuple[Pending, float, int] | None = None  # the request whose answer is being delivered
         self._followers: dict[Waiter, bool] = {}
         self._woken: deque[Waiter] = deque()  # followers that were answered, to be woken in turn
         self._send_error: BaseException | None = None
@@ -133,7 +137,7 @@ class Connection:
         self._start(pending, opaque, (commands.put_line(topic, partition, len(batch), opaque, topic_id), batch))
 
     def _start(self, pending: Pending, opaque: bytes, buffers: Sequence[Buffer], more_follows: bool = False) -> None:
-        self._pending[opaque] = pending, self.used_at
+        self._pending[opaque] = pending, self.used_at, self._reads
         # Listed first, looked second: ``fail`` either finds the request in the list, or its failure is seen here.
         if self.failure is not None and self._pending.pop(opaque, None) is not None:
             raise type(self.failure)(*self.failure.args)
@@ -206,10 +210,18 @@ class Connection:
     def abandon(self, opaque: bytes) -> None:
         """Give up waiting for an answer: it is dropped when it comes."""
         self._abandoned.add(opaque)
-        if opaque not in self._pending:  # it came meanwhile
+        asked = self._pending.get(opaque)
+        if asked is None:  # it came meanwhile
             self._abandoned.discard(opaque)
+        elif asked[2] == self._reads and self._has_been_silent():
+            self.fail(ConnectionLostError(f"{self.address} did not answer in time, and nothing else came"))
         elif len(self._abandoned) > ABANDONED_MAX:
             self.fail(ConnectionLostError(f"{self.address} left {ABANDONED_MAX} requests unanswered"))
+
+    def _has_been_silent(self) -> bool:
+        """Whether nothing has come for long behind requests that wait for an answer."""
+        since = min(used_at for _, used_at, reads in list(self._pending.values()) if reads == self._reads)
+        return self.clock.monotonic() - since >= SILENT_S_MAX and self.stream.is_quiet()
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -404,11 +416,14 @@ class Connection:
 
     def _dispatch(self, arrived: memoryview) -> None:
         pop = self._pending.pop
+        self._reads += 1
         for code, opaque, body, _ in self._answers.feed(arrived):
             self._answering = self._pending.get(opaque)
             asked = pop(opaque, None)
             if asked is not None:
-                pending, self.lived_at = asked  # not the time of reading: an answer may be read after its broker froze
+                pending, self.lived_at, _ = (
+                    asked  # not the time of reading: an answer may be read after its broker froze
+                )
                 if self._abandoned:
                     self._abandoned.discard(opaque)
                 pending.answered(code, body)

@@ -1,15 +1,16 @@
 """A connection that is made again when it is needed: addresses, back-off, greeting, session.
 
-Theory of operation. ``connect`` returns the live ``Connection`` or makes one: it tries the addresses in turn and sends
-``hello``, which resumes the session before any other request can be sent. A failed attempt is reported at once, and the
-next one waits for a back-off first, so that callers may simply repeat. No request is sent twice here: the caller knows
-whether that is safe (``repeat`` is for requests that only ask).
+Theory of operation. ``connect`` returns the live ``Connection`` or makes one: it tries the addresses in turn, each for
+an equal share of the time that is left, and sends ``hello``, which resumes the session before any other request can be
+sent. A failed attempt is reported at once, and the next one waits for a back-off first, so that callers may simply
+repeat. No request is sent twice here: the caller knows whether that is safe (``repeat`` is for requests that only ask).
 
 *The broker is away.* If no connection can be made, ``BrokerAwayError`` says so: nothing was sent. A caller that is
 about to lock rows asks first (``reach``): a dead connection is made again, a silent one is asked. An answer to a
 request of the last ``JUST_HEARD_S`` spares one such look: the next look notices a broker that died since. A broker that
-is frozen or cut off is found out once, by a request that is not answered in time. From then on, until it answers, no
-block waits for it longer than ``AWAY_S_MAX``.
+is frozen or cut off is found out once, by a request that is not answered in time: if nothing else came either, that
+ends the connection, and the next request makes another one. From then on, until it answers, no block waits for it
+longer than ``AWAY_S_MAX``.
 
 *Which broker.* The ``Destination`` names the addresses anew for each attempt, and the home that has to answer there:
 ``hello`` asks for it, so that a session is never resumed at a stranger that has the address now.
@@ -336,17 +337,19 @@ class ReconnectingConnection:
 
     def _connected(self, deadline: float) -> Connection:
         failures, elsewhere = list[str](), list[str]()
-        for host, port in self._destination.addresses(deadline):
-            remaining = min(deadline - self._clock.monotonic(), self._connect_timeout)
-            if remaining <= 0:
+        addresses = self._destination.addresses(deadline)
+        for number, (host, port) in enumerate(addresses):
+            now = self._clock.monotonic()
+            share_s = min((deadline - now) / (len(addresses) - number), self._connect_timeout)
+            if share_s <= 0:
                 break
             try:
-                connection = self.dial(host, port, remaining)
+                connection = self.dial(host, port, share_s)
             except OSError as error:
                 failures.append(f"{host}:{port}: {error}")
                 continue
             try:
-                self._greet(connection, (host, port), deadline)
+                self._greet(connection, (host, port), now + share_s)
             except BaseException as error:
                 connection.fail(ConnectionLostError("the greeting failed"))
                 if isinstance(error, RemoteProtocolError) or not isinstance(
