@@ -68,7 +68,7 @@ def connect(
             of a cluster: the brokers' addresses are read there. With ``txmqs://`` every broker is spoken to by TLS,
             with ``zks://`` the registry as well (``zk://...?tls=brokers``: the brokers alone), and never otherwise: a
             broker has to prove that it is the host of its address.
-        timeout: seconds for connecting, and for each request without a timeout of its own.
+        timeout: seconds for connecting, which the addresses share, and for each request without a timeout of its own.
         name: this client's name in the broker's lists and logs.
         lazy: connect at the first request, so that a process can start while its broker is away.
         ca: PEM file of the certificates that sign brokers' certificates; by default the system's. This and the next two
@@ -166,7 +166,8 @@ class Client:
         """Make a producer; a client may have many.
 
         Args:
-            partition_selector: chooses partitions; by default the key's CRC32C, without a key the next one in turn.
+            partition_selector: chooses partitions; by default the key's CRC32C, without a key one after the other, each
+                for a batch while sends are under way.
             linger_ms: how long a message waits for others to share its request.
             batch_size_bytes: how large a batch may become by waiting; a larger message is sent alone.
             buffer_size_bytes: how much may be unacknowledged; a send beyond that waits.

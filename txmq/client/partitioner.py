@@ -2,7 +2,11 @@
 
 A selector sees the topic's *declared* partitions, reachable or not: the same key always has the same partition (P7 of
 docs/promises.md). With several brokers a producer passes by the selector for a message that goes to the next partition
-(``goes_in_turn``): it skips partitions of homes that are away.
+(``goes_in_turn``): it skips partitions of homes that are away. Messages without a key stay with a partition while it
+has unfinished ones, until they would fill a batch there (``Producer``): else, over thousands of partitions, each batch
+would be of one message.
+
+Source of that: KIP-480 and KIP-794 of Apache Kafka.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ class RoundRobinSelector(PartitionSelector):
 
 
 class KeyHashSelector(PartitionSelector):
-    """CRC32C of the key modulo the partitions; without a key, the next partition. The default."""
+    """CRC32C of the key modulo the partitions; without a key, the next partition, a batch at a time. The default."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -57,7 +61,7 @@ class KeyHashSelector(PartitionSelector):
 
 
 class KafkaPartitionSelector(PartitionSelector):
-    """As Kafka's default partitioner: murmur2 of the key; without a key, the next partition.
+    """As Kafka's default partitioner: murmur2 of the key; without a key, the next partition, a batch at a time.
 
     Source: Apache Kafka, ``Utils.murmur2`` and ``BuiltInPartitioner.partitionForKey``.
     """
@@ -78,6 +82,19 @@ class FixedSelector(PartitionSelector):
 
     def select(self, topic: str, partitions: int, message: Message) -> int:
         return self._partition
+
+
+class Turn:
+    """The partition that takes a topic's messages without a key for now.
+
+    Attributes:
+        left_bytes: how many more it takes; then it is the next one's turn.
+    """
+
+    __slots__ = ("left_bytes", "partition")
+
+    def __init__(self, partition: int, left_bytes: int) -> None:
+        self.partition, self.left_bytes = partition, left_bytes
 
 
 def goes_in_turn(selector: PartitionSelector, key: bytes | None) -> bool:

@@ -10,6 +10,7 @@ import txmq
 from tests.unit.client.scripted import ScriptedBroker
 from txmq.addresses import parse_bootstrap
 from txmq.client.client import Client
+from txmq.client.partitioner import KafkaPartitionSelector, PartitionSelector
 from txmq.client.producer.bulk import SLICE_COUNT_MAX, SendResults
 from txmq.client.reading import PAGE_MESSAGES
 from txmq.errors import (
@@ -41,6 +42,24 @@ def test_many_keep_their_partition_order_and_know_their_places(client: Client) -
     assert (len(results), len(stored)) == (count, count)
     with pytest.raises(IndexError):
         results[count]
+
+
+@pytest.mark.parametrize("selector", [None, KafkaPartitionSelector()])
+def test_messages_without_key_fill_batches_over_many_partitions(
+    client: Client, broker: ScriptedBroker, selector: PartitionSelector | None
+) -> None:
+    """Found: each of thousands of partitions took a batch of one message."""
+    broker.partitions = 5000
+    producer = client.producer(partition_selector=selector, linger_ms=1000, batch_size_bytes=16 << 10)
+    futures = [producer.send_async("t", b"v" * 100) for _ in range(1000)]
+    producer.flush()
+    assert len({future.result().partition for future in futures}) < 12
+    assert broker.verbs.count("put") < 200  # at least one a partition
+
+
+def test_messages_without_key_take_turns_if_each_is_waited_for(client: Client) -> None:
+    producer = client.producer()
+    assert [producer.send("t", b"v").partition for _ in range(5)] == [0, 1, 0, 1, 0]
 
 
 def test_many_go_where_one_would(client: Client) -> None:

@@ -136,6 +136,11 @@ class ProducerCore:
             queue = self._queues[topic, partition] = BatchQueue(topic, partition)
         return queue
 
+    def has_unfinished(self, topic: str, partition: int) -> bool:
+        """Whether anything is queued for a partition; a hint for callers without the lock."""
+        queue = self._queues.get((topic, partition))
+        return queue is not None and bool(queue.batches)
+
     def _new_batch(self, queue: BatchQueue, now: float, deadline: float) -> Batch:
         batch = Batch(queue, now, deadline)
         queue.batches.append(batch)

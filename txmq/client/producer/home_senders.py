@@ -104,7 +104,7 @@ class _Destination(NamedTuple):
 
     sender: HomeSender
     topic: Topic
-    commits: BranchCommits
+    link: SendingLink
 
 
 class _Rotation(NamedTuple):
@@ -183,7 +183,7 @@ class HomeSenders:
             found = destination._replace(topic=known)  # its settings may be others
         else:
             link = self._client.routes.link_for(topic, partition)
-            found = _Destination(self._sender_of(link), known, link.branch_commits)
+            found = _Destination(self._sender_of(link), known, link)
             found.sender.aim(known, partition)
         with self._lock:
             if self._destinations.get(slot) is destination:  # no other thread has changed it meanwhile
@@ -194,7 +194,7 @@ class HomeSenders:
         """The sender of a partition, once no message of the key is on its way there in a transaction."""
         destination = self._destination_of(topic, partition)
         if key is not None:
-            self._await_commits(destination.commits, (topic, partition), deadline)
+            self._await_commits(destination.link.branch_commits, (topic, partition), deadline)
         return destination.sender
 
     def _await_commits(self, commits: BranchCommits, slot: TopicPartition, deadline: float) -> None:
@@ -241,8 +241,8 @@ class HomeSenders:
         """
         self._wait_for_room(len(content), deadline)
         destination = self._destination_of(topic, partition)
-        if not is_movable and destination.commits:
-            error = self._vain_wait(destination.commits, (topic, partition), deadline, owing)
+        if not is_movable and destination.link.branch_commits:
+            error = self._vain_wait(destination.link.branch_commits, (topic, partition), deadline, owing)
             if error is not None:
                 return unsent(topic, partition, size, error)
         return destination.sender.add_async(topic, partition, content, size, deadline, is_movable)
@@ -283,6 +283,16 @@ class HomeSenders:
                 sender.make_room(min(deadline, now + LEFTOVERS_POLL_S))
 
     # --- choosing in turn --------------------------------------------------------------------------------------------
+
+    def is_filling(self, topic: str, partition: int) -> bool:
+        """Whether a partition has unfinished messages, and its home is there."""
+        lone = self.lone
+        if lone is not None:
+            return lone.core.has_unfinished(topic, partition)
+        destination = self._destinations.get((topic, partition))
+        if destination is None or destination.link.is_away:
+            return False
+        return destination.sender.core.has_unfinished(topic, partition)
 
     def next_partition(self, topic: Topic) -> int:
         """The next partition in turn, of a home that is not away if there is one."""
@@ -372,7 +382,7 @@ class HomeSenders:
             taken = sender.take_returned(queue)
             target.aim(found, partition)
             target.adopt(name, partition, taken)
-            self._destinations[name, partition] = _Destination(target, found, link.branch_commits)
+            self._destinations[name, partition] = _Destination(target, found, link)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

@@ -13,9 +13,16 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from txmq.client.arguments import WAIT_S_MAX, require_choice, require_number, require_transaction_timeout, require_wait
-from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked, goes_in_turn
+from txmq.client.partitioner import (
+    KafkaPartitionSelector,
+    KeyHashSelector,
+    PartitionSelector,
+    Turn,
+    checked,
+    goes_in_turn,
+)
 from txmq.client.producer import bulk
-from txmq.client.producer.batches import ProducerLimits, Record
+from txmq.client.producer.batches import RECORD_OVERHEAD_BYTES, ProducerLimits, Record
 from txmq.client.producer.bulk import Pair, SendResults, Slice
 from txmq.client.producer.completion import Completion
 from txmq.client.producer.headers import Content, checked_content
@@ -100,6 +107,8 @@ class Producer:
         self._checks = checks
         self._selector = selector or KeyHashSelector()
         self._key_hash = self._selector if type(self._selector) is KeyHashSelector else None
+        self._stays = type(self._selector) in (KeyHashSelector, KafkaPartitionSelector)  # without a key
+        self._turns: dict[str, Turn] = {}
         self._spare_partitions = count()
         self._senders = HomeSenders(client, settings.limits())
         self._closed = False
@@ -127,7 +136,8 @@ class Producer:
         Args:
             topic: the topic's name.
             value: the content.
-            key: chooses the partition: same key, same partition, same order.
+            key: chooses the partition: same key, same partition, same order. Messages without a key take the partitions
+                in turn; while sends are under way they stay with one until they would fill a batch.
             headers: names and values that are stored with the message. Subclasses of ``str`` and ``bytes``, of the key
                 and value, too, are stored as what they derive from.
             tag: short text that readers can filter by.
@@ -414,6 +424,18 @@ class Producer:
         return self._select(topic, partitions, record, tag)
 
     def _select(self, topic: str, partitions: int, record: Record, tag: str | None) -> int:
+        if record[0] is not None or not self._stays:
+            return self._selected(topic, partitions, record, tag)
+        turn, size = self._turns.get(topic), len(record[1]) + RECORD_OVERHEAD_BYTES
+        if turn is not None and turn.left_bytes >= size and self._senders.is_filling(topic, turn.partition):
+            turn.left_bytes -= size
+            if turn.partition < partitions:  # else the topic was made anew
+                return turn.partition
+        chosen = self._selected(topic, partitions, record, tag)
+        self._turns[topic] = Turn(chosen, self.settings.batch_size_bytes - size)
+        return chosen
+
+    def _selected(self, topic: str, partitions: int, record: Record, tag: str | None) -> int:
         key, value, headers, now_ms = record
         if (key is None or self._key_hash is None) and self._senders.has_many and goes_in_turn(self._selector, key):
             return self._next_partition(topic)

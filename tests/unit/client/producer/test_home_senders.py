@@ -41,6 +41,13 @@ def test_keyless_messages_leave_a_home_and_come_back(cluster: Cluster) -> None:
     assert {producer.send("t", b"v").partition for _ in range(6)} == set(range(6))
 
 
+def test_keyless_messages_under_way_stay_until_a_batch_is_full(cluster: Cluster) -> None:
+    producer = cluster.client.producer(linger_ms=1000, batch_size_bytes=1024)
+    futures = [producer.send_async("t", b"v" * 100) for _ in range(30)]
+    producer.flush()
+    assert [future.result().partition for future in futures][::7] == [0, 3, 1, 4, 2]
+
+
 def test_round_robin_leaves_a_home_whatever_the_key(cluster: Cluster) -> None:
     cluster.homes[2].go_down()
     producer = cluster.client.producer(RoundRobinSelector())
@@ -115,7 +122,7 @@ def test_a_home_that_answers_nothing_is_left(cluster: Cluster) -> None:
 
 
 def test_futures_follow_messages_that_were_never_sent(cluster: Cluster) -> None:
-    producer = cluster.client.producer(linger_ms=1000)
+    producer = cluster.client.producer(RoundRobinSelector(), linger_ms=1000)
     cluster.homes[2].go_down()
     futures = [producer.send_async("t", b"%d" % number) for number in range(60)]
     producer.flush()
