@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import Future
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -97,7 +98,12 @@ class Producer(Facade[producer.Producer]):
         pairs = messages if isinstance(messages, list | tuple) else list(messages)
         block = enclosing_block(self.inner.client)
         if block is not None:
-            return [await block.append(self.inner, topic, value, key, None, None, None) for key, value in pairs]
+            results: list[SendResult] = []
+            for key, value in pairs:
+                if self.host.has_kept_loop():
+                    await asyncio.sleep(0)
+                results.append(await block.append(self.inner, topic, value, key, None, None, None))
+            return results
         return await self._run(partial(self.inner.send_pairs_outside, topic, pairs, timeout))
 
     def transaction(self, *resources: Resource, timeout: float = 30.0) -> Transaction:

@@ -18,7 +18,7 @@ strand that is cancelled meanwhile waits for its end: two never meet in one file
 Invariants:
     * a strand runs on the thread of its host's loop, and in the context of its task: context variables are shared;
     * other strands run only while this one is parked, so code that parks must hold no ``Lock`` but one of
-      ``threads.new_lock``;
+      ``threads.new_lock``; what it starts begins later, though the application may begin its own tasks in it at once;
     * ``unpark`` ends a park or does nothing: it never counts for a later one.
 """
 
@@ -28,7 +28,7 @@ import asyncio
 import threading
 import time
 from asyncio import _get_running_loop
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from contextvars import Context
@@ -110,8 +110,8 @@ class Strand:
         Raises:
             BaseException: the first one that ended so.
         """
-        loop, host = self.host.loop, self.host
-        tasks = [loop.create_task(host.run(run), name=f"{name}-{number}") for number in range(count)]
+        host = self.host
+        tasks = [host.task(host.run(run), f"{name}-{number}") for number in range(count)]
         try:
             self.wait_for(asyncio.wait(tasks))
         except BaseException:
@@ -195,6 +195,15 @@ def _wake(parked: Future[None]) -> None:
         parked.set_result(None)
 
 
+def _resumed(fiber: Any) -> Any:
+    """A fiber about to go on: it comes back to who resumes it, not to who began it.
+
+    They differ where a task was begun in a strand, by ``asyncio.eager_task_factory``: its first step ran there.
+    """
+    fiber.parent = getcurrent()
+    return fiber
+
+
 class _End:
     """The end of a strand's work, handed to the coroutine that runs it."""
 
@@ -240,7 +249,7 @@ class Running(Generic[T]):
             for waiting in self._waiting:
                 _wake(waiting)
         else:
-            self._task = self._host.loop.create_task(self._drive(handed))
+            self._task = self._host.task(self._drive(handed), None)
 
     async def _drive(self, handed: Any) -> None:
         """To the end: a loop that is closed by ``asyncio.run`` cancels this once, and waits for it."""
@@ -248,9 +257,9 @@ class Running(Generic[T]):
             try:
                 result = await handed
             except BaseException as error:  # noqa: BLE001  the strand's to take
-                handed = self._fiber.throw(error)
+                handed = _resumed(self._fiber).throw(error)
             else:
-                handed = self._fiber.switch(result)
+                handed = _resumed(self._fiber).switch(result)
         self._take(handed)
         self._host.ended(self)
 
@@ -316,9 +325,9 @@ class Host:
             try:
                 found = await handed
             except BaseException as error:  # noqa: BLE001  raised in the door, and from there
-                handed = fiber.throw(error)
+                handed = _resumed(fiber).throw(error)
             else:
-                handed = fiber.switch(found)
+                handed = _resumed(fiber).switch(found)
         return cast("T", self._result(fiber, handed))
 
     def require_loop(self) -> None:
@@ -375,9 +384,13 @@ class Host:
 
     def start_daemon(self, name: str, run: Callable[[], None]) -> None:
         """Run ``run`` as a task of its own."""
-        task = self.loop.create_task(self.run(run), name=name, context=Context())
+        task = self.task(self.run(run), name, Context())
         self._daemons.add(task)
         task.add_done_callback(self._daemons.discard)
+
+    def task(self, work: Coroutine[Any, Any, T], name: str | None, context: Context | None = None) -> Task[T]:
+        """A task that begins in a later turn of the loop, as a thread would, whatever the loop's task factory does."""
+        return asyncio.Task(work, loop=self.loop, name=name, context=context)
 
     def begin_end(self, work: Callable[[], T]) -> Running[T]:
         """Begin, in a coroutine, what goes to its end whatever becomes of its caller; ``await_ends`` waits for it.

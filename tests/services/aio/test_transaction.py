@@ -12,6 +12,7 @@ import txmq
 import txmq.aio
 from tests.cancelled import cancelled_at
 from txmq.errors import TransactionStateError
+from txmq.runtime import strands
 from txmq.testing.processes.broker import BrokerProcess
 
 Scenario = Callable[[txmq.aio.Client, txmq.aio.Producer], Awaitable[None]]
@@ -53,6 +54,32 @@ def test_block_makes_its_messages_visible_together(shared_broker: BrokerProcess)
             await tx.__aenter__()
 
     _run(shared_broker, "together", scenario)
+
+
+def test_many_messages_of_a_block_do_not_keep_the_loop(
+    shared_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: 50,000 held it for half a second."""
+    monkeypatch.setattr(strands, "_KEEP_S", 0.0)
+
+    async def scenario(client: txmq.aio.Client, producer: txmq.aio.Producer) -> None:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        async with producer.transaction():
+            await producer.send_many("turns", [(b"k", b"%d" % number) for number in range(1000)])
+            assert turns > 900
+        counting.cancel()
+        await asyncio.wait([counting])
+        assert await _values(client, "turns") == [b"%d" % number for number in range(1000)]
+
+    _run(shared_broker, "turns", scenario)
 
 
 def test_error_of_the_body_rolls_back_and_goes_on(shared_broker: BrokerProcess) -> None:
