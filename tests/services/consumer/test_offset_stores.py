@@ -14,13 +14,21 @@ import pytest
 
 import txmq
 from tests.open_files import open_files
+from txmq.client.consumer.offsets import mysql_store
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
 from txmq.client.consumer.offsets.mysql_store import MySQLOffsetStore
-from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, OffsetStore, StoredOffset
+from txmq.client.consumer.offsets.store import (
+    BrokerOffsetStore,
+    OffsetPosition,
+    OffsetStore,
+    OffsetStoreOfMany,
+    StoredOffset,
+)
 from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
 from txmq.model import TopicPartition
 from txmq.testing.offset_store_contract import (
     GROUP,
+    OTHERS,
     SLOT,
     OffsetStoreContract,
     OffsetStoreWithTransactionsContract,
@@ -28,6 +36,7 @@ from txmq.testing.offset_store_contract import (
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.disk import SimDisk
+from txmq.xa.database import dbapi
 
 TOPICS = {"orders": 12, "Orders": 2, "orders.1": 2, "order_": 2, "order-": 2}
 _numbers = itertools.count(1)
@@ -101,7 +110,25 @@ class TestBrokerOffsetStore(OffsetStoreContract):
         return member.store, member.generations[slot]
 
 
-class TestMySQLOffsetStore(OffsetStoreWithTransactionsContract):
+class ManyTogether(OffsetStoreContract):
+    """Many partitions are loaded as each of them would be."""
+
+    def test_many_are_found_and_fenced_as_each_would_be(self) -> None:
+        saved, never, fenced = SLOT, *OTHERS[:2]
+        paused, old = self.owner(saved)
+        assert not paused.save(GROUP, [OffsetPosition(saved, old, 7, "w")])
+        _, outdated = self.owner(fenced)
+        self.owner(fenced)
+        store = self.open()
+        assert isinstance(store, OffsetStoreOfMany)
+        wanted = [(slot, self.next_owner(slot)[1]) for slot in (saved, never)]
+        assert store.load_many(GROUP, [*wanted, (fenced, outdated)]) == {saved: StoredOffset(7, "w"), never: None}
+        assert list(paused.save(GROUP, [OffsetPosition(saved, old, 9)])) == [saved]
+        for slot, generation in wanted:
+            assert not store.save(GROUP, [OffsetPosition(slot, generation, 8)])
+
+
+class TestMySQLOffsetStore(ManyTogether, OffsetStoreWithTransactionsContract):
     """On a real MariaDB."""
 
     @pytest.fixture(autouse=True)
@@ -152,6 +179,19 @@ class TestMySQLOffsetStore(OffsetStoreWithTransactionsContract):
             assert self.mariadb.execute("SELECT trx_mysql_thread_id FROM information_schema.innodb_trx") == []
             self.mariadb.execute(f"ALTER TABLE {self.table} WAIT 5 COMMENT 'not locked'")
 
+    def test_many_are_loaded_by_two_statements(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, statements = self.open(), list[str]()
+        assert isinstance(store, MySQLOffsetStore)
+        store.enter(GROUP)
+
+        def counted(connection: Any, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[Any], int]:
+            statements.append(sql)
+            return dbapi.run(connection, sql, parameters)
+
+        monkeypatch.setattr(mysql_store, "run", counted)
+        found = store.load_many(GROUP, [(("orders", number), 1) for number in range(600)])
+        assert (len(found), len(statements)) == (600, 2)
+
     def test_a_table_name_is_a_name(self) -> None:
         with pytest.raises(ConfigError, match="table"):
             MySQLOffsetStore(self.mariadb.connect, table="x; DROP TABLE y")
@@ -166,7 +206,7 @@ class TestMySQLOffsetStore(OffsetStoreWithTransactionsContract):
         assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 1)])
 
 
-class TestFileOffsetStore(OffsetStoreContract):
+class TestFileOffsetStore(ManyTogether):
     """A group of one."""
 
     @pytest.fixture(autouse=True)

@@ -11,13 +11,14 @@ Invariants:
     * a partition is released only when its messages under way are dealt with (or their time is over) and its offset is
       saved;
     * offsets that cannot be loaded or saved now (a store that is away) stop neither heartbeats nor other partitions;
+    * partitions are begun in slices, with a heartbeat in between: many of them, or a slow store, expel nobody;
     * the thread survives every error: without it the consumer would go on with partitions that are others' by then.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from txmq.client.consumer.beginnings import BeginningUnknownError
@@ -42,6 +43,7 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal, start_daemon
 
 RETRY_S = 0.1
+LOADED_TOGETHER_MAX = 200
 
 
 class Assigned(NamedTuple):
@@ -101,6 +103,11 @@ class Offsets(Protocol):
     def load(self, slot: TopicPartition, generation: int, in_broker: StoredOffset | None) -> StoredOffset | None:
         """Read what is saved of a partition that was handed over."""
 
+    def load_many(
+        self, wanted: Sequence[tuple[TopicPartition, int]]
+    ) -> Mapping[TopicPartition, StoredOffset | None]:  # fmt: skip
+        """As ``load``, of what the store can tell at once; the others are to be loaded one by one."""
+
     def save(self, *, everything: bool = False) -> Collection[TopicPartition]:
         """Save what the group does not know."""
 
@@ -138,6 +145,8 @@ class GroupMember:
         self._sparingly = Sparingly(self._log, clock)
         self._view, self._is_joined, self._is_closing = 0, False, False
         self._has_view = self._has_looked = self._has_revoked = False
+        self._has_more = False  # partitions that are assigned and were not tried yet
+        self._tried: set[TopicPartition] = set()  # since there were more than a slice takes
         self._refusal = ""  # the broker's, as far as it is logged
         self._heard_at = clock.monotonic()
         self._save_at = 0.0
@@ -295,7 +304,7 @@ class GroupMember:
             wait_s = min(wait_s, max(self._save_at - now, 0.0))
         released, self._released = self._released, []
         fields: Fields = {"view": self._view}
-        if not self._has_revoked:
+        if not (self._has_revoked or self._has_more):
             fields["wait"] = max(1, int(wait_s * 1000))
         try:
             *first, last = in_pieces(released)
@@ -334,15 +343,38 @@ class GroupMember:
         for item in assigned:
             if held.get(item.slot) == item.generation:
                 self._partitions.kept(item.slot)
-            elif self._grant is None or self._grant.may_begin():
-                self._begin(item)
         self._has_revoked = bool(revoked)
+        self._begin_some([item for item in assigned if held.get(item.slot) != item.generation])
 
-    def _begin(self, item: Assigned) -> None:
+    def _begin_some(self, items: Sequence[Assigned]) -> None:
+        """Begin partitions until a heartbeat is due; the next view assigns the others again, and they come first."""
+        items = sorted(items, key=lambda item: item.slot in self._tried)
+        until = self._clock.monotonic() + self._settings.heartbeat_interval_s
+        loaded: Mapping[TopicPartition, StoredOffset | None] = {}
+        for number, item in enumerate(items):
+            if number and self._clock.monotonic() >= until:
+                self._has_more = True
+                self._tried.update(one.slot for one in items[:number])
+                return
+            if self._grant is not None and not self._grant.may_begin():
+                break
+            if number % LOADED_TOGETHER_MAX == 0:
+                some = items[number : number + LOADED_TOGETHER_MAX]
+                loaded = self._offsets.load_many([(one.slot, one.generation) for one in some])
+                if loaded and not number:  # worth more than one of them, however long it took
+                    until = self._clock.monotonic() + self._settings.heartbeat_interval_s
+            self._begin(item, loaded)
+        self._has_more = False
+        self._tried.clear()
+
+    def _begin(self, item: Assigned, loaded: Mapping[TopicPartition, StoredOffset | None]) -> None:
         """Load and begin a partition. If that fails, the next view assigns it again."""
         in_broker = None if item.offset is None else StoredOffset(item.offset, item.deferred)
         try:
-            found = self._offsets.load(item.slot, item.generation, in_broker)
+            found = (
+                loaded[item.slot] if item.slot in loaded
+                else self._offsets.load(item.slot, item.generation, in_broker)
+            )  # fmt: skip
         except (FencedError, StorageError) as error:
             topic, partition = item.slot
             self._log.warning("offset could not be loaded", topic=topic, partition=partition, error=repr(error))

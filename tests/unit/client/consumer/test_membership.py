@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from tests.logged import said
 from txmq.client.consumer.group_requests import GroupRequests, SupersededError
 from txmq.client.consumer.membership import Assigned, GroupMember
+from txmq.client.consumer.offsets.store import StoredOffset
 from txmq.client.consumer.options import MemberSettings
 from txmq.errors import (
     ConnectionLostError,
     FencedError,
     ForbiddenError,
     OverloadedError,
+    StorageError,
     TxmqError,
     UnknownTopicError,
 )
@@ -77,7 +80,7 @@ def test_partition_that_cannot_be_begun_is_begun_again(caplog: pytest.LogCapture
             raise RuntimeError("can't start new thread")
 
     joining._offsets = SimpleNamespace(
-        is_shared=True, load=lambda _slot, _generation, found: found, save=lambda **_: ()
+        is_shared=True, load=lambda _slot, _generation, found: found, load_many=lambda _: {}, save=lambda **_: ()
     )
     joining._partitions = SimpleNamespace(
         assigned=assigned, lost=lambda slot: told.append(("lost", slot)), held=list, drained=list
@@ -124,3 +127,79 @@ def test_full_group_is_reported_once_and_heartbeats_go_on() -> None:
     assert reported == ["the broker refuses the group for now; it is tried again"]
     assert refused._is_saved() is False
     assert reported[1:] == ["offsets could not be saved; it is tried again"]
+
+
+class BrokerWithMany:
+    """Has given the member 600 partitions."""
+
+    def __init__(self) -> None:
+        self.heartbeats: list[dict[str, Any]] = []
+
+    def call(self, *words: Any, extensions: dict[str, Any] | None = None, **__: Any) -> bytes:
+        """One answer."""
+        if "heartbeat" in words:
+            self.heartbeats.append(extensions or {})
+        assigned = [["orders", number, 3, 5, None] for number in range(600)]
+        return json.dumps({"view": 1, "members": 1, "assigned": assigned, "revoked": []}).encode()
+
+
+@pytest.mark.parametrize("loads_many", [True, False])
+def test_many_partitions_are_begun_between_heartbeats(loads_many: bool) -> None:
+    """Found: with 600 and a database 5 ms away two members expelled each other for ever."""
+    broker = BrokerWithMany()
+    joining = member(broker)
+    clock = joining._clock
+    assert isinstance(clock, SimClock)
+    begun: list[int] = []
+    silent_s: list[float] = []
+
+    def load(_: object, generation: int, __: object) -> StoredOffset:
+        clock.advance(0.02)
+        return StoredOffset(generation)
+
+    def load_many(wanted: Sequence[tuple[TopicPartition, int]]) -> dict[TopicPartition, StoredOffset | None]:
+        clock.advance(0.1)
+        return {slot: StoredOffset(number) for slot, number in wanted} if loads_many else {}
+
+    def assigned(item: Assigned) -> None:
+        clock.advance(0.005)
+        begun.append(item.slot[1])
+
+    joining._offsets = SimpleNamespace(is_shared=True, load=load, load_many=load_many, save=lambda **_: ())
+    joining._partitions = SimpleNamespace(
+        assigned=assigned, held=lambda: [(("orders", number), 3) for number in begun], kept=lambda _: None,
+        drained=list, lost=lambda _: None,
+    )  # fmt: skip
+    joining._acks = SimpleNamespace(resolve=lambda: None)
+    while len(begun) < 600:
+        before = clock.monotonic()
+        joining._round()
+        silent_s.append(clock.monotonic() - before)
+    assert begun == list(range(600))
+    assert max(silent_s) < 2 * SETTINGS.heartbeat_interval_s
+    assert not any("wait" in fields for fields in broker.heartbeats)
+    joining._round()
+    assert "wait" in broker.heartbeats[-1]
+
+
+def test_partitions_that_cannot_be_loaded_hold_up_no_other() -> None:
+    joining = member(BrokerWithMany())
+    clock = joining._clock
+    assert isinstance(clock, SimClock)
+    begun: set[int] = set()
+
+    def load(slot: TopicPartition, generation: int, _: object) -> StoredOffset:
+        if slot[1] < 10:
+            clock.advance(1.0)  # a transaction of the former owner holds the row
+            raise StorageError("lock wait timeout")
+        return StoredOffset(generation)
+
+    joining._offsets = SimpleNamespace(is_shared=True, load=load, load_many=lambda _: {}, save=lambda **_: ())
+    joining._partitions = SimpleNamespace(
+        assigned=lambda item: begun.add(item.slot[1]), held=lambda: [(("orders", number), 3) for number in begun],
+        kept=lambda _: None, drained=list, lost=lambda _: None,
+    )  # fmt: skip
+    joining._acks = SimpleNamespace(resolve=lambda: None)
+    for _ in range(12):
+        joining._round()
+    assert begun == set(range(10, 600))

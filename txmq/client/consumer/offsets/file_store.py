@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
@@ -80,16 +80,26 @@ class FileOffsetStore:
 
     def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """See ``OffsetStore``."""
+        found = self.load_many(group, [(slot, generation)])
+        if slot not in found:
+            raise FencedError(
+                f"{self.path} knows a newer generation of {slot[0]}-{slot[1]} than {generation}: "
+                "another broker's, or one that lost its data? Then move the file away"
+            )
+        return found[slot]
+
+    def load_many(
+        self, group: str, wanted: Sequence[tuple[TopicPartition, int]]
+    ) -> Mapping[TopicPartition, StoredOffset | None]:
+        """See ``OffsetStoreOfMany``. The file is replaced once."""
         with self._lock:
-            known = self._kept.get(slot) or _Kept(0, None)
-            if generation < known.generation:
-                raise FencedError(
-                    f"{self.path} knows generation {known.generation} of {slot[0]}-{slot[1]}, not {generation}: "
-                    "another broker's, or one that lost its data? Then move the file away"
-                )
-            if generation > known.generation:
-                self._write(group, {**self._kept, slot: _Kept(generation, known.found)})
-            return known.found
+            known = {slot: self._kept.get(slot) or _Kept(0, None) for slot, _ in wanted}
+            fenced = {
+                slot: known[slot]._replace(generation=new) for slot, new in wanted if new > known[slot].generation
+            }
+            if fenced:
+                self._write(group, {**self._kept, **fenced})
+            return {slot: known[slot].found for slot, generation in wanted if generation >= known[slot].generation}
 
     def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """See ``OffsetStore``."""

@@ -18,7 +18,7 @@ Sources: MariaDB, "InnoDB Lock Modes", "SET TRANSACTION" (current reads of UPDAT
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -45,10 +45,14 @@ _CREATE = (
 _ROW = "WHERE consumer_group = ? AND topic = ? AND partition_number = ?"
 _LOOK = "SELECT 1 FROM @table LIMIT 1"
 _FENCE = (
-    "INSERT INTO @table (consumer_group, topic, partition_number, generation) VALUES (?, ?, ?, ?) "
+    "INSERT INTO @table (consumer_group, topic, partition_number, generation) VALUES @rows "
     "ON DUPLICATE KEY UPDATE generation = GREATEST(generation, VALUES(generation))"
 )
 _READ = "SELECT generation, next_offset, aside FROM @table @row"
+_READ_MANY = (
+    "SELECT topic, partition_number, generation, next_offset, aside FROM @table "
+    "WHERE consumer_group = ? AND (topic, partition_number) IN (@slots)"
+)
 _UPDATE = "UPDATE @table SET next_offset = ?, aside = ?, saves = saves + 1, saved_at = NOW() @row AND generation = ?"
 
 
@@ -103,18 +107,35 @@ class MySQLOffsetStore:
 
     def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """See ``OffsetStore``. Waits a second for a transaction of the former owner that holds the row."""
-        return self._ask(lambda own: self._load(own, group, slot, generation))
-
-    def _load(self, own: Connection, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
-        self._run(own, _FENCE, (group, *slot, generation))
-        own.commit()  # from here on the owner before us is fenced; what it committed before is read next
-        newest, found = self._read(own, group, slot)
+        newest, found = self._ask(lambda own: self._loaded(own, group, [(slot, generation)]))[slot]
         if newest != generation:
             raise FencedError(
                 f"{self._table} knows generation {newest} of {slot[0]}-{slot[1]} in group {group!r}, not {generation}: "
                 "another owner is newer. If the broker has lost its data: delete the group's rows there"
             )
         return found
+
+    def load_many(
+        self, group: str, wanted: Sequence[tuple[TopicPartition, int]]
+    ) -> Mapping[TopicPartition, StoredOffset | None]:
+        """See ``OffsetStoreOfMany``. Two statements, each in a transaction of its own."""
+        loaded = self._ask(lambda own: self._loaded(own, group, wanted))
+        return {slot: loaded[slot][1] for slot, generation in wanted if loaded[slot][0] == generation}
+
+    def _loaded(
+        self, own: Connection, group: str, wanted: Sequence[tuple[TopicPartition, int]]
+    ) -> dict[TopicPartition, tuple[int, StoredOffset | None]]:
+        """The newest generation of each, and what is saved."""
+        ordered = sorted(wanted)  # for all, so that two members that load the same rows cannot deadlock
+        rows = ", ".join(["(?, ?, ?, ?)"] * len(ordered))
+        fences = [value for slot, generation in ordered for value in (group, *slot, generation)]
+        self._run(own, _FENCE.replace("@rows", rows), fences)
+        own.commit()  # from here on the owners before us are fenced; what they committed before is read next
+        slots = ", ".join(["(?, ?)"] * len(ordered))
+        names = [value for slot, _ in ordered for value in slot]
+        found, _ = self._run(own, _READ_MANY.replace("@slots", slots), [group, *names])
+        own.rollback()  # the next look is at what is committed by then
+        return {(text(topic), int(number)): _kept(*columns) for topic, number, *columns in found}
 
     def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """See ``OffsetStore``. One transaction."""
@@ -209,8 +230,7 @@ class MySQLOffsetStore:
         rows, _ = self._run(connection, _READ + lock, (group, *slot))
         if not rows:
             return 0, None
-        generation, offset, deferred = rows[0]
-        return int(generation), None if offset is None else StoredOffset(int(offset), _text(deferred))
+        return _kept(*rows[0])
 
     def _run(self, connection: Any, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[Any], int]:
         sql = sql.replace("@table", self._table).replace("@row", _ROW).replace("?", self._placeholder)
@@ -245,6 +265,10 @@ class MySQLOffsetStore:
         if own is not None:
             with suppress(Exception):
                 own.close()
+
+
+def _kept(generation: Any, offset: Any, deferred: Any) -> tuple[int, StoredOffset | None]:
+    return int(generation), None if offset is None else StoredOffset(int(offset), _text(deferred))
 
 
 def _conditions(above: int | None, most: int | None, beside: StoredOffset | None) -> list[_Condition]:

@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -17,12 +17,14 @@ from txmq.client.consumer.offsets.store import (
     BrokerOffsetStore,
     OffsetPosition,
     OffsetStore,
+    OffsetStoreOfMany,
     StoredOffset,
     asked,
     next_order,
 )
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.deferred import deferred_text, parsed
+from txmq.errors import StorageError
 from txmq.model import TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Logger
@@ -75,6 +77,19 @@ class OffsetSaver:
             return self._store.load(self._group, slot, generation)
         with self._saving:
             return self._ask(lambda: self._store.load(self._group, slot, generation))
+
+    def load_many(
+        self, wanted: Sequence[tuple[TopicPartition, int]]
+    ) -> Mapping[TopicPartition, StoredOffset | None]:  # fmt: skip
+        """As ``load``, of what the store can tell at once; the others are to be loaded one by one."""
+        store = self._store
+        if len(wanted) < 2 or not isinstance(store, OffsetStoreOfMany):
+            return {}
+        try:
+            with self._saving:
+                return asked(lambda: store.load_many(self._group, wanted))
+        except StorageError:  # perhaps of one of them alone, which a transaction of the former owner holds
+            return {}
 
     def save(self, *, everything: bool = False) -> Collection[TopicPartition]:
         """Save what the group does not know. Durability: saved when this returns; in the broker: forced.

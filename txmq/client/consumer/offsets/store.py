@@ -14,7 +14,7 @@ Invariants, which ``txmq.testing.OffsetStoreContract`` holds every store to:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -111,6 +111,20 @@ class OffsetStore(Protocol):
 
     def leave(self, group: str) -> None:
         """The consumer is closed."""
+
+
+@runtime_checkable
+class OffsetStoreOfMany(Protocol):
+    """A store that loads many partitions with few requests."""
+
+    def load_many(
+        self, group: str, wanted: Sequence[tuple[TopicPartition, int]]
+    ) -> Mapping[TopicPartition, StoredOffset | None]:
+        """As ``load`` of each partition under its generation; those that a newer one has loaded are left out.
+
+        Raises:
+            StorageError: it cannot be known now, perhaps of one of them alone. Some may be fenced.
+        """
 
 
 @runtime_checkable
