@@ -413,10 +413,10 @@ def test_request_that_meets_links_end_is_told_exactly_once(told_by_fail: bool) -
     link = Connection(Recording(), OSClock(), "broker")  # type: ignore[arg-type]
     told: list[TxmqError] = []
 
-    class Meeting(dict[bytes, tuple[Pending, float]]):
+    class Meeting(dict[bytes, tuple[Pending, float, int]]):
         """The link fails right when the request is put into the list: before, or behind."""
 
-        def __setitem__(self, opaque: bytes, asked: tuple[Pending, float]) -> None:
+        def __setitem__(self, opaque: bytes, asked: tuple[Pending, float, int]) -> None:
             if told_by_fail:
                 super().__setitem__(opaque, asked)
             link.fail(ConnectionLostError("cut"))
