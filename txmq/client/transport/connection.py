@@ -219,9 +219,10 @@ class Connection:
             self.fail(ConnectionLostError(f"{self.address} left {ABANDONED_MAX} requests unanswered"))
 
     def _has_been_silent(self) -> bool:
-        """Whether nothing has come for long behind requests that wait for an answer."""
-        since = min(used_at for _, used_at, reads in list(self._pending.values()) if reads == self._reads)
-        return self.clock.monotonic() - since >= SILENT_S_MAX and self.stream.is_quiet()
+        """Whether nothing has come for long after requests that wait; another thread may read meanwhile."""
+        now, waiting = self.clock.monotonic(), list(self._pending.values())
+        since = min((used_at for _, used_at, reads in waiting if reads == self._reads), default=now)
+        return now - since >= SILENT_S_MAX and self.stream.is_quiet()
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
