@@ -44,7 +44,11 @@ def broker(
     insecure_plaintext: InsecurePlaintext = False,
     insecure_anonymous: InsecureAnonymous = False,
     registry: Annotated[
-        str | None, typer.Option(metavar="zk://HOST,.../PATH", help="ZooKeeper ensemble of several brokers. [none]")
+        str | None,
+        typer.Option(
+            metavar="zk://HOST,.../PATH",
+            help="ZooKeeper ensemble of several brokers; one with a password in the file or TXMQ_REGISTRY. [none]",
+        ),
     ] = None,
     sync: Annotated[
         str | None, typer.Option(metavar="always|interval|never", help="When plain puts are answered. [always]")
