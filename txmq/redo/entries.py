@@ -55,6 +55,7 @@ Bodies::
     38 VOIDED         as ROLLED_BACK: what was prepared is void, and the messages come in another way
     39 ACCESS         JSON: users, grants and quotas are those of the registry at a version; the cluster's secrets
     40 FENCED         JSON: a transaction that was not known takes no decision with a branch in one database any more
+    41 MADE           JSON: a user has made something of which there may be so many: kind, name, how many it counts for
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ QUOTA_SET: Final = 37
 VOIDED: Final = 38
 ACCESS: Final = 39
 FENCED: Final = 40
+MADE: Final = 41
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -113,7 +115,7 @@ NAMES: Final = {
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
     REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", DRAINED: "drained",
     USER: "user", USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", VOIDED: "voided",
-    ACCESS: "access", FENCED: "fenced",
+    ACCESS: "access", FENCED: "fenced", MADE: "made",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences

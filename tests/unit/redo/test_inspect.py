@@ -61,6 +61,7 @@ def _disk() -> SimDisk:
         entries.encode_rolled_back(1, 2, 0, entries.VOIDED),
         entries.json_entry(entries.ACCESS, {"version": 1, "secret": "5ec", "between_brokers": "b07"}),
         entries.json_entry(entries.FENCED, {"session": 1, "counter": 2, "uuid": "a" * 32}),
+        entries.json_entry(entries.MADE, {"kind": "group", "name": "g", "user": "shop", "size": 1}),
     ]
     for sample in samples:
         journal.append(sample)

@@ -178,6 +178,7 @@ class Redo:
             self._state.saved.hand_over(fields["group"], fields["owned"], self._state.placed)
         else:
             self._state.saved.delete(fields["group"])
+            self._state.principals.unmade("group", fields["group"])
 
     def _redo_query(self, kind: int, body: memoryview) -> None:
         if kind == entries.BATCH_COMMITTED:
@@ -190,6 +191,7 @@ class Redo:
             self._state.queries.open(fields["query"], fields["epoch"], fields["time_ms"])
         else:
             self._state.queries.delete(fields["query"])
+            self._state.principals.unmade("query", fields["query"])
 
     def _redo_batch(self, batch: entries.BatchCommitted) -> None:
         placed = []

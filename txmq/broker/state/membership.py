@@ -105,6 +105,7 @@ class Membership:
         is_changed: members or what they may have changed since it was last settled (``verbs/group/handover``).
         topics_seen: how many changes of topics were seen then.
         look_ms: when the group is checked for silent members; 0 if no time is set.
+        user: whose member was the first; empty: nobody's who is counted (``verbs/access/shares``).
     """
 
     strategy: str = "sticky"
@@ -118,6 +119,7 @@ class Membership:
     is_changed: bool = False
     topics_seen: int = -1
     look_ms: int = 0
+    user: str = ""
     _wanted: dict[TopicPartition, str] = field(default_factory=dict)  # the member that should have it
     _partitions: dict[str, int] = field(default_factory=dict)
     _topic_ids: dict[str, int] = field(default_factory=dict)

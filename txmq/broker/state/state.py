@@ -136,6 +136,7 @@ class State:
         removed = list(self.partitions_of.pop(topic_id, {}).values())
         self.saved.forget_topic(topic_id)
         if topic is not None:
+            self.principals.unmade("topic", topic.config.name)
             name = topic.config.name.encode()
             for partition in removed:
                 partition.is_deleted = True

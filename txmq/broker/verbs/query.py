@@ -31,6 +31,7 @@ from txmq.broker.state.transaction import Transaction, TransactionState, group_k
 from txmq.broker.verbs import placing
 from txmq.broker.verbs.access.asking import GROUP, SETTLE, require_any, sees
 from txmq.broker.verbs.access.audit import audit
+from txmq.broker.verbs.access.shares import QUERY_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.cluster.queries import draw_epoch, find_anchor, refuse_elsewhere, release_anchor
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import locate
@@ -145,6 +146,8 @@ def _open_here(asked: Asked) -> None:
     fields = {"query": name, "epoch": epoch, "time_ms": context.now_ms}
     context.group.add_entry(entries.json_entry(entries.QUERY_OPENED, fields))
     opened = queries.open(name, epoch, context.now_ms)
+    if known is None:
+        note_made(context, asked.client, QUERY_SHARE, name)
     _roll_back_all(context, prepared_of(context, name))
     asked.answer(_described(opened), is_new=True)
 
@@ -155,6 +158,8 @@ def _refuse_open(asked: Asked, known: Query | None) -> None:
     epoch_max = context.state.queries.last_epoch if context.cluster is None else EPOCH_MAX
     if asked.name == ANY_QUERY or not 0 < epoch <= epoch_max:
         raise BadRequestError("query open needs a query's name, and epoch=<number drawn with query epoch>")
+    if known is None:
+        refuse_over_half(context, asked.client, QUERY_SHARE, context.settings.queries_max, "queries_max")
     if known is None and len(context.state.queries.named) >= context.settings.queries_max:
         raise OverloadedError(
             f"queries_max {context.settings.queries_max} queries are kept: delete those that never write again"
@@ -208,6 +213,7 @@ def _delete(asked: Asked) -> None:
     known = queries.at_epoch(name, _stated(given, b"epoch")) if b"epoch" in given else queries.known(name)
     context.group.add_entry(entries.json_entry(entries.QUERY_DELETED, {"query": name}))
     queries.delete(name)
+    context.state.principals.unmade(QUERY_SHARE, name)
     count = _roll_back_all(context, prepared_of(context, name))
     audit(context, asked.client, "query deleted", query=name, transactions=count)
     release_anchor(context, name)

@@ -9,6 +9,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.verbs.access.asking import TOPIC, require_seen, sees
 from txmq.broker.verbs.access.audit import audit
+from txmq.broker.verbs.access.shares import TOPIC_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.cluster import topics as cluster_topics
 from txmq.broker.verbs.cluster.describe import leaders
 from txmq.broker.verbs.cluster.topic_map import delete_topic
@@ -36,8 +37,14 @@ def topic(context: Context, client: ClientConnection, request: Request) -> None:
 
 def _create(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     config = with_settings(context.settings.new_topic(name), words)
+    _refuse_over_half(context, client, config.partitions)
+
+    def describe(context: Context, made: Topic) -> bytes:
+        note_made(context, client, TOPIC_SHARE, made.config.name, made.config.partitions)
+        return _described(context, made)
+
     if context.cluster is not None:
-        cluster_topics.create(context, client, opaque, config, _described)
+        cluster_topics.create(context, client, opaque, config, describe)
         return
     context.state.topics.check_new(name)
     _refuse_too_many(context, config.partitions)
@@ -45,19 +52,28 @@ def _create(context: Context, client: ClientConnection, name: str, words: dict[s
     if context.state.topics.with_id(created.topic_id) is not None:
         raise InvariantError(f"topic id {created.topic_id} is in use")
     _journal(context, created)
-    context.answer_when_durable(client, opaque, _described(context, created))
+    context.answer_when_durable(client, opaque, describe(context, created))
 
 
 def _alter(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     current = context.state.topics.named(name)
     config = altered(current.config, words)
+    added = config.partitions - current.config.partitions
+    _refuse_over_half(context, client, added)
+
+    def describe(context: Context, changed: Topic) -> bytes:
+        if added:
+            _, before = context.state.principals.made.get((TOPIC_SHARE, name), ("", 0))
+            note_made(context, client, TOPIC_SHARE, name, before + added)
+        return _described(context, changed)
+
     if context.cluster is not None:
-        cluster_topics.alter(context, client, opaque, current, words, _described)
+        cluster_topics.alter(context, client, opaque, current, words, describe)
         return
-    _refuse_too_many(context, config.partitions - current.config.partitions)
+    _refuse_too_many(context, added)
     changed = dataclasses.replace(current, config=config)
     _journal(context, changed)
-    context.answer_when_durable(client, opaque, _described(context, changed))
+    context.answer_when_durable(client, opaque, describe(context, changed))
 
 
 def _delete(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
@@ -112,6 +128,11 @@ def _described(context: Context, described: Topic) -> bytes:
 def _refuse_settings(words: dict[str, str]) -> None:
     if words:
         raise BadRequestError("this action takes no settings")
+
+
+def _refuse_over_half(context: Context, client: ClientConnection, added: int) -> None:
+    limit = context.settings.partitions_max
+    refuse_over_half(context, client, TOPIC_SHARE, limit, "partitions_max", more=added)
 
 
 def _refuse_too_many(context: Context, added: int) -> None:

@@ -18,7 +18,9 @@ from txmq.protocol.peers import is_peer
 from txmq.protocol.scram import ScramKeys
 from txmq.redo import entries
 
-KINDS: Final = frozenset({entries.USER, entries.USER_REMOVED, entries.GRANTED, entries.QUOTA_SET, entries.ACCESS})
+KINDS: Final = frozenset(
+    {entries.USER, entries.USER_REMOVED, entries.GRANTED, entries.QUOTA_SET, entries.ACCESS, entries.MADE}
+)
 
 
 class User:
@@ -69,6 +71,9 @@ class Principals:
         streams: by user, how many of these are open: streamed, and not prepared or decided.
         payload_bytes: by user, of the messages of both.
         sessions: by user, how many there are.
+        made: by kind and name, the user who made a group, topic, query or outbox series, and how many it counts for
+            (a topic: its partitions). Not those of administrators, nor of before there were users.
+        made_sizes: the sums of that, by kind and user.
     """
 
     def __init__(self) -> None:
@@ -81,6 +86,8 @@ class Principals:
         self.streams: dict[str, int] = {}
         self.payload_bytes: dict[str, int] = {}
         self.sessions: dict[str, int] = {}
+        self.made: dict[tuple[str, str], tuple[str, int]] = {}
+        self.made_sizes: dict[tuple[str, str], int] = {}
 
     def known(self, name: str) -> User:
         """The user of a name.
@@ -105,6 +112,9 @@ class Principals:
 
     def fold(self, kind: int, fields: dict[str, Any]) -> None:
         """An entry of one of ``KINDS`` was journaled, or is redone."""
+        if kind == entries.MADE:
+            self._note_made(fields["kind"], fields["name"], fields["user"], fields["size"])
+            return
         self.version += 1
         if kind == entries.USER:
             self._put(fields)
@@ -122,6 +132,19 @@ class Principals:
             if fields["limits"]:
                 self.quotas[key] = fields["limits"]
 
+    def unmade(self, kind: str, name: str) -> None:
+        """It is deleted: it counts no more."""
+        user, size = self.made.pop((kind, name), ("", 0))
+        if size:
+            self.made_sizes[kind, user] -= size
+            if not self.made_sizes[kind, user]:
+                del self.made_sizes[kind, user]
+
+    def _note_made(self, kind: str, name: str, user: str, size: int) -> None:
+        self.unmade(kind, name)
+        self.made[kind, name] = user, size
+        self.made_sizes[kind, user] = self.made_sizes.get((kind, user), 0) + size
+
     def _put(self, fields: dict[str, Any]) -> None:
         name, keys = fields["user"], fields["keys"]
         known = self.users.get(name)
@@ -132,7 +155,7 @@ class Principals:
 
     def freeze(self) -> dict[str, Any] | None:
         """A copy, JSON-able; None while there is nothing to keep."""
-        if not (self.users or self.quotas or self.secret or self.registry_version):
+        if not (self.users or self.quotas or self.secret or self.registry_version or self.made):
             return None
         of_registry = {"registry_version": self.registry_version, "between_brokers": self.between_brokers}
         return {
@@ -143,6 +166,7 @@ class Principals:
                 for user in self.users.values()
             ],
             "quotas": [(*key, limits) for key, limits in self.quotas.items()],
+            **({"made": [(*key, *by) for key, by in self.made.items()]} if self.made else {}),
         }
 
     def restore(self, snapshot: dict[str, Any] | None) -> None:
@@ -156,3 +180,5 @@ class Principals:
             self._put({"user": name, "keys": keys, "certificate": certificate, "made": made[0] if made else 0})
             self.users[name].grants = tuple(Grant(*grant) for grant in grants)
         self.quotas = {(kind, name): limits for kind, name, limits in snapshot["quotas"]}
+        for made in snapshot.get("made", ()):
+            self._note_made(*made)

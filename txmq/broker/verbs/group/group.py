@@ -30,6 +30,7 @@ from txmq.broker.state.membership import Member, Membership, Owned
 from txmq.broker.state.pending_groups import Beat
 from txmq.broker.verbs.access.asking import GROUP, READ, TOPIC, require
 from txmq.broker.verbs.access.audit import refusal_of
+from txmq.broker.verbs.access.shares import counted_user
 from txmq.broker.verbs.cluster.events import find_anchor
 from txmq.broker.verbs.group.anchored import (
     anchor_fields,
@@ -96,7 +97,7 @@ def _join(request: GroupRequest) -> None:
     if not is_anchored(context, strategy, member):
         _admit(request, strategy, member)
         return
-    refuse_over_groups(context, request.group)
+    refuse_over_groups(request)
     known = context.pending_groups.anchors.get(request.group)
     if known is not None:
         _join_anchored(request, strategy, member, known)
@@ -155,8 +156,9 @@ def _membership(request: GroupRequest, strategy: str) -> Membership:
     groups = request.context.groups
     membership = groups.get(request.group)
     if membership is None:
-        refuse_over_groups(request.context, request.group)
+        refuse_over_groups(request)
         membership = groups[request.group] = Membership()
+        membership.user = counted_user(request.context, request.client)
         request.context.pending_groups.unsettled[request.group] = None  # it goes if no member joins
     if request.words["member"] not in membership.members:
         if len(membership.members) >= MEMBERS_MAX:

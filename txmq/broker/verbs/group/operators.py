@@ -13,6 +13,7 @@ from txmq.broker.state.group_offsets import SavedGroup
 from txmq.broker.state.membership import Membership
 from txmq.broker.verbs.access.asking import GROUP, READ, TOPIC, require, require_seen, sees
 from txmq.broker.verbs.access.audit import audit
+from txmq.broker.verbs.access.shares import GROUP_SHARE, note_made
 from txmq.broker.verbs.group.handover import settle
 from txmq.broker.verbs.group.request import (
     GroupRequest,
@@ -130,8 +131,10 @@ def reset(request: GroupRequest) -> None:
         raise UnknownGroupError(
             f"no group {request.group!r} has saved offsets; create (--create) makes one that begins there"
         )
-    refuse_over_groups(context, request.group)
+    refuse_over_groups(request)
     refuse_over_bytes(context, context.state.saved.growth_bytes(request.group, rows))
+    if known is None and rows:
+        note_made(context, request.client, GROUP_SHARE, request.group)
     journal_offsets(context, request.group, rows)
     # A member that was taken for gone, and comes back with its partitions, must not go on at its former offset.
     following = context.state.saved.next_generation
@@ -190,6 +193,7 @@ def delete(request: GroupRequest) -> None:
     context.group.needs_sync = True
     _audit(request, "group deleted", len(context.state.saved.named[request.group].offsets))
     context.state.saved.delete(request.group)
+    context.state.principals.unmade(GROUP_SHARE, request.group)
     request.answer({})
 
 

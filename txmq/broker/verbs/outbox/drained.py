@@ -30,6 +30,7 @@ from txmq.broker.state.outboxes import SERIES_MAX, DrainedRow, OutboxSeries
 from txmq.broker.state.transaction import Action, TransactionEvent, next_action
 from txmq.broker.verbs import placing, turns
 from txmq.broker.verbs.access.asking import INSTALL, RESOURCE, is_administrator, require, require_any, sees
+from txmq.broker.verbs.access.shares import SERIES_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.transaction_checks import (
     check_streamed,
     floor_of,
@@ -78,6 +79,8 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
         return
     if stated.number != last + 1 or not is_told:
         raise _out_of_turn(stated, last)
+    if series is None:
+        refuse_over_half(context, client, SERIES_SHARE, SERIES_MAX, "outbox series")
     if series is None and len(context.state.outboxes.series) >= SERIES_MAX:
         raise OverloadedError(f"{SERIES_MAX} outbox series are known: one is begun only behind a restored database")
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.COMMIT_PARTS)
@@ -89,6 +92,8 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     refuse_over_limits(context, session, None, parts)
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
+    if series is None:
+        note_made(context, client, SERIES_SHARE, stated.series)
     take(context, client, opaque, name, floor, stated, parts, keys)
 
 

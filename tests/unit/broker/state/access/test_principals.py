@@ -21,6 +21,8 @@ HISTORY: list[tuple[int, dict[str, Any]]] = [
     (entries.USER, {"user": "shop", "keys": KEYS, "certificate": "CN=shop"}),
     (entries.QUOTA_SET, {"kind": "user", "name": "shop", "limits": {"requests_per_s": 7}}),
     (entries.QUOTA_SET, {"kind": "topic", "name": "a", "limits": {"bytes_per_s": 9}}),
+    (entries.MADE, {"kind": "topic", "name": "a", "user": "shop", "size": 3}),
+    (entries.MADE, {"kind": "topic", "name": "a", "user": "shop", "size": 5}),
     (entries.ACCESS, {"version": 3, "secret": "5ec", "between_brokers": "b07"}),
 ]  # fmt: skip
 
@@ -53,6 +55,7 @@ def test_a_checkpoint_holds_everything() -> None:
     assert restored.known("ops").is_administrator
     assert restored.quotas["topic", "a"] == {"bytes_per_s": 9}
     assert (restored.registry_version, restored.between_brokers) == (3, "b07")
+    assert restored.made_sizes == {("topic", "shop"): 5}
     assert Principals().freeze() is None
 
 
