@@ -275,6 +275,20 @@ class ClientTls:
             connected.sendall(session.take())
             return TlsStream(net.adopt(connected), session)
 
+    def connected_socket(self, address: tuple[str, int], host: str, timeout: float) -> ssl.SSLSocket:
+        """A connected socket, for a library that wants one; ``host`` is whose certificate has to be shown.
+
+        Args:
+            timeout: in seconds.
+
+        Raises:
+            OSError: as ``connect``.
+        """
+        connected = socket.create_connection(address, timeout)
+        with _closed_on_error(connected):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return self.context.wrap_socket(connected, server_hostname=host)
+
     async def adopt_on(
         self, loop: asyncio.AbstractEventLoop, connected: socket.socket, host: str, until: float
     ) -> TlsStream:

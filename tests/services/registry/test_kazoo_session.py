@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,10 @@ from txmq.registry.zookeeper.session import (
     SessionState,
     WatchEvent,
 )
+from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.processes.broker import free_port
-from txmq.testing.processes.zookeeper import ZooKeeper
+from txmq.testing.processes.zookeeper import Ensemble, ZooKeeper
 
 Open = Callable[..., KazooSession]
 
@@ -55,6 +57,21 @@ def test_an_ensemble_that_is_away_is_told_by_its_address() -> None:
     hosts = f"127.0.0.1:{free_port()}"
     with pytest.raises(RegistryAwayError, match=f"no ZooKeeper server answers at {hosts} within 0.3 s"):
         KazooSession(hosts, session_timeout_ms=1000, call_timeout_ms=300)
+
+
+@pytest.mark.parametrize(("hosts", "is_believed"), [(("localhost",), True), ((), False)])
+def test_server_is_believed_by_its_alternative_names(
+    tmp_path: Path, hosts: tuple[str, ...], *, is_believed: bool
+) -> None:
+    tls = CertificateAuthority(tmp_path / "ca").issue("zoo", hosts=hosts, name="localhost")
+    with Ensemble(tmp_path, tls=tls).start() as ensemble:
+        address = ensemble.secure_hosts.replace("127.0.0.1", "localhost")
+        opened = partial(KazooSession, address, session_timeout_ms=20_000, tls=tls)
+        if is_believed:
+            opened(call_timeout_ms=60_000).close()
+        else:
+            with pytest.raises(RegistryAwayError, match="a certificate that is valid for it"):
+                opened(call_timeout_ms=2000)
 
 
 def test_no_call_waits_longer_than_its_deadline(zookeeper: ZooKeeper, open_session: Open) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -185,6 +187,34 @@ def test_common_name_is_no_alternative_name(tmp_path: Path) -> None:
     broker = authority.issue("broker", hosts=(), name="localhost")
     with pytest.raises(ssl.SSLCertVerificationError):
         shaken(trusted(authority).session("localhost"), ServerTls(broker).session())
+
+
+@pytest.mark.parametrize(("hosts", "is_right"), [(("localhost",), True), ((), False), (("other",), False)])
+def test_socket_of_a_library_checks_alike(tmp_path: Path, hosts: tuple[str, ...], *, is_right: bool) -> None:
+    authority = CertificateAuthority(tmp_path / "ca")
+    shown = authority.issue("zoo", hosts=hosts, name="localhost")
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(shown.cert, shown.key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            accepted, _ = listener.accept()
+            with accepted, suppress(OSError), serving.wrap_socket(accepted, server_side=True) as encrypted:
+                encrypted.sendall(b"hello")
+                encrypted.recv(1)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            address = listener.getsockname()
+            if is_right:
+                with trusted(authority).connected_socket(address, "localhost", 60.0) as connected:
+                    assert connected.recv(5) == b"hello"
+            else:
+                with pytest.raises(ssl.SSLCertVerificationError):
+                    trusted(authority).connected_socket(address, "localhost", 60.0)
+        finally:
+            thread.join()
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from kazoo import exceptions as of_kazoo
 from kazoo.client import KazooClient, KazooState, KeeperState
-from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions, make_digest_acl
 
 from txmq.addresses import Credentials, TlsFiles
@@ -79,6 +79,20 @@ _TRIES_IN_A_SESSION: Final = 3  # connections that each server may leave unanswe
 _PIPELINED_MAX: Final = 500  # calls of ``get_many`` under way at once
 
 
+class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """kazoo's connections as all others of txmq: kazoo's own trust every CA of the system beside the one that was
+    given, and take a common name for the host's.
+    """
+
+    def __init__(self, tls: ClientTls) -> None:
+        super().__init__()
+        self._tls = tls
+
+    def create_connection(self, address: tuple[str, int], hostname: str, timeout: float, **_of_tls: object) -> Any:
+        """See kazoo."""
+        return self._tls.connected_socket(address, hostname, timeout)
+
+
 class KazooSession:
     """See the module's docstring.
 
@@ -87,7 +101,7 @@ class KazooSession:
         session_timeout_ms: the time for which a session outlives its connection; the ensemble may grant another one.
         call_timeout_ms: the longest time a call takes.
         credentials: None leaves nodes open to every client of the ensemble.
-        tls: files of TLS; None speaks plaintext. kazoo trusts the system's CAs, too.
+        tls: files of TLS; None speaks plaintext.
 
     Raises:
         ConfigError: a file of TLS cannot be read.
@@ -109,9 +123,7 @@ class KazooSession:
             self._public = [own, ACL(Permissions.READ, ANYONE_ID_UNSAFE)]
             access = {"auth_data": [("digest", f"{credentials.name}:{credentials.password}")], "default_acl": [own]}
         if tls is not None:
-            ClientTls(tls)  # kazoo would say nothing of a file that cannot be read, and try for ever
-            access |= {"use_ssl": True, "verify_certs": True, "check_hostname": True}
-            access |= {"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None}
+            access |= {"handler": _TlsHandler(ClientTls(tls))}
         retry = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
         self._client = KazooClient(
             ",".join([hosts] * _TRIES_IN_A_SESSION),
