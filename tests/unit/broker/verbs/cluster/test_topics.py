@@ -10,9 +10,11 @@ from txmq.broker.cluster import view
 from txmq.broker.cluster.asks import Answer, Ask, CreateTopic, DropTopic, FindAnchor, ReleaseAnchor
 from txmq.broker.cluster.view import ASKS_MAX
 from txmq.broker.cluster.work import TRIES_MAX, Room, carry_out
+from txmq.broker.state.access.permissions import of_nobody
 from txmq.broker.verbs.cluster.events import find_anchor
 from txmq.errors import BrokerError, OverloadedError, RegistryAwayError, RegistryConflictError
 from txmq.model import TopicConfig
+from txmq.redo import entries
 from txmq.registry.embedded import EmbeddedRegistry
 from txmq.registry.port import DeletedTopic, Home, PlacedTopic, TopicMap
 from txmq.registry.topics import Topic
@@ -54,6 +56,28 @@ def test_topic_is_answered_when_it_is_durable_here() -> None:
     again = broker.again().lead()
     assert again.read("meta", "a")["topics"][0]["topic_id"] == 1
     assert broker.node.disk is not again.node.disk
+
+
+def test_topic_counts_for_its_user_until_it_is_deleted() -> None:
+    broker = alone().lead()
+    principals = broker.node.state.principals
+    for kind, fields in (
+        (entries.USER, {"user": "shop", "keys": None, "certificate": "CN=shop"}),
+        (entries.GRANTED, {"user": "shop", "grants": [[may, "topic", "*"] for may in ("create", "alter", "delete")]}),
+    ):
+        principals.fold(kind, fields)
+    broker.client.client.user, broker.client.client.permissions = "shop", of_nobody()
+    broker.read("topic", "create", "a", partitions=2)
+    assert principals.made == {("topic", "a"): ("shop", 2)}
+    assert broker.ask("topic", "create", "a", partitions=2)[0] == 409
+    broker.read("topic", "alter", "a", partitions=3)
+    assert "made" in broker.journaled()
+    assert principals.made_sizes == {("topic", "shop"): 3}
+    half = broker.node.settings.partitions_max // 2
+    assert broker.ask("topic", "create", "b", partitions=half - 2)[0] == 429
+    broker.read("topic", "delete", "a")
+    broker.refresh()
+    assert principals.made == {}
 
 
 def test_meta_tells_homes_leaders_and_versions() -> None:
