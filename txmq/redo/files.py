@@ -83,6 +83,15 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _DISK_FULL
 
 
+def size_bytes(disk: Disk, path: str) -> int:
+    """Of a file by its path."""
+    file = disk.open(path, writable=False)
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal()  # what is not is none of ours, and left alone
 
@@ -116,17 +125,14 @@ class JournalFiles:
         self._numbers = count(highest + 1)
 
     def _adopt(self, path: str) -> None:
-        if len(self._spares) < self.settings.spare_files_max and self._size(path) == self.settings.file_size_bytes:
+        if self._may_be_spare(path):
             self._spares[path] = self.settings.file_size_bytes
         else:
             self._disk.unlink(path)
 
-    def _size(self, path: str) -> int:
-        file = self._disk.open(path, writable=False)
-        try:
-            return file.size()
-        finally:
-            file.close()
+    def _may_be_spare(self, path: str) -> bool:
+        wanted = self.settings
+        return len(self._spares) < wanted.spare_files_max and size_bytes(self._disk, path) == wanted.file_size_bytes
 
     def _next_spare_path(self) -> str:
         return f"{DIRECTORY}/{_SPARE_PREFIX}{next(self._numbers)}"
@@ -222,7 +228,7 @@ class JournalFiles:
         bases = list(bases)
         for base in bases:
             path = file_path(base)
-            if self._size(path) == self.settings.file_size_bytes and len(self._spares) < self.settings.spare_files_max:
+            if self._may_be_spare(path):
                 spare = self._next_spare_path()
                 self._disk.rename(path, spare)
                 self._spares[spare] = self.settings.file_size_bytes
@@ -250,7 +256,7 @@ class JournalFiles:
         """Turn the ballast into a spare; False if it is already given up."""
         if not self._disk.exists(BALLAST):
             return False
-        size = self._size(BALLAST)
+        size = size_bytes(self._disk, BALLAST)
         path = self._next_spare_path()
         self._disk.rename(BALLAST, path)
         if size >= FILE_HEADER_SIZE + _BLOCK:

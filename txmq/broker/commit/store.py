@@ -48,7 +48,7 @@ from txmq.log.files import FileCache
 from txmq.log.partition import Partition, segment_base
 from txmq.model import Lsn, RetentionPolicy
 from txmq.redo import checkpoint, entries, identity, recovery
-from txmq.redo.files import list_bases
+from txmq.redo.files import list_bases, size_bytes
 from txmq.redo.journal import Journal
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
@@ -411,16 +411,9 @@ class _Opening:
                 raise StorageError(f"{path}: not a segment's file; move it away")
             if path not in known:
                 (below_start if base < partition.log_start else unknown).append(path)
-            elif known[path] is partition.segments[-1] and self._size_bytes(path) > known[path].size_bytes:
+            elif known[path] is partition.segments[-1] and size_bytes(self._disk, path) > known[path].size_bytes:
                 unknown.append(f"{path} from byte {known[path].size_bytes} on")
         return below_start, unknown
-
-    def _size_bytes(self, path: str) -> int:
-        file = self._disk.open(path, writable=False)
-        try:
-            return file.size()
-        finally:
-            file.close()
 
     def _start_incarnation(self, journal: Journal, incarnation: str | None) -> None:
         """An incarnation begins with a forced record, so that its epoch is never used again."""
