@@ -136,6 +136,6 @@ def test_failed_logins_keep_nobody_out_who_is_right(doors: Doors) -> None:
             assert log_in(wire, "pencil") == 200
     txmq.connect(doors.broker.address.replace("://", "://ops@"), password="pencil").close()
     for wire in guesses[FREE_MAX:]:
-        assert wire.hear(2).codes == [401, 200]  # late, and then what was sent behind it
+        assert wire.hear(2).codes == [401, 200]  # late, and then what was sent after it
     for wire in guesses:
         wire.socket.close()

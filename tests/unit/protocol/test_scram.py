@@ -95,7 +95,7 @@ def test_proofs_count_only_byte_for_byte() -> None:
 def test_client_makes_no_more_iterations_than_a_broker_asks_for(
     monkeypatch: pytest.MonkeyPatch, iterations: str
 ) -> None:
-    """Nor fewer: who has one iteration's proof finds the password 4096 times as fast."""
+    """Nor fewer: the holder of a proof of one iteration finds the password 4096 times as fast."""
     attempt = ScramAttempt("ops", "pencil", "nonce")
     attempt.first()
     monkeypatch.setattr(attempt._client, "get_client_final", lambda: pytest.fail("they are made"))

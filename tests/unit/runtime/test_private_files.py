@@ -1,4 +1,4 @@
-"""Who may read what txmq leaves outside a data directory."""
+"""Files that txmq leaves outside of a data directory are for their owner alone."""
 
 from __future__ import annotations
 

@@ -240,12 +240,12 @@ def test_session_is_not_resumed(
                 other.feed(outgoing.read())
         except ssl.SSLError:
             met.append(False)
-            kept = None  # a client asks for it once: behind that the server knows it no more
+            kept = None  # a client asks for it once: then the server knows it no more
             continue
         incoming.write(other.take())
         with suppress(ssl.SSLWantReadError):
             client.do_handshake()
-            client.read(1)  # tickets come behind the handshake
+            client.read(1)  # tickets come after the handshake
         assert not client.session_reused
         met.append(True)
         kept = client.session

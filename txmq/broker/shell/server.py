@@ -410,7 +410,7 @@ class Server:
         self._stalls.worked(ended, ended - now)
 
     def _check_deadlines(self) -> None:
-        """Judge all that are to be judged; once CLOSED_A_TURN of them are closed, the others have their turn first."""
+        """Judge all that remain; once CLOSED_A_TURN of them are closed, the others have their turn first."""
         judged, closed = self._judged, 0
         while judged and closed < CLOSED_A_TURN and not self._failed:
             connection = judged.pop()

@@ -19,7 +19,7 @@ from .verb_cases import CASES, EVERY, OTHER_NAMES, Case, World, grants_on
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-SETTLING = {("settle", "resource"), ("settle", "group")}  # who has one on anything settles for others
+SETTLING = {("settle", "resource"), ("settle", "group")}  # a holder of one, on anything, settles for others
 
 
 def _suffices(case: Case, grants: set[Grant]) -> bool:
