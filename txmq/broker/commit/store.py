@@ -28,7 +28,7 @@ import errno
 import json
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -401,19 +401,31 @@ class _Opening:
         return deleted, unknown
 
     def _unknown_segments(self, partition: Partition) -> tuple[list[str], list[str]]:
-        """Segments below the log start, and what is on disk of messages that no record names."""
+        """Segments below the log start, and what is on disk of messages that no record names.
+
+        What is no segment, or cannot be read, is left alone: its partition's readers are told.
+        """
         known = {partition.segment_path(segment.base_offset): segment for segment in partition.segments}
         below_start, unknown = list[str](), list[str]()
         directory = f"log/{partition.topic_id}/{partition.number}"
-        for name in self._disk.list_directory(directory):
-            path, base = f"{directory}/{name}", segment_base(name)
-            if base is None:
-                raise StorageError(f"{path}: not a segment's file; move it away")
-            if path not in known:
-                (below_start if base < partition.log_start else unknown).append(path)
-            elif known[path] is partition.segments[-1] and size_bytes(self._disk, path) > known[path].size_bytes:
-                unknown.append(f"{path} from byte {known[path].size_bytes} on")
+        with suppress(NotADirectoryError):
+            for name in self._disk.list_directory(directory):
+                path, base = f"{directory}/{name}", segment_base(name)
+                if base is None:
+                    continue
+                if path not in known:
+                    (below_start if base < partition.log_start else unknown).append(path)
+                elif known[path] is partition.segments[-1] and self._is_longer(path, known[path].size_bytes):
+                    unknown.append(f"{path} from byte {known[path].size_bytes} on")
         return below_start, unknown
+
+    def _is_longer(self, path: str, size: int) -> bool:
+        try:
+            return size_bytes(self._disk, path) > size
+        except OSError as error:
+            if is_lacking(error):
+                raise
+            return False
 
     def _start_incarnation(self, journal: Journal, incarnation: str | None) -> None:
         """An incarnation begins with a forced record, so that its epoch is never used again."""
