@@ -227,6 +227,14 @@ def test_free_ports_are_below_those_that_the_system_hands_out() -> None:
     assert 18_000 <= free_port() < 32_768
 
 
+def test_no_two_processes_are_given_one_port() -> None:
+    """Found: a broker got the port at which another test's clients looked for one that was away."""
+    program = "from txmq.testing.processes.broker import free_port\nfor _ in range(300): print(free_port())"
+    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(3)]
+    given = [port for process in running for port in process.communicate()[0].split()]
+    assert len({*given}) == len(given) == 900
+
+
 def test_nothing_but_the_loopback_address_is_served_without_insecure(tmp_path: Path) -> None:
     with pytest.raises(BrokerFailedError, match="--insecure"):
         BrokerProcess(tmp_path / "broker", listen="0.0.0.0:0").start()

@@ -12,10 +12,12 @@ Invariants, beside those of ``child.py``:
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +32,7 @@ from txmq.testing.processes.child import ChildProcess
 START_TIMEOUT_S = 60.0
 _PORT_MIN, _PORT_MAX = 18_000, 31_999  # Linux hands out 32768 and up by itself
 _PORT_TRIES_MAX = 100
-_START_TRIES_MAX = 5  # two test processes may choose the same port at the same moment
+_START_TRIES_MAX = 5  # another program may take a port at the same moment
 
 
 class BrokerFailedError(TxmqError):
@@ -161,10 +163,14 @@ def _mutual(tls: TlsFiles) -> dict[str, object]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port without a listener, outside the range that the system gives to outgoing connections."""
+    """A port without a listener, outside the range that the system gives to outgoing connections.
+
+    All processes of a user get each port once before it comes again: a broker that is away for a while, in one test,
+    would else find another test's broker at its port, or that one its clients.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(_PORT_TRIES_MAX):
-        port = _PORT_MIN + secrets.randbelow(_PORT_MAX - _PORT_MIN + 1)
+        port = _PORT_MIN + _next_number() % (_PORT_MAX - _PORT_MIN + 1)
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -173,6 +179,18 @@ def free_port(host: str = "127.0.0.1") -> int:
                 continue
             return port
     raise BrokerFailedError(f"no free port on {host} between {_PORT_MIN} and {_PORT_MAX}")
+
+
+def _next_number() -> int:
+    """Counts for all processes of this user, from a random number on."""
+    with Path(tempfile.gettempdir(), f"txmq-ports-{os.getuid()}").open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        said = file.read()
+        number = int(said) + 1 if said.isdigit() else secrets.randbelow(1 << 20)
+        file.truncate(0)
+        file.write(b"%d" % number)
+    return number
 
 
 def _word(value: object) -> str:
