@@ -15,6 +15,7 @@ import txmq
 from txmq.cli.audit.request import Request
 from txmq.cli.audit.run import AuditCommand
 from txmq.errors import TxmqError
+from txmq.spark.datasource import TxmqDataSource
 from txmq.testing.processes.child import ChildProcess
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class AuditChild(ChildProcess):
 
     def __init__(self, spark: SparkSession, request: dict[str, Any], log_file: Path) -> None:
         super().__init__(log_file)
+        self._spark = spark
         gateway = spark.sparkContext._gateway
         assert gateway is not None
         parameters = gateway.gateway_parameters
@@ -56,6 +58,11 @@ class AuditChild(ChildProcess):
     def __enter__(self) -> AuditChild:
         return self
 
+    def __exit__(self, *error: Any) -> None:
+        """What the child registered in the session that it shares goes with its process: register it anew."""
+        super().__exit__(*error)
+        self._spark.dataSource.register(TxmqDataSource)
+
     def told(self) -> list[dict[str, Any]]:
         """The findings it has told, over all its lives."""
         return [json.loads(line) for line in self.logs().splitlines() if line.startswith("{")]
@@ -68,7 +75,7 @@ class AuditChild(ChildProcess):
 
 
 def _attached() -> SparkSession:
-    """A session beside the test's: the data sources that are registered here go with this process."""
+    """The session that the test has."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -79,7 +86,7 @@ def _attached() -> SparkSession:
         jvm.org.apache.spark.SparkContext.getOrCreate()
     )
     conf = SparkConf(_jvm=jvm, _jconf=context.getConf())
-    return SparkSession(SparkContext(gateway=gateway, jsc=context, conf=conf)).newSession()
+    return SparkSession(SparkContext(gateway=gateway, jsc=context, conf=conf))
 
 
 def main() -> int:
