@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,7 @@ SMALL_MARIADB = (
 def small_servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Little of the disk for each server, and only as long as its file's tests run; see ``Leftovers``."""
     BrokerProcess.defaults, MariaDB.defaults = SMALL_BROKER, SMALL_MARIADB
+    BrokerProcess.ports_file = Path(tempfile.gettempdir(), f"txmq-tests-ports-{os.getuid()}")  # of all that test here
     MariaDB.template = tmp_path_factory.mktemp(f"{LASTING}-mariadb") / "data"
     request.config.pluginmanager.register(Leftovers(tmp_path_factory.getbasetemp()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,10 @@ def test_later_life_of_driver_fences_former_ones_tasks(broker: BrokerProcess, cl
 
 
 def test_absent_or_full_broker_is_reported_and_nothing_hangs(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data", settings={"prepared_bytes_max": 2 << 20}) as broker:
-        client = Client(parse_bootstrap(broker.address), timeout=5.0)
+    with (
+        BrokerProcess(tmp_path / "data", settings={"prepared_bytes_max": 2 << 20}) as broker,
+        closing(Client(parse_bootstrap(broker.address), timeout=5.0)) as client,
+    ):
         client.topics.create("out")
         at = life(client, "q")
         with pytest.raises(UnavailableError, match=r"within 10 s: .* prepared_bytes_max 2097152 bytes: .* raise that"):
@@ -156,7 +159,6 @@ def test_absent_or_full_broker_is_reported_and_nothing_hangs(tmp_path: Path) -> 
 
         with pytest.raises(UnavailableError, match=r"within 5 s: cannot connect"):
             sink_task.write(client, options(broker, timeout_s=5.0), at, goes_away())
-        client.close()
 
 
 def test_next_job_in_worker_waits_as_long_as_it_says(broker: BrokerProcess) -> None:

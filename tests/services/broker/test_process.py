@@ -227,10 +227,17 @@ def test_free_ports_are_below_those_that_the_system_hands_out() -> None:
     assert 18_000 <= free_port() < 32_768
 
 
-def test_no_two_processes_are_given_one_port() -> None:
+def test_no_two_processes_are_given_one_port(tmp_path: Path) -> None:
     """Found: a broker got the port at which another test's clients looked for one that was away."""
-    program = "from txmq.testing.processes.broker import free_port\nfor _ in range(300): print(free_port())"
-    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(3)]
+    program = """
+import sys, pathlib
+from txmq.testing.processes.broker import BrokerProcess, free_port
+BrokerProcess.ports_file = pathlib.Path(sys.argv[1])
+for _ in range(300):
+    print(free_port())
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "ports")]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
     given = [port for process in running for port in process.communicate()[0].split()]
     assert len({*given}) == len(given) == 900
 

@@ -17,7 +17,6 @@ import os
 import secrets
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -52,9 +51,11 @@ class BrokerProcess(ChildProcess):
 
     Attributes:
         defaults: settings of all brokers of this process, under those that each is given; none unless assigned.
+        ports_file: counts the ports that processes which share it give out; None unless assigned.
     """
 
     defaults: ClassVar[Mapping[str, object]] = {}
+    ports_file: ClassVar[Path | None] = None
 
     failure = BrokerFailedError
     title = "the broker"
@@ -165,8 +166,8 @@ def _mutual(tls: TlsFiles) -> dict[str, object]:
 def free_port(host: str = "127.0.0.1") -> int:
     """A port without a listener, outside the range that the system gives to outgoing connections.
 
-    All processes of a user get each port once before it comes again: a broker that is away for a while, in one test,
-    would else find another test's broker at its port, or that one its clients.
+    Drawn at random, or by ``BrokerProcess.ports_file``: then none comes again soon. Else a test's clients, whose broker
+    is away for a while, may find another test's broker at its port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(_PORT_TRIES_MAX):
@@ -182,12 +183,14 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def _next_number() -> int:
-    """Counts for all processes of this user, from a random number on."""
-    with Path(tempfile.gettempdir(), f"txmq-ports-{os.getuid()}").open("a+b") as file:
+    drawn = secrets.randbelow(1 << 20)
+    if BrokerProcess.ports_file is None:
+        return drawn
+    with BrokerProcess.ports_file.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         said = file.read()
-        number = int(said) + 1 if said.isdigit() else secrets.randbelow(1 << 20)
+        number = int(said) + 1 if said.isdigit() else drawn
         file.truncate(0)
         file.write(b"%d" % number)
     return number
