@@ -126,7 +126,7 @@ class Core:
                 self._resumed.append(client)
 
     def take_resumed(self) -> list[ClientConnection]:
-        """Effects: connections whose request waits no more; what they sent after it is to be taken in."""
+        """Effects: connections whose request waits no more; what they sent after it can be taken in now."""
         resumed, self._resumed = self._resumed, []
         return resumed
 

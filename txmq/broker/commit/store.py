@@ -146,7 +146,7 @@ class Store:
             except OSError as error:
                 if not is_lacking(error):
                     raise
-                self.lacking = error
+                self.lacking = error.with_traceback(None)
             else:
                 return [group]
         self._unapplied.append(group)
@@ -163,7 +163,7 @@ class Store:
             except OSError as error:
                 if not is_lacking(error):
                     raise
-                self.lacking = error
+                self.lacking = error.with_traceback(None)
                 self._make_room()
                 return done
             self._unapplied.popleft()

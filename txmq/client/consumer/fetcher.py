@@ -226,7 +226,7 @@ class ConsumerFetcher:
     def _pass_over(
         self, consumed: ConsumedPartition, batch: RawBatch, reason: str, dead_letter: Unreadable
     ) -> None:  # fmt: skip
-        """Make a dead letter of a batch, and go on behind it."""
+        """Make a dead letter of a batch, and go on after it."""
         again_at = 0.0
         try:
             dead_letter(consumed.slot, batch, reason)

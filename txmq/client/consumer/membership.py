@@ -106,7 +106,7 @@ class Offsets(Protocol):
     def load_many(
         self, wanted: Sequence[tuple[TopicPartition, int]]
     ) -> Mapping[TopicPartition, StoredOffset | None]:  # fmt: skip
-        """As ``load``, of what the store can tell at once; the others are to be loaded one by one."""
+        """As ``load``, of what the store can tell at once; the others must be loaded one by one."""
 
     def save(self, *, everything: bool = False) -> Collection[TopicPartition]:
         """Save what the group does not know."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import re
 
 import pytest
 
 from tools.images.check import comparable
 from tools.images.node import Node
+from txmq.broker.commit.removals import Removals
 from txmq.errors import StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
+from txmq.log.files import FileCache
 from txmq.redo import checkpoint
 from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.file import Kind
@@ -208,9 +211,22 @@ def test_older_journal_is_refused_and_nothing_is_removed(what: str) -> None:
         put_file(disk, path, data)
     files = {path: content(disk, path) for path in _segments(disk)}
     named = {"batch": r"log/1/0/0{20}\.log from byte 3\d{3} on", "segment": r"log/1/0/0{19}1\.log", "topic": "log/3"}
-    with pytest.raises(StorageError, match=f"do not know: {named[what]}. Either these two are older"):
+    with pytest.raises(StorageError, match=f"do not know: {named[what]}. Either these two are older") as refused:
         Node(disk, broker.settings)
     assert {path: content(disk, path) for path in _segments(disk)} == files
+    _set_aside(disk, re.findall(r"(log/\S+?)(?: from byte (\d+) on)?\. Either", str(refused.value)))
+    assert values(Node(disk, broker.settings)) == [bytes(3000)]
+
+
+def _set_aside(disk: SimDisk, named: list[tuple[str, str]]) -> None:
+    """What docs/operations.md advises where nothing newer can be put back."""
+    for path, size in named:
+        if size:
+            disk.open(path).truncate(int(size))
+        elif path in _segments(disk):
+            disk.unlink(path)
+        else:
+            Removals(disk, FileCache(disk)).drop_topic(path)
 
 
 def _journal_and_checkpoints(disk: SimDisk) -> list[str]:

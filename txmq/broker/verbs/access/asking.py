@@ -119,7 +119,7 @@ def is_administrator(context: Context, client: ClientConnection) -> bool:
 
 
 def sees(context: Context, client: ClientConnection, kind: str, name: str | bytes) -> bool:
-    """Whether a list shows a thing: who may do anything with it sees it, and who watches the broker.
+    """Whether a list shows a thing: any grant on it is enough, and so is the one to watch the broker.
 
     While a home waits for its registry it shows none: there may be users of whom it has not heard.
     """
@@ -130,7 +130,7 @@ def sees(context: Context, client: ClientConnection, kind: str, name: str | byte
 
 
 def require_seen(context: Context, client: ClientConnection, kind: str, name: str | bytes) -> None:
-    """Refuse to describe a thing to those who may do nothing with it, and do not watch the broker either.
+    """Refuse to describe a thing that the connection's user may not see (``sees``).
 
     Raises:
         UnauthenticatedError, ForbiddenError: as ``require``.

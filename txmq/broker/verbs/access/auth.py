@@ -76,7 +76,7 @@ def _refuse_late(
 
 
 def tick(context: Context) -> list[ClientConnection]:
-    """Answer the failed logins that have waited; the connections that are to be read again."""
+    """Answer the failed logins that have waited; the connections that can be read again."""
     due: list[LateRefusal] = context.late_refusals.take_due(context.now_ms)
     for late in due:
         late.client.waiting = None

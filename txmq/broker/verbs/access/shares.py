@@ -52,7 +52,7 @@ def note_made(context: Context, client: ClientConnection, kind: str, name: str, 
 
 
 def journal_made(context: Context, user: str, kind: str, name: str, size: int = 1) -> None:
-    """The same of a user who is counted; of nobody nothing is noted."""
+    """The same for a named user; without a name nothing is noted."""
     if user:
         fields = {"kind": kind, "name": name, "user": user, "size": size}
         context.group.add_entry(entries.json_entry(entries.MADE, fields))
@@ -60,6 +60,6 @@ def journal_made(context: Context, user: str, kind: str, name: str, size: int = 
 
 
 def counted_user(context: Context, client: ClientConnection) -> str:
-    """The connection's user; empty: nobody, or an administrator, who is not counted."""
+    """The connection's user; empty for nobody and for administrators, whose things are not counted."""
     known = permissions_of(context, client)
     return "" if known is None or known.is_administrator else known.user

@@ -81,7 +81,7 @@ class OffsetSaver:
     def load_many(
         self, wanted: Sequence[tuple[TopicPartition, int]]
     ) -> Mapping[TopicPartition, StoredOffset | None]:  # fmt: skip
-        """As ``load``, of what the store can tell at once; the others are to be loaded one by one."""
+        """As ``load``, of what the store can tell at once; the others must be loaded one by one."""
         store = self._store
         if len(wanted) < 2 or not isinstance(store, OffsetStoreOfMany):
             return {}
