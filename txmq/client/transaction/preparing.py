@@ -83,6 +83,9 @@ class Preparing:
                 if not self._waits_for_room or isinstance(error, SessionFullError):
                     raise
                 last, pause_s = error, OVERLOADED_PAUSE_S
+            except RequestTimeoutError as error:  # the last try, which had little time
+                error.__cause__ = error.__cause__ or last
+                raise
             except LOST as error:
                 if not self._waits_for_broker and not self._broker.is_back():  # the rows of the body are locked
                     raise
