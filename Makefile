@@ -6,6 +6,7 @@
 #                ORDER=random|SEED: files of tests in another order; LOAD=8: beside so many busy processes
 # make test-compiled  the part of it that runs compiled modules (docs/compiled.md)
 # make check     what to run before each commit (under a minute on two cores)
+# make pythons   what leans on the version of Python, on each other one (3.11 to 3.14) that there is; part of make test
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings);
 #                measures the compiled modules (docs/compiled.md), the source with COMPILED=0
 # make bench-peers   txmq beside other brokers that are installed, the same work in turns (about 12 minutes): a table and drawings
@@ -43,7 +44,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-binlog demo-cluster demo-audit test test-compiled check compiled wheel bench bench-peers crash soak fuzz simulate docs house clean
+.PHONY: demo demo-binlog demo-cluster demo-audit test test-compiled check pythons compiled wheel bench bench-peers crash soak fuzz simulate docs house clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -86,6 +87,10 @@ check: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/unit tests/vectors
+
+pythons: .venv/.dev
+	@echo "tests on other Pythons ..."
+	@$(BIN)/python -m tools.pythons
 
 # tools/suite has the stages and the rules of the verdict; tests/conftest.py says in which order, and which process gets Spark.
 SUITE = $(BIN)/python -m tools.suite --workers $(SERVICE_WORKERS) --load $(LOAD) $(if $(ORDER),--order $(ORDER))

@@ -26,18 +26,31 @@ class Strike:
 
 
 class LoopStrike:
-    """The same where a loop in some files begins again: a trace function, for ``sys.settrace``."""
+    """The same where a loop in some files begins again, between ``start`` and ``stop``.
+
+    ``sys.monitoring`` is no way to do it: what its callback raises at a jump misses the ``try`` that the loop is in.
+    """
 
     def __init__(self, number: int, *modules: ModuleType) -> None:
         self.left, self._paths = number, [module.__file__ for module in modules]
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> LoopStrike | None:
+    def start(self) -> None:
+        """From here on loops count."""
+        sys._getframe().f_trace_opcodes = True  # 3.12 looks once, when tracing begins, whether any frame wants them
+        sys.settrace(self._traced)
+
+    def stop(self) -> None:
+        """And no longer."""
+        sys.settrace(None)
+
+    def _traced(self, frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code.co_filename not in self._paths:
             return None
+        frame.f_trace = self._traced  # 3.13 takes the next line only from a frame that is traced
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode" and opname[frame.f_code.co_code[frame.f_lasti]] == "JUMP_BACKWARD":
             self.left -= 1
             if self.left == 0:
-                sys.settrace(None)
+                self.stop()
                 raise KeyboardInterrupt
-        return self
+        return self._traced

@@ -12,26 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
+from tools.pythons import candidates, pythons
+
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("python3.11", "python3.12", "python3.13", "python3.14")
 _NOT_IN_IT = {"build", "dist", "tests", "tools", "bench", "bench-results", "var"}
-_VERSION = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
-
-
-def pythons(candidates: Iterable[str]) -> dict[str, str]:
-    """The interpreters that run, each version once: what it is, and its path."""
-    found: dict[str, str] = {}
-    for candidate in candidates:
-        path = shutil.which(candidate)
-        if path is None:
-            continue
-        said = subprocess.run([path, "-c", _VERSION], capture_output=True, text=True, check=False)
-        if said.returncode == 0:
-            found.setdefault(said.stdout.strip(), path)
-    return found
 
 
 def copy(target: Path) -> Path:
@@ -62,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--source", action="store_true", help="only the wheel of the source")
     options = parser.parse_args(arguments)
     directory: Path = options.directory.resolve()
-    chosen = {} if options.source else pythons((sys.executable, *NAMES))
+    chosen = {} if options.source else pythons((sys.executable, *candidates()))
     failed = 0
     for name, python, compiled in [*((n, p, True) for n, p in chosen.items()), ("source", sys.executable, False)]:
         problem = build(python, directory, compiled=compiled)

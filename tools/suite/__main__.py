@@ -67,6 +67,7 @@ STAGES = (
         "services", "crash images, simulation, kill -9, services, examples, Spark",
         tests=("--durations", "15", "tests", *(word for folder in ELSEWHERE for word in ("--ignore", folder))),
     ),
+    Stage("pythons", "other versions of Python", make=("pythons",)),
     Stage(
         "compiled", "vectors, simulation, kill -9 and databases with compiled modules",
         tests=("-q", *COMPILED_TESTS), options=("-o", "pythonpath=build/compiled ."), environment=WITH_COMPILED,

@@ -119,9 +119,9 @@ class LastResourceFixture:
         self.resource.turns.renew()
         self.home.owner_connected = False
 
-    def resolver(self) -> Resolver:
-        """A resolver in another process."""
-        resolver = Resolver(self.home, [self.new_resource()])
+    def resolver(self, resource: LastResource | None = None) -> Resolver:
+        """A resolver in another process, unless the resource is one of this one."""
+        resolver = Resolver(self.home, [resource or self.new_resource()])
         self.resolvers.append(resolver)
         return resolver
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -197,11 +198,13 @@ def test_what_is_not_ours_is_not_touched(
 def test_another_database_of_the_name_settles_nothing(world: LastResourceFixture) -> None:
     """The file was lost and made anew: the marker is not absent there, it is unreachable."""
     abandon(world, b"x", "client.tx.db_committed")
-    resolver = Resolver(world.home, [world.resource])
+    resolver = world.resolver(world.resource)
     world.path.rename(world.path.with_suffix(".lost"))
     with world.outside() as connection:
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, value BLOB)")
-    world.new_resource().install()
+    made_anew = world.new_resource()
+    made_anew.install()
+    made_anew.close()
     assert resolver.run_once() == 0
     world.path.with_suffix(".lost").rename(world.path)
     assert resolver.run_once() == 1
@@ -222,7 +225,7 @@ def test_file_that_is_gone_is_unreachable_and_not_made_anew(world: LastResourceF
     abandon(world, b"x")
     lost_path = world.path.with_suffix(".lost")
     world.path.rename(lost_path)
-    resolver = Resolver(world.home, [world.resource])
+    resolver = world.resolver(world.resource)
     assert resolver.run_once() == 0
     assert not world.path.exists()
     lost_path.rename(world.path)
@@ -334,8 +337,8 @@ def test_one_resource_that_is_away_does_not_stop_another(world: LastResourceFixt
 
     from txmq.xa import LastResource
 
-    resolver = Resolver(world.home, [LastResource("away", connect=away), world.new_resource()])
-    assert resolver.run_once() == 1
+    with closing(Resolver(world.home, [LastResource("away", connect=away), world.new_resource()])) as resolver:
+        assert resolver.run_once() == 1
     world.check()
 
 

@@ -6,7 +6,8 @@ import asyncio
 import json
 import random
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,14 +80,12 @@ async def _other_home(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     await writer.drain()
     writer.write(b"tted\n")
     await reader.read()
-    writer.close()
 
 
 async def _stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readline()
     writer.write(b"result 200 3 hello\r\n{}\n")
     await reader.read()
-    writer.close()
 
 
 async def _nested(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,21 +93,44 @@ async def _nested(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     await reader.readline()
     writer.write(b"result 200 15001 hello\r\n" + b"[" * 15_000 + b"\n")
     await reader.read()
-    writer.close()
 
 
 async def _hanging_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readline()
-    writer.close()
 
 
 async def _frozen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read()
-    writer.close()
+
+
+@asynccontextmanager
+async def _serving(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """A server, by its address. At the end its conversations have ended: a cancelled task closes nothing."""
+    talks: list[asyncio.Task[None] | None] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talks.append(asyncio.current_task())
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await asyncio.gather(*(one for one in talks if one is not None), return_exceptions=True)
+        await asyncio.sleep(0)  # a transport closes its socket in a turn of its own
 
 
 def _asked(
-    serve: Serve, *, ticks: int = 0, has_defect: bool = False, tls: tuple[TlsFiles, TlsFiles] | None = None
+    serve: Serve,
+    *,
+    ticks: int = 0,
+    has_defect: bool = False,
+    tls: tuple[TlsFiles, TlsFiles] | None = None,
+    loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> tuple[object, ...]:
     """What the core is told first when it asks what is at the address.
 
@@ -121,23 +143,21 @@ def _asked(
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(tls[0].cert, tls[0].key)
-        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-        port = server.sockets[0].getsockname()[1]
-        core, clock = Asking(f"127.0.0.1:{port}"), SimClock()
-        core.has_defect = has_defect
-        ours = None if tls is None else ClientTls(tls[1])
-        links = HomeLinks(core, clock, lambda: None, core.failed, ours)  # type: ignore[arg-type]
-        links.ask([ASK])
-        for _ in range(ticks):
-            clock.advance(1.0)
-            links.tick()
-        told = await core.told.get()
-        links.close()
-        server.close()
-        await asyncio.sleep(0)
-        return told
+        async with _serving(serve, context) as address:
+            core, clock = Asking(address), SimClock()
+            core.has_defect = has_defect
+            ours = None if tls is None else ClientTls(tls[1])
+            links = HomeLinks(core, clock, lambda: None, core.failed, ours)  # type: ignore[arg-type]
+            links.ask([ASK])
+            for _ in range(ticks):
+                clock.advance(1.0)
+                links.tick()
+            told = await core.told.get()
+            links.close()
+            return told
 
-    return asyncio.run(asyncio.wait_for(run(), 30))
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(asyncio.wait_for(run(), 30))
 
 
 def test_answer_of_another_home_comes_back() -> None:
@@ -150,14 +170,13 @@ def test_answer_that_the_core_cannot_take_in_stops_the_broker() -> None:
     assert isinstance(error, LookupError)
 
 
-@pytest.mark.parametrize("runs", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_certificate_whose_names_are_no_text_ends_its_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Callable[..., Any]
+    tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     """The loop's own TLS reads the names before anybody asks for them."""
     odd = CertificateAuthority(tmp_path / "ca").issue("odd", hosts=["127.0.0.1", b"caf\xe9.org"])
-    monkeypatch.setattr(asyncio, "run", runs)
-    assert _asked(_other_home, tls=(odd, TlsFiles(odd.ca))) == ("lost", HOME)
+    assert _asked(_other_home, tls=(odd, TlsFiles(odd.ca)), loop=loop) == ("lost", HOME)
 
 
 @pytest.mark.parametrize("serve", [_stranger, _nested, _hanging_up])
@@ -191,16 +210,15 @@ def test_log_says_once_that_a_home_is_away_and_back(caplog: pytest.LogCaptureFix
         await serving.pop(0)(reader, writer)
 
     async def run() -> list[object]:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        core = Asking(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        links = HomeLinks(core, SimClock(), lambda: None, core.failed)  # type: ignore[arg-type]
-        told = []
-        for _ in range(3):
-            links.ask([ASK])
-            told.append((await core.told.get())[0])
-        links.close()
-        server.close()
-        return told
+        async with _serving(serve) as address:
+            core = Asking(address)
+            links = HomeLinks(core, SimClock(), lambda: None, core.failed)  # type: ignore[arg-type]
+            told = []
+            for _ in range(3):
+                links.ask([ASK])
+                told.append((await core.told.get())[0])
+            links.close()
+            return told
 
     assert asyncio.run(asyncio.wait_for(run(), 30)) == ["lost", "lost", "answered"]
     events = [(line["event"], line["home"]) for line in said(caplog)]

@@ -126,7 +126,11 @@ class Load:
         self._helper.groups_beside = 0
         self._helper.run_due()
 
-    def run(self, test: Callable[[], Awaitable[None]]) -> None:
+    def run(
+        self,
+        test: Callable[[], Awaitable[None]],
+        loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    ) -> None:
         """Serve while the test runs, and stop."""
 
         async def serve() -> None:
@@ -138,7 +142,8 @@ class Load:
                 await self.server.stopped
                 self.store.close()
 
-        asyncio.run(serve())
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(serve())
 
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])
@@ -263,9 +268,9 @@ def test_failed_server_ends_after_its_writer_thread_has_left_files(tmp_path: Pat
     load.run(fail_meanwhile)
 
 
-@pytest.mark.parametrize("runs", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_what_cannot_be_read_ends_its_connection_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Callable[..., Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     """Whatever the exception: nothing of it has reached the core."""
     load, feed = Load(tmp_path, 10), RequestReader.feed
@@ -276,7 +281,6 @@ def test_what_cannot_be_read_ends_its_connection_and_nothing_else(
         return feed(reader, data)
 
     monkeypatch.setattr(RequestReader, "feed", misread)
-    monkeypatch.setattr(asyncio, "run", runs)
 
     async def test() -> None:
         [listener] = load.server._listeners
@@ -290,7 +294,7 @@ def test_what_cannot_be_read_ends_its_connection_and_nothing_else(
         odd_writer.close()
         writer.close()
 
-    load.run(test)
+    load.run(test, loop)
 
 
 def test_connections_that_end_in_one_moment_end_in_slices(tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ def _struck_in_loops(number: int, tx: Transaction, body: Body) -> bool:
     try:
         with suppress(KeyboardInterrupt, TransactionError), tx:
             body(tx)
-            sys.settrace(strike)
+            strike.start()
     finally:
-        sys.settrace(None)
+        strike.stop()
     assert current_transaction() is None, f"struck at {number}"
     return strike.left <= 0
 

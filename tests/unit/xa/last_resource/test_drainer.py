@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import count
 from typing import Any
 
@@ -177,8 +178,9 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World(sqlite3.connect(":memory:", isolation_level=None))
+def world() -> Iterator[World]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        yield World(connection)
 
 
 def test_rows_go_out_in_pages_and_in_order(world: World) -> None:
@@ -190,9 +192,13 @@ def test_rows_go_out_in_pages_and_in_order(world: World) -> None:
     assert not +world.broker.open  # the broker may forget all of them
 
 
-def test_row_that_waits_at_broker_delays_others_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the ``world`` that is asked for after it."""
     monkeypatch.setattr(drainer, "PAGE_SIZE_MAX", PAGE_SIZE_MIN)
-    world = World(sqlite3.connect(":memory:", isolation_level=None))
+
+
+def test_row_that_waits_at_broker_delays_others_once(smaller_pages: None, world: World) -> None:
     rows = [f"row-{number}" for number in range(NUMBERED_MAX)]
     world.waiting(*rows)
     world.broker.late = {"row-0"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, cast
 
 import pytest
@@ -32,8 +34,8 @@ class PumpWorld(World):
     is_lone = True
     is_away = False
 
-    def __init__(self) -> None:
-        super().__init__(sqlite3.connect(":memory:", isolation_level=None))
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__(connection)
         self.state = OutboxState(OutboxOptions(when="always"), self.broker.clock, "me")
         self.swept: list[int] = []
         self.broker.cluster = 0xC1
@@ -86,8 +88,9 @@ class PumpWorld(World):
 
 
 @pytest.fixture
-def world() -> PumpWorld:
-    return PumpWorld()
+def world() -> Iterator[PumpWorld]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        yield PumpWorld(connection)
 
 
 def test_row_is_sent_at_once_and_then_more_are_gathered(world: PumpWorld) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -14,8 +16,9 @@ from txmq.xa.last_resource.drainer import PAGE_SIZE_MAX, DrainError
 
 
 @pytest.fixture
-def world() -> World:
-    return World(sqlite3.connect(":memory:", isolation_level=None))
+def world() -> Iterator[World]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        yield World(connection)
 
 
 def drain(world: World, turns: int = 50) -> None:
