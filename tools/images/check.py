@@ -24,7 +24,7 @@ from typing import Any
 
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.state import State
-from txmq.broker.state.transaction import TransactionState
+from txmq.broker.state.transaction import FROZEN_FILE, TransactionState
 from txmq.log.verify import verify_log
 from txmq.model import TopicPartition
 from txmq.protocol.parts import parse_result_lines
@@ -162,13 +162,16 @@ def promised(script: Script, disk: SimDisk) -> Told:
 
 
 def comparable(state: State) -> dict[str, Any]:
-    """A snapshot without what a restart may change: the epoch, when a segment was begun, the order of sessions."""
+    """A snapshot without what a restart may change: the epoch, when a segment was begun, the order of sessions, and in
+    which file a payload is."""
     snapshot = state.snapshot()
     del snapshot["epoch"]
     snapshot["sessions"].sort()
     for _topic, _number, (_start, _next, segments), _producers in snapshot["partitions"]:
         for segment in segments:
             segment[3] = None
+    for row in snapshot["transactions"]:
+        row[FROZEN_FILE] = None
     return snapshot
 
 

@@ -28,7 +28,7 @@ from txmq.model import Lsn
 from txmq.runtime.ports import Disk
 
 DIRECTORY: Final = "checkpoint"
-VERSION: Final = 1
+VERSION: Final = 2
 _KEPT: Final = 2
 _SUFFIX: Final = ".checkpoint"
 _TEMPORARY: Final = ".tmp"
@@ -100,7 +100,7 @@ def load_newest(disk: Disk, *, node_id: int) -> tuple[Checkpoint | None, str | N
 
     Raises:
         DirectoryInUseError: a checkpoint belongs to another node.
-        StorageError: a newer version wrote one.
+        StorageError: another version wrote one.
     """
     for name in disk.list_directory(DIRECTORY):
         if name.endswith(_SUFFIX + _TEMPORARY):
@@ -132,7 +132,7 @@ def read(disk: Disk, lsn: int, *, node_id: int | None) -> Checkpoint:
     Raises:
         CorruptRecordError: it fails its check.
         DirectoryInUseError: it belongs to another node.
-        StorageError: a newer version wrote it.
+        StorageError: another version wrote it.
     """
     path = path_of(lsn)
     file = disk.open(path, writable=False)
@@ -184,7 +184,8 @@ def _read_line(head: bytes, path: str) -> _Line:
     if match is None or crc32c(match[1]) != int(match[3], 16):
         raise CorruptRecordError(path, 0, "the header fails its check")
     if int(match[2]) != VERSION:
-        raise StorageError(f"{path} has version {int(match[2])}, this txmq reads {VERSION}: upgrade txmq")
+        what = "upgrade txmq" if int(match[2]) > VERSION else "start the txmq that wrote it"
+        raise StorageError(f"{path} has version {int(match[2])}, this txmq reads {VERSION}: {what}")
     match = _LINE.match(head)
     if match is None:
         raise CorruptRecordError(path, 0, "the header does not parse")

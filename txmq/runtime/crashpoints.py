@@ -40,6 +40,7 @@ POINTS: Final[Mapping[str, str]] = {
     "broker.answers.sent": "the journal record is forced; the answers are in the socket",
     "checkpoint.before": "the older checkpoints and the journal since",
     "checkpoint.files_synced": "partition files are forced; the new checkpoint is not written",
+    "checkpoint.payloads_written": "unsettled transactions' messages are in a forced file that no checkpoint names",
     "checkpoint.written": "the new checkpoint is forced with its entry; no journal file is released",
     "checkpoint.released": "the new checkpoint is forced; older journal files are recycled or gone",
     "segment.roll": "the journal record with the new segment's first batch is forced; its file does not exist",

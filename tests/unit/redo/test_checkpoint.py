@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.model import Lsn
-from txmq.redo.checkpoint import Checkpoint, list_lsns, load_newest, oldest_kept_lsn, path_of, read, write
+from txmq.redo.checkpoint import VERSION, Checkpoint, list_lsns, load_newest, oldest_kept_lsn, path_of, read, write
 from txmq.testing.simulated.crash_images import enumerate_images
 from txmq.testing.simulated.disk import SimDisk
 
@@ -112,12 +112,13 @@ def test_renamed_or_foreign_checkpoint_is_refused() -> None:
         load_newest(disk, node_id=NODE + 1)
 
 
-def test_a_newer_version_is_refused_and_not_passed_over() -> None:
+@pytest.mark.parametrize(("version", "advice"), [(VERSION + 1, "upgrade"), (VERSION - 1, "the txmq that wrote it")])
+def test_another_version_is_refused_and_not_passed_over(version: int, advice: str) -> None:
     disk = SimDisk()
     _write(disk, 100, 200)
-    text = b"txmq-checkpoint 2 of another shape"
+    text = b"txmq-checkpoint %d of another shape" % version
     put(disk, path_of(200), text + b" %08x\n" % crc32c(text))
-    with pytest.raises(StorageError, match="upgrade"):
+    with pytest.raises(StorageError, match=advice):
         load_newest(disk, node_id=NODE)
 
 

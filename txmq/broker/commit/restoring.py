@@ -13,8 +13,11 @@ from txmq.broker.state.transaction import PreparedPart, Transaction, Transaction
 from txmq.redo import entries
 
 
-def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles) -> None:
+def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles, lsn: int) -> None:
     """The reverse of ``State.snapshot``, into an empty state.
+
+    Args:
+        lsn: the checkpoint's.
 
     Raises:
         CorruptRecordError: the payload of a transaction is missing or damaged.
@@ -25,12 +28,12 @@ def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles) -> N
     state.next_session, state.next_order = snapshot["next_session"], snapshot["next_order"]
     state.epoch = snapshot["epoch"]
     for fields in snapshot["transactions"]:
-        transaction = Transaction.restore(*fields)
+        transaction = Transaction.restore(lsn, *fields)
         state.transactions[transaction.name] = transaction
         if transaction.state is TransactionState.OPEN:
             state.streams[transaction.name] = transaction
-        for body in payloads.read(transaction):
-            _attach_payload(state, transaction, body)
+    for transaction, payload in payloads.read(state.transactions.values()):
+        _attach(state, transaction, payload)
     state.decisions.restore(snapshot["decisions"], state.partition)
     state.branch_parts.restore(snapshot.get("branch_parts", ()), state.decisions.barriers)
     state.saved.restore(snapshot["groups"])
@@ -54,8 +57,7 @@ def _restore_topics(state: State, snapshot: dict[str, Any]) -> None:
             state.produced_in.setdefault(producer, {})[partition] = None
 
 
-def _attach_payload(state: State, transaction: Transaction, body: memoryview) -> None:
-    entry = entries.decode_payload(body)
+def _attach(state: State, transaction: Transaction, entry: entries.Payload) -> None:
     part = PreparedPart(entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms)
     transaction.attach(part)
     state.payload_bytes += len(part.batch)

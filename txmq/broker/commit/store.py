@@ -9,8 +9,8 @@ group -> payload -> journal.append -> journal.sync -> answers -> partition files
 The order journal, sync, reply is the commit pipeline's (``commit/pipeline.py``); this module is each step of it.
 
 Checkpoint at lsn L: the state as of the group that ended at L; taken when that group was sealed, written when it was
-applied and every file it touched was synced. Payloads of unsettled transactions move to ``prepared/<id>`` (again only
-where parts were added) and are referenced from then on. The journal is released up to the older of the two kept
+applied and every file it touched was synced. Payloads of unsettled transactions move to one file, ``prepared/<lsn>``,
+and are referenced from then on (``commit/payloads.py``). The journal is released up to the older of the two kept
 checkpoints, and a payload file goes when neither refers to it, so that recovery may fall back to the older one.
 
 Invariants:
@@ -71,7 +71,7 @@ class PendingCheckpoint:
 
     ``payloads``: transactions with parts that are in no file yet, and how many parts they have; more may arrive before
     they are written, and those belong to the journal behind this checkpoint.
-    ``unsettled``: the names of all transactions in it, known once it is written.
+    ``files``: of the payloads that it names, known once it is written.
     """
 
     state: FrozenState
@@ -79,7 +79,7 @@ class PendingCheckpoint:
     payloads: list[tuple[Transaction, int]]
     lsn: Lsn = _NOT_PINNED
     chain: int = 0
-    unsettled: set[tuple[int, int]] = field(default_factory=set)
+    files: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -107,11 +107,12 @@ class Store:
     """
 
     def __init__(
-        self, disk: Disk, journal: Journal, files: FileCache, lock: Lock, settings: BrokerSettings, checkpoint_lsn: Lsn
-    ) -> None:
+        self, disk: Disk, journal: Journal, files: FileCache, lock: Lock, settings: BrokerSettings,
+        checkpoint_lsn: Lsn, payloads: PayloadFiles,
+    ) -> None:  # fmt: skip
         self.disk, self.journal, self.files, self.settings = disk, journal, files, settings
         self._lock = lock
-        self._payloads = PayloadFiles(disk)
+        self._payloads = payloads
         self.removals = Removals(disk, files)
         self._unapplied: deque[CommitGroup] = deque()
         self._making_room = 0  # so many of them, from the front, have let go early of what they let go of
@@ -220,7 +221,8 @@ class Store:
 
     def begin_checkpoint(self, state: State) -> PendingCheckpoint:
         """Copy the state as of the newest group; what is assigned later is in no copy."""
-        payloads = [(t, len(t.parts)) for t in state.transactions.values() if t.file_parts < len(t.parts)]
+        self._payloads.leave_sparse(state.transactions.values())
+        payloads = [(t, len(t.parts)) for t in state.transactions.values() if not t.is_filed]
         return PendingCheckpoint(state.freeze(), state.epoch, payloads)
 
     def pin_checkpoint(self, pending: PendingCheckpoint) -> None:
@@ -242,8 +244,9 @@ class Store:
         Raises:
             OSError: nothing is left of it, and the older checkpoint holds; for want of space it may be tried again.
         """
-        self._payloads.write(pending.payloads)
-        pending.unsettled = pending.state.transaction_names()
+        self._payloads.write(pending.payloads, pending.lsn)
+        crash_point("checkpoint.payloads_written")
+        pending.files = {file or pending.lsn for file in pending.state.payload_files()}
         content = checkpoint.Checkpoint(pending.lsn, pending.chain, pending.epoch, pending.state.encode(give_way))
         checkpoint.write(self.disk, content, node_id=self.journal.node_id)
         self.checkpoint_lsn = pending.lsn
@@ -252,7 +255,7 @@ class Store:
     def end_checkpoint(self, pending: PendingCheckpoint) -> None:
         """Release what the two kept checkpoints do not need."""
         self.journal.release(checkpoint.oldest_kept_lsn(self.disk))
-        self._payloads.release(pending.unsettled)
+        self._payloads.release(pending.files)
         crash_point("checkpoint.released")
 
     def close(self) -> None:
@@ -306,6 +309,7 @@ class _Opening:
         self._notes: list[str] = []
         self._records = self._bytes = 0
         self._checkpoint_lsn = Lsn(0)
+        self._payloads = PayloadFiles(disk)
 
     def run(self, lock: Lock, incarnation: str | None) -> Recovered:
         with ExitStack() as undone:
@@ -321,7 +325,7 @@ class _Opening:
             raise ConfigError(
                 f"the data directory belongs to cluster {self._node.cluster_id:016x}: start the broker with --registry"
             )
-        store = Store(self._disk, journal, self._files, lock, self._settings, self._checkpoint_lsn)
+        store = Store(self._disk, journal, self._files, lock, self._settings, self._checkpoint_lsn, self._payloads)
         self._clean_up(store)
         self._start_incarnation(journal, incarnation)
         self._state.publish_recovered()
@@ -340,7 +344,7 @@ class _Opening:
             lsn, chain, epoch = Lsn(0), 0, 0
         else:
             self._checkpoint_lsn, lsn, chain, epoch = newest.lsn, newest.lsn, newest.chain, newest.epoch
-            restore(self._state, json.loads(newest.state), PayloadFiles(self._disk))
+            restore(self._state, json.loads(newest.state), self._payloads, lsn)
         return recovery.open_journal(
             self._disk, node_id=self._node.node_id, from_lsn=lsn, from_chain=chain, epoch=epoch + 1,
             file_size_bytes=self._settings.journal_file_size_bytes, on_record=self._redo,

@@ -95,12 +95,13 @@ class FrozenState:
         if self.principals is not None:
             yield "principals", self.principals
 
-    def transaction_names(self) -> set[tuple[int, int]]:
-        """Session and counter of each transaction; to be asked before ``encode``, which lets go of them."""
-        names: set[tuple[int, int]] = set()
-        for fields in self.transactions:
-            names.update(zip(fields[:: transaction.FROZEN_FIELDS], fields[1 :: transaction.FROZEN_FIELDS], strict=True))
-        return names
+    def payload_files(self) -> set[int]:
+        """Where payloads are (0: this checkpoint's own file); to be asked before ``encode``, which lets go of them."""
+        return {
+            file
+            for fields in self.transactions
+            for file in fields[transaction.FROZEN_FILE :: transaction.FROZEN_FIELDS]
+        }
 
     def plain(self) -> dict[str, Any]:
         """JSON-able: what ``State.restore`` takes."""

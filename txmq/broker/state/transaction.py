@@ -189,8 +189,9 @@ def halves_key(session: int) -> str:
     return f"owner {session}"
 
 
-FROZEN_FIELDS: Final = 8
-Frozen = tuple[int, int, int, TransactionState, dict[str, Any], int, int, int]
+FROZEN_FIELDS: Final = 9
+FROZEN_FILE: Final = 6
+Frozen = tuple[int, int, int, TransactionState, dict[str, Any], int, int, int, int]
 _BRANCH: Final = TransactionKind.BRANCH.value  # Python 3.11 looks it up several times as long
 ANY_KEY = "*"  # a part that collides with every key of its partition
 Collision = tuple[int, int, int | str]  # topic id, partition, key's hash or ANY_KEY
@@ -215,7 +216,8 @@ class Transaction:
         meta: what ``prepare`` stated: kind, resource, uuid, deadline_ms, prepared_ms, client, keys (one list or "*" a
             part). Of a part of another home's transaction: ``of``. Of a transaction with branch homes: ``homes``.
         checksum: running CRC32C over all parts' batches, in order.
-        file_parts: so many of its parts are in ``prepared/``, written by a checkpoint.
+        file: LSN of the checkpoint in whose file (``prepared/``) its parts are; 0 if they are in none.
+        file_parts: so many of its parts are in it.
         order: number of its preparation; grows.
         waiting: requests (peer, opaque, floor, is_delayable) for its commit that wait for earlier ones that it
             collides with.
@@ -227,8 +229,8 @@ class Transaction:
     """
 
     __slots__ = (
-        "checked_ms", "checks", "checksum", "counter", "file_parts", "hurried_ms", "is_decided", "look_at_ms", "meta",
-        "opened_ms", "order", "parts", "session", "size_bytes", "state", "waiting",
+        "checked_ms", "checks", "checksum", "counter", "file", "file_parts", "hurried_ms", "is_decided", "look_at_ms",
+        "meta", "opened_ms", "order", "parts", "session", "size_bytes", "state", "waiting",
     )  # fmt: skip
 
     def __init__(self, session: int, counter: int, opened_ms: int) -> None:
@@ -237,7 +239,7 @@ class Transaction:
         self.parts: list[PreparedPart] = []
         self.size_bytes = self.checksum = 0
         self.meta: dict[str, Any] = {}
-        self.file_parts = self.order = self.checks = self.checked_ms = 0
+        self.file = self.file_parts = self.order = self.checks = self.checked_ms = 0
         self.look_at_ms = self.hurried_ms = 0
         self.waiting: list[Any] = []
         self.is_decided = False
@@ -294,23 +296,23 @@ class Transaction:
         return (group_key(kind, meta["resource"]),)
 
     @property
-    def file_name(self) -> str:
-        """The file in which a checkpoint keeps its parts."""
-        return f"prepared/{self.session}-{self.counter}"
+    def is_filed(self) -> bool:
+        """Whether a checkpoint's file has all its parts."""
+        return self.file_parts == len(self.parts)
 
     def freeze(self) -> Frozen:
-        """A copy without the parts; ``row`` makes it JSON-able, in any thread."""
+        """A copy without the parts; ``row`` makes it JSON-able, in any thread. File 0 is the checkpoint's own."""
         return (
-            self.session, self.counter, self.opened_ms, self.state, self.meta, self.order, len(self.parts),
-            self.checksum,
+            self.session, self.counter, self.opened_ms, self.state, self.meta, self.order,
+            self.file if self.is_filed else 0, len(self.parts), self.checksum,
         )  # fmt: skip
 
     @classmethod
-    def restore(cls, session: int, counter: int, opened_ms: int, *rest: Any) -> Transaction:
-        """The reverse of ``row``; then ``attach`` each of its ``file_parts``."""
+    def restore(cls, lsn: int, session: int, counter: int, opened_ms: int, *rest: Any) -> Transaction:
+        """The reverse of ``row``, in the checkpoint at ``lsn``; then ``attach`` each of its ``file_parts``."""
         transaction = cls(session, counter, opened_ms)
-        state, transaction.meta, transaction.order, transaction.file_parts, transaction.checksum = rest
-        transaction.state = TransactionState(state)
+        state, transaction.meta, transaction.order, file, transaction.file_parts, transaction.checksum = rest
+        transaction.state, transaction.file = TransactionState(state), (file or lsn) if transaction.file_parts else 0
         return transaction
 
 

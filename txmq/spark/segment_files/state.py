@@ -97,7 +97,7 @@ def _restore(disk: Disk, state: State) -> int:
         except CorruptRecordError as error:
             damage = error
             continue
-        restore(state, json.loads(snapshot), PayloadFiles(disk))
+        restore(state, json.loads(snapshot), PayloadFiles(disk), lsn)
         return lsn
     if damage is not None:
         raise StorageError(f"no checkpoint can be read ({damage})") from damage

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from tools.images.check import comparable
-from tools.images.node import Node
+from tools.images.node import Client, Node
 from txmq.broker.commit.removals import Removals
-from txmq.errors import StorageError
+from txmq.errors import CorruptRecordError, StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
 from txmq.log.files import FileCache
 from txmq.redo import checkpoint
@@ -63,11 +63,86 @@ def test_where_no_checkpoint_can_be_read_broker_does_not_start() -> None:
 
 def test_payload_files_go_when_no_kept_checkpoint_names_them() -> None:
     broker = _with_two_checkpoints()
-    assert broker.disk.list_directory("prepared") == ["1-1", "1-2"]
+    (name,) = broker.disk.list_directory("prepared")
+    broker.connect().ask("rollback", broker.txid(1, 2))
     broker.checkpoint()
+    assert broker.disk.list_directory("prepared") == [name]
     put(broker.connect())
     broker.checkpoint()
-    assert broker.disk.list_directory("prepared") == ["1-2"]
+    assert broker.disk.list_directory("prepared") == []
+
+
+def _prepare_many(broker: Node, client: Client, count: int) -> None:
+    for counter in range(1, count + 1):
+        prepare(client, broker.txid(1, counter), ("a", 0, batch(b"%d" % counter)), keys=str(counter))
+
+
+def _syncs_of_checkpoint(count: int) -> int:
+    broker = node()
+    _prepare_many(broker, broker.session(), count)
+    before = broker.disk.counts["sync"]
+    broker.checkpoint()
+    assert len(broker.disk.list_directory("prepared")) == 1
+    again = restarted(broker)
+    assert comparable(again.state) == comparable(broker.state)
+    return broker.disk.counts["sync"] - before
+
+
+def test_checkpoint_forces_as_many_files_however_many_are_prepared() -> None:
+    assert _syncs_of_checkpoint(200) == _syncs_of_checkpoint(1)
+
+
+def test_one_in_doubt_keeps_not_the_file_of_many() -> None:
+    broker = node()
+    client = broker.session()
+    _prepare_many(broker, client, 100)
+    broker.checkpoint()
+    (large,) = broker.disk.list_directory("prepared")
+    for counter in range(1, 60):
+        client.ask("rollback", broker.txid(1, counter))
+        if counter == 40:
+            broker.checkpoint()
+            assert broker.disk.list_directory("prepared") == [large]  # more than half of it is unsettled
+    broker.checkpoint()
+    assert len(broker.disk.list_directory("prepared")) == 2
+    put(client)
+    broker.checkpoint()
+    (small,) = broker.disk.list_directory("prepared")
+    assert small != large
+    again = restarted(broker)
+    assert comparable(again.state) == comparable(broker.state)
+    put(again.connect())
+    again.checkpoint()
+    assert again.disk.list_directory("prepared") == [small]
+
+
+def test_older_checkpoint_finds_what_newer_one_wrote_once_more() -> None:
+    broker = node()
+    client = broker.session()
+    parts = [batch(bytes(900)) for _ in range(3)]
+    for number, streamed in enumerate(parts, 1):
+        client.ask("put", "a", 0, body=streamed, extensions={"tx": broker.txid(1, 9)})
+        broker.checkpoint()
+        assert len(broker.disk.list_directory("prepared")) == min(number, 2)  # it has grown: those of two checkpoints
+    _damage(broker, checkpoint.list_lsns(broker.disk)[1])
+    again = restarted(broker)  # ends the stream
+    assert "passed over" in again.recovered.notes[0]
+    assert not again.state.transactions
+
+
+@pytest.mark.parametrize("reason", ["CRC", "missing", "0 parts"])
+def test_payload_file_that_cannot_be_right_is_told(reason: str) -> None:
+    broker = _with_two_checkpoints()
+    disk = broker.disk.kill()
+    path = f"prepared/{disk.list_directory('prepared')[0]}"
+    if reason == "CRC":
+        disk.damage(path, 30, b"\xff\xff")
+    else:
+        disk.unlink(path)
+    if reason == "0 parts":
+        put_file(disk, path, bytes(4))  # whole, and the CRC of nothing
+    with pytest.raises(CorruptRecordError, match=reason):
+        Node(disk, broker.settings)
 
 
 def test_the_epoch_of_a_life_is_never_used_again() -> None:

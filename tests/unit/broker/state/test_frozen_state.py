@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tools.images.node import encoded
 from txmq.broker.commit.payloads import PayloadFiles
@@ -35,9 +35,9 @@ WRITTEN_AT_ONCE = (
     '0,"accept_publish":true,"accept_read":true}],"partitions":[[1,0,[0,6,[[0,9000,7,9],[6,0,-1,11]]],[[1'
     ',3,[[1,1,77],[2,2,77]]]]],[1,1,[0,1,[[0,10,-1,9]]],[]],[2,0,[1,1,[]],[]]],"sessions":[[1,1,"cl\\u00e4'
     'ent",5,2,2,[[3,[[1,0,3,1],[1,1,0,1]]],[9,null]],"abababababababababababababababab"],[2,1,"cl\\u00e4en'
-    't",5,0,0,[[3,[[1,0,6,1]]]],"abababababababababababababababab"]],"transactions":[[2,1,6,"open",{},0,1'
-    ',3894639090],[2,2,8,"prepared",{"kind":"last-resource","resource":"db","uuid":"000000000000000000000'
-    '00000000000","prepared_ms":8,"keys":[[1,2]],"offsets":[["g",[[1,0,4,null]]]]},1,1,2520715069]],"deci'
+    't",5,0,0,[[3,[[1,0,6,1]]]],"abababababababababababababababab"]],"transactions":[[2,1,6,"open",{},0,0'
+    ',1,3894639090],[2,2,8,"prepared",{"kind":"last-resource","resource":"db","uuid":"000000000000000000000'
+    '00000000000","prepared_ms":8,"keys":[[1,2]],"offsets":[["g",[[1,0,4,null]]]]},1,0,1,2520715069]],"deci'
     'sions":{"undone":[[2,3,{"decided_ms":3,"branches":[{"resource":"r","uuid":"u1","complete":true,"heur'
     'istic":"committed"},{"resource":"q","uuid":"u2","complete":false,"heuristic":null}]},[[1,0,6,1]]]],"'
     'holds":[[2,3,false,[[1,0,6,0,9000],[1,1,1,0,10]]]],"heuristics":[[2,3,[{"what":"committed","why":"\\u'
@@ -85,14 +85,12 @@ def small_state() -> State:
 class Payloads(PayloadFiles):
     """What is in ``prepared/`` of ``small_state``."""
 
-    def read(self, transaction: Transaction) -> Iterator[memoryview]:
-        known = small_state().transactions[transaction.name]
-        for number, each in enumerate(known.parts):
-            place = (*known.name, number, each.topic_id, each.partition)
-            (_, _, body), *_ = entries.split(
-                entries.encode_payload(*place, each.count, each.max_timestamp_ms, each.batch)
-            )
-            yield body
+    def read(self, transactions: Iterable[Transaction]) -> Iterator[tuple[Transaction, entries.Payload]]:
+        for transaction in transactions:
+            known = small_state().transactions[transaction.name]
+            for number, each in enumerate(known.parts):
+                place = (*known.name, number, each.topic_id, each.partition)
+                yield transaction, entries.Payload(*place, each.count, each.max_timestamp_ms, each.batch)
 
 
 def wide_state() -> State:
@@ -160,7 +158,7 @@ def test_frozen_decision_keeps_its_branches_barrier_and_heuristics() -> None:
 def test_bytes_equal_those_of_a_checkpoint_written_at_once() -> None:
     assert small_state().freeze().encode(lambda: None).decode() == encoded(small_state()).decode() == WRITTEN_AT_ONCE
     restored = State(Limits(2, 2))
-    restore(restored, json.loads(WRITTEN_AT_ONCE), Payloads(SimDisk()))
+    restore(restored, json.loads(WRITTEN_AT_ONCE), Payloads(SimDisk()), 0)
     assert encoded(restored).decode() == WRITTEN_AT_ONCE
 
 
