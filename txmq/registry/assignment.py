@@ -24,11 +24,11 @@ Sources: Kafka, "partition.assignment.strategy"; MetaQ, DefaultLoadBalanceStrate
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import cycle
+from itertools import chain, cycle
 
 from txmq.model import TopicPartition
 
@@ -42,8 +42,8 @@ _POINTS_PER_MEMBER = 100  # shares of 10 members then differ by about a tenth
 def range_(members: Members, partitions: Mapping[str, int], _current: Mapping[TopicPartition, str]) -> Owners:
     """Contiguous ranges per topic."""
     owners: Owners = {}
-    for topic, count in partitions.items():
-        wanting = _wanting(members, topic)
+    for topic, wanting in _wanting(members, partitions).items():
+        count = partitions[topic]
         for rank, member in enumerate(wanting):
             share, more = divmod(count, len(wanting))
             start = rank * share + min(rank, more)
@@ -56,8 +56,8 @@ def round_robin(members: Members, partitions: Mapping[str, int], _current: Mappi
     """Dealt out in turn, over all topics; who does not want a topic is passed over."""
     owners: Owners = {}
     turn = cycle(sorted(members))
-    wanting = {topic: set(_wanting(members, topic)) for topic in partitions}
-    for topic, number in _slots(members, partitions):
+    wanting = {topic: frozenset(names) for topic, names in _wanting(members, partitions).items()}
+    for topic, number in _slots(wanting, partitions):
         owners[topic, number] = next(member for member in turn if member in wanting[topic])
     return owners
 
@@ -65,35 +65,49 @@ def round_robin(members: Members, partitions: Mapping[str, int], _current: Mappi
 def consistent_hash(members: Members, partitions: Mapping[str, int], _current: Mapping[TopicPartition, str]) -> Owners:
     """The first member on the ring behind the partition's hash."""
     owners: Owners = {}
-    for topic, count in partitions.items():
-        wanting = _wanting(members, topic)
-        ring = sorted((_hash(f"{member}#{point}"), member) for member in wanting for point in range(_POINTS_PER_MEMBER))
-        for number in range(count if ring else 0):
+    points = {
+        member: [(_hash(f"{member}#{point}"), member) for point in range(_POINTS_PER_MEMBER)] for member in members
+    }
+    rings: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+    for topic, names in _wanting(members, partitions).items():
+        wanting = tuple(names)
+        if wanting not in rings:
+            rings[wanting] = sorted(point for member in wanting for point in points[member])
+        ring = rings[wanting]
+        for number in range(partitions[topic]):
             at = bisect_left(ring, (_hash(f"{topic}-{number}"), ""))
             owners[topic, number] = ring[at % len(ring)][1]
     return owners
 
 
 class _Owned:
-    """A member's partitions: numbers by topic, the newest last."""
+    """A member's partitions: numbers by topic, the newest last; and these topics, sorted."""
 
-    __slots__ = ("load", "numbers", "wants")
+    __slots__ = ("load", "numbers", "topics", "wants")
 
-    def __init__(self, wants: Sequence[str]) -> None:
-        self.wants, self.load = frozenset(wants), 0
+    def __init__(self, wants: frozenset[str]) -> None:
+        self.wants, self.load = wants, 0
         self.numbers: dict[str, list[int]] = {}
+        self.topics: list[str] = []
 
     def take(self, topic: str, number: int) -> None:
-        self.numbers.setdefault(topic, []).append(number)
+        numbers = self.numbers.get(topic)
+        if numbers is None:
+            numbers = self.numbers[topic] = []
+            insort(self.topics, topic)
+        numbers.append(number)
         self.load += 1
 
     def give(self, poor: _Owned) -> None:
-        """Hand over one partition that the other one wants."""
-        topic = max(self.numbers.keys() & poor.wants)
+        """Hand over one partition that the other one wants, of the last of such topics."""
+        at = len(self.topics) - 1
+        while self.topics[at] not in poor.wants:  # the last one of all, where both want the same
+            at -= 1
+        topic = self.topics[at]
         poor.take(topic, self.numbers[topic].pop())
         self.load -= 1
         if not self.numbers[topic]:
-            del self.numbers[topic]
+            del self.numbers[topic], self.topics[at]
 
 
 def sticky(members: Members, partitions: Mapping[str, int], current: Mapping[TopicPartition, str]) -> Owners:
@@ -101,16 +115,19 @@ def sticky(members: Members, partitions: Mapping[str, int], current: Mapping[Top
 
     A few microseconds a partition: members join and leave while all others wait for the broker.
     """
-    shares = {member: _Owned(topics) for member, topics in sorted(members.items())}
+    wishes = [(frozenset(topics), names) for topics, names in _by_wish(members).items()]
+    wants = {member: wish for wish, names in wishes for member in names}  # one object: two are compared item by item
+    shares = {member: _Owned(wants[member]) for member in sorted(members)}
     free: dict[str, list[int]] = {}
-    for topic, number in _slots(members, partitions):
+    wanting = _wanting(members, partitions)
+    for topic, number in _slots(wanting, partitions):
         share = shares.get(current.get((topic, number), ""))
         if share is not None and topic in share.wants:
             share.take(topic, number)
         else:
             free.setdefault(topic, []).append(number)
     for topic, numbers in free.items():
-        _deal(shares, _wanting(members, topic), topic, numbers)
+        _deal(shares, wanting[topic], topic, numbers)
     while _level(list(shares.values())):
         pass
     return {
@@ -170,17 +187,34 @@ def exclusive(members: Members, partitions: Mapping[str, int], current: Mapping[
     """Everything to one member: the one that has most already, else the first by name."""
     held = Counter(owner for (topic, _), owner in current.items() if topic in partitions)
     ranking = sorted(members, key=lambda member: (-held[member], member))
-    firsts = {topic: next((member for member in ranking if topic in members[member]), "") for topic in partitions}
-    return {slot: firsts[slot[0]] for slot in _slots(members, partitions)}
+    firsts: dict[str, str] = {}
+    for member in ranking:
+        for topic in members[member]:
+            firsts.setdefault(topic, member)
+    return {slot: firsts[slot[0]] for slot in _slots(firsts, partitions)}
 
 
-def _wanting(members: Members, topic: str) -> list[str]:
-    return sorted(member for member, topics in members.items() if topic in topics)
+def _wanting(members: Members, partitions: Mapping[str, int]) -> dict[str, list[str]]:
+    """Of each topic that is there and wanted, the members that want it, sorted. Walks over each different wish once."""
+    found: dict[str, list[list[str]]] = {}
+    for topics, names in _by_wish(members).items():
+        for topic in dict.fromkeys(topics):
+            if topic in partitions:
+                found.setdefault(topic, []).append(names)
+    return {topic: lists[0] if len(lists) == 1 else sorted(chain(*lists)) for topic, lists in found.items()}
 
 
-def _slots(members: Members, partitions: Mapping[str, int]) -> list[TopicPartition]:
-    """All partitions of subscribed topics, in order of topic and number."""
-    return [(topic, n) for topic in sorted(partitions) if _wanting(members, topic) for n in range(partitions[topic])]
+def _by_wish(members: Members) -> dict[tuple[str, ...], list[str]]:
+    """The members, sorted, by what they want: most often all want the same."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for member in sorted(members):
+        found.setdefault(tuple(members[member]), []).append(member)
+    return found
+
+
+def _slots(wanted: Container[str], partitions: Mapping[str, int]) -> list[TopicPartition]:
+    """All partitions of wanted topics, in order of topic and number."""
+    return [(topic, n) for topic in sorted(partitions) if topic in wanted for n in range(partitions[topic])]
 
 
 def _hash(text: str) -> int:

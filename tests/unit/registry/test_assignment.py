@@ -161,3 +161,14 @@ def test_every_partition_of_metaqs_own_cases_is_consumed(name: str, partitions: 
         assert loads(owners, group)[0] == partitions
     elif name != "consistent-hash":
         assert max(loads(owners, group)) - min(loads(owners, group)) <= 1
+
+
+@EACH
+def test_cost_of_many_topics_grows_with_them_alone(name: str) -> None:
+    def joining(topics: int) -> Callable[[], object]:
+        wanted = tuple(f"t{number:04}" for number in range(topics))
+        members, partitions = {f"m{number:02}": wanted for number in range(20)}, dict.fromkeys(wanted, 1)
+        current = dict.fromkeys(((topic, 0) for topic in wanted), "m00")
+        return lambda: STRATEGIES[name](members, partitions, current)
+
+    assert growth(joining, 50, 800) < 4

@@ -61,7 +61,7 @@ class FrozenState:
     barriers: Packed
     heuristics: Packed
     branch_parts: Packed
-    groups: deque[group_offsets.Frozen]
+    groups: group_offsets.Frozen
     generation_floor: int
     queries: dict[str, Any]
     registration: dict[str, Any] | None
@@ -83,7 +83,7 @@ class FrozenState:
                 "heuristics": _rows(self.heuristics, _HEURISTIC_FIELDS, list),
             },
         )
-        yield "groups", map(group_offsets.row, _taken(self.groups))
+        yield "groups", group_offsets.rows(self.groups)
         yield "generation_floor", self.generation_floor
         yield "queries", self.queries
         if self.registration is not None:

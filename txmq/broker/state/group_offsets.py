@@ -3,16 +3,23 @@
 Members are not saved: they are known by their heartbeats, and join again after a restart. Generations are saved, so
 that a member of a former incarnation of the broker stays fenced.
 
+There may be 100,000 groups, so nothing on the event loop walks over all of them. A checkpoint's copy shares them, and
+each is copied when it changes for the first time after that. What groups keep of a deleted topic counts no more at once
+(ids of topics are never used again, so nothing finds it), is in no checkpoint, and is swept out some groups at a time.
+
 Invariants:
     * a generation of a partition never falls, and each is handed out once;
     * an offset saved under an older generation than the newest one is refused before it comes here;
     * a partition that a transaction holds is handed to no member until the transaction is settled (``offsets``);
-    * ``size_bytes`` is the memory of the groups' entries and texts, held ones included: a function of the rest.
+    * ``size_bytes`` is the memory of the groups' entries and texts of topics that are there, held ones included: a
+      function of the rest;
+    * a group that a checkpoint's copy shares is not changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from txmq.registry.port import PlacedTopic
@@ -35,29 +42,28 @@ class Saved(NamedTuple):
     time_ms: int
 
 
-Frozen = tuple[str, dict[PartitionId, Saved], dict[PartitionId, int], dict[int, int]]
-
-
 class SavedGroup:
     """One group.
 
     Attributes:
         began: by topic id, how many partitions the topic had when the group was first handed one here. Of topics whose
             partitions have homes: other homes have the others.
+        freezes: how many copies for checkpoints there had been when it was made: a later one shares it.
     """
 
-    __slots__ = ("began", "generations", "offsets")
+    __slots__ = ("began", "freezes", "generations", "offsets")
 
-    def __init__(self) -> None:
+    def __init__(self, freezes: int = 0) -> None:
         self.offsets: dict[PartitionId, Saved] = {}
         self.generations: dict[PartitionId, int] = {}
         self.began: dict[int, int] = {}
+        self.freezes = freezes
 
-    @property
-    def size_bytes(self) -> int:
-        """Its memory; walks over all of it."""
-        texts = sum(text_bytes(saved.deferred) for saved in self.offsets.values())
-        return PLACE_BYTES * len(self.offsets.keys() | self.generations.keys()) + texts
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """Topic and memory of each of its partitions."""
+        for place in self.offsets.keys() | self.generations.keys():
+            saved = self.offsets.get(place)
+            yield place[0], PLACE_BYTES + text_bytes(saved.deferred if saved is not None else None)
 
     def growth_bytes(self, place: PartitionId, deferred: str | None) -> int:
         """The memory that saving this adds; negative if it replaces a longer text."""
@@ -66,13 +72,31 @@ class SavedGroup:
             return text_bytes(deferred) + (0 if place in self.generations else PLACE_BYTES)
         return text_bytes(deferred) - text_bytes(known.deferred)
 
-    def forget_topic(self, topic_id: int) -> None:
-        """The topic was deleted."""
-        for place in [place for place in self.offsets if place[0] == topic_id]:
-            del self.offsets[place]
-        for place in [place for place in self.generations if place[0] == topic_id]:
-            del self.generations[place]
-        self.began.pop(topic_id, None)
+    def copy(self, freezes: int, without: Container[int] = ()) -> SavedGroup:
+        """One that may be changed, without what is of these topics."""
+        copied = SavedGroup(freezes)
+        copied.offsets = {place: saved for place, saved in self.offsets.items() if place[0] not in without}
+        copied.generations = {place: newest for place, newest in self.generations.items() if place[0] not in without}
+        copied.began = {topic_id: count for topic_id, count in self.began.items() if topic_id not in without}
+        return copied
+
+    def row(self, name: str, deleted: Container[int]) -> list[Any]:
+        """As ``SavedGroups.restore`` takes it, without what is of deleted topics."""
+        began = [[topic_id, count] for topic_id, count in self.began.items() if topic_id not in deleted]
+        return [
+            name,
+            [[*place, *saved] for place, saved in self.offsets.items() if place[0] not in deleted],
+            [[*place, newest] for place, newest in self.generations.items() if place[0] not in deleted],
+            *([began] if began else []),
+        ]
+
+
+class Frozen(NamedTuple):
+    """A copy for a checkpoint: the groups, one by one, and the topics that were deleted."""
+
+    names: deque[str]
+    groups: deque[SavedGroup]
+    deleted: frozenset[int]
 
 
 class SavedGroups:
@@ -92,13 +116,18 @@ class SavedGroups:
         self.generation_floor = 0
         self.size_bytes = 0
         self._held_bytes: dict[tuple[str, int, int], int] = {}  # of texts that are going to be saved
+        self._bytes_of = Counter[int]()  # of ``size_bytes``, by topic, what is not held
+        self._newest_of: dict[int, int] = {}  # by topic, the highest generation that was handed out
+        self._freezes = 0
+        self._deleted: set[int] = set()  # topics of which groups may keep something
+        self._unswept: list[str] = []  # these groups
 
     def save(self, group: str, offsets: Iterable[Iterable[Any]], time_ms: int) -> None:
         """(topic id, partition, offset, deferred) each."""
         known = self._group(group)
         for topic_id, partition, offset, deferred in offsets:
             place = topic_id, partition
-            self.size_bytes += known.growth_bytes(place, deferred)
+            self._grow(topic_id, known.growth_bytes(place, deferred))
             known.offsets[place] = Saved(offset, deferred, time_ms)
 
     def hand_over(
@@ -111,8 +140,13 @@ class SavedGroups:
                 known.began.setdefault(topic_id, len(placed[topic_id].homes))
             place = topic_id, partition
             if place not in known.generations and place not in known.offsets:
-                self.size_bytes += PLACE_BYTES
+                self._grow(topic_id, PLACE_BYTES)
             known.generations[place] = generation
+            self._newest_of[topic_id] = max(self._newest_of.get(topic_id, 0), generation)
+
+    def _grow(self, topic_id: int, more: int) -> None:
+        self.size_bytes += more
+        self._bytes_of[topic_id] += more
 
     def growth_bytes(self, group: str, offsets: Iterable[Iterable[Any]]) -> int:
         """The bytes that ``save`` adds to ``size_bytes``."""
@@ -142,18 +176,17 @@ class SavedGroups:
         """Forget a group, but for how far its generations went."""
         known = self.named.pop(group, None)
         if known is not None:
-            self.size_bytes -= known.size_bytes
-        if known is not None and known.generations:
-            self.generation_floor = max(self.generation_floor, *known.generations.values())
+            for topic_id, size in known.sizes():
+                if topic_id not in self._deleted:
+                    self._grow(topic_id, -size)
+            self.generation_floor = max(self.generation_floor, *known.generations.values(), 0)
 
     def forget_topic(self, topic_id: int) -> None:
         """The topic was deleted: nothing of it is kept."""
-        for saved in self.named.values():
-            gone = [generation for place, generation in saved.generations.items() if place[0] == topic_id]
-            self.generation_floor = max(self.generation_floor, *gone, 0)
-            before_bytes = saved.size_bytes
-            saved.forget_topic(topic_id)
-            self.size_bytes += saved.size_bytes - before_bytes
+        self.generation_floor = max(self.generation_floor, self._newest_of.pop(topic_id, 0))
+        self.size_bytes -= self._bytes_of.pop(topic_id, 0)
+        self._deleted.add(topic_id)
+        self._unswept = list(self.named)
         for key in [key for key in self.held if key[1] == topic_id]:
             self._drop_held(key)
 
@@ -185,21 +218,36 @@ class SavedGroups:
             self.save(group, [row for row in rows if is_there(row[0], row[1]) is not None], time_ms)
 
     def _group(self, name: str) -> SavedGroup:
+        """One that may be changed."""
         group = self.named.get(name)
         if group is None:
-            group = self.named[name] = SavedGroup()
+            group = self.named[name] = SavedGroup(self._freezes)
+        elif group.freezes != self._freezes:
+            group = self.named[name] = group.copy(self._freezes)
         return group
 
-    def freeze(self) -> list[Frozen]:
-        """A copy; ``row`` makes each JSON-able, in any thread."""
-        return [
-            (name, group.offsets.copy(), group.generations.copy(), group.began.copy())
-            for name, group in self.named.items()
-        ]
+    def sweep(self, count: int) -> None:
+        """Let go of what so many more groups keep of deleted topics. Changes nothing that anybody sees."""
+        for name in self._unswept[-count:]:
+            if (group := self.named.get(name)) is not None:
+                self.named[name] = group.copy(self._freezes, self._deleted)
+        del self._unswept[-count:]
+        if not self._unswept:
+            self._deleted.clear()
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether nothing is kept of deleted topics."""
+        return not self._unswept
+
+    def freeze(self) -> Frozen:
+        """A copy, which shares the groups; ``rows`` makes it JSON-able, in any thread."""
+        self._freezes += 1
+        return Frozen(deque(self.named), deque(self.named.values()), frozenset(self._deleted))
 
     def snapshot(self) -> list[Any]:
         """JSON-able state."""
-        return [row(frozen) for frozen in self.freeze()]
+        return list(rows(self.freeze()))
 
     def restore(self, snapshot: list[Any]) -> None:
         """The reverse of ``snapshot``."""
@@ -208,15 +256,13 @@ class SavedGroups:
             group.offsets = {(t, p): Saved(offset, deferred, time_ms) for t, p, offset, deferred, time_ms in offsets}
             group.generations = {(t, p): generation for t, p, generation in generations}
             group.began = dict(*began)
-            self.size_bytes += group.size_bytes
+            for topic_id, size in group.sizes():
+                self._grow(topic_id, size)
+            for (topic_id, _), generation in group.generations.items():
+                self._newest_of[topic_id] = max(self._newest_of.get(topic_id, 0), generation)
 
 
-def row(frozen: Frozen) -> list[Any]:
-    """One group, as ``SavedGroups.restore`` takes it."""
-    name, offsets, generations, began = frozen
-    return [
-        name,
-        [[*place, *saved] for place, saved in offsets.items()],
-        [[*place, generation] for place, generation in generations.items()],
-        *([list(map(list, began.items()))] if began else []),
-    ]
+def rows(frozen: Frozen) -> Iterator[list[Any]]:
+    """Each group once, as ``SavedGroups.restore`` takes it; it is let go of then."""
+    while frozen.names:
+        yield frozen.groups.popleft().row(frozen.names.popleft(), frozen.deleted)

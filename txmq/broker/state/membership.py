@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from txmq.model import TopicPartition
 from txmq.registry.assignment import STRATEGIES
@@ -227,7 +228,8 @@ class Membership:
         """The partitions that a member may consume, with generations, and those that it must release."""
         member = self.members[name]
         if member.seen is None or member.seen_version != member.version:
-            mine = [(slot, owned) for slot, owned in sorted(self.owned.items()) if owned.member == name]
+            mine = [(slot, owned) for slot, owned in self.owned.items() if owned.member == name]
+            mine.sort(key=itemgetter(0))
             kept = [(slot, owned.generation) for slot, owned in mine if not owned.revoked]
             member.seen = kept, [slot for slot, owned in mine if owned.revoked]
             member.seen_version = member.version

@@ -36,7 +36,8 @@ class PendingGroups:
         changed: groups whose members may have a new view.
         anchors: homes that the registry has fixed for groups: joining needs no registry then.
         left_in_order: groups whose holder left (``verbs/group/anchored``), and that have none since.
-        topics_seen: how many changes of topics the groups have seen.
+        topics_seen: how many changes of topics were seen.
+        outdated: groups that have not seen all of them.
         silences: groups by the time at which a member may have been silent for too long (``silence_clock``).
         over: heartbeats by the time at which they are answered in any case.
     """
@@ -47,6 +48,7 @@ class PendingGroups:
         self.anchors: dict[str, int] = {}
         self.left_in_order: set[str] = set()
         self.topics_seen = -1
+        self.outdated: list[str] = []
         self.silences: Deadlines[tuple[str, Membership]] = Deadlines(lambda look: not look[1].members)
         self.over: Deadlines[Beat] = Deadlines(lambda heartbeat: heartbeat.is_answered)
         self._heartbeats: dict[str, dict[Beat, None]] = {}

@@ -446,7 +446,7 @@ class State:
             barriers=packed(self.decisions.freeze_barriers()),
             heuristics=packed(self.decisions.freeze_heuristics()),
             branch_parts=packed(self.branch_parts.freeze()),
-            groups=deque(self.saved.freeze()),
+            groups=self.saved.freeze(),
             generation_floor=self.saved.generation_floor,
             queries=self.queries.snapshot(),
             registration=self.registration.snapshot(),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tools.images.node import Node, small_settings
-from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroups
+from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroups, rows
 
 from ..group_support import A0, A1, B0, GROUP, Consumer, pass_time
 from ..support import UUID, node
@@ -27,7 +27,10 @@ def kept(made: Node) -> int:
 
 
 def counted(saved: SavedGroups) -> int:
-    return sum(group.size_bytes for group in saved.named.values()) + sum(saved._held_bytes.values())
+    while not saved.is_swept:
+        saved.sweep(1)
+    sizes = (size for group in saved.named.values() for _, size in group.sizes())
+    return sum(sizes) + sum(saved._held_bytes.values())
 
 
 def refused(answer: Any) -> bool:
@@ -146,3 +149,53 @@ def test_the_count_is_a_function_of_what_is_kept(seed: int) -> None:
     again = SavedGroups()
     again.restore(json.loads(json.dumps(saved.snapshot())))
     assert again.size_bytes == saved.size_bytes - sum(saved._held_bytes.values())
+
+
+def _many_groups(count: int) -> SavedGroups:
+    saved = SavedGroups()
+    for number in range(count):
+        for topic_id in (1, 2):
+            saved.hand_over(f"g{number}", [[topic_id, 0, 3 + number]], {})
+            saved.save(f"g{number}", [[topic_id, 0, 7, "text"]], 1)
+    return saved
+
+
+def test_deleted_topic_is_swept_out_of_groups_in_slices() -> None:
+    saved = _many_groups(100)
+    before = dict(saved.named)
+    saved.forget_topic(1)
+    assert all(saved.named[name] is group for name, group in before.items())  # no group is touched
+    expected = SavedGroups()
+    for name in before:
+        expected.hand_over(name, [[2, 0, before[name].generations[2, 0]]], {})
+        expected.save(name, [[2, 0, 7, "text"]], 1)
+    for swept in (0, 30, 60, 90, 100):
+        assert sum(saved.named[name] is not group for name, group in before.items()) == swept
+        assert (saved.snapshot(), saved.size_bytes) == (expected.snapshot(), expected.size_bytes)
+        assert saved.generation_floor == 102
+        assert saved.is_swept is (swept == 100)
+        saved.sweep(30)
+
+
+def test_group_deleted_before_it_is_swept_counts_once() -> None:
+    saved = _many_groups(3)
+    saved.forget_topic(1)
+    saved.delete("g2")
+    assert saved.size_bytes == counted(saved) == 2 * (PLACE_BYTES + len("text"))
+
+
+def test_copy_for_a_checkpoint_shares_groups_until_they_change() -> None:
+    saved = _many_groups(100)
+    expected, frozen = saved.snapshot(), saved.freeze()
+    shared = list(frozen.groups)
+    assert all(group is mine for group, mine in zip(shared, saved.named.values(), strict=True))
+    saved.save("g1", [[1, 0, 8, None]], 2)
+    saved.hand_over("g2", [[1, 0, 999]], {})
+    saved.delete("g3")
+    saved.forget_topic(2)
+    saved.sweep(50)
+    assert list(rows(frozen)) == expected
+    assert saved.named["g1"].offsets[1, 0].offset == 8
+    changed = saved.named["g1"]
+    saved.save("g1", [[1, 0, 9, None]], 3)
+    assert saved.named["g1"] is changed  # it is copied once for each checkpoint

@@ -61,6 +61,10 @@ WAIT_MS_MAX = 30_000
 MEMBERS_MAX = 1000  # in one group
 MEMBERS_OF_ALL_MAX = 100_000  # some 500 bytes each, and the names of what it wants
 TOPICS_MAX = 1000  # that one member wants
+SWEPT_A_TICK = 2000  # groups that are swept (``group_offsets``): some 5 ms
+# How many wishes and partitions of groups are looked at in one tick when topics change, 0.2 us each; a group costs as
+# much as 100, and one is looked at in any case.
+WORK_A_TICK, GROUP_WORK = 20_000, 100
 
 
 def group(context: Context, client: ClientConnection, request: Request) -> None:
@@ -81,7 +85,7 @@ def group(context: Context, client: ClientConnection, request: Request) -> None:
 
 def _join(request: GroupRequest) -> None:
     context, name = request.context, request.words.get("member", "")
-    topics = tuple(filter(None, request.words.get("topics", "").split(",")))
+    topics = tuple(dict.fromkeys(filter(None, request.words.get("topics", "").split(","))))
     strategy = request.words.get("strategy", "sticky")
     if not is_valid_name(name) or not topics or len(topics) > TOPICS_MAX or not all(map(is_valid_name, topics)):
         raise BadRequestError(f"join needs member=<name> and topics=<name>,<name>... (at most {TOPICS_MAX})")
@@ -173,7 +177,7 @@ def _membership(request: GroupRequest, strategy: str) -> Membership:
 def _new_places(request: GroupRequest, topics: Iterable[str]) -> int:
     """How many partitions of these the group was never given."""
     state = request.context.state
-    found = (topic for topic in state.topics if topic.config.name in topics)
+    found = filter(None, map(state.topics.find, topics))
     return sum(
         state.saved.is_new_to(request.group, (topic.topic_id, number))
         for topic in found
@@ -261,15 +265,28 @@ def tick(context: Context) -> None:
     for name in unsettled:
         settle(context, name, is_again=True)
     if topics_seen != pending.topics_seen:
-        pending.topics_seen = topics_seen
-        for name in list(context.groups):
-            settle(context, name)
+        pending.topics_seen, pending.outdated = topics_seen, list(context.groups)
+    _settle_outdated(context)
+    if not context.state.saved.is_swept:
+        context.state.saved.sweep(SWEPT_A_TICK)
     changed, pending.changed = pending.changed, {}
     for name in changed:
         for heartbeat in pending.waiting(name):
             _answer_heartbeat(context, heartbeat)
     for heartbeat in pending.over.take_all() if context.stopping else pending.over.take_due(context.now_ms):
         _answer_heartbeat(context, heartbeat)
+
+
+def _settle_outdated(context: Context) -> None:
+    """Tell some groups of the topics that came and went; the others are told with the next ticks."""
+    outdated, work = context.pending_groups.outdated, WORK_A_TICK
+    while outdated and work > 0:
+        name = outdated.pop()
+        membership = context.groups.get(name)
+        if membership is not None:
+            wishes = sum(len(member.topics) for member in membership.members.values())
+            work -= GROUP_WORK + wishes + len(membership.owned)
+            settle(context, name)
 
 
 def _listen(context: Context, name: str, membership: Membership) -> None:

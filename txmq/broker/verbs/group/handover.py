@@ -6,6 +6,8 @@ After a restart members come back one after another. The partitions a member had
 
 from __future__ import annotations
 
+from itertools import chain
+
 from txmq.broker.context import Context
 from txmq.broker.state.group_offsets import PLACE_BYTES
 from txmq.broker.state.membership import Member, Membership
@@ -81,9 +83,9 @@ def _may_be_reclaimed(context: Context, name: str, place: tuple[int, int]) -> bo
 
 
 def _partitions(context: Context, membership: Membership) -> tuple[dict[str, int], dict[str, int]]:
-    """How many partitions the topics have that members want, and their ids."""
-    wanted = {topic for member in membership.members.values() for topic in member.topics}
-    found = [topic for topic in context.state.topics if topic.config.name in wanted]
+    """How many partitions the topics have that members want, and their ids. Walks over what is wanted, once."""
+    wanted = dict.fromkeys(chain.from_iterable(member.topics for member in membership.members.values()))
+    found = list(filter(None, map(context.state.topics.find, wanted)))
     return (
         {topic.config.name: topic.config.partitions for topic in found},
         {topic.config.name: topic.topic_id for topic in found},

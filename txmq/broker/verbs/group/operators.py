@@ -191,7 +191,8 @@ def delete(request: GroupRequest) -> None:
         raise UnknownGroupError(f"no group {request.group!r} has saved offsets")
     context.group.add_entry(entries.json_entry(entries.GROUP_DELETED, {"group": request.group}))
     context.group.needs_sync = True
-    _audit(request, "group deleted", len(context.state.saved.named[request.group].offsets))
+    offsets = context.state.saved.named[request.group].offsets
+    _audit(request, "group deleted", sum(context.state.partition(*place) is not None for place in offsets))
     context.state.saved.delete(request.group)
     context.state.principals.unmade(GROUP_SHARE, request.group)
     request.answer({})

@@ -421,3 +421,28 @@ def test_join_under_taken_name_gets_everything_and_fences_other() -> None:
     pass_time(made, 2.0)
     assert younger.heartbeat().held == [A0, A1, B0]
     assert younger.ask("heartbeat", [], member="same", incarnation="2").code == 200
+
+
+def test_new_topic_is_told_to_some_groups_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "WORK_A_TICK", 10 * groups.GROUP_WORK)
+    made = node()
+    client = made.connect()
+    for number in range(25):
+        words = {"member": "m", "topics": "a,new"}
+        assert client.ask("group", "join", f"g{number}", extensions=words, body=b"[]").code == 200
+    pass_time(made, 0.1)
+    assert client.ask("topic", "create", "new").code == 200
+    told = []
+    for _ in range(4):
+        made.core.tick(made.clock.now_ms())
+        told.append(sum(("new", 0) in membership.owned for membership in made.context.groups.values()))
+    assert told == [10, 20, 25, 25]
+
+
+def test_member_whose_group_is_not_told_hears_with_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "WORK_A_TICK", 0)
+    made = node()
+    one = Consumer(made, "one", topics="a,b,new").join()
+    assert made.connect().ask("topic", "create", "new").code == 200
+    made.core.tick(made.clock.now_ms())
+    assert one.heartbeat().held == [A0, A1, B0, ["new", 0]]
