@@ -165,6 +165,10 @@ class BrokerSettings:
     in_flight_max: int = number(
         8, 1, 64, "Unanswered batches per producer and partition that are told apart from duplicates.", section="Limits"
     )
+    sequences_max: int = number(
+        500_000, 1, 100_000_000, "Partitions that producers write to, each producer counted for itself: 500 bytes of "
+        "memory for each, as long as its session is kept.", section="Limits",
+    )  # fmt: skip
     partitions_max: int = number(10_000, 1, 1_000_000, "Partitions of all topics together.", section="Limits")
     groups_max: int = number(
         10_000, 1, 1_000_000, "Consumer groups that have members or saved offsets. The broker keeps a group "

@@ -53,8 +53,7 @@ def _restore_topics(state: State, snapshot: dict[str, Any]) -> None:
         partition = state.partitions_of[topic_id][number]
         partition.restore(frozen)
         for producer, *sequences in producers:
-            partition.producers[producer] = Sequences.restore(*sequences)
-            state.produced_in.setdefault(producer, {})[partition] = None
+            state.sequences.keep(producer, partition, Sequences.restore(*sequences))
 
 
 def _attach(state: State, transaction: Transaction, entry: entries.Payload) -> None:
@@ -65,6 +64,8 @@ def _attach(state: State, transaction: Transaction, entry: entries.Payload) -> N
 
 def _derive(state: State) -> None:
     """What follows from the rest, and is not in a checkpoint."""
+    for session in state.sessions.values():
+        state.sequences.take(session.number, session.user)
     for transaction in state.transactions.values():
         state.share(transaction.session, transaction.state is TransactionState.OPEN, transaction.size_bytes)
     in_doubt = [t for t in state.transactions.values() if t.state is not TransactionState.OPEN]

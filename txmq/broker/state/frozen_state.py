@@ -25,7 +25,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from txmq.broker.state import branch_parts, decisions, group_offsets, outboxes, session, transaction, visibility
+from txmq.broker.state import (
+    branch_parts,
+    decisions,
+    group_offsets,
+    outboxes,
+    producer_sequences,
+    session,
+    transaction,
+    visibility,
+)
 from txmq.log import partition
 from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic
@@ -134,7 +143,10 @@ def _partition_rows(packed: Packed) -> Iterator[list[Any]]:
     for fields in map(iter, _taken(packed)):
         for topic_id in fields:
             number, frozen = next(fields), tuple(islice(fields, partition.FROZEN_FIELDS))
-            producers = [[producer, next(fields), next(fields)] for producer in iter(fields.__next__, None)]
+            producers = [
+                [producer, next(fields), producer_sequences.batches(next(fields))]
+                for producer in iter(fields.__next__, None)
+            ]
             yield [topic_id, number, partition.row(frozen), producers]
 
 

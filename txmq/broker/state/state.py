@@ -27,6 +27,7 @@ from txmq.broker.state.in_doubt_index import InDoubtIndex
 from txmq.broker.state.outboxes import Outboxes
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.registration import Registration
+from txmq.broker.state.sequence_table import SequenceTable
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts, Kept
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState, home_group_key
@@ -72,7 +73,7 @@ class State:
         self.sessions: dict[int, BrokerSession] = {}
         self.next_session = self.next_order = 1
         self.fences_of = Counter[str]()  # by database, how many ``BrokerSession.fences`` there are
-        self.produced_in: dict[int, dict[Partition, None]] = {}  # by producer id: where its sequences are kept
+        self.sequences = SequenceTable(self.sessions)
         self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
         self.streams: dict[tuple[int, int], Transaction] = {}  # those of them that are open
         self.order = CommitOrder()
@@ -141,7 +142,7 @@ class State:
             for partition in removed:
                 partition.is_deleted = True
                 for producer in partition.producers:
-                    self.produced_in[producer].pop(partition, None)
+                    self.sequences.forget(producer, partition)
                 self.partitions.pop((name, b"%d" % partition.number), None)
         return removed
 
@@ -164,6 +165,7 @@ class State:
         self.sessions[number].take(epoch, user, self.principals.unsettled)
         if user:
             _add(self.principals.sessions, user, 1)
+            self.sequences.take(number, user)
             for transaction in self.transactions.values():
                 if transaction.session == number:
                     self.share(number, transaction.state is TransactionState.OPEN, transaction.size_bytes)
@@ -175,8 +177,7 @@ class State:
             session.is_ended = True
             _add(self.principals.sessions, session.user, -1)
             self._count_fences(session, -1)
-        for partition in self.produced_in.pop(number, ()):
-            partition.producers.pop(number, None)
+            self.sequences.end(session)
 
     def rest_sessions(self, numbers: Iterable[int]) -> None:
         """Clients have been away for a while."""
@@ -404,10 +405,7 @@ class State:
         self, partition: Partition, producer: int, sequence: int, count: int, crc: int, offset: int
     ) -> None:
         """A batch with a producer id was placed."""
-        known = partition.producers.get(producer)
-        if known is None:
-            known = partition.producers[producer] = Sequences()
-            self.produced_in.setdefault(producer, {})[partition] = None
+        known = partition.producers.get(producer) or self.sequences.keep(producer, partition, Sequences())
         known.accept(sequence, count, crc, offset, self.limits.in_flight_max)
 
     def started(self, epoch: int, time_ms: int, incarnation: str | None = None) -> None:

@@ -10,14 +10,13 @@ from txmq.broker.context import Context
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.broker.verbs.access.asking import permissions_of, refuse_nobody
 from txmq.broker.verbs.prepare_commit import owner_gone
-from txmq.broker.verbs.session_expiry import end
+from txmq.broker.verbs.session_expiry import make_room
 from txmq.errors import (
     BadRequestError,
     FencedError,
     ForbiddenError,
     InvariantError,
     NotOwnerError,
-    OverloadedError,
     UnavailableError,
 )
 from txmq.protocol import grammar
@@ -28,7 +27,6 @@ from txmq.runtime.build import VERSION
 PROTOCOL = 1
 _SECRET_BITS = 128
 WAITS_FOR_REGISTRY = "the broker waits for the registry to say that it leads its home"
-SESSION_IDLE_MS_MIN = 60_000  # a session younger than this is never ended to make room for another
 
 
 def hello(context: Context, client: ClientConnection, request: Request) -> None:
@@ -68,9 +66,9 @@ def _new_session(context: Context, name: str, user: str) -> BrokerSession:
     sessions, most = context.state.sessions, context.settings.sessions_max
     own_max = max(1, most // 2)
     if user and context.state.principals.sessions.get(user, 0) >= own_max:
-        _make_room(context, user, f"{user} has {own_max} sessions, half of sessions_max at most, and none can be ended")
+        make_room(context, user, f"{user} has {own_max} sessions, half of sessions_max at most, and none can be ended")
     elif len(sessions) >= most:
-        _make_room(context, "", f"sessions_max {most} sessions exist and none can be ended")
+        make_room(context, "", f"sessions_max {most} sessions exist and none can be ended")
     secret = f"{context.random.bits(_SECRET_BITS):032x}"
     number = max(context.ids.new_session_number(), context.sessions_from)
     session = BrokerSession(number, 0, name, context.now_ms, secret, user)
@@ -83,22 +81,6 @@ def _new_session(context: Context, name: str, user: str) -> BrokerSession:
     context.group.needs_sync = True
     context.state.put_session(session)
     return session
-
-
-def _make_room(context: Context, user: str, refusal: str) -> None:
-    """End the session, of the user if one is named, that has been away longest and owes nothing.
-
-    Later requests in its name are answered 410.
-
-    Raises:
-        OverloadedError: there is none; the text is ``refusal``.
-    """
-    for session in context.state.sessions.values():
-        is_idle = session.bound is None and not session.owed and user in ("", session.user)
-        if is_idle and context.now_ms - session.gone_ms >= SESSION_IDLE_MS_MIN:
-            end(context, session)
-            return
-    raise OverloadedError(refusal)
 
 
 def _resumed(context: Context, client: ClientConnection, wish: bytes) -> BrokerSession:

@@ -18,6 +18,7 @@ from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.verbs import prepare_commit
 from txmq.broker.verbs.partitions import refuse_stale, writable
 from txmq.broker.verbs.placing import place, refuse_batch, refuse_unreadable, refuse_unready
+from txmq.broker.verbs.session_expiry import refuse_over_sequences
 from txmq.errors import (
     BadRequestError,
     FencedError,
@@ -69,6 +70,8 @@ def put(context: Context, client: ClientConnection, request: Request) -> None:
         refuse_unready(context, in_memory=is_in_memory)
     if settings.validate_records or client.user:
         refuse_unreadable(context, client, body)
+    if producer >= 0 and producer not in partition.producers and client.session is not None:
+        refuse_over_sequences(context, client.session)
     if is_in_memory:
         base_offset = _append_in_memory(context, partition, body, count, max_timestamp_ms, crc)
         context.answer(client, opaque, base_offset)

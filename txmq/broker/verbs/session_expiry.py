@@ -15,13 +15,16 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
 
 from txmq.broker.context import Context
 from txmq.broker.state.session import BrokerSession
+from txmq.errors import OverloadedError
 from txmq.redo import entries
 
 REST_MS = 60_000
+SESSION_IDLE_MS_MIN = 60_000  # a session younger than this is never ended to make room for another
 SESSIONS_A_TICK = 100  # 10,000 in 5 s
 
 
@@ -75,6 +78,44 @@ def _rest(context: Context, sessions: list[BrokerSession]) -> None:
         numbers = [session.number for session in sessions]
         context.group.add_entry(entries.json_entry(entries.SESSIONS_AT_REST, {"sessions": numbers}))
         context.state.rest_sessions(numbers)
+
+
+def make_room(context: Context, user: str, refusal: str, *, among: Container[int] | None = None) -> None:
+    """End the session, of the user if one is named, that has been away longest and owes nothing.
+
+    Later requests in its name are answered 410.
+
+    Args:
+        among: only one of these; None: of all.
+
+    Raises:
+        OverloadedError: there is none; the text is ``refusal``.
+    """
+    for session in context.state.sessions.values():
+        is_idle = session.bound is None and not session.owed and user in ("", session.user)
+        is_meant = among is None or session.number in among
+        if is_idle and is_meant and context.now_ms - session.gone_ms >= SESSION_IDLE_MS_MIN:
+            end(context, session)
+            return
+    raise OverloadedError(refusal)
+
+
+def refuse_over_sequences(context: Context, session: BrokerSession) -> None:
+    """Make room for a producer's first batch in a partition: sequences are kept as long as its session.
+
+    Raises:
+        OverloadedError: no session that has sequences can be ended.
+    """
+    state, most = context.state, context.settings.sequences_max
+    user, own_max = session.user, max(1, most // 2)
+    if user and state.sequences.by_user[user] >= own_max:
+        refusal = f"{user}'s producers write to {own_max} partitions, half of sequences_max at most"
+        make_room(
+            context, user, f"{refusal}, and none of their sessions can be ended", among=state.sequences.produced_in
+        )
+    elif state.sequences.count >= most:
+        refusal = f"sequences_max {most} sequences of producers are kept and no session can be ended"
+        make_room(context, "", refusal, among=state.sequences.produced_in)
 
 
 def end(context: Context, session: BrokerSession) -> None:

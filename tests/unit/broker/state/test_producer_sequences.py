@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from txmq.broker.state.producer_sequences import Sequences
+from txmq.broker.state.producer_sequences import Sequences, batches
 from txmq.errors import SequenceError
 
 
@@ -67,6 +69,13 @@ def test_a_batch_may_span_the_wrap() -> None:
 
 def test_restore_is_the_reverse_of_snapshot() -> None:
     sequences = _after((0, 5, 11, 100), (5, 1, 12, 105))
-    restored = Sequences.restore(sequences.next, [list(batch) for batch in sequences.recent])
+    restored = Sequences.restore(sequences.next, [list(batch) for batch in batches(sequences.recent)])
     assert (restored.next, restored.recent) == (sequences.next, sequences.recent)
     assert restored.duplicate_of(0, 11) == 100
+
+
+def test_a_partition_costs_few_bytes_for_each_batch() -> None:
+    kept = [(number, 1, 2**32 - 1, 2**40 + number) for number in range(8)]
+    sequences = _after(*kept, kept_max=8)
+    assert batches(sequences.recent) == [(number, 2**40 + number, 2**32 - 1) for number in range(8)]
+    assert sys.getsizeof(sequences.recent) < 8 * 16 + 50

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tools.images.node import Answer, Client, Node
-from txmq.broker.verbs.hello import SESSION_IDLE_MS_MIN
+from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN
 from txmq.protocol.branches import encode_branch
 
 from ..support import UUID, batch, checkpoint_under_way, listed_pages, node, part, put, restarted, stated, values

@@ -11,7 +11,7 @@ import pytest
 from tests.growth import growth
 from tools.images.node import Client, Node
 from txmq.broker.state.session import BrokerSession
-from txmq.broker.verbs.hello import SESSION_IDLE_MS_MIN
+from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN
 
 from ..support import UUID, batch, node, part, prepare, put, restarted, stated, values
 

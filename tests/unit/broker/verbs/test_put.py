@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.node import Node
+from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN
+
 from ..support import batch, node, part, put, restarted, values
 
 
@@ -203,3 +206,46 @@ def test_topic_in_memory_wakes_polls_and_stays_out_of_transactions() -> None:
     put(client, b"1", topic="m")
     assert client.received[waiting].body
     assert client.ask("commit", broker.txid(1, 1), body=part("m", 0, batch())).error == "bad-request"
+
+
+def _write_and_leave(broker: Node, *partitions: int) -> int:
+    client = broker.session()
+    number = broker.newest_session
+    for partition in partitions:
+        assert put(client, partition=partition, producer=number).code == 200
+    client.disconnect()
+    return number
+
+
+def test_producers_that_are_away_make_room_for_sequences() -> None:
+    broker = node(sequences_max=3)
+    idle, eldest, younger = _write_and_leave(broker), _write_and_leave(broker, 0, 1), _write_and_leave(broker, 0)
+    broker.clock.advance(SESSION_IDLE_MS_MIN / 1000)
+    client = broker.session()
+    number = broker.newest_session
+    assert put(client, partition=1, producer=number).code == 200
+    assert sorted(broker.state.sessions) == [idle, younger, number]
+    assert put(client, partition=1, producer=number, sequence=1).code == 200
+    assert broker.state.sequences.count == 2
+    again = restarted(broker)
+    assert (again.state.sequences.count, sorted(again.state.sequences.produced_in)) == (2, [younger, number])
+    assert eldest not in again.state.sessions
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_producers_that_are_there_refuse_more_sequences(checkpoint: bool) -> None:
+    broker = node(sequences_max=2)
+    client = broker.session()
+    assert put(client, producer=1).code == put(client, partition=1, producer=1).code == 200
+    refused = put(client, topic="b", producer=1)
+    assert (refused.code, refused.error, "sequences_max" in refused.text) == (429, "overloaded", True)
+    assert put(client, producer=1, sequence=1).code == 200  # of these it has sequences
+    assert put(broker.connect(), topic="b").code == 200  # without a producer there are none
+    if checkpoint:
+        broker.checkpoint()
+    broker = restarted(broker)
+    client = broker.session("1.0")
+    assert put(client, topic="b", producer=1).code == 429
+    assert broker.connect().ask("topic", "delete", "a").code == 200
+    assert broker.state.sequences.count == 0
+    assert put(client, topic="b", producer=1).code == 200

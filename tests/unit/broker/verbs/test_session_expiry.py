@@ -220,12 +220,12 @@ def test_ending_session_touches_partitions_it_wrote_to_and_no_others() -> None:
     broker = node()
     client = broker.session()
     put(client, producer=1)
-    assert list(broker.state.produced_in[1]) == [broker.partition("a")]
+    assert list(broker.state.sequences.produced_in[1]) == [broker.partition("a")]
     client.ask("topic", "delete", "a")
-    assert broker.state.produced_in == {1: {}}
+    assert broker.state.sequences.produced_in == {}
     client.disconnect()
     _age(broker)
-    assert (broker.state.sessions, broker.state.produced_in) == ({}, {})
+    assert (broker.state.sessions, broker.state.sequences.produced_in) == ({}, {})
 
 
 def test_what_rests_is_journaled_in_one_entry() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tools.images.node import Answer, Client, Node
-from txmq.broker.verbs.hello import SESSION_IDLE_MS_MIN
+from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tools.images.node import Client
-from txmq.broker.verbs.hello import SESSION_IDLE_MS_MIN
+from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN
 
-from ...support import batch, part, prepare, stated
+from ...support import batch, part, prepare, put, restarted, stated
 from .access_support import add, lives, node, operator
 from .verb_cases import EVERY, World
 
@@ -47,6 +47,28 @@ def test_one_user_has_half_of_the_sessions_at_most() -> None:
     assert operator(world.made, "shop").hello().code == 200  # in the place of its own that is away
     assert counted(world)[2] == {"shop": 2, "ops": 2}
     assert 1 in world.made.state.sessions
+
+
+def test_one_user_has_half_of_the_sequences_at_most() -> None:
+    world = World()
+    changed(world, sequences_max=4)
+    first, second = operator(world.made, "shop"), operator(world.made, "shop")
+    assert first.hello().code == second.hello().code == 200
+    numbers = [client.client.session.number for client in (first, second) if client.client.session is not None]
+    assert put(first, producer=numbers[0]).code == 200
+    assert put(second, producer=numbers[1]).code == 200
+    third = operator(world.made, "shop")
+    assert third.hello().code == 200
+    number = world.made.newest_session
+    refused = put(third, producer=number)
+    assert (refused.error, "half of sequences_max" in refused.text) == ("overloaded", True)
+    first.disconnect()
+    world.made.clock.advance(SESSION_IDLE_MS_MIN / 1000)
+    assert put(third, producer=number).code == 200  # in the place of its own that is away
+    assert world.made.state.sequences.by_user == {"shop": 2}
+    assert numbers[0] not in world.made.state.sessions
+    again = restarted(world.made)
+    assert again.state.sequences.by_user == {"shop": 2}
 
 
 def test_user_at_its_half_ends_no_session_of_another() -> None:
