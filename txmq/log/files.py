@@ -94,6 +94,10 @@ class FileCache:
         """
         return len(self._dirty) + count + _PINNED_MAX <= self._open_max
 
+    def is_open(self, path: str) -> bool:
+        """Whether writing to it opens no file."""
+        return path in self._handles
+
     # --- durability --------------------------------------------------------------------------------------------------
 
     @property

@@ -38,6 +38,7 @@ from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
 from txmq.broker.commit.removals import Removals
 from txmq.broker.commit.restoring import restore
+from txmq.broker.commit.rewriting import Rewriting
 from txmq.broker.state.frozen_state import FrozenState
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.state import State, new_state
@@ -305,6 +306,7 @@ class _Opening:
         self._state = new_state(settings, self._node.node_id)
         self._touched: dict[Partition, None] = {}
         self._redoing = Redo(self._state, self._rewrite, self._touched)
+        self._rewriting = Rewriting(self._files)
         self._rewritten: dict[str, bool] = {}  # segment files, and whether their beginning is there
         self._notes: list[str] = []
         self._records = self._bytes = 0
@@ -316,6 +318,7 @@ class _Opening:
             undone.callback(self._files.close)
             journal = self._recover_journal()
             undone.callback(journal.close)
+            self._rewriting.finish()
             recovered = self._recovered(journal, lock, incarnation)
             undone.pop_all()
             return recovered
@@ -369,7 +372,7 @@ class _Opening:
         path = partition.segment_path(segment_base)
         if path not in self._rewritten:
             self._rewritten[path] = position == 0 or self._disk.exists(path)
-        self._files.write(path, position, data)
+        self._rewriting.write(path, position, data)
 
     def _clean_up(self, store: Store) -> None:
         """Finish what a crash cut off between a journaled log start or deletion and its unlinks."""
