@@ -55,6 +55,7 @@ class BrokerSession:
         user: whose it is; empty: of nobody, because there were no users.
         outcomes: counter -> the committed parts, None for rolled back, or VOIDED.
         fences: counter -> uuids of databases for which it is fenced.
+        over: so many outcomes more than ``kept_max`` there are.
         finished: the highest floor the client has stated.
         bound: number of the connection that holds it now, or None.
         gone_ms: wall time its connection was lost, or the broker was started.
@@ -64,13 +65,13 @@ class BrokerSession:
 
     __slots__ = (
         "_is_frozen", "_order", "bound", "epoch", "fences", "finished", "floor", "gone_ms", "is_ended", "name",
-        "number", "outcomes", "owed", "secret", "used_ms", "user",
+        "number", "outcomes", "over", "owed", "secret", "used_ms", "user",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, name: str, used_ms: int, secret: str = "", user: str = "") -> None:
         self.number, self.epoch, self.name, self.used_ms, self.secret = number, epoch, name, used_ms, secret
         self.user = user
-        self.floor = self.finished = 0
+        self.floor = self.finished = self.over = 0
         self.outcomes: Outcomes = {}
         self.fences: Fences = {}
         # Oldest first. The first key of a dict would do, but finding it walks over every key that left since the dict
@@ -94,8 +95,12 @@ class BrokerSession:
             self.user = user
             unsettled[user] = unsettled.get(user, 0) + self.owed
 
-    def keep(self, counter: int, outcome: Kept, floor: int, kept_max: int) -> None:
-        """Keep an outcome; let those leave that the client called finished, oldest first, beyond ``kept_max``."""
+    def keep(self, counter: int, outcome: Kept, floor: int, kept_max: int) -> int:
+        """Keep an outcome; let those leave that the client called finished, oldest first, beyond ``kept_max``.
+
+        Returns:
+            how much ``over`` has grown.
+        """
         if self._is_frozen:
             self.outcomes, self._order, self._is_frozen = self.outcomes.copy(), self._order.copy(), False
         if counter not in self.outcomes:
@@ -115,7 +120,13 @@ class BrokerSession:
                 self._order.rotate(-1)
                 passed_over += 1
             else:
-                return
+                return self.recount(kept_max)
+        return self.recount(kept_max) if self.over else 0
+
+    def recount(self, kept_max: int) -> int:
+        """Set ``over``; how much it has grown."""
+        former, self.over = self.over, max(0, len(self.outcomes) - kept_max)
+        return self.over - former
 
     def fence(self, counter: int, uuid: str) -> None:
         """No decision of it with a branch in that database is accepted any more."""

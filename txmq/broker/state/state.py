@@ -74,6 +74,7 @@ class State:
         self.next_session = self.next_order = 1
         self.fences_of = Counter[str]()  # by database, how many ``BrokerSession.fences`` there are
         self.sequences = SequenceTable(self.sessions)
+        self.outcomes_over = 0  # of all sessions, what they keep beyond ``Limits.outcomes_kept``
         self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
         self.streams: dict[tuple[int, int], Transaction] = {}  # those of them that are open
         self.order = CommitOrder()
@@ -158,6 +159,7 @@ class State:
         self.sessions[session.number] = session
         _add(self.principals.sessions, session.user, 1)
         self._count_fences(session, 1)
+        self.outcomes_over += session.recount(self.limits.outcomes_kept)
         self.next_session = max(self.next_session, session.number + 1)
 
     def take_session(self, number: int, epoch: int, user: str = "") -> None:
@@ -178,6 +180,7 @@ class State:
             _add(self.principals.sessions, session.user, -1)
             self._count_fences(session, -1)
             self.sequences.end(session)
+            self.outcomes_over -= session.over
 
     def rest_sessions(self, numbers: Iterable[int]) -> None:
         """Clients have been away for a while."""
@@ -185,6 +188,7 @@ class State:
             session = self.sessions[number]
             self._count_fences(session, -1)
             session.rest()
+            self.outcomes_over += session.recount(self.limits.outcomes_kept)
             self._count_fences(session, 1)
 
     def fence(self, number: int, counter: int, uuid: str) -> None:
@@ -293,7 +297,7 @@ class State:
                     self.saved.save_of_transaction(meta["offsets"], meta["prepared_ms"], self.partition)
         owner = self.sessions.get(session)
         if owner is not None:
-            owner.keep(counter, outcome, floor, self.limits.outcomes_kept)
+            self.outcomes_over += owner.keep(counter, outcome, floor, self.limits.outcomes_kept)
         return transaction
 
     def commit(

@@ -28,6 +28,7 @@ from txmq.redo import entries
 from txmq.xid import TxId
 
 UNFINISHED_OUTCOMES_MAX = 65_536
+OUTCOMES_OVER_MAX = 1_000_000  # of all sessions, beyond ``outcomes_kept`` of each: some 250 MB
 FENCES_BESIDE_MAX = 65_536  # so that a branch left behind by a session full of commits can still be rolled back
 _COUNTER_MAX = (1 << 64) - 1  # 64 bits in the journal; a decimal of 20 digits may be more
 
@@ -188,12 +189,15 @@ def refuse_over_limits(
 def refuse_over_outcomes(context: Context, session: BrokerSession, floor: int, *, is_fence: bool = False) -> None:
     """Refuse a session that keeps too many outcomes: its client states no floor, or fences ids that were never used.
 
-    The floor this request states counts already.
+    The floor this request states counts already. Where all sessions together keep many, each has ``outcomes_kept``.
 
     Raises:
         SessionFullError: the client is to take another session.
     """
-    limit = max(UNFINISHED_OUTCOMES_MAX, context.settings.outcomes_kept) + (FENCES_BESIDE_MAX if is_fence else 0)
+    limit = context.settings.outcomes_kept
+    if context.state.outcomes_over < OUTCOMES_OVER_MAX:
+        limit = max(UNFINISHED_OUTCOMES_MAX, limit)
+    limit += FENCES_BESIDE_MAX if is_fence else 0
     if len(session.outcomes) > limit and (not floor or sum(counter > floor for counter in session.outcomes) > limit):
         raise SessionFullError(
             f"session {session.number:x} has {limit} outcomes above its floor: a client states floor= with its "

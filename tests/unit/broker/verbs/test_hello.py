@@ -11,7 +11,7 @@ import pytest
 from tests.growth import growth
 from tools.images.node import Client, Node
 from txmq.broker.state.session import BrokerSession
-from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN
+from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN, end
 
 from ..support import UUID, batch, node, part, prepare, put, restarted, stated, values
 
@@ -210,6 +210,34 @@ def test_outcomes_beyond_the_limit_without_a_floor_are_refused(monkeypatch: pyte
     assert client.ask("commit", broker.txid(1, 5), extensions={"floor": 1}, body=body).code == 200
     assert client.ask("commit", broker.txid(1, 6), extensions={"floor": 4}, body=body).code == 200
     assert len(broker.state.sessions[1].outcomes) == 2
+
+
+def test_outcomes_of_all_sessions_without_floor_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.broker.verbs.transaction_checks.OUTCOMES_OVER_MAX", 3)
+    broker = node(outcomes_kept=2)
+
+    def commits(client: Client, counters: range, **words: int) -> list[int]:
+        number = client.client.session.number if client.client.session is not None else 0
+        return [
+            client.ask("commit", broker.txid(number, n), body=part("a", 0, batch(b"1")), extensions={**words}).code
+            for n in counters
+        ]
+
+    first, second, third = broker.session(), broker.session(), broker.session()
+    assert commits(first, range(1, 5)) == [200] * 4  # two over
+    assert commits(second, range(1, 5)) == [200, 200, 200, 429]  # one more over
+    assert commits(first, range(5, 6)) == [429]
+    assert commits(third, range(1, 5)) == [200, 200, 200, 429]  # what each may keep has always room
+    for counter in range(4, 9):
+        assert commits(third, range(counter, counter + 1), floor=counter - 1) == [200]
+    assert broker.state.outcomes_over == 3
+    first.disconnect()
+    broker.clock.advance(SESSION_IDLE_MS_MIN / 1000)
+    end(broker.context, broker.state.sessions[1])
+    assert broker.state.outcomes_over == 1
+    assert commits(second, range(4, 5)) == [200]
+    broker.checkpoint()
+    assert restarted(broker).state.outcomes_over == broker.state.outcomes_over == 2
 
 
 def test_fences_for_unused_ids_are_bounded_and_rollbacks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
