@@ -16,6 +16,7 @@ Invariants:
 * a ``.redo`` name belongs to a file whose header and size were forced before, and whose predecessor was forced to its
   end: a header that fails its check is damage, no crash makes it;
 * a full disk (ENOSPC, EDQUOT) before the rename leaves the journal as it was and raises ``JournalFullError``;
+* want of descriptors (EMFILE, ENFILE) raises OSError, and the same call may be repeated, wherever it had come to;
 * spares and ballast hold no data; any of them may vanish in a crash.
 
 Thread safety: ``make_spare`` and ``keep_ballast`` may run beside everything else; the table of spares is changed and
@@ -47,6 +48,7 @@ BALLAST: Final = f"{DIRECTORY}/ballast"
 _SPARE_PREFIX: Final = "spare-"
 _TEMPORARY: Final = ".tmp"
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _BLOCK: Final = 4096
 FILE_SIZE_BYTES: Final = 64 << 20
 _STEP_BYTES: Final = 4 << 20  # of zeros between two syncs
@@ -83,6 +85,11 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _DISK_FULL
 
 
+def lacks_descriptors(error: OSError) -> bool:
+    """Whether the process, or the machine, has too many open files."""
+    return error.errno in _NO_DESCRIPTORS
+
+
 def size_bytes(disk: Disk, path: str) -> int:
     """Of a file by its path."""
     file = disk.open(path, writable=False)
@@ -108,6 +115,7 @@ class JournalFiles:
     def __init__(self, disk: Disk, node_id: int, settings: Settings) -> None:
         self._disk, self.node_id, self.settings = disk, node_id, settings
         self._spares: dict[str, int] = {}  # path -> size, oldest first
+        self._begun: tuple[File, int] | None = None  # the next file, renamed, while its name is not forced
         self._numbers = count(1)
         disk.make_directories(DIRECTORY)
         self._take_stock()
@@ -196,19 +204,31 @@ class JournalFiles:
         Raises:
             JournalFullError: the disk has no room for the header; the journal is as it was.
         """
+        if self._begun is None:
+            self._begun = self._rename_spare(header, payload_length)
+        self._disk.sync_directory(DIRECTORY)
+        begun, self._begun = self._begun, None
+        return begun
+
+    def _rename_spare(self, header: FileHeader, payload_length: int) -> tuple[File, int]:
         path = self._fitting(payload_length)
         if path is None:
             raise JournalFullError("no prepared journal file takes this record: free disk space")
-        size = self._spares.pop(path)
+        size = self._spares[path]
         file = self._disk.open(path)
         try:
             self._write_header(file, path, pack_file_header(header._replace(file_size_bytes=size)))
             self._disk.rename(path, file_path(header.base_lsn))
-            self._disk.sync_directory(DIRECTORY)
         except BaseException:
             file.close()
             raise
+        del self._spares[path]
         return file, size
+
+    def close(self) -> None:
+        """Let go of a file that was begun, and not handed out."""
+        if self._begun is not None:
+            self._begun[0].close()
 
     def _write_header(self, file: File, path: str, block: bytes) -> None:
         try:
@@ -217,6 +237,7 @@ class JournalFiles:
         except OSError as error:
             if not is_disk_full(error):
                 raise
+            del self._spares[path]
             with suppress(OSError):  # its content is unknown now: not used, and removed by the next start at the latest
                 self._disk.unlink(path)
             raise JournalFullError(f"no room to begin {path}: free disk space") from error
@@ -228,6 +249,8 @@ class JournalFiles:
         bases = list(bases)
         for base in bases:
             path = file_path(base)
+            if not self._disk.exists(path):
+                continue  # an attempt before this one has come further
             if self._may_be_spare(path):
                 spare = self._next_spare_path()
                 self._disk.rename(path, spare)

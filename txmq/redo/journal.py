@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from txmq.errors import InvariantError, JournalFailedError, JournalFullError, TooLargeError, caused
 from txmq.model import Lsn
-from txmq.redo.files import JournalFiles
+from txmq.redo.files import JournalFiles, lacks_descriptors
 from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     GROUP,
@@ -113,6 +113,7 @@ class Journal:
 
         Raises:
             TooLargeError, JournalFullError: nothing was written, the journal goes on.
+            OSError: descriptors are lacking to begin the next file; the same call may be repeated, and no other before.
             JournalFailedError: the disk failed; whether the record is there is not known.
         """
         return self._append(GROUP, payload)
@@ -169,6 +170,9 @@ class Journal:
         """Force everything, and put on disk that it is forced, so that damage to it is not taken for a torn tail.
 
         Does nothing where the last record says so already. On a full disk it only forces.
+
+        Raises:
+            OSError: as ``append``.
         """
         if self._marked_lsn == self.next_lsn:
             return
@@ -181,14 +185,18 @@ class Journal:
         self._marked_lsn = self.next_lsn
 
     def release(self, lsn: Lsn) -> None:
-        """Give up the files wholly below ``lsn``. Durability: their names are gone when this returns."""
+        """Give up the files wholly below ``lsn``. Durability: their names are gone when this returns.
+
+        Raises:
+            OSError: descriptors are lacking; the same call may be repeated.
+        """
         self._check()
         bases = [*self._older_bases, self._base]
         doomed = [base for base, following in pairwise(bases) if following <= lsn]
         try:
             self._files.release(doomed)
         except BaseException as error:
-            self._fail(error)
+            self._fail_unless_lacking(error)
             raise
         del self._older_bases[: len(doomed)]
 
@@ -221,13 +229,14 @@ class Journal:
         try:
             return self._files.use_ballast()
         except BaseException as error:
-            self._fail(error)
+            self._fail_unless_lacking(error)
             raise
 
     def close(self) -> None:
         """Let go of the file; forces nothing. Closing twice is harmless."""
         self._closed = True
         self._file.close()
+        self._files.close()
 
     def _rotate(self, payload_length: int) -> None:
         """Force the file that is full and continue in the next one."""
@@ -243,7 +252,7 @@ class Journal:
         except (JournalFullError, JournalFailedError):
             raise
         except BaseException as error:
-            self._fail(error)
+            self._fail_unless_lacking(error)
             raise
         self._file.close()
         self._file = file
@@ -254,6 +263,11 @@ class Journal:
     def _check(self) -> None:
         if self.failed or self._closed:
             raise JournalFailedError("the journal has failed or is closed: restart, recovery reads what the disk holds")
+
+    def _fail_unless_lacking(self, error: BaseException) -> None:
+        """Between files nothing is unknown: what lacked descriptors is done once more."""
+        if not (isinstance(error, OSError) and lacks_descriptors(error)):
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         """Never write again. What is no error of the disk (an interrupt) leaves the file just as unknown."""

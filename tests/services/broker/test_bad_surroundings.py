@@ -103,7 +103,39 @@ def test_messages_that_no_file_takes_are_refused_before_memory_grows(tmp_path: P
         eventually(lambda: wire.ask(put_one)[0] == 200, "messages are taken again")
         end = b" %d\n" % len(codes)
         eventually(lambda: wire.ask(b"offset t 0 latest 1\r\n")[1].endswith(end), "all are visible")
-        assert "partition files are written again" in broker.logs()
+        eventually(lambda: "partition files are written again" in broker.logs(), broker.logs)
+
+
+def test_journal_without_descriptors_waits_for_its_next_file(tmp_path: Path) -> None:
+    """It needs one in its directory; what comes meanwhile is refused, and nothing ends."""
+    put_one = b"put t 0 raw 400000 %d\r\n" + bytes(400_000)
+    settings = {
+        "journal_file_size_bytes": 2 << 20, "group_size_bytes_max": 1 << 16,
+        "request_size_bytes_max": 1 << 20, "batch_size_bytes_max": 1 << 20,
+    }  # fmt: skip
+    with ExitStack() as stack:
+        broker = stack.enter_context(BrokerProcess(tmp_path / "broker", settings=settings))
+        waiting, other = stack.enter_context(Wire(broker)), stack.enter_context(Wire(broker))
+        assert waiting.ask(b"topic create t 1\r\n")[0] == 200
+        assert waiting.ask(put_one % 1)[0] == 200  # its segment is open
+        pid = broker.pid
+        assert pid is not None
+        allowed = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        opened = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (opened, allowed[1]))
+        for number in range(8):
+            waiting.send(put_one % number)
+        eventually(lambda: "cannot begin its next file" in broker.logs(), broker.logs)
+        assert other.ask(b"put t 0 raw 1 1\r\nx")[0] == 507
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, allowed)
+        codes = waiting.hear(8).codes
+        eventually(lambda: other.ask(b"put t 0 raw 1 1\r\nx")[0] == 200, "messages are taken again")
+        assert codes[0] == 200
+        assert set(codes) <= {200, 507}
+        broker.kill()
+        broker.start()
+        with Wire(broker) as wire:
+            assert wire.ask(b"offset t 0 latest 1\r\n")[1].endswith(b" %d\n" % (codes.count(200) + 2))
 
 
 def test_insufficient_descriptors_are_reported_at_the_start(tmp_path: Path) -> None:

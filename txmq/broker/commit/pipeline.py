@@ -39,7 +39,8 @@ Invariants:
     * liveness: what is due goes before the next group (release, mark, sync), so that no load starves it; ``sync_due``
       says when a sync is, a mark is at the latest ``MARK_BUSY_S`` behind the last one;
     * a step that failed is the last one, except a checkpoint that lacks space or descriptors: the older one and the
-      journal behind it are whole, and it is tried again ``checkpointing.RETRY_S`` later.
+      journal behind it are whole, and it is tried again ``checkpointing.RETRY_S`` later; and a step that could not
+      begin or recycle a file of the journal: it is handed out again ``JOURNAL_RETRY_S`` later, before any other there.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ UNAPPLIED_BYTES_MAX: Final = 16 << 20  # stable groups that wait for partition f
 UNAPPLIED_GROUPS_MAX: Final = 1000
 APPLY_RETRY_S: Final = 0.05
 MARK_BUSY_S: Final = 1.0
+JOURNAL_RETRY_S: Final = 1.0
 
 
 class CommitPipeline:
@@ -92,6 +94,7 @@ class CommitPipeline:
 
     # docs/benchmarks.md, "A lone put"
     __slots__ = (
+        "_again_at",
         "_answers_before_sync",
         "_apply",
         "_apply_retry_at",
@@ -135,6 +138,7 @@ class CommitPipeline:
         self._stable_bytes = self._stable_runs = 0
         self._apply: Apply | None = None
         self._apply_retry_at = inf  # finite while a full disk holds groups up
+        self._again_at = inf  # finite while the step in the journal lacks descriptors, and waits
         self._upkeep = Upkeep(store, clock.monotonic())
         self._look_at = 0.0  # see ``_next_due``
         self._checkpoint_due_lsn = store.checkpoint_due_lsn
@@ -158,9 +162,14 @@ class CommitPipeline:
             or (self._unstable and (self._unstable[-1].needs_sync or self._unstable[-1].is_awaited))
         ) and (step := self._next_due(now)) is not None:
             return step
-        if self._journal_step is not None or (group := self._core.next_group()) is None:
-            return None
-        return self._next_append(group, now)
+        if self._journal_step is not None:
+            return self._journal_step_again() if now >= self._again_at else None
+        group = self._core.next_group()
+        return None if group is None else self._next_append(group, now)
+
+    def _journal_step_again(self) -> Step | None:
+        self._again_at, self._store.journal_lacking = inf, None
+        return self._journal_step
 
     def _next_due(self, now: float) -> Step | None:
         """The step that goes before the next group. If there is none, ``_look_at`` is when time makes one due.
@@ -274,6 +283,11 @@ class CommitPipeline:
                 self._checkpoints.give_up(now)
             else:
                 self._upkeep.failed(step, now)
+            return False
+        if step is self._journal_step and is_lacking(error) and not (self._store.journal.failed or self.is_stopping):
+            assert isinstance(error, OSError)  # what lacks something
+            # Nothing was written: it wanted to begin or to recycle a file. Nothing else goes before it.
+            self._again_at, self._store.journal_lacking = now + JOURNAL_RETRY_S, error.with_traceback(None)
             return False
         self.has_failed = True
         return True

@@ -101,6 +101,7 @@ class Store:
     Attributes:
         unapplied_bytes: of groups that are held up.
         lacking: why groups are held up; None if none is.
+        journal_lacking: why the journal waits; None if it does not.
 
     Thread safety: calls of four kinds may run beside each other: one that changes the journal (``write``, ``force``,
     ``end_checkpoint``), one that applies, one of a checkpoint's two (``sync_files``, ``write_checkpoint``) or of
@@ -119,6 +120,7 @@ class Store:
         self._making_room = 0  # so many of them, from the front, have let go early of what they let go of
         self.unapplied_bytes = 0
         self.lacking: OSError | None = None
+        self.journal_lacking: OSError | None = None
         self.checkpoint_lsn = checkpoint_lsn
 
     # --- the path of a group -----------------------------------------------------------------------------------------
@@ -199,8 +201,9 @@ class Store:
         return bool(self._unapplied)
 
     def is_full(self, free_bytes: int, free_bytes_min: int = 0) -> bool:
-        """Whether new messages must be refused: space is short, or much is held up, and that is in memory."""
-        return free_bytes < self.unapplied_bytes + free_bytes_min or self.unapplied_bytes >= HELD_UP_BYTES_MAX
+        """Whether new messages must be refused: space is short, the journal waits, or much is held up in memory."""
+        is_short = free_bytes < self.unapplied_bytes + free_bytes_min
+        return is_short or self.unapplied_bytes >= HELD_UP_BYTES_MAX or self.journal_lacking is not None
 
     def _apply_one(self, group: CommitGroup) -> None:
         crash_point("broker.apply.before")

@@ -444,8 +444,9 @@ class Server:
         if full != self.context.disk_full:
             self.context.disk_full = full
             log.warning(
-                "new messages are refused: the disk is nearly full, or partition files cannot be written" if full
-                else "new messages are taken again", free_bytes=free, unapplied_bytes=self.store.unapplied_bytes,
+                "new messages are refused: the disk is nearly full, partition files cannot be written, or the journal "
+                "cannot begin its next file" if full else "new messages are taken again",
+                free_bytes=free, unapplied_bytes=self.store.unapplied_bytes,
             )  # fmt: skip
         self.context.shell_figures = {
             "disk_free_bytes": free,

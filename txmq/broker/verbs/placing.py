@@ -121,8 +121,8 @@ def refuse_unready(context: Context, *, in_memory: bool = False) -> None:
     if context.disk_full and not in_memory:
         context.counters.refused_disk_full += 1
         raise DiskFullError(
-            "free disk space is under the limit, or partition files cannot be written (the broker's log says why): new "
-            "messages and transactions are refused until then"
+            "free disk space is under the limit, or partition files or the journal's next file cannot be written (the "
+            "broker's log says why): new messages and transactions are refused until then"
         )
     if context.stopping:
         raise UnavailableError("the broker is stopping")

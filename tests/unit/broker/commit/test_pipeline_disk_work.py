@@ -8,12 +8,12 @@ import pytest
 
 from tools.images.node import Client, Node
 from txmq.broker.commit import pipeline
-from txmq.broker.commit.pipeline import APPLY_RETRY_S, UNAPPLIED_GROUPS_MAX
+from txmq.broker.commit.pipeline import APPLY_RETRY_S, JOURNAL_RETRY_S, UNAPPLIED_GROUPS_MAX
 from txmq.broker.commit.steps import Append, Apply, Checkpoint, Prepare, Remove, Step, StepThread
 from txmq.broker.commit.upkeep import CHECK_S, RETRY_S
 from txmq.testing.simulated.file import Kind
 
-from ..support import batch, checkpoint_under_way, node, put, restarted, values
+from ..support import batch, checkpoint_under_way, node, prepare, put, restarted, values
 
 
 def send(client: Client, size: int = 1, partition: int = 0) -> None:
@@ -307,3 +307,68 @@ def test_no_checkpoint_while_full_disk_holds_groups_up(taken: str) -> None:
     broker.pipeline.want_checkpoint()
     assert Checkpoint not in kinds(run(broker))
     assert values(restarted(broker)) == [b"1", bytes(5000)]
+
+
+def test_journal_that_lacks_descriptors_waits_and_new_messages_are_refused() -> None:
+    broker = node()
+    client, other = broker.session(), broker.connect()
+    prepare(client, broker.txid(1, 1), ("a", 1, batch(b"held")))
+    broker.disk.fail_at(1, errno.EMFILE, "open", forever=True, path_prefix="journal/")
+    sent: list[bytes] = []
+    for _ in range(8):
+        sent.append(client.send("put", "a", 0, body=batch(bytes(1000 if sent else 9000))))
+        run(broker)
+        broker.clock.advance(JOURNAL_RETRY_S)
+    assert broker.store.is_full(1 << 40)
+    broker.flush()
+    assert len(client.received) < len(sent)
+    broker.context.disk_full = True  # as the shell does
+    refused = other.send("put", "a", 0, body=batch(b"new"))
+    broker.flush()
+    assert other.received[refused].error == "disk-full"
+    decided = other.send("commit", broker.txid(1, 1), body=b"")  # waits, too
+    run(broker)
+    assert decided not in other.received
+    broker.disk.clear_faults()
+    broker.clock.advance(JOURNAL_RETRY_S)
+    run(broker)
+    assert not broker.store.is_full(1 << 40)
+    broker.flush()
+    assert [client.received[opaque].code for opaque in sent] == [200] * len(sent)
+    assert other.received[decided].code == 200
+    after = restarted(broker)
+    assert (len(values(after)), values(after, partition=1)) == (len(sent), [b"held"])
+
+
+def test_checkpoint_whose_journal_cannot_be_released_is_repeated() -> None:
+    broker = node()
+    client = broker.connect()
+    for _ in range(2):
+        for _ in range(8):
+            put(client, bytes(4000))
+        broker.checkpoint()
+    for _ in range(8):
+        put(client, bytes(4000))
+    files = len(broker.disk.list_directory("journal"))
+    broker.disk.fail_at(1, errno.EMFILE, "entry", forever=True, path_prefix="journal/")
+    broker.checkpoint()
+    assert len(broker.disk.list_directory("journal")) == files
+    broker.disk.clear_faults()
+    broker.clock.advance(JOURNAL_RETRY_S)
+    run(broker)
+    assert len(broker.disk.list_directory("journal")) < files
+    assert len(values(restarted(broker))) == 24
+
+
+def test_stopping_broker_does_not_wait_for_descriptors() -> None:
+    broker = node()
+    client = broker.connect()
+    broker.disk.fail_at(1, errno.EMFILE, "open", forever=True, path_prefix="journal/")
+    for _ in range(2):
+        client.send("put", "a", 0, body=batch(bytes(9000)))
+        run(broker)
+    broker.pipeline.is_stopping = True
+    broker.clock.advance(JOURNAL_RETRY_S)
+    with pytest.raises(OSError, match="open files"):
+        run(broker)
+    assert broker.pipeline.has_failed
