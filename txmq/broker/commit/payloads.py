@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -58,8 +57,8 @@ class PayloadFiles:
 
     def leave_sparse(self, transactions: Iterable[Transaction]) -> None:
         """Have the payloads in files that hold little else written once more, by the next checkpoint."""
-        unsettled = Counter[int]()
-        filed = [transaction for transaction in transactions if transaction.file and transaction.is_filed]
+        filed = [transaction for transaction in transactions if transaction.file]
+        unsettled = dict.fromkeys([transaction.file for transaction in filed], 0)
         for transaction in filed:
             unsettled[transaction.file] += transaction.size_bytes
         sparse = {lsn for lsn, size in unsettled.items() if 2 * size < self._sizes[lsn]}
@@ -67,13 +66,14 @@ class PayloadFiles:
             if transaction.file in sparse:
                 transaction.file = transaction.file_parts = 0
 
-    def write(self, payloads: list[tuple[Transaction, int]], lsn: int) -> None:
+    def write(self, transactions: Sequence[Transaction], counts: Sequence[int], lsn: int) -> None:
         """Write so many parts of each transaction into the file of that checkpoint.
 
         Durability: file and entry are synced when this returns.
         """
-        if not payloads:
+        if not transactions:
             return
+        payloads = list(zip(transactions, counts, strict=True))
         self._disk.make_directories(DIRECTORY)
         path = path_of(lsn)
         self._drop(path + _TEMPORARY)

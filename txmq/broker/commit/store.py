@@ -70,14 +70,16 @@ def is_lacking(error: BaseException) -> bool:
 class PendingCheckpoint:
     """A checkpoint on its way; ``lsn`` and ``chain`` are known once its group is written. It is written once.
 
-    ``payloads``: transactions with parts that are in no file yet, and how many parts they have; more may arrive before
-    they are written, and those belong to the journal behind this checkpoint.
+    ``unfiled``: transactions with parts that are in no file yet; ``parts``: how many they have. More may arrive before
+    they are written, and those belong to the journal behind this checkpoint. Two lists: a pair for each transaction
+    would be a new object, as in ``frozen_state``.
     ``files``: of the payloads that it names, known once it is written.
     """
 
     state: FrozenState
     epoch: int
-    payloads: list[tuple[Transaction, int]]
+    unfiled: list[Transaction]
+    parts: list[int]
     lsn: Lsn = _NOT_PINNED
     chain: int = 0
     files: set[int] = field(default_factory=set)
@@ -226,8 +228,8 @@ class Store:
     def begin_checkpoint(self, state: State) -> PendingCheckpoint:
         """Copy the state as of the newest group; what is assigned later is in no copy."""
         self._payloads.leave_sparse(state.transactions.values())
-        payloads = [(t, len(t.parts)) for t in state.transactions.values() if not t.is_filed]
-        return PendingCheckpoint(state.freeze(), state.epoch, payloads)
+        unfiled = [t for t in state.transactions.values() if t.file_parts < len(t.parts)]
+        return PendingCheckpoint(state.freeze(), state.epoch, unfiled, [len(t.parts) for t in unfiled])
 
     def pin_checkpoint(self, pending: PendingCheckpoint) -> None:
         """The newest group's record was just written: this is the place that the state belongs to."""
@@ -248,7 +250,7 @@ class Store:
         Raises:
             OSError: nothing is left of it, and the older checkpoint holds; for want of space it may be tried again.
         """
-        self._payloads.write(pending.payloads, pending.lsn)
+        self._payloads.write(pending.unfiled, pending.parts, pending.lsn)
         crash_point("checkpoint.payloads_written")
         pending.files = {file or pending.lsn for file in pending.state.payload_files()}
         content = checkpoint.Checkpoint(pending.lsn, pending.chain, pending.epoch, pending.state.encode(give_way))

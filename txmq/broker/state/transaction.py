@@ -295,16 +295,11 @@ class Transaction:
             return group_key(kind, meta["resource"]), halves_key(self.session)
         return (group_key(kind, meta["resource"]),)
 
-    @property
-    def is_filed(self) -> bool:
-        """Whether a checkpoint's file has all its parts."""
-        return self.file_parts == len(self.parts)
-
     def freeze(self) -> Frozen:
         """A copy without the parts; ``row`` makes it JSON-able, in any thread. File 0 is the checkpoint's own."""
         return (
             self.session, self.counter, self.opened_ms, self.state, self.meta, self.order,
-            self.file if self.is_filed else 0, len(self.parts), self.checksum,
+            self.file if self.file_parts == len(self.parts) else 0, len(self.parts), self.checksum,
         )  # fmt: skip
 
     @classmethod
