@@ -55,6 +55,11 @@ def test_every_crash_point_stands_for_a_row_or_beside_them() -> None:
     assert mapped == POINTS.keys()
 
 
+def test_a_plan_waits_for_no_point_of_other_tests() -> None:
+    """A campaign came to broker.database.fenced after twenty deaths, and waited for it for ever."""
+    assert set(SQLITE_POINTS) & {point for row in BESIDE.values() for point in row["points"]} == set()  # type: ignore[attr-defined]
+
+
 def test_a_plan_goes_through_every_point_and_kills_everybody() -> None:
     plan = list(itertools.islice(deaths(random.Random(7)), 2 * len(SQLITE_POINTS)))
     assert {death.point for death in plan} == {*SQLITE_POINTS, None}
