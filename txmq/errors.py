@@ -348,6 +348,12 @@ class OutOfTurnError(BrokerError):
     code, wire_name = 409, "out-of-turn"
 
 
+class StaleLogError(BrokerError):
+    """The position is of another log: its topic was made anew, or the broker has started since. Ask for the log."""
+
+    code, wire_name = 409, "stale-log"
+
+
 class FencedError(BrokerError):
     """The session, epoch or transaction id is fenced or no longer kept: never executed, never called rolled back.
 

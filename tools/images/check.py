@@ -25,6 +25,7 @@ from typing import Any
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.state import State
 from txmq.broker.state.transaction import FROZEN_FILE, TransactionState
+from txmq.log.history import NO_LIFE
 from txmq.log.verify import verify_log
 from txmq.model import TopicPartition
 from txmq.protocol.parts import parse_result_lines
@@ -143,7 +144,7 @@ def check_image(script: Script, disk: SimDisk, *, again: bool = False) -> None:
     _check_final(script, player.node, answers)
     if again:
         before = player.node.state
-        before.started(0, 0)
+        before.started(0, 0, NO_LIFE)
         assert comparable(Node(player.node.kill(), player.settings).state) == comparable(before)
 
 
@@ -162,13 +163,15 @@ def promised(script: Script, disk: SimDisk) -> Told:
 
 
 def comparable(state: State) -> dict[str, Any]:
-    """A snapshot without what a restart may change: the epoch, when a segment was begun, the order of sessions, and in
+    """A snapshot without what a restart changes: epoch, life, time; when a segment began, the order of sessions, and in
     which file a payload is."""
     snapshot = state.snapshot()
-    del snapshot["epoch"]
+    for name in ("epoch", "life", "generation_floor"):
+        del snapshot[name]
     snapshot["sessions"].sort()
-    for _topic, _number, (_start, _next, segments), _producers in snapshot["partitions"]:
-        for segment in segments:
+    for _topic, _number, partition, _producers in snapshot["partitions"]:
+        partition[2] = None
+        for segment in partition[3]:
             segment[3] = None
     for row in snapshot["transactions"]:
         row[FROZEN_FILE] = None

@@ -23,6 +23,7 @@ from txmq.client.consumer.offsets.store import order_anew
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S
 from txmq.client.transaction import block
 from txmq.log import records
+from txmq.log.history import NO_LIFE
 from txmq.runtime import crashpoints, logging, loop_stream, net, workers
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.simulated.clock import SimRandom
@@ -373,7 +374,7 @@ def _check(shared: Shared, told: Told) -> None:
     visible = check_promises(shared, told)
     [node] = shared.nodes()
     before = node.state
-    before.started(0, 0)
+    before.started(0, 0, NO_LIFE)
     again = node
     for lost in (node.disk.kill(), node.disk.crash()):
         again = Node(lost, shared.broker.settings, clock=shared.world.clock)

@@ -142,6 +142,7 @@ class Client(Facade[LoopClient]):
     fetch = twin(SyncClient.fetch)
     fetch_raw = twin(SyncClient.fetch_raw)
     offsets = twin(SyncClient.offsets)
+    log_of = twin(SyncClient.log_of)
     offset_for = twin(SyncClient.offset_for)
     outcome = twin(SyncClient.outcome)
     ping = twin(SyncClient.ping)

@@ -147,6 +147,10 @@ class Consumer(Facade[consumer.Consumer]):
         """Partitions that deliver nothing new because something is wrong, each with the reason; all are tried again."""
         return self.inner.stopped
 
+    def log_of(self, topic: str, partition: int) -> str | None:
+        """What to save beside an offset of a partition in a store of your own: ``OffsetPosition.log``."""
+        return self.inner.log_of(topic, partition)
+
     def pause(self, slots: Iterable[TopicPartition] | None = None) -> None:
         """Deliver nothing of these partitions (default: all) until ``resume``; the consumer keeps them."""
         self.host.call(partial(self.inner.pause, slots))

@@ -120,7 +120,7 @@ def _fields(dead_letter: DeadLetter, done: set[Origin]) -> dict[str, Any]:
     message, origin = dead_letter.message, dead_letter.origin
     return {
         "offset": message.offset, "time": output.moment(message.timestamp_ms),
-        "from": "/".join(map(str, origin)) if origin else None, "attempts": dead_letter.header("attempts"),
+        "from": "/".join(map(str, origin[:3])) if origin else None, "attempts": dead_letter.header("attempts"),
         "reason": dead_letter.header("reason"), "redriven": origin in done, "key": output.content(message.key),
         "value": dead_letter.header("value") or None, "size_bytes": len(message.value or b""),
     }  # fmt: skip

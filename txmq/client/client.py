@@ -44,6 +44,7 @@ from txmq.client.transport.destination import Address
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError, PartialResultError
+from txmq.log.history import LogHistory
 from txmq.model import Message, Outcome, PartitionRange, is_valid_name
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
@@ -336,6 +337,10 @@ class Client:
     def offsets(self, topic: str, partition: int) -> PartitionRange:
         """The range of offsets of a partition that can be read."""
         return self._fetcher.offsets(topic, partition)
+
+    def log_of(self, topic: str, partition: int) -> tuple[PartitionRange, LogHistory]:
+        """The same, and the history of the log that the offsets count in."""
+        return self._fetcher.log_of(topic, partition)
 
     def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """The offset from which to read everything since a time; the partition's end if all messages are older.

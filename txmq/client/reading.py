@@ -27,6 +27,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.log import records
+from txmq.log.history import LogHistory, parsed
 from txmq.model import Message, PartitionRange, TopicPartition
 from txmq.runtime.ports import Clock
 
@@ -132,14 +133,30 @@ class Fetcher:
         """As ``Client.offset_for``."""
         return self._ask_offset(topic, partition, timestamp_ms)[0]
 
+    def log_of(self, topic: str, partition: int) -> tuple[PartitionRange, LogHistory]:
+        """As ``Client.log_of``."""
+        body = self._asked_offset(topic, partition, "latest", {"log": None})
+        _, start, end, text = _split(body, 4)
+        return PartitionRange(topic, partition, int(start), int(end)), parsed(text.decode())
+
     def _ask_offset(self, topic: str, partition: int, where: str | int) -> tuple[int, int, int]:
-        body = self._routes.ask_owner(
-            topic, partition, lambda link: link.reader.repeat("offset", topic, partition, where, timeout=self._timeout)
+        found, start, end = _split(self._asked_offset(topic, partition, where), 3)
+        return int(found), int(start), int(end)
+
+    def _asked_offset(
+        self, topic: str, partition: int, where: str | int, extensions: dict[str, str | int | None] | None = None
+    ) -> bytes:
+        asked = ("offset", topic, partition, where)
+        return self._routes.ask_owner(
+            topic, partition, lambda link: link.reader.repeat(*asked, extensions=extensions, timeout=self._timeout)
         )
-        words = body.split()
-        if len(words) != 3 or not all(word.isdigit() for word in words):
-            raise RemoteProtocolError(f"not an answer to offset: {body[:80]!r}")
-        return int(words[0]), int(words[1]), int(words[2])
+
+
+def _split(body: bytes, count: int) -> list[bytes]:
+    words = body.split()
+    if len(words) != count or not all(word.isdigit() for word in words[:3]):
+        raise RemoteProtocolError(f"not an answer to offset: {body[:80]!r}")
+    return words
 
 
 class _NextAnswer:

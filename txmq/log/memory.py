@@ -16,6 +16,7 @@ from typing import Any
 from txmq.errors import StorageError
 from txmq.log.batch import stamp
 from txmq.log.files import FileCache
+from txmq.log.history import NO_LIFE
 from txmq.log.partition import Frozen, Partition
 from txmq.model import Storage, TopicConfig
 
@@ -137,11 +138,12 @@ class MemoryPartition(Partition):
 
     def freeze(self) -> Frozen:
         """Where the offsets are; the messages are not kept."""
-        return self.next_offset, self.next_offset, [], 0, 0, 0, 0
+        return self.next_offset, self.next_offset, self.lives, [], 0, 0, 0, 0
 
     def restore(self, snapshot: Sequence[Any]) -> None:
         """Empty, at the offsets of the snapshot."""
-        self.log_start = self.next_offset = self.high_watermark = snapshot[1]
+        super().restore(snapshot)
+        self.log_start = self.high_watermark = self.next_offset
         self._durable = (self.next_offset, 0, 0)
 
 
@@ -149,7 +151,9 @@ def _base_offset(block: _Block) -> int:
     return block.base_offset
 
 
-def new_partition(topic_id: int, topic: str, number: int, config: TopicConfig) -> Partition:
-    """A partition of the kind its topic's storage asks for."""
+def new_partition(topic_id: int, topic: str, number: int, config: TopicConfig, life: str = NO_LIFE) -> Partition:
+    """A partition of the kind its topic's storage asks for, made in a life of the broker."""
     kind = MemoryPartition if config.storage is Storage.MEMORY else Partition
-    return kind(topic_id, topic, number, config)
+    made = kind(topic_id, topic, number, config)
+    made.live(life)
+    return made

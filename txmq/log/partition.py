@@ -32,6 +32,7 @@ from typing import Any, Final
 
 from txmq.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError, UnknownTopicError
 from txmq.log.files import FileCache
+from txmq.log.history import Lives, LogHistory, log_name, with_life
 from txmq.log.reader import Extent, WouldWaitError, find_time, read_chunk
 from txmq.model import TopicConfig
 
@@ -58,23 +59,24 @@ class Segment:
         return Segment(self.base_offset, self.size_bytes, self.max_timestamp_ms, now_ms)
 
 
-# Log start, next offset, the segments and how many of them; size, newest timestamp and beginning of the last of them.
-Frozen = tuple[int, int, list[Segment], int, int, int, int]
-FROZEN_FIELDS: Final = 7
+# Log start, next offset, lives, the segments and how many of them; size, newest timestamp and beginning of the last.
+Frozen = tuple[int, int, Lives, list[Segment], int, int, int, int]
+FROZEN_FIELDS: Final = 8
 
 
 class Partition:
     """See the module's docstring.
 
     Attributes:
+        lives: see ``LogHistory``; ``log``: its log's name in the broker's present life.
         is_deleted: its topic is; a read that is under way finds no files, which is no damage.
         producers: by producer id; kept by the broker.
         waiters: polls that wait at the end; kept by the broker.
     """
 
     __slots__ = (
-        "_durable", "_hint", "_pending", "config", "high_watermark", "is_deleted", "log_start", "next_offset", "number",
-        "producers", "segments", "topic", "topic_id", "waiters",
+        "_durable", "_hint", "_pending", "config", "high_watermark", "is_deleted", "lives", "log", "log_start",
+        "next_offset", "number", "producers", "segments", "topic", "topic_id", "waiters",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, topic: str, number: int, config: TopicConfig) -> None:
@@ -87,6 +89,8 @@ class Partition:
         self._hint: tuple[int, int, int] = (-1, -1, -1)  # where the last read ended: offset, segment base, position
         self.producers: dict[int, Any] = {}
         self.waiters: list[Any] | None = None
+        self.lives: Lives = ()
+        self.log = b""
 
     # --- assigned side -----------------------------------------------------------------------------------------------
 
@@ -152,6 +156,16 @@ class Partition:
         segment.size_bytes += size
         segment.max_timestamp_ms = max(segment.max_timestamp_ms, max_timestamp_ms)
         self.next_offset = next_offset
+
+    @property
+    def history(self) -> LogHistory:
+        """Which log its offsets count in."""
+        return LogHistory(self.topic_id, self.lives)
+
+    def live(self, life: str) -> None:
+        """What is appended from now on is of this life."""
+        self.lives = with_life(self.lives, life, self.next_offset)
+        self.log = log_name(self.topic_id, life).encode()
 
     def began(self, now_ms: int) -> None:
         """The broker started: segments that were redone, and have no time in the journal, began now."""
@@ -322,11 +336,11 @@ class Partition:
         """
         segments = self.segments
         if not segments:
-            return self.log_start, self.next_offset, segments, 0, 0, 0, 0
+            return self.log_start, self.next_offset, self.lives, segments, 0, 0, 0, 0
         active = segments[-1]
         return (
-            self.log_start, self.next_offset, segments, len(segments),
-            active.size_bytes, active.max_timestamp_ms, active.created_ms,
+            self.log_start, self.next_offset, self.lives, segments, len(segments), active.size_bytes,
+            active.max_timestamp_ms, active.created_ms,
         )  # fmt: skip
 
     def snapshot(self) -> list[Any]:
@@ -335,7 +349,8 @@ class Partition:
 
     def restore(self, snapshot: Sequence[Any]) -> None:
         """The reverse of ``snapshot``; then ``redo`` what came after, then ``publish``."""
-        self.log_start, self.next_offset, listed = snapshot
+        self.log_start, self.next_offset, lives, listed = snapshot
+        self.lives = tuple((life, offset) for life, offset in lives)
         self.segments = [Segment(*fields) for fields in listed]
 
 
@@ -347,11 +362,11 @@ def segment_base(name: str) -> int | None:
 
 def row(frozen: tuple[Any, ...]) -> list[Any]:
     """What ``Partition.restore`` takes, of what ``freeze`` returned."""
-    log_start, next_offset, segments, count, *active = frozen
+    log_start, next_offset, lives, segments, count, *active = frozen
     listed = [[s.base_offset, s.size_bytes, s.max_timestamp_ms, s.created_ms] for s in islice(segments, count)]
     if listed:
         listed[-1][1:] = active
-    return [log_start, next_offset, listed]
+    return [log_start, next_offset, lives, listed]
 
 
 def _base_offset(segment: Segment) -> int:

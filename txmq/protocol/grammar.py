@@ -99,11 +99,11 @@ _TABLE = (
         has_body=True, teaches="one record batch, or with raw a plain value: put orders 0 raw 5 1",
     ),
     Verb(
-        b"get", ("topic", "#partition", "##offset", "#max-bytes"), {b"wait": "number"},
+        b"get", ("topic", "#partition", "##offset", "#max-bytes"), {b"wait": "number", b"log": "text"},
         teaches="read whole batches from an offset: get orders 0 0 65536 1",
     ),
     Verb(
-        b"offset", ("topic", "#partition", "@when"),
+        b"offset", ("topic", "#partition", "@when"), {b"log": "flag"},
         teaches="earliest, latest or a time in ms: offset orders 0 latest 1",
     ),
     Verb(

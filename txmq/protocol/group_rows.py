@@ -7,8 +7,9 @@ Invariants
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from txmq.errors import BadRequestError
 from txmq.model import TopicPartition
@@ -17,6 +18,7 @@ from txmq.protocol.offsets import is_number, is_topic, offset_row, refuse_too_ma
 
 PIECE_SIZE_BYTES = 60 << 10  # every broker takes it, whatever its ``request_size_bytes_max``
 PIECE_ROWS = 1000
+_LOG: Final = re.compile(r"[0-9]{1,10}\.[0-9a-f]{16}")  # ``LogHistory.log``
 
 
 def partitions_at_first(described: Mapping[str, Any], topic: str, default: int) -> int:
@@ -69,6 +71,20 @@ def slot_row(row: list[Any]) -> TopicPartition:
     if len(row) != 2 or not is_topic(row[0]) or not is_number(row[1]):
         raise BadRequestError("a partition is [topic, partition]")
     return row[0], row[1]
+
+
+def claimed_row(row: list[Any]) -> tuple[TopicPartition, int, tuple[int, str] | None]:
+    """``[topic, partition, generation]``, and ``[..., offset, log]`` of a member that says how far it has read where.
+
+    Raises:
+        BadRequestError: it is not one.
+    """
+    slot, generation = numbered_row(row[:3])
+    if len(row) == 3:
+        return slot, generation, None
+    if len(row) != 5 or not is_number(row[3]) or not isinstance(row[4], str) or _LOG.fullmatch(row[4]) is None:
+        raise BadRequestError("a partition that is claimed is [topic, partition, generation, offset, log]")
+    return slot, generation, (row[3], row[4])
 
 
 def numbered_row(row: list[Any]) -> tuple[TopicPartition, int]:

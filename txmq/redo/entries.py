@@ -26,7 +26,7 @@ Bodies::
      7 TOPIC          JSON: id and settings; of a broker with a registry also version and homes
      8 TOPIC_DELETED  topic_id u32
      9 LOG_START      topic_id u32, partition u32, offset u64
-    10 STARTED        JSON: epoch, time; of a broker with a registry also the incarnation of its process
+    10 STARTED        JSON: epoch, time, life (``log/history``); of a broker with a registry also its incarnation
     11 SESSION_ENDED  session u64
     12 DECIDED        as COMMITTED, then meta (JSON): branches that must hear of it; messages are placed, not shown
     13 COMPLETED      JSON: one branch has heard of it

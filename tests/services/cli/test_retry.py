@@ -191,21 +191,38 @@ def test_dead_letters_are_listed_shown_and_redriven_once_to_origin(
     assert "cannot" in run(shared_broker, "dead-letter", "list", GROUP)
 
 
+def test_dead_letter_of_a_topic_made_anew_is_redriven(client: txmq.Client, shared_broker: BrokerProcess) -> None:
+    """Found: it had the place of one that had been sent, of the former topic, and "done" was said."""
+    options = txmq.ConsumerOptions(heartbeat_interval=0.1, retry_delay=0.01)
+    for value in (b"former", b"anew"):
+        client.topics.delete(TOPIC)
+        client.topics.create(TOPIC, partitions=2)
+        client.producer().send(TOPIC, value, partition=0)
+        with client.consumer(GROUP, [TOPIC], max_retries=0, options=options) as consumer:
+            message = next(iter(consumer))
+            assert message.value == value
+            message.reject("bad")
+        said = json.loads(run(shared_broker, "dead-letter", "redrive", GROUP, "--all", "--json"))
+        assert (said["sent"], said["before"]) == (1, 0 if value == b"former" else 1)
+    assert [message.value for message in client.browse(TOPIC)] == [b"anew", b"anew"]
+
+
 def test_dead_letters_without_value_are_redriven_from_log_or_reported(
     client: txmq.Client, shared_broker: BrokerProcess
 ) -> None:
     client.producer().send(TOPIC, b"large", key=b"k", headers={"h": b"1"}, partition=1)
+    log = client.log_of(TOPIC, 1)[1].log.encode()
     dead_letters = DeadLetters(client, GROUP, "m", get_logger())
     dead_letters.dead_letter(Message(TOPIC, 0, 7, b"k", None, {}, None, 7, None), 6, "cannot")
     dead_letters.dead_letter_gone((TOPIC, 0), 9, 6)
     dead_letters.close()
-    for offset in (b"0", b"5"):  # one is in the log, one is not any more
-        words = {"topic": TOPIC.encode(), "partition": b"1", "offset": offset, "value": b"too-large"}
+    for offset, where in ((b"0", log), (b"5", log), (b"0", b"7.former")):  # in the log; no longer; in a former topic's
+        words = {"topic": TOPIC.encode(), "partition": b"1", "offset": offset, "value": b"too-large", "log": where}
         headers = {f"txmq.dead.{name}": text for name, text in words.items()}
         client.producer().send(DEAD_LETTERS, b"", headers=headers)
     client.producer().send(DEAD_LETTERS, b"not a consumer's")
     said = run(shared_broker, "dead-letter", "redrive", GROUP, "--all", "--json")
-    assert json.loads(said) == {"group": GROUP, "sent": 2, "before": 0, "gone": 3}
+    assert json.loads(said) == {"group": GROUP, "sent": 2, "before": 0, "gone": 4}
     (null,) = client.fetch(TOPIC, 0, 0)
     assert (null.value, null.key) == (None, b"k")
     large = client.fetch(TOPIC, 1, 1)[0]

@@ -29,7 +29,7 @@ ABSENT = {
 # What waits for nothing is no coroutine.
 MADE_AT_ONCE = {
     ("Client", "producer"), ("Producer", "transaction"), ("Transaction", "connection"), ("Transaction", "savepoint"),
-    ("Consumer", "pause"), ("Consumer", "resume"),
+    ("Consumer", "log_of"), ("Consumer", "pause"), ("Consumer", "resume"),
 }  # fmt: skip
 # Of the synchronous objects what other rooms of the client use.
 INTERNAL = {

@@ -59,6 +59,11 @@ class Consumer:
         return next(int(row[2]) for row in self.view["assigned"] if row[:2] == [topic, partition])
 
 
+def after(made: Node, count: int) -> int:
+    """The generation that is handed out as the ``count``-th one since a broker's newest start, which was no first."""
+    return made.state.saved.generation_floor + count
+
+
 def describe(made: Node, **words: Any) -> dict[str, Any]:
     """What operators see."""
     found: dict[str, Any] = json.loads(made.connect().ask("group", "describe", GROUP, extensions=words, body=b"").body)

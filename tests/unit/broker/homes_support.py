@@ -226,6 +226,6 @@ def live_and_redone(node: HomeNode) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state as it is, and as the next life finds it."""
     lived, redone = node.state.snapshot(), node.again().state.snapshot()
     for snapshot in (lived, redone):
-        snapshot["epoch"] = 0  # each life has its own
+        snapshot |= {"epoch": 0, "life": "", "generation_floor": 0}  # each life has its own
         snapshot["partitions"] = [[*row[:2], row[2][:2]] for row in snapshot["partitions"]]  # not when a segment began
     return lived, redone

@@ -80,7 +80,7 @@ def test_redo_moves_as_place_did(given_placements: list[tuple[int, int, int]]) -
 
 
 def without_created(snapshot: list[object]) -> list[object]:
-    start, end, segments = snapshot
+    start, end, _, segments = snapshot
     assert isinstance(segments, list)
     return [start, end, [segment[:3] for segment in segments]]
 

@@ -122,7 +122,7 @@ class Redo:
                 self._touched[partition] = None  # its files below may still be there
         elif kind == entries.STARTED:
             fields = json.loads(bytes(body))
-            self._state.started(fields["epoch"], fields["time_ms"], fields.get("incarnation"))
+            self._state.started(fields["epoch"], fields["time_ms"], fields["life"], fields.get("incarnation"))
         elif kind == entries.REGISTERED:
             fields = json.loads(bytes(body))
             self._state.registered(fields["epoch"], fields["incarnation"])

@@ -22,6 +22,7 @@ def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles, lsn:
     Raises:
         CorruptRecordError: the payload of a transaction is missing or damaged.
     """
+    state.life = snapshot["life"]
     _restore_topics(state, snapshot)
     for fields in snapshot["sessions"]:
         state.put_session(BrokerSession.restore(*fields))

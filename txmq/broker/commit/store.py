@@ -294,7 +294,10 @@ def open_store(
     lock = disk.lock(identity.LOCK_PATH)
     try:
         node = identity.load_or_create(disk, random, clock, cluster_id)
-        return _Opening(disk, node, clock, settings, files_lock or nullcontext(), on_progress).run(lock, incarnation)
+        drawn = random.bits(64)
+        return _Opening(disk, node, clock, settings, files_lock or nullcontext(), on_progress).run(
+            lock, drawn, incarnation
+        )
     except BaseException:
         lock.release()
         raise
@@ -318,24 +321,24 @@ class _Opening:
         self._checkpoint_lsn = Lsn(0)
         self._payloads = PayloadFiles(disk)
 
-    def run(self, lock: Lock, incarnation: str | None) -> Recovered:
+    def run(self, lock: Lock, drawn: int, incarnation: str | None) -> Recovered:
         with ExitStack() as undone:
             undone.callback(self._files.close)
             journal = self._recover_journal()
             undone.callback(journal.close)
             self._rewriting.finish()
-            recovered = self._recovered(journal, lock, incarnation)
+            recovered = self._recovered(journal, lock, drawn, incarnation)
             undone.pop_all()
             return recovered
 
-    def _recovered(self, journal: Journal, lock: Lock, incarnation: str | None) -> Recovered:
+    def _recovered(self, journal: Journal, lock: Lock, drawn: int, incarnation: str | None) -> Recovered:
         if incarnation is None and self._state.registration.epoch:
             raise ConfigError(
                 f"the data directory belongs to cluster {self._node.cluster_id:016x}: start the broker with --registry"
             )
         store = Store(self._disk, journal, self._files, lock, self._settings, self._checkpoint_lsn, self._payloads)
         self._clean_up(store)
-        self._start_incarnation(journal, incarnation)
+        self._start_incarnation(journal, drawn, incarnation)
         self._state.publish_recovered()
         name = self._settings.broker_name or f"{self._node.node_id:016x}"
         who = BrokerIdentity(self._node.cluster_id, self._node.node_id, name)
@@ -439,14 +442,15 @@ class _Opening:
                 raise
             return False
 
-    def _start_incarnation(self, journal: Journal, incarnation: str | None) -> None:
-        """An incarnation begins with a forced record, so that its epoch is never used again."""
-        fields: dict[str, Any] = {"epoch": journal.epoch, "time_ms": self._clock.now_ms()}
+    def _start_incarnation(self, journal: Journal, drawn: int, incarnation: str | None) -> None:
+        """An incarnation begins with a forced record, so that its epoch and its life are never used again."""
+        life = f"{(drawn + journal.epoch) % (1 << 64):016x}"  # no two of one journal are alike, whatever was drawn
+        fields: dict[str, Any] = {"epoch": journal.epoch, "time_ms": self._clock.now_ms(), "life": life}
         if incarnation is not None:
             fields["incarnation"] = incarnation
         _append(journal, entries.json_entry(entries.STARTED, fields))
         journal.sync()
-        self._state.started(journal.epoch, fields["time_ms"], incarnation)
+        self._state.started(journal.epoch, fields["time_ms"], life, incarnation)
         for session in self._state.sessions.values():
             session.gone_ms = self._clock.now_ms()  # no client can have come back before now
 

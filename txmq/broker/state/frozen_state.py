@@ -61,6 +61,7 @@ class FrozenState:
     """
 
     numbers: dict[str, int]
+    life: str
     topics: list[Topic]
     placed: dict[int, PlacedTopic]
     partitions: Packed
@@ -80,6 +81,7 @@ class FrozenState:
     def sections(self) -> Iterator[tuple[str, Any]]:
         """Name and value of each; an iterator stands for a long list."""
         yield from self.numbers.items()
+        yield "life", self.life
         yield "topics", ((self.placed.get(topic.topic_id) or topic).to_json() for topic in self.topics)
         yield "partitions", _partition_rows(self.partitions)
         yield "sessions", _rows(self.sessions, session.FROZEN_FIELDS, session.row)

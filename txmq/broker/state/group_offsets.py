@@ -22,6 +22,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from txmq.log.partition import Partition
+from txmq.model import Storage
 from txmq.registry.port import PlacedTopic
 
 PartitionId = tuple[int, int]  # topic id, partition
@@ -105,8 +107,9 @@ class SavedGroups:
     Attributes:
         held: partitions of groups whose offset an unsettled transaction is going to save. Derived: transactions and
             decisions have it in their meta.
-        generation_floor: no generation up to here is handed out to a partition whose own is not known: a deleted
-            group, or one of a topic that was made anew, may have had it, and a member that holds it may still be alive.
+        generation_floor: no generation up to here is handed out: a deleted group, or one of a topic that was made anew,
+            may have had it, and a member that holds it may still be alive. Each start but a directory's first raises it
+            to its time in ms: it may be an older copy, and members and offset stores know more than its journal.
         size_bytes: see the module.
     """
 
@@ -170,7 +173,21 @@ class SavedGroups:
 
     def next_generation(self, group: str, place: PartitionId) -> int:
         """The one that is handed out next."""
-        return (self.generation(group, place) or self.generation_floor) + 1
+        return max(self.generation(group, place), self.generation_floor) + 1
+
+    def started(self, time_ms: int, find: Callable[[int, int], Partition | None], *, is_first: bool) -> None:
+        """The broker started, in a directory that had a life before unless this is the first.
+
+        Messages in memory are gone, and offsets go on from those that a checkpoint knew: what is saved above is of none
+        that comes.
+        """
+        if not is_first:
+            self.generation_floor = max(self.generation_floor, time_ms)
+        for known in self.named.values():
+            for place, saved in known.offsets.items():
+                partition = find(*place)
+                if partition is not None and partition.config.storage is Storage.MEMORY:
+                    known.offsets[place] = saved._replace(offset=min(saved.offset, partition.next_offset))
 
     def delete(self, group: str) -> None:
         """Forget a group, but for how far its generations went."""

@@ -32,6 +32,7 @@ from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState, home_group_key
 from txmq.config import BrokerSettings
+from txmq.log.history import NO_LIFE
 from txmq.log.memory import new_partition
 from txmq.log.partition import LogPosition, Partition
 from txmq.model import Storage
@@ -80,7 +81,7 @@ class State:
         self.order = CommitOrder()
         # Those of them that are prepared, in order of preparation, and those that are decided and wait for their place.
         self.prepared: InDoubtIndex[Transaction] = InDoubtIndex()
-        self.payload_bytes = self.epoch = 0
+        self.payload_bytes, self.epoch, self.life = 0, 0, NO_LIFE
         self.decisions, self.branch_parts = XADecisions(), BranchParts()
         self.saved, self.queries, self.outboxes = SavedGroups(), Queries(), Outboxes()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
@@ -123,7 +124,7 @@ class State:
         name, added = topic.config.name.encode(), list[Partition]()
         for number in numbers:
             if number not in existing:
-                partition = new_partition(topic.topic_id, topic.config.name, number, topic.config)
+                partition = new_partition(topic.topic_id, topic.config.name, number, topic.config, self.life)
                 existing[number] = self.partitions[name, b"%d" % number] = partition
                 added.append(partition)
         return added
@@ -412,13 +413,15 @@ class State:
         known = partition.producers.get(producer) or self.sequences.keep(producer, partition, Sequences())
         known.accept(sequence, count, crc, offset, self.limits.in_flight_max)
 
-    def started(self, epoch: int, time_ms: int, incarnation: str | None = None) -> None:
+    def started(self, epoch: int, time_ms: int, life: str, incarnation: str | None = None) -> None:
         """A new incarnation of the broker began: streams that were not prepared are rolled back for good."""
-        self.epoch = epoch
+        self.saved.started(time_ms, self.partition, is_first=self.life == NO_LIFE)
+        self.epoch, self.life = epoch, life
         if incarnation is not None:
             self.registration.started(incarnation)
         for partition in self.all_partitions():
             partition.began(time_ms)
+            partition.live(life)
         for transaction in list(self.streams.values()):
             self.settle(transaction.session, transaction.counter, 0, ROLLED_BACK)
 
@@ -438,7 +441,7 @@ class State:
             numbers={
                 "next_topic_id": self.topics.next_id, "next_session": self.next_session,
                 "next_order": self.next_order, "epoch": self.epoch,
-            },
+            }, life=self.life,
             topics=list(self.topics),
             placed=dict(self.placed),
             partitions=self._freeze_partitions(),

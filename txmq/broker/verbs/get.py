@@ -17,7 +17,7 @@ from txmq.broker.verbs.access.asking import READ, TOPIC, require_seen, sees
 from txmq.broker.verbs.access.audit import refusal_of
 from txmq.broker.verbs.cluster.describe import leaders
 from txmq.broker.verbs.partitions import measured, readable
-from txmq.errors import BadRequestError, BrokerError, OffsetOutOfRangeError, UnknownTopicError
+from txmq.errors import BadRequestError, BrokerError, OffsetOutOfRangeError, StaleLogError, UnknownTopicError
 from txmq.log.partition import Partition
 from txmq.protocol.answers import Records, Reply
 from txmq.protocol.requests import Request
@@ -50,6 +50,8 @@ def get(context: Context, client: ClientConnection, request: Request) -> None:
 def _get_now(context: Context, client: ClientConnection, request: Request, partition: Partition) -> None:
     _, arguments, extensions, _body, opaque = request
     offset, size = int(arguments[2]), min(int(arguments[3]), READ_SIZE_BYTES_MAX)
+    if extensions and extensions.get(b"log", partition.log) != partition.log:
+        raise StaleLogError(f"the log of {partition.topic}-{partition.number} is {partition.log.decode()} now")
     if not partition.log_start <= offset <= partition.high_watermark:
         raise OffsetOutOfRangeError(
             f"offset {offset} of {partition.topic}-{partition.number} is outside "
@@ -58,7 +60,7 @@ def _get_now(context: Context, client: ClientConnection, request: Request, parti
     if offset < partition.high_watermark:
         context.reads.append(Read(client, opaque, partition, offset, size))
         return
-    wait_ms = min(int(extensions[b"wait"]), POLL_WAIT_MS_MAX) if extensions else 0
+    wait_ms = min(int(extensions.get(b"wait", b"0")), POLL_WAIT_MS_MAX) if extensions else 0
     if wait_ms == 0 or context.stopping:
         answer_empty(context, client, opaque)
         return
@@ -136,11 +138,12 @@ def offset(context: Context, client: ClientConnection, request: Request) -> None
 
 
 def _offset_now(context: Context, client: ClientConnection, request: Request, partition: Partition) -> None:
-    _, arguments, _extensions, _body, opaque = request
+    _, arguments, extensions, _body, opaque = request
     start, end = partition.log_start, partition.high_watermark
     if arguments[2] in (b"earliest", b"latest"):
         found = start if arguments[2] == b"earliest" else end
-        context.answer(client, opaque, b"%d %d %d" % (found, start, end))
+        history = b" " + partition.history.text.encode() if extensions else b""
+        context.answer(client, opaque, b"%d %d %d%b" % (found, start, end, history))
     elif arguments[2].isdigit():
         context.lookups.append((client, opaque, partition, int(arguments[2])))
     else:

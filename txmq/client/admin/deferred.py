@@ -109,7 +109,8 @@ class Retries:
         waiting = parsed(texts[0]).get(row.offset) if texts else None
         if waiting is None or waiting.copy is None:
             return None
-        return RetryTopic(self._client, self._group, "").read(row.topic, row.partition, row.offset, waiting.copy)
+        log = self._client.log_of(row.topic, row.partition)[1].log_at(row.offset)
+        return RetryTopic(self._client, self._group, "").read(row.topic, row.partition, row.offset, waiting.copy, log)
 
     def redeliver(self, place: Selection) -> int:
         """Have messages delivered again at once, with all their retries before them; how many. Raises as ``drop``."""

@@ -96,6 +96,11 @@ class Assignment:
         """Size of the deferred messages whose content is in memory."""
         return sum(consumed.deferred_bytes for consumed in list(self.partitions.values()))
 
+    def log_at(self, slot: TopicPartition, offset: int) -> str:
+        """Which log a message is in (``LogHistory.log_at``); empty if the partition is no longer consumed."""
+        consumed = self.partitions.get(slot)
+        return "" if consumed is None or consumed.log is None else consumed.log.log_at(offset)
+
     def stop(self, consumed: ConsumedPartition, problem: str) -> None:
         """Note and log why a partition delivers nothing new; under ``changed``."""
         consumed.stopped = problem

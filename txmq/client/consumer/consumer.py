@@ -67,10 +67,11 @@ class Consumer:
             raise
         # In the order that ``assignment`` says.
         self._assignment = Assignment(self, settings, self._clock, log)
-        self._dead_letters = DeadLetters(client, settings.group, self.name, log)
+        self._dead_letters = DeadLetters(client, settings.group, self.name, log, self._assignment.log_at)
         self._deferred = DeferredMessages(
-            client, settings.saved_as, contents, self._dead_letters, self._assignment.changed, log
-        )
+            client, settings.saved_as, contents, self._dead_letters, self._assignment.changed, log,
+            self._assignment.log_at,
+        )  # fmt: skip
         self._homes = ConsumerHomes(client, self._assignment, self._deferred, settings, membership, self._store, log)
         self.pending_acks = PendingAcks(
             client, self._assignment, self._homes, self._homes, settings.saved_as, self._store
@@ -251,6 +252,12 @@ class Consumer:
             return {
                 slot: why for slot, consumed in held if (why := consumed.stopped or consumed.fetch_error) is not None
             }
+
+    def log_of(self, topic: str, partition: int) -> str | None:
+        """What to save beside an offset of a partition in a store of your own: ``OffsetPosition.log``."""
+        with self._assignment.changed:
+            consumed = self._assignment.partitions.get((topic, partition))
+            return None if consumed is None else consumed.log_text
 
     def pause(self, slots: Iterable[TopicPartition] | None = None) -> None:
         """Deliver nothing of these partitions (default: all) until ``resume``; the consumer keeps them."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 
@@ -33,6 +34,7 @@ from txmq.errors import (
     ConnectionLostError,
     InvalidBatchError,
     OffsetOutOfRangeError,
+    StaleLogError,
     TxmqError,
 )
 from txmq.log import records
@@ -47,6 +49,7 @@ FETCH_AGAIN_S = 0.2  # after an error
 NEVER = float("inf")
 FETCH_DAMAGED_S = 5.0  # if the same bytes failed twice: each try reads up to the partition's share of the buffer
 REPORTED_AGAIN_S = 60.0
+LookAgain = Callable[[ConsumedPartition], None]  # for the log of a partition, if no group has it
 Unreadable = Callable[[TopicPartition, RawBatch, str], None]  # makes a dead letter of a batch, because of ...
 
 
@@ -66,7 +69,13 @@ class _Fetch:
 
 
 class ConsumerFetcher:
-    """See the module's docstring. Thread safety: any thread."""
+    """See the module's docstring. Thread safety: any thread.
+
+    Attributes:
+        look_again: finds out where a partition goes on whose log is another one than it was; None if a group does.
+    """
+
+    look_again: LookAgain | None
 
     def __init__(
         self, client: Log, connection: ReconnectingConnection, changed: Condition,
@@ -76,7 +85,7 @@ class ConsumerFetcher:
         self._client, self._connection, self._clock, self._log = client, connection, client.clock, log
         self._changed, self._partitions, self._buffer_size_bytes = changed, partitions, buffer_size_bytes
         self._home, self._waiter, self._numbers, self._is_closed = home, Waiter(), count(1), False
-        self._unreadable = unreadable
+        self._unreadable, self.look_again = unreadable, None
         self._arrived: deque[tuple[ConsumedPartition, int, int, bytes]] = deque()
 
     def start(self) -> None:
@@ -123,7 +132,7 @@ class ConsumerFetcher:
             if self._is_begun(consumed, number):
                 connection.start(
                     _Fetch(self, consumed, number), "get", *consumed.slot, consumed.next_fetch, size,
-                    extensions={"wait": FETCH_WAIT_MS},
+                    extensions={"wait": FETCH_WAIT_MS, **({} if consumed.log is None else {"log": consumed.log.log})},
                 )  # fmt: skip
         except TxmqError as error:
             self.failed(consumed, number, error)
@@ -217,6 +226,10 @@ class ConsumerFetcher:
             if not is_reported:
                 consumed.fetch_reported = now
             topic, partition = consumed.slot
+            if isinstance(error, StaleLogError):
+                is_reported = True  # a broker that has started: the member's next view has the log as it is now
+                if self.look_again is not None:
+                    start_daemon("txmq-stale-log", partial(self._look, consumed, self.look_again))
             if isinstance(error, OffsetOutOfRangeError):
                 offset = consumed.next_fetch
                 start_daemon("txmq-out-of-range", lambda: self._go_to_start(consumed, offset))
@@ -244,6 +257,10 @@ class ConsumerFetcher:
                 elif consumed.fetch_at == NEVER:
                     consumed.fetch_at = again_at
         self.more()
+
+    def _look(self, consumed: ConsumedPartition, look_again: LookAgain) -> None:
+        with suppress(TxmqError):  # asked again when the next fetch fails
+            look_again(consumed)
 
     def _go_to_start(self, consumed: ConsumedPartition, offset: int) -> None:
         """Retention has passed the position (or the log was replaced): go on with the oldest message there is."""

@@ -2,22 +2,27 @@
 
 Invariants:
     * nothing is delivered before where the group begins is saved, unless that is the log's start;
+    * an offset that was saved in another log (``txmq.log.history``) counts as far as the two are the same; of another
+      topic's none does, and the group begins at the log's start, whatever ``start`` says: nothing is skipped;
     * a revoked partition is released when its messages under way are dealt with, or their time is over.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from txmq.client.consumer.assignment import Assignment, Fetches
 from txmq.client.consumer.beginnings import Beginnings
 from txmq.client.consumer.membership import Assigned
 from txmq.client.consumer.offsets.saver import OffsetSaver
-from txmq.client.consumer.offsets.store import OffsetPosition
+from txmq.client.consumer.offsets.store import OffsetPosition, next_order
 from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition
-from txmq.client.consumer.retry.deferred import DeferredMessages
+from txmq.client.consumer.retry.deferred import DeferredMessages, deferred_text
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.client.transport.ports import Log
 from txmq.errors import TxmqError
+from txmq.log.history import LogHistory, parsed
 from txmq.model import TopicPartition
 from txmq.runtime.logging import Logger
 
@@ -37,19 +42,19 @@ class Handover:
 
     def assigned(self, assigned: Assigned) -> None:
         """Begin to consume a partition."""
-        offset, saved = assigned.offset, assigned.offset
-        if offset is None:
-            offset = self._starting_offset(
-                assigned.slot, "earliest" if self._is_later(assigned) else self._settings.start
-            )
-            if self._settings.start != "earliest":
-                # If this process dies, the next owner would find another "latest", and skip what came between.
-                if not self._offsets.save_start(OffsetPosition(assigned.slot, assigned.generation, offset)):
-                    return  # lost meanwhile; the next view says whose it is
-                saved = offset
-        consumed = ConsumedPartition(assigned.slot, assigned.generation, offset, saved, self._home)
+        slot, log = assigned.slot, assigned.log or self._client.log_of(*assigned.slot)[1]
+        if assigned.offset is None:
+            offset = self._starting_offset(slot, "earliest" if self._is_later(assigned) else self._settings.start)
+            # If this process dies, the next owner would find another "latest", and skip what came between.
+            is_anew, deferred = self._settings.start != "earliest", None
+        else:
+            offset, deferred = self._found(assigned, assigned.offset, log)
+            is_anew = offset != assigned.offset
+        consumed = ConsumedPartition(slot, assigned.generation, offset, assigned.offset, self._home, log)
         consumed.keeps_key_order = self._settings.options.keep_key_order
-        self._deferred.take_over(consumed, assigned.deferred)
+        self._deferred.take_over(consumed, deferred)
+        if is_anew and not self._is_saved(consumed):
+            return  # lost meanwhile; the next view says whose it is
         assignment = self._assignment
         with assignment.changed:
             consumed.is_paused = assigned.slot in assignment.paused
@@ -59,6 +64,32 @@ class Handover:
         )
         self._log.info("partition assigned", topic=assigned.slot[0], partition=assigned.slot[1], offset=offset)
         self._fetcher.more()
+
+    def _found(self, assigned: Assigned, saved: int, log: LogHistory) -> tuple[int, str | None]:
+        """Where to go on behind what is saved, and what is still deferred."""
+        if assigned.read is None:  # by a store that keeps no log
+            shared = saved if saved <= self._client.offsets(*assigned.slot).end else None
+        else:
+            shared = parsed(assigned.read).shared_with(log, saved)
+        if shared == saved:
+            return saved, assigned.deferred
+        offset = shared or self._starting_offset(assigned.slot, "earliest")
+        self._log.warning(
+            "the offset was saved in another log: its topic was made anew, or an older copy of the broker's data was "
+            "put back; what may not have been consumed comes", topic=assigned.slot[0], partition=assigned.slot[1],
+            saved=saved, goes_on_at=offset,
+        )  # fmt: skip
+        return offset, None if shared is None else assigned.deferred
+
+    def _is_saved(self, consumed: ConsumedPartition) -> bool:
+        text = deferred_text(consumed)
+        start = OffsetPosition(
+            consumed.slot, consumed.generation, consumed.position, text, next_order(), consumed.log_text
+        )
+        if not self._offsets.save_start(start):
+            return False
+        consumed.saved, consumed.deferred_saved = consumed.position, text
+        return True
 
     def _is_later(self, assigned: Assigned) -> bool:
         if self._settings.start == "earliest":
@@ -81,14 +112,31 @@ class Handover:
             if consumed is not None and consumed.revoked_until is None:
                 consumed.revoked_until = self._clock.monotonic() + HAND_OVER_S
 
-    def kept(self, slot: TopicPartition) -> None:
-        """Go on with a partition, also if it was revoked for a moment."""
+    def kept(self, slot: TopicPartition, log: LogHistory | None) -> None:
+        """Go on with a partition, also if it was revoked for a moment; not with another log."""
         with self._assignment.changed:
             consumed = self._assignment.partitions.get(slot)
-            if consumed is None or consumed.revoked_until is None:
+            if consumed is None:
+                return
+            before = consumed.log
+            if log is not None and not consumed.goes_on_in(log):
+                self._assignment.lost(slot)  # the next view assigns it, with what is saved
+                return
+            if consumed.revoked_until is None and consumed.log == before:
                 return
             consumed.revoked_until = None
             self._assignment.changed.notify_all()
+        self._fetcher.more()
+
+    def look_again(self, consumed: ConsumedPartition) -> None:
+        """Without a group: the log is another one than it was; go on as far as the two are the same."""
+        held, log = self._client.log_of(*consumed.slot)
+        with self._assignment.changed:
+            if not consumed.goes_on_in(log):
+                known = consumed.log
+                shared = known.shared_with(log, consumed.next_fetch) if known is not None else None
+                consumed.seek(max(shared or 0, held.start))
+                consumed.log = log
         self._fetcher.more()
 
     def drained(self) -> list[TopicPartition]:
@@ -110,6 +158,14 @@ class Handover:
     def held(self) -> list[tuple[TopicPartition, int]]:
         """What is consumed now, with generations."""
         return self._assignment.held(self._home)
+
+    def claims(self) -> list[list[Any]]:
+        """The same for a broker that may have started since, with how far was read in which log."""
+        with self._assignment.changed:
+            ours = (one for one in self._assignment.partitions.values() if one.home == self._home)
+            return [
+                [*one.slot, one.generation, *([] if one.log is None else [one.next_fetch, one.log.log])] for one in ours
+            ]
 
     def refused(self, error: TxmqError) -> None:
         """End the consumer: the group does not take it."""

@@ -142,6 +142,8 @@ class ConsumerHomes:
         saving = new_lock() if self._store is None else self._saving
         offsets = OffsetSaver(assignment, store, self._deferred, settings.saved_as, log, number, saving)
         handover = Handover(assignment, self._deferred, offsets, fetcher, self._client, settings, log, self._beginnings)
+        if self._acks is None:
+            fetcher.look_again = handover.look_again
         home = ConsumerHome(link, requests, fetcher, offsets, handover)
         self._homes = (*self._homes, home)
         fetcher.start()

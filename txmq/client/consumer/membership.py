@@ -21,7 +21,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from txmq.client.consumer.beginnings import BeginningUnknownError
 from txmq.client.consumer.grant import Grant
 from txmq.client.consumer.group_requests import Fields, GroupRequests, SupersededError
 from txmq.client.consumer.offsets.store import StoredOffset
@@ -36,6 +35,7 @@ from txmq.errors import (
     TxmqError,
     UnknownMemberError,
 )
+from txmq.log.history import LogHistory, parsed
 from txmq.model import TopicPartition
 from txmq.protocol.group_rows import in_pieces
 from txmq.runtime.logging import Sparingly, get_logger
@@ -52,6 +52,8 @@ class Assigned(NamedTuple):
     Attributes:
         offset: None if the group has saved none.
         is_later: created after the member joined, or after the group began with other partitions of the topic.
+        log: the history of the log that is there; None: it has to be asked for.
+        read: which one the offset counts in, as an offset store says; None: that one, or it is not known.
     """
 
     slot: TopicPartition
@@ -59,6 +61,8 @@ class Assigned(NamedTuple):
     offset: int | None
     deferred: str | None
     is_later: bool = False
+    log: LogHistory | None = None
+    read: str | None = None
 
 
 class Partitions(Protocol):
@@ -70,14 +74,17 @@ class Partitions(Protocol):
     def revoked(self, slot: TopicPartition) -> None:
         """Deliver nothing more of a partition that another member should have."""
 
-    def kept(self, slot: TopicPartition) -> None:
-        """Go on with a partition, also if it was revoked for a moment."""
+    def kept(self, slot: TopicPartition, log: LogHistory | None) -> None:
+        """Go on with a partition, also if it was revoked for a moment; not with another log."""
 
     def lost(self, slot: TopicPartition) -> None:
         """Consume a partition no longer: another member has it."""
 
     def held(self) -> list[tuple[TopicPartition, int]]:
         """What is consumed now, with generations."""
+
+    def claims(self) -> list[list[Any]]:
+        """The same for a broker that may have started since, with how far was read in which log."""
 
     def drained(self) -> list[TopicPartition]:
         """Revoked partitions with nothing under way any more."""
@@ -237,7 +244,7 @@ class GroupMember:
     def _join(self) -> None:
         settings = self._settings
         # One request names all held partitions; what does not fit goes on from its saved offset.
-        held: list[Sequence[Any]] = [[*slot, generation] for slot, generation in self._partitions.held()]
+        held: list[Sequence[Any]] = list(self._partitions.claims())
         told = self._others.held()
         rows = in_pieces([*held, *sorted(told)])[0]
         fields: Fields = {
@@ -325,8 +332,15 @@ class GroupMember:
         held = dict(self._partitions.held())
         begun = {topic for topic, _, _, offset, _ in view["assigned"] if offset is not None}
         assigned = [
-            Assigned((topic, number), generation, offset, deferred, self._has_view or topic in begun)
-            for topic, number, generation, offset, deferred in view["assigned"]
+            Assigned(
+                (topic, number),
+                generation,
+                offset,
+                deferred,
+                self._has_view or topic in begun,
+                None if log is None else parsed(log),
+            )
+            for (topic, number, generation, offset, deferred), log in zip(view["assigned"], view["logs"], strict=True)
         ]
         # A member that stands by, or waits for the end of another one, has not seen yet which partitions there are.
         self._has_view = self._has_view or bool(assigned) or view["members"] == 1
@@ -342,7 +356,7 @@ class GroupMember:
                 self._released.append(slot)  # released while the group wanted it back for a moment: sent again
         for item in assigned:
             if held.get(item.slot) == item.generation:
-                self._partitions.kept(item.slot)
+                self._partitions.kept(item.slot, item.log)
         self._has_revoked = bool(revoked)
         self._begin_some([item for item in assigned if held.get(item.slot) != item.generation])
 
@@ -369,7 +383,8 @@ class GroupMember:
 
     def _begin(self, item: Assigned, loaded: Mapping[TopicPartition, StoredOffset | None]) -> None:
         """Load and begin a partition. If that fails, the next view assigns it again."""
-        in_broker = None if item.offset is None else StoredOffset(item.offset, item.deferred)
+        log = None if item.log is None else item.log.text  # the broker keeps its offsets with the log
+        in_broker = None if item.offset is None else StoredOffset(item.offset, item.deferred, log)
         try:
             found = (
                 loaded[item.slot] if item.slot in loaded
@@ -379,10 +394,10 @@ class GroupMember:
             topic, partition = item.slot
             self._log.warning("offset could not be loaded", topic=topic, partition=partition, error=repr(error))
             return
-        offset, deferred = found if found is not None else (None, None)
+        offset, deferred, read = found if found is not None else (None, None, None)
         try:
-            self._partitions.assigned(item._replace(offset=offset, deferred=deferred))
-        except BeginningUnknownError as error:
+            self._partitions.assigned(item._replace(offset=offset, deferred=deferred, read=read))
+        except StorageError as error:
             self._sparingly.warning("a partition is not begun yet", error=str(error))
         except BaseException:
             self._partitions.lost(item.slot)  # what was begun of it

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from txmq.client.consumer.offsets.store import OffsetPosition
 from txmq.client.consumer.read_ahead import ReadAhead
+from txmq.log.history import LogHistory
 from txmq.log.records import RawBatch
 from txmq.model import Message, TopicPartition
 
@@ -76,6 +77,7 @@ class ConsumedPartition:
 
     Attributes:
         home: the number of the consumer's home that has it.
+        log: the history of the log that its offsets count in, as it is known; None: it is not.
         ahead: what was fetched and is not delivered.
         fetch: number of the fetch under way; 0 if there is none.
         fetch_at: monotonic time before which nothing is fetched, after an error.
@@ -105,14 +107,16 @@ class ConsumedPartition:
     __slots__ = (
         "_acked", "_delivered", "_keys_in_hand", "ahead", "attempts", "blocked", "blocked_at", "dealt", "deferred",
         "deferred_saved", "failing", "fetch", "fetch_at", "fetch_error", "fetch_reported", "generation", "home",
-        "in_doubt", "is_busy", "is_in_doubt", "is_paused", "is_ready", "keeps_key_order", "next_fetch", "pending_acks",
-        "position", "reported", "retries", "revoked_until", "saved", "saving", "slot", "stopped", "was_sought",
+        "in_doubt", "is_busy", "is_in_doubt", "is_paused", "is_ready", "keeps_key_order", "log", "next_fetch",
+        "pending_acks", "position", "reported", "retries", "revoked_until", "saved", "saving", "slot", "stopped",
+        "was_sought",
     )  # fmt: skip
 
     def __init__(
-        self, slot: TopicPartition, generation: int, offset: int, saved: int | None, home: int = 0
+        self, slot: TopicPartition, generation: int, offset: int, saved: int | None, home: int = 0,
+        log: LogHistory | None = None,
     ) -> None:  # fmt: skip
-        self.slot, self.generation, self.home = slot, generation, home
+        self.slot, self.generation, self.home, self.log = slot, generation, home, log
         self.next_fetch = self.position = offset
         self.saved = saved  # what the store has; None: nothing
         self.ahead = ReadAhead(slot)
@@ -146,6 +150,19 @@ class ConsumedPartition:
     def is_silent(self) -> bool:
         """Whether nothing is delivered, even if there is something."""
         return self.is_paused or self.revoked_until is not None or self.is_in_doubt or not self.is_ready
+
+    @property
+    def log_text(self) -> str | None:
+        """What is saved beside the position."""
+        return None if self.log is None else self.log.text
+
+    def goes_on_in(self, log: LogHistory) -> bool:
+        """Go on in a log that holds all that was read, and perhaps begins another life; False if it does not."""
+        if self.log is not None and self.log.shared_with(log, self.next_fetch) != self.next_fetch:
+            return False
+        if self.log != log:
+            self.log, self.fetch_at = log, 0.0
+        return True
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 

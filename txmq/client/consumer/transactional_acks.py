@@ -281,7 +281,7 @@ class PendingAcks:
             found = _From() if is_deferred else _goes_on_from(consumed, message.offset)
             offset = consumed.position if is_deferred else message.offset + 1
             text = deferred_text_with(consumed, offset, self)
-            position = OffsetPosition(consumed.slot, consumed.generation, offset, text, next_order())
+            position = OffsetPosition(consumed.slot, consumed.generation, offset, text, next_order(), consumed.log_text)
             consumed.pending_acks[message.offset] = PendingAck(self, message, position)
         return position, found, consumed
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
+from txmq.log.history import LogHistory
 from txmq.log.records import Headers, Record
 from txmq.model import Message, Outcome, PartitionRange, SendResult, TopicPartition
 from txmq.protocol.commands import Stated
@@ -297,6 +298,9 @@ class Log(Protocol):
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:
         """The range of offsets that can be read."""
+
+    def log_of(self, topic: str, partition: int) -> tuple[PartitionRange, LogHistory]:
+        """The same, and the history of the log that the offsets count in."""
 
     def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """The offset from which to read everything since a time."""

@@ -27,22 +27,23 @@ FREEZE_S_MAX = 0.1  # it takes 4 ms; the rows, formatted, took 300 ms
 TEXT_SIZE_MAX = 64 << 10
 # What a broker wrote of ``small_state`` when it formatted and encoded all of it at once.
 WRITTEN_AT_ONCE = (
-    '{"next_topic_id":3,"next_session":3,"next_order":2,"epoch":0,"topics":[{"topic_id":1,"name":"disk","'
-    'partitions":3,"storage":"disk","retention_ms":null,"retention_size_bytes":null,"retention_policy":"d'
-    'elete","segment_size_bytes":134217728,"segment_age_ms":604800000,"accept_publish":true,"accept_read"'
-    ':true},{"topic_id":2,"name":"mem","partitions":1,"storage":"memory","retention_ms":null,"retention_s'
-    'ize_bytes":null,"retention_policy":"delete","segment_size_bytes":134217728,"segment_age_ms":60480000'
-    '0,"accept_publish":true,"accept_read":true}],"partitions":[[1,0,[0,6,[[0,9000,7,9],[6,0,-1,11]]],[[1'
-    ',3,[[1,1,77],[2,2,77]]]]],[1,1,[0,1,[[0,10,-1,9]]],[]],[2,0,[1,1,[]],[]]],"sessions":[[1,1,"cl\\u00e4'
-    'ent",5,2,2,[[3,[[1,0,3,1],[1,1,0,1]]],[9,null]],"abababababababababababababababab"],[2,1,"cl\\u00e4en'
-    't",5,0,0,[[3,[[1,0,6,1]]]],"abababababababababababababababab"]],"transactions":[[2,1,6,"open",{},0,0'
-    ',1,3894639090],[2,2,8,"prepared",{"kind":"last-resource","resource":"db","uuid":"000000000000000000000'
-    '00000000000","prepared_ms":8,"keys":[[1,2]],"offsets":[["g",[[1,0,4,null]]]]},1,0,1,2520715069]],"deci'
-    'sions":{"undone":[[2,3,{"decided_ms":3,"branches":[{"resource":"r","uuid":"u1","complete":true,"heur'
-    'istic":"committed"},{"resource":"q","uuid":"u2","complete":false,"heuristic":null}]},[[1,0,6,1]]]],"'
-    'holds":[[2,3,false,[[1,0,6,0,9000],[1,1,1,0,10]]]],"heuristics":[[2,3,[{"what":"committed","why":"\\u'
-    '00fc"}]]]},"groups":[["g",[[1,0,3,"text",12],[1,1,4,null,12]],[[1,0,2]]]],"generation_floor":0,"quer'
-    'ies":{"last_epoch":4,"named":[["q",4,-1,5]]}}'
+    '{"next_topic_id":3,"next_session":3,"next_order":2,"epoch":0,"life":"0000000000000000","topics":[{"t'
+    'opic_id":1,"name":"disk","partitions":3,"storage":"disk","retention_ms":null,"retention_size_bytes":'
+    'null,"retention_policy":"delete","segment_size_bytes":134217728,"segment_age_ms":604800000,"accept_p'
+    'ublish":true,"accept_read":true},{"topic_id":2,"name":"mem","partitions":1,"storage":"memory","reten'
+    'tion_ms":null,"retention_size_bytes":null,"retention_policy":"delete","segment_size_bytes":134217728'
+    ',"segment_age_ms":604800000,"accept_publish":true,"accept_read":true}],"partitions":[[1,0,[0,6,[["00'
+    '00000000000000",0]],[[0,9000,7,9],[6,0,-1,11]]],[[1,3,[[1,1,77],[2,2,77]]]]],[1,1,[0,1,[["0000000000'
+    '000000",0]],[[0,10,-1,9]]],[]],[2,0,[1,1,[["0000000000000000",0]],[]],[]]],"sessions":[[1,1,"cl\\u00'
+    'e4ent",5,2,2,[[3,[[1,0,3,1],[1,1,0,1]]],[9,null]],"abababababababababababababababab"],[2,1,"cl\\u00e'
+    '4ent",5,0,0,[[3,[[1,0,6,1]]]],"abababababababababababababababab"]],"transactions":[[2,1,6,"open",{},'
+    '0,0,1,3894639090],[2,2,8,"prepared",{"kind":"last-resource","resource":"db","uuid":"0000000000000000'
+    '0000000000000000","prepared_ms":8,"keys":[[1,2]],"offsets":[["g",[[1,0,4,null]]]]},1,0,1,2520715069]'
+    '],"decisions":{"undone":[[2,3,{"decided_ms":3,"branches":[{"resource":"r","uuid":"u1","complete":tru'
+    'e,"heuristic":"committed"},{"resource":"q","uuid":"u2","complete":false,"heuristic":null}]},[[1,0,6,'
+    '1]]]],"holds":[[2,3,false,[[1,0,6,0,9000],[1,1,1,0,10]]]],"heuristics":[[2,3,[{"what":"committed","w'
+    'hy":"\\u00fc"}]]]},"groups":[["g",[[1,0,3,"text",12],[1,1,4,null,12]],[[1,0,2]]]],"generation_floor"'
+    ':0,"queries":{"last_epoch":4,"named":[["q",4,-1,5]]}}'
 )
 
 
@@ -134,7 +135,7 @@ def _change_everything(state: State) -> None:
     state.end_session(1)
     state.delete_topic(1)
     state.put_topic(Topic(3, TopicConfig("new")))
-    state.started(9, 9)
+    state.started(9, 9, "9" * 16)
 
 
 def test_frozen_state_is_written_unchanged_by_later_requests() -> None:

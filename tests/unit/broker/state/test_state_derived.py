@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tools.images.check import comparable
 from tools.images.node import Node
 from txmq.broker.state.state import State
+from txmq.log.history import NO_LIFE
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 
@@ -159,7 +160,7 @@ def test_derived_state_equals_a_restart_from_journal_and_from_checkpoint(steps: 
         step(history)
     history.node.pump()
     live = history.node.state
-    live.started(0, 0)
+    live.started(0, 0, NO_LIFE)
     redone = Node(history.node.kill(), history.settings, clock=history.clock)
     assert (_derived(redone.state), comparable(redone.state)) == (_derived(live), comparable(live))
     redone.checkpoint()

@@ -18,6 +18,7 @@ from tools.images.check import comparable
 from tools.images.node import Client, Node, small_settings
 from txmq.broker.commit.redo_records import Redo
 from txmq.errors import StorageError
+from txmq.log.history import NO_LIFE
 from txmq.redo import entries
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.disk import SimDisk
@@ -186,7 +187,7 @@ def test_what_a_restart_finds_is_what_the_broker_had(steps: list[Step], power_lo
     history.node.pump()
     live, messages = history.node.state, _everything(history.node)
     again = Node(history.node.disk.crash() if power_lost else history.node.kill(), history.settings)
-    live.started(again.state.epoch, 0)  # what a new life does to streams
+    live.started(again.state.epoch, 0, NO_LIFE)  # what a new life does to streams
     assert comparable(again.state) == comparable(live)
     assert again.state.payload_bytes == live.payload_bytes
     assert _everything(again) == messages

@@ -36,12 +36,14 @@ class BrokerWithoutTopic:
         """One answer."""
         if verb == "meta":
             raise UnknownTopicError
-        return json.dumps({"view": 1, "members": 1, "assigned": [], "revoked": []}).encode()
+        return json.dumps({"view": 1, "members": 1, "assigned": [], "revoked": [], "logs": []}).encode()
 
 
 def member(broker: Any) -> GroupMember:
     """That has not been started, and has two partitions."""
-    partitions: Any = SimpleNamespace(held=lambda: [(("orders", 0), 3), (("orders", 1), 3)], lost=lambda _: None)
+    partitions: Any = SimpleNamespace(
+        held=lambda: [(("orders", 0), 3), (("orders", 1), 3)], claims=list, lost=lambda _: None
+    )
     offsets: Any = SimpleNamespace(is_shared=True, save=lambda **_: broker.call())
     acks: Any = SimpleNamespace()
     return GroupMember(GroupRequests(broker, SETTINGS), SimClock(), SETTINGS, partitions, offsets, acks)
@@ -65,7 +67,9 @@ class BrokerWithPartition:
     def call(self, *_: Any, **__: Any) -> bytes:
         """One answer."""
         assigned = [["orders", 0, 3, 5, None]]
-        return json.dumps({"view": 1, "members": 1, "assigned": assigned, "revoked": []}).encode()
+        return json.dumps(
+            {"view": 1, "members": 1, "assigned": assigned, "revoked": [], "logs": [None] * len(assigned)}
+        ).encode()
 
 
 def test_partition_that_cannot_be_begun_is_begun_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -83,7 +87,7 @@ def test_partition_that_cannot_be_begun_is_begun_again(caplog: pytest.LogCapture
         is_shared=True, load=lambda _slot, _generation, found: found, load_many=lambda _: {}, save=lambda **_: ()
     )
     joining._partitions = SimpleNamespace(
-        assigned=assigned, lost=lambda slot: told.append(("lost", slot)), held=list, drained=list
+        assigned=assigned, lost=lambda slot: told.append(("lost", slot)), held=list, claims=list, drained=list
     )
     joining._acks = SimpleNamespace(resolve=lambda: None)
     joining._run()
@@ -140,7 +144,9 @@ class BrokerWithMany:
         if "heartbeat" in words:
             self.heartbeats.append(extensions or {})
         assigned = [["orders", number, 3, 5, None] for number in range(600)]
-        return json.dumps({"view": 1, "members": 1, "assigned": assigned, "revoked": []}).encode()
+        return json.dumps(
+            {"view": 1, "members": 1, "assigned": assigned, "revoked": [], "logs": [None] * len(assigned)}
+        ).encode()
 
 
 @pytest.mark.parametrize("loads_many", [True, False])
@@ -167,8 +173,8 @@ def test_many_partitions_are_begun_between_heartbeats(loads_many: bool) -> None:
 
     joining._offsets = SimpleNamespace(is_shared=True, load=load, load_many=load_many, save=lambda **_: ())
     joining._partitions = SimpleNamespace(
-        assigned=assigned, held=lambda: [(("orders", number), 3) for number in begun], kept=lambda _: None,
-        drained=list, lost=lambda _: None,
+        assigned=assigned, held=lambda: [(("orders", number), 3) for number in begun],
+        claims=list, kept=lambda *_: None, drained=list, lost=lambda _: None,
     )  # fmt: skip
     joining._acks = SimpleNamespace(resolve=lambda: None)
     while len(begun) < 600:
@@ -197,7 +203,7 @@ def test_partitions_that_cannot_be_loaded_hold_up_no_other() -> None:
     joining._offsets = SimpleNamespace(is_shared=True, load=load, load_many=lambda _: {}, save=lambda **_: ())
     joining._partitions = SimpleNamespace(
         assigned=lambda item: begun.add(item.slot[1]), held=lambda: [(("orders", number), 3) for number in begun],
-        kept=lambda _: None, drained=list, lost=lambda _: None,
+        claims=list, kept=lambda *_: None, drained=list, lost=lambda _: None,
     )  # fmt: skip
     joining._acks = SimpleNamespace(resolve=lambda: None)
     for _ in range(12):

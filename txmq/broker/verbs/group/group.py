@@ -50,8 +50,9 @@ from txmq.broker.verbs.group.request import (
     refuse_over_groups,
 )
 from txmq.errors import BadRequestError, BrokerError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
+from txmq.log.history import LogHistory
 from txmq.model import TopicPartition, is_valid_name
-from txmq.protocol.group_rows import numbered_row, slot_row, split_rows
+from txmq.protocol.group_rows import claimed_row, slot_row, split_rows
 from txmq.protocol.offsets import offset_row
 from txmq.protocol.requests import Request
 from txmq.registry.assignment import STRATEGIES
@@ -131,7 +132,7 @@ def _join_anchored(request: GroupRequest, strategy: str, member: Member, anchor:
 def _admit(request: GroupRequest, strategy: str, member: Member, anchor: int | None = None) -> None:
     context, name, topics = request.context, member.name, member.topics
     length = 2 if context.cluster is not None else 0  # of a row that tells what the member has at another home
-    reclaimed = [numbered_row(row) for row in request.rows if len(row) != length]
+    reclaimed = [claimed_row(row) for row in request.rows if len(row) != length]
     elsewhere = [slot_row(row) for row in request.rows if len(row) == length]
     membership = _membership(request, strategy)
     _refuse_beside_alone(request.group, membership, member)
@@ -144,9 +145,11 @@ def _admit(request: GroupRequest, strategy: str, member: Member, anchor: int | N
     membership.join(member, strategy, _of_other_homes(context, elsewhere))
     _speaks_for(request, member)
     saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
-    for slot, generation in reclaimed:
+    for slot, generation, read in reclaimed:
         place = place_of(context, slot)
         if place is not None and generation > 0 and saved.generations.get(place) == generation:
+            if read is not None and not _history_of(context, place).has_read(read[1], read[0]):
+                continue  # it has read what this log never had: it begins anew, under another generation
             membership.reclaim(name, slot, generation)
             note_owned(context, request.group, place)
             continued.append(slot)
@@ -362,13 +365,18 @@ def _answer_view(request: GroupRequest, member: Member) -> None:
     context, membership = request.context, request.context.groups[request.group]
     owned, revoked = membership.view(member.name)
     saved = context.state.saved.named.get(request.group) or SavedGroup()
-    assigned = []
+    assigned, logs = [], []
     for slot, generation in owned:
         place = place_of(context, slot)
         at = saved.offsets.get(place) if place is not None else None
         assigned.append([*slot, generation, at.offset if at else None, at.deferred if at else None])
+        logs.append(None if place is None else _history_of(context, place).text)
     view = {"view": member.version, "members": len(membership.members), "assigned": assigned, "revoked": revoked}
-    request.answer({**view, **anchor_fields(context, membership, member)})
+    request.answer({**view, "logs": logs, **anchor_fields(context, membership, member)})
+
+
+def _history_of(context: Context, place: tuple[int, int]) -> LogHistory:
+    return context.state.partitions_of[place[0]][place[1]].history
 
 
 # --- offsets ---------------------------------------------------------------------------------------------------------

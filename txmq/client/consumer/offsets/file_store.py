@@ -5,8 +5,8 @@ keeps a second process out, and the broker refuses a second member, because one 
 offsets.
 
 Byte layout
-    Two lines. The first is JSON: ``{"format": 1, "group": text, "partitions": [[topic, partition, generation, offset or
-    null, deferred or null], ...]}``. The second is the CRC32 of the first without its end, as 8 hex digits.
+    Two lines. The first is JSON: ``{"format": 2, "group": text, "partitions": [[topic, partition, generation, offset or
+    null, deferred or null, log or null], ...]}``. The second is the CRC32 of the first without its end: 8 hex digits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import Disk
 from txmq.runtime.threads import Lock
 
-FORMAT = 1
+FORMAT = 2
 FILE_SIZE_BYTES_MAX = 1 << 30
 
 
@@ -84,7 +84,7 @@ class FileOffsetStore:
         if slot not in found:
             raise FencedError(
                 f"{self.path} knows a newer generation of {slot[0]}-{slot[1]} than {generation}: "
-                "another broker's, or one that lost its data? Then move the file away"
+                "another broker's, or its clock went back? Then move the file away"
             )
         return found[slot]
 
@@ -110,8 +110,7 @@ class FileOffsetStore:
                 if known is None or known.generation != position.generation:
                     refused.append(position.slot)
                 else:
-                    found = StoredOffset(position.offset, position.deferred)
-                    kept[position.slot] = _Kept(position.generation, found)
+                    kept[position.slot] = _Kept(position.generation, position.stored)
             if kept != self._kept:
                 self._write(group, kept)
             return refused
@@ -142,7 +141,7 @@ class FileOffsetStore:
             raise CorruptRecordError(self.path, 0, "its CRC does not fit")
         fields = json.loads(line)
         if fields["format"] != FORMAT:
-            raise StorageError(f"{self.path}: format {fields['format']} is not known: a newer txmq wrote it")
+            raise StorageError(f"{self.path}: format {fields['format']} is not known: another txmq wrote it")
         if fields["group"] != group:
             raise ConfigError(f"{self.path} holds the offsets of group {fields['group']!r}, not of {group!r}")
         return {(row[0], row[1]): _kept(row) for row in fields["partitions"]}
@@ -175,9 +174,9 @@ def _replace(disk: Disk, name: str, content: bytes) -> None:
 
 
 def _kept(row: list[Any]) -> _Kept:
-    _, _, generation, offset, deferred = row
-    return _Kept(generation, None if offset is None else StoredOffset(offset, deferred))
+    _, _, generation, offset, deferred, log = row
+    return _Kept(generation, None if offset is None else StoredOffset(offset, deferred, log))
 
 
 def _row(slot: TopicPartition, kept: _Kept) -> list[Any]:
-    return [*slot, kept.generation, *(kept.found or (None, None))]
+    return [*slot, kept.generation, *(kept.found or (None, None, None))]

@@ -39,7 +39,8 @@ _NO_SUCH_TABLE = 1146  # ER_NO_SUCH_TABLE
 _CREATE = (
     f"CREATE TABLE IF NOT EXISTS @table (consumer_group {MYSQL.text} NOT NULL, topic {MYSQL.text} NOT NULL, "
     "partition_number INT UNSIGNED NOT NULL, generation BIGINT UNSIGNED NOT NULL, next_offset BIGINT UNSIGNED NULL, "
-    "aside MEDIUMTEXT CHARACTER SET utf8mb4 NULL, saves BIGINT UNSIGNED NOT NULL DEFAULT 0, saved_at TIMESTAMP NULL, "
+    "aside MEDIUMTEXT CHARACTER SET utf8mb4 NULL, log_history VARCHAR(2000) CHARACTER SET ascii NULL, "
+    "saves BIGINT UNSIGNED NOT NULL DEFAULT 0, saved_at TIMESTAMP NULL, "
     f"PRIMARY KEY (consumer_group, topic, partition_number)){MYSQL.table_options}"
 )
 _ROW = "WHERE consumer_group = ? AND topic = ? AND partition_number = ?"
@@ -48,12 +49,15 @@ _FENCE = (
     "INSERT INTO @table (consumer_group, topic, partition_number, generation) VALUES @rows "
     "ON DUPLICATE KEY UPDATE generation = GREATEST(generation, VALUES(generation))"
 )
-_READ = "SELECT generation, next_offset, aside FROM @table @row"
+_READ = "SELECT generation, next_offset, aside, log_history FROM @table @row"
 _READ_MANY = (
-    "SELECT topic, partition_number, generation, next_offset, aside FROM @table "
+    "SELECT topic, partition_number, generation, next_offset, aside, log_history FROM @table "
     "WHERE consumer_group = ? AND (topic, partition_number) IN (@slots)"
 )
-_UPDATE = "UPDATE @table SET next_offset = ?, aside = ?, saves = saves + 1, saved_at = NOW() @row AND generation = ?"
+_UPDATE = (
+    "UPDATE @table SET next_offset = ?, aside = ?, log_history = ?, saves = saves + 1, saved_at = NOW() "
+    "@row AND generation = ?"
+)
 
 
 class MySQLOffsetStore:
@@ -111,7 +115,7 @@ class MySQLOffsetStore:
         if newest != generation:
             raise FencedError(
                 f"{self._table} knows generation {newest} of {slot[0]}-{slot[1]} in group {group!r}, not {generation}: "
-                "another owner is newer. If the broker has lost its data: delete the group's rows there"
+                "another owner is newer. If the broker's clock went back: delete the group's rows there"
             )
         return found
 
@@ -216,7 +220,8 @@ class MySQLOffsetStore:
         self, connection: Any, group: str, position: OffsetPosition, conditions: Sequence[_Condition]
     ) -> int:  # fmt: skip
         sql = _UPDATE + "".join(f" AND {condition} ?" for condition, _ in conditions)
-        parameters: list[Any] = [position.offset, position.deferred, group, *position.slot, position.generation]
+        named = (group, *position.slot, position.generation)
+        parameters: list[Any] = [position.offset, position.deferred, position.log, *named]
         return self._run(connection, sql, [*parameters, *(value for _, value in conditions)])[1]
 
     def _read(
@@ -267,8 +272,8 @@ class MySQLOffsetStore:
                 own.close()
 
 
-def _kept(generation: Any, offset: Any, deferred: Any) -> tuple[int, StoredOffset | None]:
-    return int(generation), None if offset is None else StoredOffset(int(offset), _text(deferred))
+def _kept(generation: Any, offset: Any, deferred: Any, log: Any) -> tuple[int, StoredOffset | None]:
+    return int(generation), None if offset is None else StoredOffset(int(offset), _text(deferred), _text(log))
 
 
 def _conditions(above: int | None, most: int | None, beside: StoredOffset | None) -> list[_Condition]:

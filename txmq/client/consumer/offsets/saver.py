@@ -133,7 +133,7 @@ class OffsetSaver:
         with self._assignment.changed:
             order = next_order()
             return [
-                OffsetPosition(slot, consumed.generation, consumed.position, text, order)
+                OffsetPosition(slot, consumed.generation, consumed.position, text, order, consumed.log_text)
                 for slot, consumed in self._assignment.partitions.items()
                 if consumed.home == self.home
                 and ((text := deferred_text(consumed)), consumed.position) != (consumed.deferred_saved, consumed.saved)

@@ -8,7 +8,7 @@ is handed over, and *saves* it every ``offset_save_interval`` and before it is h
 Invariants, which ``txmq.testing.OffsetStoreContract`` holds every store to:
     * loading fences: from its return on, nothing is saved under an older generation;
     * an offset is saved under the newest generation or not at all; a refused one changes nothing;
-    * the next load finds what was saved, also in another process, with the text about deferred messages;
+    * the next load finds what was saved, also in another process, with its texts about deferred messages and the log;
     * a store that cannot answer raises: it never says "nothing saved" for "not known".
 """
 
@@ -44,10 +44,14 @@ class StoredOffset(NamedTuple):
     Attributes:
         offset: the next one to be consumed.
         deferred: the consumer's own text about deferred messages; the store does not read it.
+        log: text, at most 2000 characters of ASCII, which says what log the offset counts in (``txmq.log.history``): of
+            a topic that was made anew, or whose broker goes on from an older copy of its data directory, it is another
+            one. The store does not read it. None: of the one that is there, unless the offset is beyond its end.
     """
 
     offset: int
     deferred: str | None = None
+    log: str | None = None
 
 
 class OffsetPosition(NamedTuple):
@@ -58,6 +62,7 @@ class OffsetPosition(NamedTuple):
         offset: the next one to be consumed.
         deferred: as in ``StoredOffset``.
         order: grows with each look of this process at its offsets; for stores whose requests may be delayed.
+        log: as in ``StoredOffset``.
     """
 
     slot: TopicPartition
@@ -65,6 +70,12 @@ class OffsetPosition(NamedTuple):
     offset: int
     deferred: str | None = None
     order: int = 0
+    log: str | None = None
+
+    @property
+    def stored(self) -> StoredOffset:
+        """What the next load finds."""
+        return StoredOffset(self.offset, self.deferred, self.log)
 
 
 class OffsetStore(Protocol):

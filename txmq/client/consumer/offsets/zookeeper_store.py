@@ -10,8 +10,8 @@ one transaction with a check that the child of its own generation is there: an o
 ```
 
 MetaQ has ``<message id>-<offset>`` there, and the number of a broker in place of 0: a partition's number is unique in
-its topic here. A text about deferred messages stands in a line before ``<generation>-<offset>``. An empty value says
-that nothing was saved.
+its topic here. ``<generation>-<offset>`` is the last line; the first one says which log the offset counts in (empty if
+that is not known), and a text about deferred messages stands between. An empty value says that nothing was saved.
 
 Invariants:
     * a node that is missing above the groups is an error: a wrong path, or an ensemble that lost its data, never means
@@ -113,7 +113,7 @@ class ZooKeeperOffsetStore:
                 if max(known, default=0) > generation:
                     raise FencedError(
                         f"{path} knows generation {max(known)}, not {generation}: another owner is newer. "
-                        "If the broker has lost its data: delete that node"
+                        "If the broker's clock went back: delete that node"
                     )
                 if generation not in known:
                     self._fence(session, path, known, generation)
@@ -161,8 +161,12 @@ class ZooKeeperOffsetStore:
 
     def _steps(self, group: str, position: OffsetPosition) -> list[Operation]:
         path = self._node(group, position.slot)
-        text = "" if position.deferred is None else f"{position.deferred}\n"
-        value = f"{text}{position.generation}-{position.offset}".encode()
+        lines = [f"{position.generation}-{position.offset}"]
+        if position.deferred is not None:
+            lines.insert(0, position.deferred)
+        if position.log is not None or len(lines) > 1:
+            lines.insert(0, position.log or "")
+        value = "\n".join(lines).encode()
         return [Check(f"{path}/{position.generation}", ANY_VERSION), SetValue(path, value, ANY_VERSION)]
 
     def leave(self, group: str) -> None:
@@ -217,8 +221,9 @@ def _generation(path: str, name: str) -> int:
 def _stored(path: str, value: bytes) -> StoredOffset | None:
     if not value:
         return None
-    deferred, line, last = value.decode("utf-8", "replace").rpartition("\n")
+    texts, _, last = value.decode("utf-8", "replace").rpartition("\n")
+    log, line, deferred = texts.partition("\n")
     found = _VALUE.fullmatch(last)
     if found is None:
         raise StorageError(f"{path} has a value that txmq did not write: restore it")
-    return StoredOffset(int(found[1]), deferred if line else None)
+    return StoredOffset(int(found[1]), deferred if line else None, log or None)

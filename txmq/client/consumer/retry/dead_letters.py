@@ -1,7 +1,7 @@
 """Dead letters: messages that the group gave up, in the topic ``<group>.dead-letter``.
 
 A dead letter is the message with its key, value, headers and tag, and headers that say why, from where and how often:
-``txmq.dead.reason .topic .partition .offset .attempts .member``. If the content cannot come along,
+``txmq.dead.reason .topic .partition .offset .log .attempts .member``. If the content cannot come along,
 ``txmq.dead.value`` says why: ``null`` (the message had none), ``gone`` (retention removed it), ``too-large`` (with its
 headers the broker would not take it; it is in the log at that offset, as long as retention leaves it there). ``batch``:
 it is about a whole record batch that cannot be read, whose bytes are its value, unless they are too many; redrives
@@ -14,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from txmq.client.consumer.options import DEAD_LETTERS_SUFFIX
 from txmq.client.consumer.retry.topic_producer import TopicProducer
@@ -27,13 +27,14 @@ from txmq.runtime.logging import Logger
 HEADER = "txmq.dead."
 VALUE = HEADER + "value"
 REASON_BYTES_MAX = 1000
+LogAt = Callable[[TopicPartition, int], str]  # ``Assignment.log_at``
 
 
 class DeadLetters:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, client: Messaging, group: str, member: str, log: Logger) -> None:
-        self.topic, self._member, self._log = group + DEAD_LETTERS_SUFFIX, member, log
+    def __init__(self, client: Messaging, group: str, member: str, log: Logger, log_at: LogAt = lambda *_: "") -> None:
+        self.topic, self._member, self._log, self._log_at = group + DEAD_LETTERS_SUFFIX, member, log, log_at
         self._producer = TopicProducer(client, self.topic, storage="disk")
 
     def dead_letter(self, message: Message, failures: int, reason: str) -> None:
@@ -86,8 +87,8 @@ class DeadLetters:
 
     def _headers(self, slot: TopicPartition, offset: int, failures: int, reason: str) -> dict[str, bytes]:
         fields = {
-            "reason": reason, "topic": slot[0], "partition": slot[1], "offset": offset, "attempts": failures,
-            "member": self._member,
+            "reason": reason, "topic": slot[0], "partition": slot[1], "offset": offset,
+            "log": self._log_at(slot, offset), "attempts": failures, "member": self._member,
         }  # fmt: skip
         return {HEADER + name: str(value).encode()[:REASON_BYTES_MAX] for name, value in fields.items()}
 

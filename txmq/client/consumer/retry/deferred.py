@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from txmq.client.consumer.partition import ConsumedPartition, Waiting
-from txmq.client.consumer.retry.dead_letters import DeadLetters
+from txmq.client.consumer.retry.dead_letters import DeadLetters, LogAt
 from txmq.client.consumer.retry.file_store import RetryStore, Stored
 from txmq.client.consumer.retry.topic_store import RetryTopic
 from txmq.client.transport.ports import Messaging
@@ -120,7 +120,9 @@ class DeferredMessages:
         dead_letters: DeadLetters,
         changed: Condition,
         log: Logger,
+        log_at: LogAt = lambda *_: "",
     ) -> None:
+        self._log_at = log_at
         self._client, self._group, self._store, self.dead_letters = client, group, store, dead_letters
         self._changed, self._log = changed, log
 
@@ -136,12 +138,16 @@ class DeferredMessages:
         """
         if self._store is None:
             return None
-        return self._store.put([Stored(self._group, message, failures, reason) for message in messages])
+        return self._store.put([self._stored(message, failures, reason) for message in messages])
 
     def update(self, message: Message, failures: int, reason: str) -> None:
         """Note that a deferred message failed again. Raises as ``store``."""
         if self._store is not None:
-            self._store.update(Stored(self._group, message, failures, reason))
+            self._store.update(self._stored(message, failures, reason))
+
+    def _stored(self, message: Message, failures: int, reason: str) -> Stored:
+        log = self._log_at((message.topic, message.partition), message.offset)
+        return Stored(self._group, message, failures, reason, log)
 
     def remove(self, slot: TopicPartition, offsets: Iterable[int]) -> None:
         """Remove contents that the group no longer names; a row that stays is stale, and goes later."""
@@ -180,7 +186,9 @@ class DeferredMessages:
         kept = self._store.partition(self._group, *consumed.slot) if self._store is not None else {}
         self.remove(consumed.slot, kept.keys() - consumed.deferred.keys())
         for offset, waiting in consumed.deferred.items():
-            waiting.message = kept[offset].message if offset in kept else None
+            known = kept.get(offset)
+            is_same = known is not None and consumed.log is not None and known.log == consumed.log.log_at(offset)
+            waiting.message = known.message if known is not None and is_same else None
 
     def _log_start(self, consumed: ConsumedPartition) -> int:
         try:
@@ -259,7 +267,8 @@ class DeferredMessages:
     def _copied(self, consumed: ConsumedPartition, offset: int, waiting: Waiting) -> Message | None:
         if waiting.copy is None:
             return None
-        return RetryTopic(self._client, self._group, "").read(*consumed.slot, offset, waiting.copy)
+        log = "" if consumed.log is None else consumed.log.log_at(offset)
+        return RetryTopic(self._client, self._group, "").read(*consumed.slot, offset, waiting.copy, log)
 
     def _keep(self, message: Message, waiting: Waiting) -> None:
         try:

@@ -3,7 +3,7 @@
 An SQLite file in WAL mode and ``synchronous=FULL``: a message is on disk when ``put`` returns. The group's saved offset
 (``deferred``) decides which messages are deferred. This file keeps their contents, past retention and restarts, and
 lets an operator look at them. A row that the group does not name is stale: its message comes again by itself, or was
-acknowledged elsewhere.
+acknowledged elsewhere. So is one of another log (``txmq.log.history``): it is of a message that is no longer there.
 
 Invariants:
     * a message is acknowledged to the group only after ``put`` returned;
@@ -27,26 +27,27 @@ from txmq.runtime.private_files import open_private
 from txmq.runtime.threads import Lock, blocking
 
 SIZE_BYTES_MAX = 64 << 20
-VERSION = 1
+VERSION = 2
 BUSY_S = 5.0  # that another process may hold the file
 _SCHEMA = """
 CREATE TABLE messages (
   group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
   key BLOB, value BLOB, headers TEXT NOT NULL, tag TEXT, timestamp_ms INTEGER NOT NULL, txid TEXT,
-  attempts INTEGER NOT NULL, reason TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+  attempts INTEGER NOT NULL, reason TEXT NOT NULL, log TEXT NOT NULL, size_bytes INTEGER NOT NULL,
   PRIMARY KEY (group_name, topic, partition, offset));
 """
-_COLUMNS = "group_name, topic, partition, offset, key, value, headers, tag, timestamp_ms, txid, attempts, reason"
+_COLUMNS = "group_name, topic, partition, offset, key, value, headers, tag, timestamp_ms, txid, attempts, reason, log"
 _ONE = "WHERE group_name = ? AND topic = ? AND partition = ? AND offset = ?"
 
 
 class Stored(NamedTuple):
-    """One row."""
+    """One row; ``log``: which log the message is in."""
 
     group: str
     message: Message
     attempts: int
     reason: str
+    log: str = ""
 
 
 class RetryStore:
@@ -92,7 +93,7 @@ class RetryStore:
             self._database.execute("BEGIN IMMEDIATE")
             for row in rows:
                 self._database.execute(f"DELETE FROM messages {_ONE}", _place(row))
-                self._database.execute(f"INSERT INTO messages VALUES ({', '.join('?' * 13)})", _row(row))
+                self._database.execute(f"INSERT INTO messages VALUES ({', '.join('?' * 14)})", _row(row))
             held: int = self._database.execute("SELECT sum(size_bytes) FROM messages").fetchone()[0]
             if held > self.size_bytes_max:
                 self._database.execute("ROLLBACK")
@@ -158,7 +159,7 @@ def _row(stored: Stored) -> tuple[object, ...]:
     headers = json.dumps({name: value.hex() for name, value in message.headers.items()})
     return (
         *_place(stored), message.key, message.value, headers, message.tag, message.timestamp_ms, message.txid,
-        stored.attempts, stored.reason[:1000], _size(message),
+        stored.attempts, stored.reason[:1000], stored.log, _size(message),
     )  # fmt: skip
 
 
@@ -168,7 +169,7 @@ def _size(message: Message) -> int:
 
 
 def _stored(row: tuple[object, ...]) -> Stored:
-    group, topic, partition, offset, key, value, headers, tag, timestamp_ms, txid, attempts, reason = row
+    group, topic, partition, offset, key, value, headers, tag, timestamp_ms, txid, attempts, reason, log = row
     found = {name: bytes.fromhex(text) for name, text in json.loads(str(headers)).items()}
     message = Message(topic, partition, offset, key, value, found, tag, timestamp_ms, txid)  # type: ignore[arg-type]
-    return Stored(str(group), message, int(str(attempts)), str(reason))
+    return Stored(str(group), message, int(str(attempts)), str(reason), str(log))

@@ -12,8 +12,8 @@ The account is read when the redrive's own record in it is visible: then all bef
 earlier decision waits for a database that is away. An outcome that the broker no longer keeps (410) is final, but not
 known: another record is appended, and the account is read once more when that record is visible.
 
-A message is known by where it came from: two dead letters of one message, because a consumer died in between, go out
-once.
+A message is known by where it came from, its log included (``txmq.log.history``: another topic of that name has other
+messages at its offsets): two dead letters of one message, because a consumer died in between, go out once.
 
 Invariants:
     * of all transactions that would send a message, at most one commits, but for ``again``;
@@ -40,7 +40,7 @@ KIND = "txmq.redrive"
 REDRIVEN = "txmq.redriven"  # the header of a message that was redriven: of which dead letter
 CHUNK_MESSAGES, CHUNK_BYTES = 100, 4 << 20
 _LOOK_AGAIN_S = 0.01
-Origin = tuple[str, int, int]  # topic, partition, offset
+Origin = tuple[str, int, int, str]  # topic, partition, offset, log
 
 
 class DeadLetter(NamedTuple):
@@ -66,7 +66,7 @@ def dead_letter_of(message: Message) -> DeadLetter:
     found = DeadLetter(message, None)
     topic, partition, offset = map(found.header, ("topic", "partition", "offset"))
     if topic and partition.isdecimal() and offset.isdecimal():
-        return found._replace(origin=(topic, int(partition), int(offset)))
+        return found._replace(origin=(topic, int(partition), int(offset), found.header("log")))
     return found
 
 
@@ -222,15 +222,17 @@ class Redrive:
         message = dead_letter.message
         if dead_letter.header("value") != "too-large":
             return message
-        topic, partition, offset = dead_letter.origin or ("", 0, 0)
+        topic, partition, offset, log = dead_letter.origin or ("", 0, 0, "")
         try:
+            if self._client.log_of(topic, partition)[1].log_at(offset) != log:
+                return None
             found = self._client.fetch(topic, partition, offset)
         except (OffsetOutOfRangeError, UnknownTopicError):
             return None
         return found[0] if found else None
 
     def _add(self, tx: OpenTransaction, dead_letter: DeadLetter, message: Message, to: str | None) -> None:
-        topic, partition, _ = dead_letter.origin or ("", 0, 0)
+        topic, partition, *_ = dead_letter.origin or ("", 0)
         if to is not None:
             partitions = self._client.topics.known(to).config.partitions
             topic, partition = to, KeyHashSelector().partition_of(message.key, partitions) if message.key else 0

@@ -61,12 +61,12 @@ class RetryTopic:
         fields = {
             "topic": message.topic, "partition": message.partition, "offset": message.offset,
             "timestamp": message.timestamp_ms, "txid": message.txid or "", "attempts": row.attempts,
-            "reason": row.reason[:1000], "member": self._member, "null": int(message.value is None),
+            "reason": row.reason[:1000], "member": self._member, "null": int(message.value is None), "log": row.log,
         }  # fmt: skip
         return {HEADER + name: str(value).encode() for name, value in fields.items()}
 
-    def read(self, topic: str, partition: int, offset: int, copy: int) -> Message | None:
-        """The message that a copy is of; None where it is gone, or the topic was made anew.
+    def read(self, topic: str, partition: int, offset: int, copy: int, log: str) -> Message | None:
+        """The message that a copy is of; None where it is gone, or one of the topics is another one by now.
 
         Raises:
             TxmqError: the broker cannot be reached.
@@ -75,7 +75,7 @@ class RetryTopic:
             found = self._client.fetch(self.topic, 0, copy)
         except (OffsetOutOfRangeError, UnknownTopicError):
             return None
-        message = original(found[0]) if found else None
+        message = original(found[0]) if found and found[0].headers.get(HEADER + "log") == log.encode() else None
         return message if message is not None and _place(message) == (topic, partition, offset) else None
 
     def update(self, row: Stored) -> None:
