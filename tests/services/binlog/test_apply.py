@@ -154,6 +154,21 @@ def test_broker_that_is_away_is_waited_for(replica: Replica, monkeypatch: pytest
     replica.require_equal()
 
 
+def test_topics_made_anew_are_applied_from_their_first_message(replica: Replica) -> None:
+    """Found: the target's offsets were those of the former topics, and 101 of 300 rows were skipped."""
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY)", *(f"INSERT INTO t VALUES ({n})" for n in range(30)))
+    replica.apply()
+    for topic in Applier(replica.client, replica.settings)._topics():
+        partitions = replica.client.topics.describe(topic).partitions
+        replica.client.topics.delete(topic)
+        replica.client.topics.create(topic, partitions=partitions)
+    with replica.reader():
+        replica.execute(*(f"INSERT INTO t VALUES ({n})" for n in range(100, 190)))
+    assert replica.apply().rows == 90
+    replica.require_equal()
+
+
 def test_missing_row_stops_the_applier_and_is_shown(replica: Replica) -> None:
     with replica.reader():
         replica.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")

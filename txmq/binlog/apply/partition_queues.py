@@ -117,6 +117,11 @@ class PartitionQueues:
             else:
                 self._queues[slot] = PartitionQueue(slot, generation, offset)
 
+    def goes_back(self, slot: TopicPartition, offset: int) -> None:
+        """A partition that was granted begins at a lower offset, before its first message has come."""
+        with self._changed:
+            self._queues[slot].next = offset
+
     def add(self, messages: Iterable[Message]) -> list[TopicPartition]:
         """Append messages; returns partitions that are full now. Once the queues have ended, nothing is appended.
 

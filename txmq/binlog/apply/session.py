@@ -97,7 +97,7 @@ class Session:
         Raises:
             BinlogError, StorageError, FencedError: what stopped it.
         """
-        offsets = TargetOffsets(self._replica.store, self._queues.granted)
+        offsets = TargetOffsets(self._replica.store, self._queues.granted, self._queues.goes_back)
         timeout_s = self._apply.session_timeout_ms / 1000
         options = ConsumerOptions(
             strategy="exclusive", session_timeout=timeout_s, heartbeat_interval=min(1.0, timeout_s / 4)
@@ -181,10 +181,15 @@ class Session:
             if event.op in _ROW_OPS:
                 changes.setdefault(event.table, []).append(RowEvent(event.op, event.before, event.after))
         end = messages[-1].offset + 1
-        position = OffsetPosition(queue.slot, queue.generation, end)
+        position = self._position(queue, end)
         target.write(position, messages[0].offset, changes, overwrites=overwrites)
         self._applied.add(rows=sum(map(len, changes.values())))
         self._acknowledge(self._queues.done(queue, end))
+
+    def _position(self, queue: PartitionQueue, end: int) -> OffsetPosition:
+        consumer = self._consumer
+        assert consumer is not None
+        return OffsetPosition(queue.slot, queue.generation, end, log=consumer.log_of(*queue.slot))
 
     def _refused(self, target: Target, queue: PartitionQueue, message: Message, error: OutOfStepError) -> None:
         """One change does not fit the target: wait for other partitions, or overwrite, or stop."""
@@ -215,7 +220,7 @@ class Session:
         arrived = self._queues.arrive(queue, gtid, wanted)
         if arrived is None:
             return
-        positions = [OffsetPosition(one.slot, one.generation, (one.next or 0) + 1) for one in arrived]
+        positions = [self._position(one, (one.next or 0) + 1) for one in arrived]
         self._replica.statements.run_once(event, positions)
         self._applied.add(statements=1)
         self._acknowledge(self._queues.passed(arrived, gtid))
