@@ -130,7 +130,7 @@ _TABLE = (
     ),
     Verb(
         b"complete", ("txid",),
-        {b"uuid": "hex32", b"branch": "text", b"of": "text", b"heuristic": "text", b"reason": "text"},
+        {b"uuid": "hex32", b"branch": "text", b"of": "text", b"for": "text", b"heuristic": "text", b"reason": "text"},
         teaches="one branch of a decided transaction has committed",
     ),
     Verb(
@@ -141,7 +141,8 @@ _TABLE = (
         }, teaches="roll a transaction back; voided: its rows are committed, its messages come from an outbox",
     ),
     Verb(
-        b"outcome", ("txid",), {b"fence": "flag", b"owner": "flag", b"branch": "text", b"uuid": "hex32"},
+        b"outcome", ("txid",),
+        {b"fence": "flag", b"owner": "flag", b"branch": "text", b"of": "text", b"for": "text", b"uuid": "hex32"},
         teaches="what became of a transaction, or of its branch in a database (uuid); fence: roll an absent one back; "
         "owner: is it connected?",
     ),

@@ -13,6 +13,8 @@ from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.access.records import user_record
 from txmq.protocol.answers import encode_all
 from txmq.protocol.grants import ADMINISTRATOR, ALL, Grant
+from txmq.protocol.peers import peer_name, peer_password
+from txmq.protocol.scram import ScramAttempt
 from txmq.registry.access import Access
 from txmq.registry.port import Home, TopicMap
 from txmq.testing.simulated.clock import SimClock
@@ -22,7 +24,12 @@ from txmq.xid import TxId
 from .support import batch, part
 
 CLUSTER = 0xC1
-_GRANTS = {"ops": [ADMINISTRATOR], "shop": [Grant("write", "topic", ALL), Grant("read", "topic", ALL)]}
+SECRET = "b07" * 20
+_GRANTS = {
+    "ops": [ADMINISTRATOR],
+    "shop": [Grant("write", "topic", ALL), Grant("read", "topic", ALL)],
+    "mallory": [Grant("write", "topic", "b")],
+}
 
 
 class HomeNode(Node):
@@ -159,14 +166,22 @@ class Cluster:
                     wire.disconnect()
 
 
-def add_users(*homes: HomeNode, secret: str = "b07" * 20) -> None:
-    """Users ``ops`` and ``shop``, as each of the homes would have read them in their registry."""
+def add_users(*homes: HomeNode, secret: str = SECRET, version: int = 1, **made: int) -> None:
+    """Users ``ops``, ``shop`` and ``mallory``, as each of the homes would have read them in their registry.
+
+    Args:
+        made: by name, the version that made the user; 0: is no more.
+    """
     for home in homes:
         view = home.context.cluster
         assert view is not None
-        view.homes = {other.identity.node: Home(other.identity.node, "", 1, None) for other in homes}
-        users = {f"user.{name}": user_record(None, f"CN={name}", grants) for name, grants in _GRANTS.items()}
-        access = Access(1, {**users, "secret": {"mock": "5ec", "between_brokers": secret}})
+        view.homes = view.homes | {other.identity.node: Home(other.identity.node, "", 1, None) for other in homes}
+        users = {
+            f"user.{name}": user_record(None, f"CN={name}", grants, made.get(name, 1))
+            for name, grants in _GRANTS.items()
+            if made.get(name, 1)
+        }
+        access = Access(version, {**users, "secret": {"mock": "5ec", "between_brokers": secret}})
         home.core.registry_changed(TopicMap(0, (), ()), list(view.homes.values()), access)
         home.pump()
 
@@ -177,6 +192,17 @@ def logged_in(home: HomeNode, user: str = "shop") -> Client:
     client.client.certificates = frozenset({f"CN={user}"})
     assert client.ask("auth", "external", body=user.encode()).code == 200
     assert client.hello("new").code == 200
+    return client
+
+
+def as_peer(asking: HomeNode, asked: HomeNode, at: HomeNode | None = None, secret: str = SECRET) -> Client:
+    """A connection to ``asked``, or ``at`` another home, that tries to log in as the broker of a home."""
+    client = (at or asked).connect()
+    password = peer_password(secret, asking.identity.node, asked.identity.node)
+    attempt = ScramAttempt(peer_name(asking.identity.node), password, "nonce")
+    first = client.ask("auth", "scram-sha-256", body=attempt.first()).body
+    answer = client.ask("auth", "scram-sha-256", body=attempt.final(first.removesuffix(b"\n")))
+    assert (answer.code == 200) is bool(client.client.user)
     return client
 
 

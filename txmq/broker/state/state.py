@@ -67,11 +67,11 @@ class State:
 
     def __init__(self, limits: Limits | None = None, home: int = 0) -> None:
         self.limits, self.home = limits or Limits(), home
-        self.registration, self.topics, self.principals = Registration(), Topics(), Principals()
+        self.sessions: dict[int, BrokerSession] = {}
+        self.registration, self.topics, self.principals = Registration(), Topics(), Principals(self.sessions)
         self.partitions: dict[tuple[bytes, bytes], Partition] = {}
         self.partitions_of: dict[int, dict[int, Partition]] = {}
         self.placed: dict[int, PlacedTopic] = {}
-        self.sessions: dict[int, BrokerSession] = {}
         self.next_session = self.next_order = 1
         self.fences_of = Counter[str]()  # by database, how many ``BrokerSession.fences`` there are
         self.sequences = SequenceTable(self.sessions)

@@ -14,10 +14,11 @@ from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.decisions import XADecision
+from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, TransactionEvent, TransactionState, next_action
 from txmq.broker.verbs import placing, turns
+from txmq.broker.verbs.access.acting import FOR, refuse_acts
 from txmq.broker.verbs.access.asking import require_administrator
 from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.access.owners import audit_fact, refuse_others
@@ -101,10 +102,11 @@ def complete(context: Context, client: ClientConnection, request: Request) -> No
         require_administrator(context, client, "complete of=")
         give_up_deciding(context, client, arguments[0], given, opaque)
         return
-    if b"branch" in given:
-        require_administrator(context, client, "complete branch=")
     txid, session = locate(context, arguments[0])
-    refuse_others(context, client, (txid.session, txid.counter), given.get(b"uuid", b"").decode())
+    if b"branch" in given:
+        _refuse_reporters(context, client, (txid.session, txid.counter), given)
+    else:
+        refuse_others(context, client, (txid.session, txid.counter), given.get(b"uuid", b"").decode())
     state = state_of(context, session, txid.counter)
     decided = context.state.decisions.incomplete.get((session.number, txid.counter))
     action = next_action(state, TransactionEvent.COMPLETE)
@@ -118,6 +120,14 @@ def complete(context: Context, client: ClientConnection, request: Request) -> No
         complete_home(context, client, decided, given, opaque)
     else:
         complete_branch(context, client, decided, given, opaque)
+
+
+def _refuse_reporters(context: Context, client: ClientConnection, name: Name, given: dict[bytes, bytes]) -> None:
+    """Other homes report their parts, and administrators give one up."""
+    if b"heuristic" in given or FOR not in given:
+        require_administrator(context, client, "complete branch=")
+    else:
+        refuse_acts(context, client, name, given, b"complete")
 
 
 def complete_branch(

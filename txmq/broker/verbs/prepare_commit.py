@@ -27,6 +27,7 @@ from txmq.broker.state.transaction import (
     next_action,
 )
 from txmq.broker.verbs import check_backs, placing, session_expiry, turns
+from txmq.broker.verbs.access.acting import acting_for, refuse_acts
 from txmq.broker.verbs.access.owners import audit_fence, refuse_others
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.branches.fences import is_for_a_database, outcome_for_a_database, refuse_fenced
@@ -193,7 +194,7 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
     if b"uuid" in given and is_for_a_database(context, client, (txid.session, txid.counter)):
         outcome_for_a_database(context, client, (txid, session), given, opaque)
         return
-    refuse_others(context, client, (txid.session, txid.counter))
+    refuse_acts(context, client, (txid.session, txid.counter), given, b"outcome")
     state = state_of(context, session, txid.counter)
     # To an id that its client is through with, no decision comes any more: its branches need not wait for the owner.
     is_over = b"branch" in given and txid.counter <= session.finished
@@ -202,7 +203,7 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
     if action in (Action.FENCE, Action.ROLL_BACK):
         if action is Action.FENCE:
             refuse_over_outcomes(context, session, 0, is_fence=True)
-        audit_fence(context, client, (session.number, txid.counter))
+        audit_fence(context, client, (session.number, txid.counter), **acting_for(given))
         roll_back(context, session.number, txid.counter, 0)
         if b"branch" in given:
             crash_point("broker.decision.fenced")

@@ -23,7 +23,7 @@ class Permissions:
     Attributes:
         user: empty: nobody.
         is_administrator: may do everything.
-        is_peer: it is the broker of another home, which may ask and tell of branches, and nothing else.
+        is_peer: it is the broker of another home, which asks and tells of branches for users, and nothing else.
         version: of the principals, when these were theirs.
     """
 

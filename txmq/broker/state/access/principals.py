@@ -5,19 +5,24 @@ With a registry they are a copy of what that has (``records.py``), and ``registr
 Invariants:
     * each entry says all of what it is about as it is from now on: redone twice it has the effect of once;
     * once there is a user there is an administrator, who may do everything: verbs refuse to remove the last one;
-    * no password is kept, only its SCRAM keys.
+    * no password is kept, only its SCRAM keys;
+    * a name that is given to another user brings nothing of the former one's, which is under ``life_of`` by then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
+from txmq.broker.state.session import BrokerSession
 from txmq.errors import UnknownUserError
 from txmq.protocol.grants import ADMINISTRATOR, Allowed, Grant
 from txmq.protocol.peers import is_peer
 from txmq.protocol.scram import ScramKeys
 from txmq.redo import entries
 
+NOBODY: Final = "-"
 KINDS: Final = frozenset(
     {entries.USER, entries.USER_REMOVED, entries.GRANTED, entries.QUOTA_SET, entries.ACCESS, entries.MADE}
 )
@@ -60,6 +65,9 @@ class User:
 class Principals:
     """All users by name, and all quotas.
 
+    Args:
+        sessions: of all users, by number.
+
     Attributes:
         users: the same object for ever; empty while everybody is anonymous.
         quotas: limits by kind ("user" or "topic") and name.
@@ -76,7 +84,8 @@ class Principals:
         made_sizes: the sums of that, by kind and user.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sessions: Mapping[int, BrokerSession] = MappingProxyType({})) -> None:
+        self._sessions = sessions
         self.users: dict[str, User] = {}
         self.quotas: dict[tuple[str, str], dict[str, int]] = {}
         self.secret = ""
@@ -103,8 +112,18 @@ class Principals:
     def speaker(self, name: str) -> User | None:
         """Whom a connection speaks for that has logged in under a name: a user, or another home's broker."""
         if is_peer(name) and self.between_brokers:
-            return User(name, None, None, (ADMINISTRATOR,))
+            return User(name, None, None)  # has no grants: acts for users (``verbs/access/acting.py``)
         return self.users.get(name)
+
+    def life_of(self, owner: str) -> str:
+        """The owner of a session under a name that no later user has: ``name~made``, or ``-`` for nobody."""
+        user = self.users.get(owner)
+        return owner or NOBODY if user is None else f"{user.name}~{user.made:x}"
+
+    def living(self, life: str) -> User | None:
+        """The user whose life it is (``life_of``); None: is no more, or has not been heard of."""
+        name = life.partition("~")[0]
+        return self.users.get(name) if name in self.users and self.life_of(name) == life else None
 
     def is_last_administrator(self, user: User) -> bool:
         """Whether nobody could grant anything without this user."""
@@ -119,7 +138,7 @@ class Principals:
         if kind == entries.USER:
             self._put(fields)
         elif kind == entries.USER_REMOVED:
-            self.users.pop(fields["user"], None)
+            self._bury(fields["user"])
             self.quotas.pop(("user", fields["user"]), None)
         elif kind == entries.GRANTED:
             self.users[fields["user"]].grants = tuple(Grant(*grant) for grant in fields["grants"])
@@ -144,6 +163,22 @@ class Principals:
         self.unmade(kind, name)
         self.made[kind, name] = user, size
         self.made_sizes[kind, user] = self.made_sizes.get((kind, user), 0) + size
+
+    def _bury(self, name: str) -> None:
+        """A user is removed. What there was under the name is no later user's who has it."""
+        life = self.life_of(name)
+        if self.users.pop(name, None) is None:
+            return
+        if self.sessions.get(name):
+            for session in self._sessions.values():
+                if session.user == name:
+                    session.user = life
+        for counts in (self.unsettled, self.streams, self.payload_bytes, self.sessions):
+            if name in counts:
+                counts[life] = counts.get(life, 0) + counts.pop(name)
+        for (kind, thing), (user, size) in list(self.made.items()):
+            if user == name:
+                self._note_made(kind, thing, life, size)
 
     def _put(self, fields: dict[str, Any]) -> None:
         name, keys = fields["user"], fields["keys"]

@@ -16,6 +16,7 @@ from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.verbs.access.asking import GROUP, RESOURCE, SETTLE, permissions_of, refuse_nobody, require
@@ -41,7 +42,12 @@ def may_settle(context: Context, client: ClientConnection, name: Name) -> bool:
     session = context.state.sessions.get(name[0])
     if session is not None and is_owner(client, session):
         return bool(known.user)
-    return any(known.may(*thing) for thing in _things(context, name))
+    return settles(context, known, name)
+
+
+def settles(context: Context, known: Permissions, name: Name) -> bool:
+    """Whether grants let their user settle a transaction of another one."""
+    return known.is_administrator or any(known.may(*thing) for thing in _things(context, name))
 
 
 def refuse_others(
@@ -110,8 +116,12 @@ def audit_fact(context: Context, client: ClientConnection, name: Name, fact: dic
     audit(context, client, "settled by hand", txid=txid, what=fact["what"], reason=fact["reason"])
 
 
-def audit_fence(context: Context, client: ClientConnection, name: Name) -> None:
-    """Have it written that somebody fenced another user's transaction; asked where there are users."""
+def audit_fence(context: Context, client: ClientConnection, name: Name, **acting: str) -> None:
+    """Have it written that somebody fenced another user's transaction; asked where there are users.
+
+    Args:
+        acting: for whom, if it is the broker of another home.
+    """
     session = context.state.sessions.get(name[0])
     if client.permissions is not None and (session is None or not is_owner(client, session)):
-        audit(context, client, "fenced", txid=txid_of(context, name))
+        audit(context, client, "fenced", txid=txid_of(context, name), **acting)

@@ -3,7 +3,7 @@
 A verb asks either before it is called, of the things that its line names (``argument``, ``word``), or by itself, of
 what its body, its partition or its transaction names (``where``): ``asking.require`` answers both. Lists ask nothing
 and leave out what one may not see. docs/protocol.md, "What users may", is this table for people; a test walks every row
-of it with every grant.
+of it with every grant. What brokers ask of each other for users has a table of its own (``acting``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
+from txmq.broker.verbs.access.acting import admit_peer
 from txmq.broker.verbs.access.asking import (
     ALTER,
     DELETE,
@@ -29,8 +30,7 @@ from txmq.broker.verbs.access.asking import (
     require,
     require_administrator,
 )
-from txmq.errors import ForbiddenError
-from txmq.protocol.requests import Request, RequestFields
+from txmq.protocol.requests import Request
 
 
 class Who(enum.Enum):
@@ -149,15 +149,6 @@ def rule_of(verb: bytes, arguments: list[bytes]) -> Rule:
     return rule
 
 
-def _admit_peer(verb: bytes, extensions: RequestFields) -> None:
-    """The broker of another home asks what became of a transaction, and reports its branch."""
-    given = extensions or {}
-    is_asking = verb == b"outcome" or (verb == b"complete" and b"branch" in given)
-    is_talking = verb in (b"ping", b"quit", b"version", b"help") or (verb == b"hello" and b"session" not in given)
-    if not (is_talking or (is_asking and b"heuristic" not in given)):
-        raise ForbiddenError(f"{verb.decode('ascii', 'replace')}: brokers ask each other about branches only")
-
-
 def admit(context: Context, client: ClientConnection, request: Request) -> None:
     """Refuse a request whose line names what its user may not; asked of each request while there are users.
 
@@ -168,7 +159,7 @@ def admit(context: Context, client: ClientConnection, request: Request) -> None:
     verb, arguments, extensions, _body, _opaque = request
     rule, known = rule_of(verb, arguments), certain_permissions(context, client)
     if known is not None and known.is_peer:
-        _admit_peer(verb, extensions)
+        admit_peer(client, verb, extensions)
         return
     if rule.who is Who.ANYBODY or known is None:
         return

@@ -4,6 +4,7 @@
  prepared, and its client says nothing --outcome branch= owner--> committed:        placed in its turn
                                                                   rolled-back, 410: rolled back
                                                                   prepared:         asked again later
+                                                                  403:              asked again later
                                                                   unknown:          owner there: asked again later
                                                                                     owner gone:  outcome ... fence
  placed and forced ---------------------complete branch=--------> 200, 410:         reported; readers may see it
@@ -12,7 +13,8 @@
 410 means rolled back to a branch in doubt: a decision that lists the branch is kept until the branch is reported. To a
 placed one it means that nothing waits for its report: it was reported, or an operator has placed it, and the home that
 decides did not commit. ``fence`` makes the home refuse a decision that comes later, so a slow client is fenced only
-when it has been gone for a second, or its deadline has passed.
+when it has been gone for a second, or its deadline has passed. 403: whoever prepared the branch has named a transaction
+of somebody else (``access/acting.py``), which does not list it. Nobody but its own user or an operator ends it then.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from txmq.broker.context import Context
 from txmq.broker.state.branch_parts import BranchPart
 from txmq.broker.state.transaction import Transaction, home_group_key
 from txmq.broker.verbs import turns
+from txmq.broker.verbs.access.acting import owner_of
 from txmq.broker.verbs.branches.complete import reported
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import txid_of
@@ -31,7 +34,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.xid import TxId
 
 OWNER_GONE_MS = 1000
-_OK, _GONE = 200, 410
+_OK, _FORBIDDEN, _GONE = 200, 403, 410
 
 
 def began(context: Context) -> None:
@@ -80,10 +83,12 @@ def take_asks(context: Context) -> list[BranchAsk]:
     asks = []
     for number, look in context.branch_asks.take(context.now_ms):
         home = TxId.parse(look.other).home
+        words: Mapping[str, str | None]
         if isinstance(look, Reminder):
-            asks.append(BranchAsk(number, home, "outcome", look.branch, {}))
+            words = {"of": txid_of(context, look.name), "for": owner_of(context, look.name)}
+            asks.append(BranchAsk(number, home, "outcome", look.branch, words))
             continue
-        words: Mapping[str, str | None] = {"branch": txid_of(context, look.name)}
+        words = {"branch": txid_of(context, look.name), "for": owner_of(context, look.name)}
         part = context.state.branch_parts.unreported.get(look.name)
         if part is not None and not part.is_durable:
             context.branch_asks.answered(number)  # ``placed_durably`` comes
@@ -135,7 +140,7 @@ def _answered_outcome(context: Context, look: Look, branch: Transaction, code: i
         turns.commit_decided(context, branch)
     elif code == _OK and word == b"unknown":
         _look_for_owner(context, look, branch, rest)
-    elif code == _OK and word == b"prepared":
+    elif code == _FORBIDDEN or (code == _OK and word == b"prepared"):
         context.branch_asks.again(look, context.now_ms, pause_ms_max=PREPARED_PAUSE_MS_MAX)
     else:
         context.branch_asks.again(look, context.now_ms)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tools.images.node import Client
+from tools.images.node import Client, Node
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import Transaction
 from txmq.broker.verbs import recover
@@ -45,6 +47,50 @@ def test_session_keeps_its_user_through_kill_and_checkpoint() -> None:
     for life in lives(world.made):
         assert operator(life).ask("hello", 1, "me", extensions={"session": wish}).error == "forbidden"
         assert operator(life, "shop").ask("hello", 1, "me", extensions={"session": wish}).code == 200
+
+
+def test_user_made_anew_inherits_nothing_of_the_former_one() -> None:
+    world = World()
+    world.allow(*ALL_BUT_SETTLE)
+    assert prepare(world.shop, world.own(), ("a", 0, batch(b"x"))).code == 200
+    assert world.shop.ask("put", "a", 0, extensions={"tx": world.own(2)}, body=batch(b"s")).code == 200
+    wish = secret_of(world.shop, 1)
+    ops = operator(world.made)
+    assert ops.ask("user", "remove", "shop", body=b"").code == 200
+    add(ops, "shop")
+    _refuses_the_next_shop(world.made, world.own(), wish)
+    for life in lives(world.made):
+        _refuses_the_next_shop(life, world.own(), wish)
+    assert operator(life).ask("rollback", world.own()).code == 200
+
+
+def _refuses_the_next_shop(life: Node, txid: str, wish: str) -> None:
+    shop = operator(life, "shop")
+    for verb in ("outcome", "rollback"):
+        assert shop.ask(verb, txid).error == "forbidden"
+    assert shop.ask("commit", txid, body=b"").error == "forbidden"
+    assert shop.ask("hello", 1, "me", extensions={"session": wish}).error == "forbidden"
+    assert listed(shop) == []
+    principals = life.state.principals
+    for counts in (principals.unsettled, principals.sessions, principals.streams, principals.payload_bytes):
+        assert "shop" not in counts
+    assert principals.unsettled["shop~0"] == 1
+    assert [row["txid"] for row in listed(operator(life))] == [txid]
+
+
+def test_former_users_connection_has_no_session_after_a_new_login() -> None:
+    world = World()
+    ops, former = operator(world.made), world.shop
+    assert ops.ask("user", "remove", "shop", body=b"").code == 200
+    assert ops.ask("user", "add", "shop", body=_of_certificate("CN=shop")).code == 200
+    former.client.certificates = frozenset({"CN=shop"})
+    assert former.ask("auth", "external", body=b"shop").code == 200
+    assert former.client.session is None
+    assert former.ask("outcome", world.own()).error == "forbidden"
+
+
+def _of_certificate(name: str) -> bytes:
+    return json.dumps({"keys": None, "certificate": name}).encode()
 
 
 def test_session_of_nobody_is_the_users_who_resumes_it() -> None:

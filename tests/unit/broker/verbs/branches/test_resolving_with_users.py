@@ -7,21 +7,21 @@ from base64 import b64encode
 
 import pytest
 
-from tools.images.node import Client
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import HomeConversation
 from txmq.broker.state.access.failed_logins import FREE_MAX
 from txmq.errors import RemoteProtocolError
 from txmq.protocol.answers import result
-from txmq.protocol.peers import peer_name, peer_password
 from txmq.protocol.scram import ScramAttempt
 from txmq.testing.simulated.disk import SimDisk
 
 from ...homes_support import (
+    SECRET,
     Cluster,
     HomeNode,
     HomeWire,
     add_users,
+    as_peer,
     commit,
     listed,
     logged_in,
@@ -29,8 +29,6 @@ from ...homes_support import (
     two_homes,
 )
 from ...support import values
-
-SECRET = "b07" * 20
 
 
 def made() -> tuple[Cluster, HomeNode, HomeNode]:
@@ -96,34 +94,24 @@ ARGUMENTS: dict[str, tuple[str | int, ...]] = {
 @pytest.mark.parametrize("verb", ARGUMENTS)
 def test_broker_may_ask_and_tell_of_branches_only(verb: str) -> None:
     _cluster, here, there = made()
-    peer = _as_peer(here, there)
+    peer = as_peer(here, there)
     words = {"session": "new"} if verb == "hello" else {"heuristic": "commit"} if verb == "complete" else {}
     body = b"" if verb in ("user", "commit") else None
     answer = peer.ask(verb, *ARGUMENTS[verb], extensions=dict(words), body=body)
     assert (answer.code, answer.error) == (403, "forbidden")
-    assert peer.ask("outcome", there.txid(1, 1)).code != 403
+    asked = {"branch": here.txid(1, 1), "owner": None, "for": "-"}
+    assert peer.ask("outcome", there.txid(99, 1), extensions=asked).code == 410
     assert peer.ask("ping").code == 200
-
-
-def _as_peer(asking: HomeNode, asked: HomeNode, at: HomeNode | None = None, secret: str = SECRET) -> Client:
-    """A connection to ``asked``, or ``at`` another home, that tries to log in as the broker of a home."""
-    client = (at or asked).connect()
-    password = peer_password(secret, asking.identity.node, asked.identity.node)
-    attempt = ScramAttempt(peer_name(asking.identity.node), password, "nonce")
-    first = client.ask("auth", "scram-sha-256", body=attempt.first()).body
-    answer = client.ask("auth", "scram-sha-256", body=attempt.final(first.removesuffix(b"\n")))
-    assert (answer.code == 200) is bool(client.client.user)
-    return client
 
 
 def test_nobody_else_logs_in_as_a_broker() -> None:
     _cluster, here, there = made()
     stranger = HomeNode(3, SimDisk(), here.clock)
-    assert _as_peer(here, there).client.user
+    assert as_peer(here, there).client.user
     for client in (
-        _as_peer(here, there, secret="guessed"),
-        _as_peer(here, there, at=here),  # what one home was told is relayed to another
-        _as_peer(stranger, there),  # a home that the registry does not know
+        as_peer(here, there, secret="guessed"),
+        as_peer(here, there, at=here),  # what one home was told is relayed to another
+        as_peer(stranger, there),  # a home that the registry does not know
     ):
         assert not client.client.user
         assert client.ask("outcome", there.txid(1, 1)).code == 401
@@ -138,7 +126,7 @@ def test_broker_waits_for_no_failed_logins_of_its_address() -> None:
         first = client.ask("auth", "scram-sha-256", body=attempt.first())
         client.send("auth", "scram-sha-256", body=attempt.final(first.body.removesuffix(b"\n")))
     assert client.client.waiting is not None
-    assert _as_peer(here, there).client.user
+    assert as_peer(here, there).client.user
 
 
 @pytest.mark.parametrize("theirs", ["another", ""])
