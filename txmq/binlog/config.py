@@ -20,7 +20,8 @@ from typing import Any
 from zlib import crc32
 
 from txmq.addresses import without_secret
-from txmq.binlog.changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX
+from txmq.binlog.changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX, TableName
+from txmq.binlog.errors import BinlogError
 from txmq.config_sources import near_miss
 from txmq.errors import ConfigError
 from txmq.log.compression import CODECS
@@ -31,10 +32,12 @@ from txmq.setting import names as words
 
 PAGE = "docs/configuration-binlog.md"
 POSITIONS = ".positions"  # topics whose names end so have positions
+KEY_LENGTH_MIN = 16
 NAME_LENGTH_MAX = 64  # it stands in front of the database's and the table's name
 SNAPSHOT_MODES = ("initial", "never", "only")
 _TABLE = re.compile(r"[^.\s]+\.[^.\s]+\Z")
 _STATE = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
+_FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
 _PLACES = re.compile(r"\{([a-z]*)\}")
 _MIB = 1 << 20
 _MADE_ID_MIN, _MADE_IDS = 1 << 31, 1 << 31  # far from what people number
@@ -255,6 +258,11 @@ class BinlogSettings:
     bootstrap: str = word(
         "txmq://127.0.0.1:8123", "Address of a broker, or zk://... of a cluster.", section="At the top"
     )
+    statement_key: str = word(
+        "", 'A secret of reader and applier, best { env = "VARIABLE" }. The reader marks the statements of its events '
+        "with it, and the applier runs those alone. Empty: it runs what names no table but those of the topics that "
+        "have it.", section="At the top", form=f"at least {KEY_LENGTH_MIN} characters, or empty",
+    )  # fmt: skip
     source: SourceSettings = field(default_factory=SourceSettings)
     publish: PublishSettings = field(default_factory=PublishSettings)
     apply: ApplySettings = field(default_factory=ApplySettings)
@@ -264,6 +272,8 @@ class BinlogSettings:
         check_all(self)
         if not is_valid_name(self.name) or len(self.name) > NAME_LENGTH_MAX:
             raise ConfigError(f"name = {self.name[:80]!r}: expected {_KEYS['']['name'].form}")
+        if self.statement_key and len(self.statement_key) < KEY_LENGTH_MIN:
+            raise ConfigError(f"statement_key: expected {_KEYS['']['statement_key'].form}")
 
     @property
     def server_id(self) -> int:
@@ -359,6 +369,24 @@ def _from_environment(value: Mapping[str, Any], key: str, environment: Mapping[s
         raise ConfigError(f"{key}: the environment has no variable {variable}: set it") from None
 
 
+def topic_of(pattern: str, name: str, table: TableName) -> str:
+    """A table's topic.
+
+    Raises:
+        BinlogError: no topic can have that name.
+    """
+    fields = {"name": name, "database": escaped(table.database), "table": escaped(table.name)}
+    topic = pattern.format(**fields)
+    if not is_valid_name(topic):
+        raise BinlogError(f"{table}: no topic can be named {topic[:80]!r}: set publish.topic, or source.exclude it")
+    return topic
+
+
+def escaped(name: str) -> str:
+    """A name of a database or table as it stands in a topic's: what may not stand there is ``_u<hex>_``."""
+    return _FOREIGN.sub(lambda match: f"_u{ord(match[0]):x}_", name)
+
+
 def topics_named(pattern: str, **known: str) -> re.Pattern[str]:
     """The topics that a pattern may name; a field that is not known stands for any text.
 
@@ -374,6 +402,6 @@ def topics_named(pattern: str, **known: str) -> re.Pattern[str]:
 def shown(settings: BinlogSettings) -> dict[str, Any]:
     """All settings for people: without secrets."""
     fields = {**dataclasses.asdict(settings), "bootstrap": without_secret(settings.bootstrap)}
-    for table in ("source", "apply"):
-        fields[table]["password"] = "***" if fields[table]["password"] else ""
+    for table, key in ((fields, "statement_key"), (fields["source"], "password"), (fields["apply"], "password")):
+        table[key] = "***" if table[key] else ""
     return fields

@@ -10,6 +10,7 @@ may be of different partitions; each has the header ``txmq.rekey`` with the othe
 
 from __future__ import annotations
 
+import hmac
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,10 +68,11 @@ class EventEncoder:
 
     Args:
         name: of the sync, as ``source.name`` shows it.
+        statement_key: the secret of which the codes of statements are made; empty: they have none.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = _dumps(name)
+    def __init__(self, name: str, statement_key: str = "") -> None:
+        self._name, self._statement_key = _dumps(name), statement_key
         self._tables: dict[int, tuple[TableSchema, _TableJson]] = {}
 
     def changes(
@@ -118,6 +120,8 @@ class EventEncoder:
         fields = {"ddl": ddl.statement, "kind": str(ddl.kind), "additive": ddl.additive, "database": ddl.database}
         fields["tables"] = [str(name) for name in ddl.tables]
         fields["topics"] = dict(topics)
+        if self._statement_key:
+            fields["code"] = statement_code(self._statement_key, {"gtid": part.gtid}, fields)
         return self._other(part, op, table, fields, now_ms)
 
     def marker(self, part: TransactionPart, op: str, table: TableName, rows: int | None, now_ms: int) -> EventMessage:
@@ -196,6 +200,13 @@ def _with_bytes(row: dict[str, Any] | None, binary: list[str]) -> dict[str, Any]
         return row
     decoded = {name: b64decode(row[name], validate=True) for name in binary if row.get(name) is not None}
     return row | decoded
+
+
+def statement_code(key: str, source: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """The code of a statement: who has it knows the key. It is of this transaction, these tables and these topics."""
+    said = [source["gtid"], *(fields[name] for name in ("ddl", "kind", "database", "tables", "topics"))]
+    text = json.dumps(said, sort_keys=True).encode()
+    return hmac.digest(key.encode(), text, "sha256").hex()
 
 
 _TABLES_MAX: Final = 10_000

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,3 +241,86 @@ def test_a_refused_statement_can_be_skipped(replica: Replica) -> None:
     replica.server.execute("ALTER TABLE copy_shop.t ADD v INT")
     replica.apply(skipped=[str(caught.value).rsplit(" ", 1)[1]])
     replica.require_equal()
+
+
+# --- who may write one topic ------------------------------------------------------------------------------------------
+
+
+def forged(replica: Replica, table: str, op: str, of: dict[str, str] | None = None, **fields: object) -> None:
+    """What somebody else than the reader writes into all partitions of a table's topic."""
+    topic = f"{replica.name}.shop.{table}"
+    partitions = replica.client.topics.describe(topic).partitions
+    source = {"gtid": "0-666-1", "db": "shop", "table": table, **(of or {})}
+    value = json.dumps({"op": op, **fields, "source": source}).encode()
+    with replica.client.producer() as producer:
+        for partition in range(partitions):
+            producer.send(topic, value, partition=partition, headers={"txmq.op": op.encode()})
+
+
+def test_stranger_runs_no_sql_in_the_target(replica: Replica) -> None:
+    """A ``ddl`` message was run as it stood, by the applier's user: with several statements, too."""
+    with replica.reader():
+        replica.execute("CREATE TABLE mine (id INT PRIMARY KEY)", "CREATE TABLE prices (id INT PRIMARY KEY)")
+        replica.execute("INSERT INTO prices VALUES (1)")
+    replica.apply()
+    topic = f"{replica.name}.shop.mine"
+    said: dict[str, Any] = {"database": "shop", "tables": ["shop.mine"], "additive": True, "topics": {topic: 3}}
+    for gtid, kind, text in (
+        ("0-666-1", "alter", "ALTER TABLE mine ADD a INT; DROP TABLE copy_shop.prices"),
+        ("0-666-2", "drop", "DROP TABLE prices"),
+        ("0-666-3", "other", "CREATE USER mallory"),
+    ):
+        forged(replica, "mine", "ddl", ddl=text, kind=kind, of={"gtid": gtid}, **said)
+        with pytest.raises(TargetError, match=f"of transaction {gtid} in topic {topic} is not run"):
+            replica.apply(skipped=[f"0-666-{number}" for number in range(1, int(gtid[-1]))])
+        assert replica.rows("copy_shop", "prices") == [(1,)]
+    assert replica.server.execute("SELECT user FROM mysql.user WHERE user = 'mallory'") == []
+    replica.apply(skipped=["0-666-1", "0-666-2", "0-666-3"])
+    replica.require_equal()
+
+
+def test_stranger_changes_no_row_of_another_topics_table(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute("CREATE TABLE mine (id INT PRIMARY KEY)", "CREATE TABLE prices (id INT PRIMARY KEY)")
+        replica.execute("INSERT INTO prices VALUES (1)")
+    replica.apply()
+    forged(replica, "mine", "d", before={"id": 1}, after=None, of={"table": "prices"})
+    with pytest.raises(TargetError, match=r"has a change of shop\.prices, whose topic is"):
+        replica.apply()
+    assert replica.rows("copy_shop", "prices") == [(1,)]
+
+
+def test_stranger_drops_no_database_with_tables_of_other_topics(replica: Replica) -> None:
+    replica.config.write_text(replica.config.read_text().replace('database = "copy_{database}"\n', ""))
+    with replica.reader():
+        replica.execute("CREATE TABLE mine (id INT PRIMARY KEY)", "CREATE TABLE prices (id INT PRIMARY KEY)")
+    topic = f"{replica.name}.shop.mine"
+    said: dict[str, Any] = {"database": "shop", "tables": ["shop."], "additive": False, "topics": {topic: 3}}
+    forged(replica, "mine", "ddl", ddl="DROP DATABASE shop", kind="database", **said)
+    with pytest.raises(TargetError, match=r"shop\.prices is there, whose topic does not have it"):
+        replica.apply(skipped=[gtid for gtid in _published_statements(replica) if gtid != "0-666-1"])
+    assert replica.rows("shop", "prices") == []
+
+
+def _published_statements(replica: Replica) -> set[str]:
+    found = set()
+    for table in ("mine", "prices"):
+        for message in replica.client.browse(f"{replica.name}.shop.{table}"):
+            found.add(json.loads(message.value or b"")["source"]["gtid"])
+    return found
+
+
+KEYED = 'statement_key = "a key of sixteen letters and more"\n'
+
+
+def test_statements_with_a_key_are_the_readers_own(replica: Replica) -> None:
+    replica.config.write_text(KEYED + replica.config.read_text())
+    with replica.reader():
+        replica.execute(*workload(5))
+    replica.apply()
+    replica.require_equal()
+    topic = f"{replica.name}.shop.users"
+    said: dict[str, Any] = {"database": "shop", "tables": ["shop.users"], "additive": True, "topics": {topic: 3}}
+    forged(replica, "users", "ddl", ddl="ALTER TABLE users ADD mine INT", kind="alter", code="0" * 64, **said)
+    with pytest.raises(TargetError, match="it has not the code that statement_key makes"):
+        replica.apply()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from txmq.binlog.apply.accepted import Accepted
 from txmq.binlog.apply.ddl import TargetStatements
 from txmq.binlog.apply.session import Applied, Replica, Session
 from txmq.binlog.apply.tables import TargetTables
@@ -48,10 +49,11 @@ class Applier:
         self._sparingly = Sparingly(get_logger(group=settings.apply_group), client.clock)
         connect, tables = connector(settings.apply), TargetTables(settings.apply.database)
         store = MySQLOffsetStore(connect, table=settings.offset_table)
+        accepted = Accepted(settings, skipped)
         statements = TargetStatements(
-            connect, tables, store, settings.apply_group, settings.apply.state_database, skipped
+            connect, tables, store, settings.apply_group, settings.apply.state_database, skipped, accepted
         )
-        self._replica = Replica(connect, tables, store, statements)
+        self._replica = Replica(connect, tables, store, statements, accepted)
         self._woken, self._is_stopped = Signal(), False
         self.applied = Applied()
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from zlib import crc32
 
+from txmq.binlog.apply.accepted import Accepted
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import LENIENT, as_binlog_error, open_session
 from txmq.binlog.changes import DdlKind, TableName
@@ -36,6 +37,8 @@ _CREATE = (
     "definitions LONGTEXT CHARACTER SET utf8mb4 NOT NULL, changed_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP "
     f"ON UPDATE CURRENT_TIMESTAMP, PRIMARY KEY (consumer_group, gtid)){MYSQL.table_options}"
 )
+_TABLES_OF = "SELECT table_name FROM information_schema.tables WHERE table_schema = %s ORDER BY table_name"
+_CREATES = re.compile(r"\s*CREATE\s+(?:DATABASE|SCHEMA)\b", re.IGNORECASE)
 _LOCK_S = 60
 _NO_TABLE, _NO_DATABASE = 1146, 1049
 _COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
@@ -48,13 +51,15 @@ class TargetStatements:
     Args:
         database: where the table of statements is.
         skipped: ids of transactions whose statements are not run.
+        accepted: says whose tables a statement may touch.
     """
 
     def __init__(
         self, connect: Callable[[], Any], tables: TargetTables, store: MySQLOffsetStore, group: str, database: str,
-        skipped: Collection[str],
+        skipped: Collection[str], accepted: Accepted,
     ) -> None:  # fmt: skip
         self._connect, self._tables, self._store, self._group = connect, tables, store, group
+        self._accepted = accepted
         self._table, self._database, self._skipped = f"{database}.txmq_binlog_ddl", database, skipped
         mark = f"txmq_rename_{crc32(group.encode()):08x}"
         self._marks = TableName(database, mark), TableName(database, f"{mark}_run")
@@ -110,6 +115,8 @@ class TargetStatements:
             state = SKIPPED
         elif before == definitions:
             self._require_runnable(event, gtid, sql)
+            if event.fields["kind"] == DdlKind.DATABASE:
+                self._require_tables(connection, event, gtid, sql)
             self._run(connection, event, gtid, sql)
             crash_point("binlog.ddl.run")
             state = DONE
@@ -158,8 +165,13 @@ class TargetStatements:
             (self._group, gtid, BEGUN, sql, definitions),
         )
         where = "WHERE consumer_group = %s AND gtid = %s"
-        look = f"SELECT state, definitions FROM {self._table} {where}"  # noqa: S608 - settings
-        ((state, before),) = run(connection, look, (self._group, gtid))[0]
+        look = f"SELECT state, definitions, statement FROM {self._table} {where}"  # noqa: S608 - settings
+        ((state, before, begun),) = run(connection, look, (self._group, gtid))[0]
+        if _text(begun) != sql and gtid not in self._skipped:
+            raise TargetError(
+                f"transaction {gtid} has two statements, {_text(begun)[:200]!r} and {sql[:200]!r}: somebody else than "
+                f"the reader has written one of them. To pass over this one, start again with --skip-ddl {gtid}"
+            )
         connection.commit()
         crash_point("binlog.ddl.begun")
         return str(state), str(before)
@@ -187,6 +199,17 @@ class TargetStatements:
                 called = self._tables.database(database)
                 raise self._not_run(gtid, sql, f"it names the database {database}, which is {called} in the target")
 
+    def _require_tables(self, connection: Any, event: ChangeEvent, gtid: str, sql: str) -> None:
+        """What drops or alters a database concerns the tables that are there: their topics have it."""
+        if _CREATES.match(sql):
+            return
+        for of in _tables_of(event):
+            rows = run(connection, _TABLES_OF, (self._tables.database(of.database),))[0]
+            found = [TableName(of.database, _text(name)) for (name,) in rows]
+            foreign = self._accepted.foreign(found, event.fields["topics"])
+            if foreign is not None:
+                raise self._not_run(gtid, sql, f"{foreign} is there, whose topic does not have it")
+
     def _run(self, connection: Any, event: ChangeEvent, gtid: str, sql: str) -> None:
         database = self._tables.database(str(event.fields["database"])) if event.fields["database"] else ""
         try:
@@ -207,6 +230,10 @@ class TargetStatements:
             f"the statement of transaction {gtid} cannot be run in the target: {why}: {sql[:200]}. Give the target's "
             f"table the form that the source's has, and start again with --skip-ddl {gtid}"
         )
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 def _tables_of(event: ChangeEvent) -> list[TableName]:

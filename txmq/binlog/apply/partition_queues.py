@@ -98,6 +98,7 @@ class PartitionQueues:
         self._changed = Condition()
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._barriers: dict[str, dict[TopicPartition, PartitionQueue]] = {}
+        self._said: dict[str, str] = {}
         self._turn = 0
         self._failure: BaseException | None = None
         self._is_stopped = False
@@ -274,15 +275,27 @@ class PartitionQueues:
             queue.is_busy, queue.due_at = False, self._clock.monotonic() + (pause_s if is_round_over else 0.0)
             self._changed.notify_all()
 
-    def arrive(self, queue: PartitionQueue, statement: str, wanted: set[TopicPartition]) -> list[PartitionQueue] | None:
+    def arrive(
+        self, queue: PartitionQueue, statement: str, wanted: set[TopicPartition], said: str
+    ) -> list[PartitionQueue] | None:
         """A queue has reached a statement: all queues that have it, if this is the last one to come; else None.
 
         Args:
             statement: its id.
             wanted: the partitions that have it.
+            said: what it is; the same in all of them.
+
+        Raises:
+            TargetError: another partition says something else.
         """
         with self._changed:
             queue.is_busy, queue.at = False, statement
+            if self._said.setdefault(statement, said) != said:
+                other = next(iter(self._barriers[statement].values()))
+                raise TargetError(
+                    f"{queue} has another statement of transaction {statement} than {other}: somebody else than the "
+                    f"reader has written one of them; to pass over it, start again with --skip-ddl {statement}"
+                )
             arrived = self._barriers.setdefault(statement, {})
             arrived[queue.slot] = queue
             return [arrived[slot] for slot in sorted(wanted)] if wanted <= arrived.keys() else None
@@ -294,6 +307,7 @@ class PartitionQueues:
             for queue in queues:
                 queue.at = None
             self._barriers.pop(statement, None)
+            self._said.pop(statement, None)
             self._changed.notify_all()
             return messages
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from txmq.binlog.apply.accepted import Accepted
 from txmq.binlog.apply.ddl import TargetStatements
 from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent
 from txmq.binlog.apply.offsets import TargetOffsets
@@ -63,6 +64,7 @@ class Replica:
     tables: TargetTables
     store: MySQLOffsetStore
     statements: TargetStatements
+    accepted: Accepted
 
 
 class Session:
@@ -179,6 +181,7 @@ class Session:
         for message in messages:
             event = _event(message)
             if event.op in _ROW_OPS:
+                self._replica.accepted.require_change(message.topic, event.table)
                 changes.setdefault(event.table, []).append(RowEvent(event.op, event.before, event.after))
         end = messages[-1].offset + 1
         position = self._position(queue, end)
@@ -215,9 +218,10 @@ class Session:
     # --- statements --------------------------------------------------------------------------------------------------
 
     def _reach(self, queue: PartitionQueue, event: ChangeEvent) -> None:
+        said = self._replica.accepted.require_statement(queue.slot[0], event)
         gtid = str(event.source["gtid"])
         wanted = {(topic, number) for topic, count in event.fields["topics"].items() for number in range(count)}
-        arrived = self._queues.arrive(queue, gtid, wanted)
+        arrived = self._queues.arrive(queue, gtid, wanted, said)
         if arrived is None:
             return
         positions = [self._position(one, (one.next or 0) + 1) for one in arrived]

@@ -59,7 +59,10 @@ def connector(settings: ApplySettings | SourceSettings) -> Callable[[], Any]:
         if settings.unix_socket
         else {"host": settings.host, "port": settings.port}
     )
-    named = {"user": settings.user, "passwd": settings.password, "charset": "utf8mb4", "binary_prefix": True}
+    named = {
+        "user": settings.user, "passwd": settings.password, "charset": "utf8mb4", "binary_prefix": True,
+        "multi_statements": False,
+    }  # fmt: skip
     return lambda: mysql_driver().connect(**place, **named, connect_timeout=settings.connect_timeout_ms // 1000)
 
 

@@ -113,7 +113,7 @@ class BatchingPublisher(ABC):
             begin = replace(begin, snapshot=snapshot)
         self._gathering = Gathering(
             self._settings, Topics(self._publish, self._settings.name, self._make, self._topic_names),
-            EventEncoder(self._settings.name), parked, begin, parked_end, self._unread,
+            EventEncoder(self._settings.name, self._settings.statement_key), parked, begin, parked_end, self._unread,
         )  # fmt: skip
         if self._published is None:
             first = Batch(0.0)

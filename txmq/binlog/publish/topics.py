@@ -1,7 +1,6 @@
 """Topics of tables: named, made when the first change comes, and the partitions of changes in them.
 
-A name of a database or table may have characters that a topic's name may not: they are written ``_u<hex>_``. Two tables
-for which that makes one name are refused.
+Two tables whose names ``config.escaped`` makes one are refused.
 
 Invariant: a topic has for this reader the number of partitions that it had when its first change came, so that a key
 stays in its partition. More partitions count from the reader's next start.
@@ -9,34 +8,14 @@ stays in its partition. More partitions count from the reader's next start.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
 from txmq.binlog.changes import TableName
-from txmq.binlog.config import PublishSettings, topics_named
+from txmq.binlog.config import PublishSettings, escaped, topic_of, topics_named
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.publish.selectors import GTID_HEADER, TABLE_HEADER, RowSelector, selector_of
 from txmq.client.partitioner import checked
-from txmq.model import Message, is_valid_name
-
-_FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
-
-
-def topic_of(pattern: str, name: str, table: TableName) -> str:
-    """A table's topic.
-
-    Raises:
-        BinlogError: no topic can have that name.
-    """
-    fields = {"name": name, "database": _escaped(table.database), "table": _escaped(table.name)}
-    topic = pattern.format(**fields)
-    if not is_valid_name(topic):
-        raise BinlogError(f"{table}: no topic can be named {topic[:80]!r}: set publish.topic, or source.exclude it")
-    return topic
-
-
-def _escaped(name: str) -> str:
-    return _FOREIGN.sub(lambda match: f"_u{ord(match[0]):x}_", name)
+from txmq.model import Message
 
 
 class TablePlace:
@@ -105,7 +84,7 @@ class Topics:
         return any(topic_of(self._pattern, self._name, table) in names for table in tables)
 
     def _of_database(self, database: str) -> list[str]:
-        named = topics_named(self._pattern, name=self._name, database=_escaped(database))
+        named = topics_named(self._pattern, name=self._name, database=escaped(database))
         return sorted(topic for topic in self._names() if named.match(topic))
 
     def partitions(self, topic: str) -> int:
@@ -116,8 +95,8 @@ class Topics:
         return known
 
     def _new_place(self, table: TableName) -> TablePlace:
-        escaped = f"{_escaped(table.database)}.{_escaped(table.name)}"
-        other = self._pieces.setdefault(escaped, table)
+        pieces = f"{escaped(table.database)}.{escaped(table.name)}"
+        other = self._pieces.setdefault(pieces, table)
         topic = topic_of(self._pattern, self._name, table)
         if other != table:
             raise BinlogError(f"{table} and {other} would share the topic {topic!r}: source.exclude one of them")

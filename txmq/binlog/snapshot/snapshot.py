@@ -27,7 +27,7 @@ from txmq.binlog.snapshot.tables import SnapshotTable, literal, parameters
 from txmq.binlog.snapshot.view import View
 from txmq.binlog.source import SourceOptions
 from txmq.binlog.source.server import Server
-from txmq.binlog.source.statements import shadowed
+from txmq.binlog.statements import shadowed
 from txmq.errors import ConfigError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger

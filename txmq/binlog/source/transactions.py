@@ -43,8 +43,8 @@ from txmq.binlog.source.events import (
 )
 from txmq.binlog.source.options import SourceOptions
 from txmq.binlog.source.rows import TableDecoder, TableDescription
-from txmq.binlog.source.statements import Statement, What, recognise, shadowed
 from txmq.binlog.source.table_map import parse_table_map
+from txmq.binlog.statements import Statement, What, recognise, shadowed
 
 _STATEMENT_SHOWN_MAX: Final = 200
 _DECODERS_MAX: Final = 10_000

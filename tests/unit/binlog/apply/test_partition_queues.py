@@ -130,18 +130,28 @@ def test_statement_waits_for_every_partition_that_has_it() -> None:
     made, _ = begun(A, B)
     made.add([message(A, 0, b"ddl"), message(A, 1)])
     first, _ = taken(made)
-    assert made.arrive(first, "0-1-5", {A, B}) is None
+    assert made.arrive(first, "0-1-5", {A, B}, "said") is None
     made.add([message(B, 0), message(B, 1, b"ddl")])
     second, offsets = taken(made)
     assert (second.slot, offsets) == (B, [0])
     made.done(second, 1)
     second, offsets = taken(made)
     assert offsets == [1]
-    arrived = made.arrive(second, "0-1-5", {A, B})
+    arrived = made.arrive(second, "0-1-5", {A, B}, "said")
     assert arrived == [first, second]
     assert sorted((one.partition, one.offset) for one in made.passed(arrived, "0-1-5")) == [(0, 0), (1, 1)]
     assert (first.next, second.next) == (1, 2)
     assert taken(made) == (first, [1])
+
+
+def test_statement_that_another_partition_tells_otherwise_is_refused() -> None:
+    made, _ = begun(A, B)
+    made.add([message(A, 0, b"ddl"), message(B, 0, b"ddl")])
+    first, _ = taken(made)
+    assert made.arrive(first, "0-1-5", {A, B}, "said") is None
+    second, _ = taken(made)
+    with pytest.raises(TargetError, match=r"has another statement of transaction 0-1-5 than"):
+        made.arrive(second, "0-1-5", {A, B}, "said by somebody else")
 
 
 @pytest.mark.parametrize("bound", ["QUEUE_MAX", "QUEUE_BYTES_MAX"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from txmq.binlog.changes import TableName
-from txmq.binlog.config import PublishSettings
+from txmq.binlog.config import PublishSettings, topic_of
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.publish.selectors import selector_of
-from txmq.binlog.publish.topics import Topics, topic_of
+from txmq.binlog.publish.topics import Topics
 from txmq.client.partitioner import KeyHashSelector
 from txmq.errors import ConfigError
 

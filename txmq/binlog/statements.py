@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import pairwise
 from typing import Final
 
 from txmq.binlog.changes import Ddl, DdlKind, TableName, XaEnd
@@ -57,6 +58,16 @@ _OTHER: Final = frozenset(
         "UNINSTALL", "PURGE", "RESET", "KILL", "LOCK", "UNLOCK", "SHUTDOWN", "BACKUP", "HELP", "SHOW", "USE",
     }
 )  # fmt: skip
+_REACHING: Final = frozenset({"SELECT", "UNION", "EXCHANGE", "LOAD_FILE"})  # beyond the tables that are named
+_ELSEWHERE: Final = frozenset({"CONNECTION", "DIRECTORY"})  # options of a table
+_ENGINES: Final = frozenset(
+    {"INNODB", "MYISAM", "ARIA", "MEMORY", "HEAP", "ROCKSDB", "ARCHIVE", "CSV", "BLACKHOLE", "NDB", "NDBCLUSTER"}
+)
+_READERS: Final = frozenset(  # engines whose tables are elsewhere
+    {"FEDERATED", "FEDERATEDX", "CONNECT", "SPIDER", "MERGE", "MRG_MYISAM", "OQGRAPH", "S3", "SPHINX", "MROONGA"}
+)
+_OPEN: Final = frozenset(";'\"`\\")  # what stands for itself has no end, or begins another statement
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SHADOW: Final = re.compile(r"_+(?P<table>.+?)(?:_\d{14})?_(?:gho|ghc|del|new|old)\Z")
 _KEEPS_ROWS: Final = re.compile(  # a part of ALTER TABLE that leaves rows and columns as they are
     r"ALTER |COMMENT|AUTO_INCREMENT|ENGINE|ROW_FORMAT|STATS_|ALGORITHM|LOCK|FORCE|DISABLE|ENABLE|DEFAULT|ORDER"
@@ -234,6 +245,33 @@ def _tokens(text: str, *, ansi_quotes: bool) -> list[_Token]:
     while found and found[-1].text == ";" and not found[-1].is_quoted:
         found.pop()
     return found
+
+
+def oddity(text: str) -> str:
+    """Why a text is not run for whoever may write one topic; empty: nothing is odd about it.
+
+    ``recognise`` trusts that a server has run the text as one statement, and looks for the tables that it changes.
+    """
+    found = [match for match in _TOKEN.finditer(text) if match.lastgroup is not None]
+    while found and found[-1][0] == ";":
+        found.pop()
+    words = [match[0].upper() if match.lastgroup in ("word", "mark") else "" for match in found]
+    is_cut = any(one.end() == next_.start() and one[0] + next_[0] in ("--", "/*") for one, next_ in pairwise(found))
+    if is_cut or _CONTROL.search(text) or not _OPEN.isdisjoint(words):
+        return "servers may read it as another statement, or as several"
+    if "/*!" in text or "/*M!" in text or words[:2] == ["SET", "STATEMENT"]:
+        return "it begins with SET STATEMENT, or has a comment that some servers run"
+    reaching = next((word for word in words if word in _REACHING), "")
+    if words.count("TABLE") + words.count("TABLES") > 1:
+        reaching = "a second TABLE"
+    for word, next_word, behind in zip(words, [*words[1:], ""], [*words[2:], "", ""], strict=False):
+        if word in _ELSEWHERE and next_word in ("=", ""):
+            reaching = word
+        if word == "ENGINE" and (
+            behind not in _ENGINES if next_word == "=" else next_word in _READERS or not next_word
+        ):
+            reaching = "another ENGINE"
+    return f"{reaching} may touch other tables, or files" if reaching else ""
 
 
 class _Words:

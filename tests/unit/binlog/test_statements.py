@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.binlog.changes import DdlKind, TableName, XaEnd
-from txmq.binlog.source.statements import What, recognise, shadowed
+from txmq.binlog.statements import What, recognise, shadowed
 from txmq.xid import Xid
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.binlog.changes import DdlKind, TableName
-from txmq.binlog.source.statements import recognise
+from txmq.binlog.statements import recognise
 
 
 @pytest.mark.parametrize("text", ["CREATE TABLE a LIKE b.c", "CREATE TABLE IF NOT EXISTS `a` (LIKE b.`c`)"])

@@ -1,0 +1,132 @@
+"""Which events are applied: only what the topic's own tables can be told, whoever writes the topic.
+
+Theory of operation. A topic says of a table what its writers say, and other topics have other writers. So a change is
+applied to the tables of its own topic alone, as ``publish.topic`` names it, and a statement is run only if every table
+that it names has a topic that has the statement: the barrier sees to it that all of these say the same
+(``partition_queues``). The text of a statement is taken apart as at the source (``statements.py``), and has to do what
+the event says, to the tables that the event names. It is one statement; what may touch more than the named tables
+(SELECT, a second TABLE, an engine that reads elsewhere, a comment that only some servers run) is refused (``oddity``).
+
+With ``statement_key`` reader and applier share a secret, and each statement has a code made of it (HMAC-SHA256). Then
+it is the source's own, may name tables without topics, and is run as it is; without a right code none is.
+
+Invariants:
+    * what is refused stops the applier before anything of it is run;
+    * what this module does not know is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Collection
+from typing import Any, Final
+
+from txmq.binlog.changes import DdlKind, TableName
+from txmq.binlog.config import BinlogSettings, topic_of
+from txmq.binlog.errors import BinlogError, TargetError
+from txmq.binlog.event_json import DDL, TRUNCATE, ChangeEvent, statement_code
+from txmq.binlog.statements import oddity, recognise
+
+_WITH_KEY: Final = "(with statement_key, what the source has run is run)"
+_FIELDS: Final = {"ddl": str, "kind": str, "database": str, "tables": list, "topics": dict}
+
+
+class Accepted:
+    """See the module's docstring. Thread safety: any thread.
+
+    Args:
+        skipped: ids of transactions whose statements are not run, whatever they say.
+    """
+
+    def __init__(self, settings: BinlogSettings, skipped: Collection[str]) -> None:
+        self._skipped = skipped
+        self._pattern, self._name, self._key = settings.publish.topic, settings.name, settings.statement_key
+        self._topics: dict[TableName, str] = {}
+
+    def require_change(self, topic: str, table: TableName) -> None:
+        """Refuse a change of a table that is another topic's.
+
+        Raises:
+            TargetError: says which topic is the table's.
+        """
+        if self._topic_of(table) != topic:
+            raise TargetError(
+                f"topic {topic} has a change of {table}, whose topic is {self._topic_of(table)}: somebody else has "
+                "written it, or name and publish.topic are not those of the reader"
+            )
+
+    def require_statement(self, topic: str, event: ChangeEvent) -> str:
+        """Refuse a statement that is not to be run; what all its messages have to say.
+
+        Raises:
+            TargetError: says why.
+        """
+        if not _is_well_formed(event, topic):
+            raise TargetError(
+                f"topic {topic} has a malformed statement: {event.fields!s:.300}: leave it out (apply.topics)"
+            )
+        gtid, said = event.source["gtid"], [event.fields[name] for name in _FIELDS]
+        if gtid in self._skipped:
+            return ""
+        why = self._refusal(event)
+        if why:
+            raise TargetError(
+                f"the statement of transaction {gtid} in topic {topic} is not run: {why}: {said[0][:200]}. If the "
+                "source has run it, give the target's tables the form that the source's have. Start again with "
+                f"--skip-ddl {gtid}"
+            )
+        return json.dumps(said, sort_keys=True)
+
+    def _refusal(self, event: ChangeEvent) -> str:
+        fields = event.fields
+        if self._key:
+            code = statement_code(self._key, event.source, fields)
+            is_signed = hmac.compare_digest(str(fields.get("code", "")).encode(), code.encode())
+            return "" if is_signed else "it has not the code that statement_key makes"
+        ddl = recognise(fields["ddl"], fields["database"]).ddl
+        if ddl is None or ddl.kind is DdlKind.OTHER or (ddl.kind is DdlKind.TRUNCATE) is not (event.op == TRUNCATE):
+            return "it changes no table's form"
+        tables = [str(table) for table in ddl.tables]
+        if ddl.kind is DdlKind.CREATE and len(fields["tables"]) == 1:
+            tables = tables[:1]  # what it is LIKE has no topic, and only its form is read
+        if ddl.kind != fields["kind"] or fields["tables"] != tables:
+            return f"it does not do what its event says, {fields['kind'][:20]} {fields['tables']!s:.200}"
+        if odd := oddity(fields["ddl"]):
+            return f"{odd} {_WITH_KEY}"
+        missing = [str(table) for table in ddl.tables[: len(tables)] if self._is_missing(table, fields["topics"])]
+        return f"it names {missing[0]}, whose topic does not have it {_WITH_KEY}" if missing else ""
+
+    def _is_missing(self, table: TableName, topics: dict[str, int]) -> bool:
+        """Whether its topic does not have the statement. ``ddl`` looks which tables of a database are there."""
+        return bool(table.name) and self._topic_of(table) not in topics
+
+    def foreign(self, tables: list[TableName], topics: dict[str, int]) -> TableName | None:
+        """A table whose topic is none of these; None if there is none, or a key says whose statement it is."""
+        return None if self._key else next((one for one in tables if self._topic_of(one) not in topics), None)
+
+    def _topic_of(self, table: TableName) -> str:
+        found = self._topics.get(table)
+        if found is None:
+            try:
+                found = topic_of(self._pattern, self._name, table)
+            except BinlogError:
+                found = ""  # no topic can have that name
+            if len(self._topics) < _TABLES_MAX:
+                self._topics[table] = found
+        return found
+
+
+_TABLES_MAX: Final = 10_000
+
+
+def _is_well_formed(event: ChangeEvent, topic: str) -> bool:
+    fields: dict[str, Any] = dict(event.fields)
+    return (
+        event.op in (DDL, TRUNCATE)
+        and all(isinstance(fields.get(name), kind) for name, kind in _FIELDS.items())
+        and all(isinstance(name, str) and "." in name for name in fields["tables"])
+        and all(type(count) is int and count > 0 for count in fields["topics"].values())
+        and topic in fields["topics"]
+        and isinstance(event.source.get("gtid"), str)
+    )
