@@ -27,6 +27,8 @@ _USER: Final = "user"
 _PASSWORD_FILE: Final = "password_file"  # noqa: S105  the name of a parameter
 _IPV6_NETWORK_BITS: Final = 64
 _SECRET = re.compile("://.*@", re.DOTALL)
+_PASSWORD = re.compile(r"(//[^/?#@:]*:|^jdbc:oracle:[a-z0-9]+:[^/@]*/)[^/?#]*@", re.IGNORECASE)  # of a database's URL
+_PASSWORD_PARAMETER = re.compile(r"((?:password|passwd|pwd)=)[^&;]*", re.IGNORECASE)
 _CHROOT = re.compile(r"(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
 
@@ -282,6 +284,11 @@ def _ensemble_tls(text: str, parameters: dict[str, str]) -> tuple[TlsFiles | Non
 def without_secret(text: str) -> str:
     """An address that may be shown: without its credentials."""
     return _SECRET.sub("://***@", text)
+
+
+def without_password(url: str) -> str:
+    """A database's URL that may be shown: without its password, which a JDBC URL may hold as a parameter."""
+    return _PASSWORD_PARAMETER.sub(r"\1...", _PASSWORD.sub(r"\1...@", url))
 
 
 def _with_port(part: str, port: int) -> str:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import txmq
+from txmq.addresses import without_password
 from txmq.cli.audit.request import Request
 from txmq.cli.audit.run import AuditCommand
 from txmq.errors import ConfigError
 from txmq.spark.audit.audit import audit
-from txmq.spark.audit.rows import open_rows, without_password
+from txmq.spark.audit.rows import open_rows
 from txmq.spark.audit.spec import AuditSpec, RowTime, parse_terms
 from txmq.testing.processes.broker import BrokerProcess
 

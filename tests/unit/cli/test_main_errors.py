@@ -55,6 +55,11 @@ def test_an_option_that_is_given_twice_is_refused(
         ("broker", "--set", "registry=zks://brokers:pencil@zoo1/prod"),
         ("topic", "list", "--bootstrap=zk://brokers:pencil@zoo1"),
         ("resolver", "-b", "zk://brokers:pen/c@il@zoo1"),
+        ("audit", "--topic", "t", "--database", "mysql://app:pencil@db/shop"),
+        ("audit", "--topic", "t", "--database=mariadb://app:pen:c@il@db/shop", "--table", "orders"),
+        ("audit", "--topic", "t", "--database", "jdbc:postgresql://db/shop?user=app&password=pencil"),
+        ("audit", "--topic", "t", "--database", "jdbc:sqlserver://db;user=app;PWD=pencil;x=1"),
+        ("audit", "--topic", "t", "--database", "jdbc:oracle:thin:app/pencil@db:1521/shop"),
     ],
 )
 def test_password_in_an_address_is_for_no_command_line(

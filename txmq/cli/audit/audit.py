@@ -7,15 +7,28 @@ from typing import Annotated
 
 import typer
 
+from txmq.addresses import without_password
 from txmq.cli import output
+from txmq.errors import ConfigError
 
 _PAIR = "'COLUMN = SOURCE'"
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)]
 _DATABASE = (
-    "sqlite:///FILE, mysql://USER@HOST/NAME, jdbc:URL, parquet:PATH, or binlog:FILE of txmq binlog run. A password is "
-    "best given as AUDIT_DATABASE_PASSWORD."
+    "sqlite:///FILE, mysql://USER@HOST/NAME, jdbc:URL, parquet:PATH, or binlog:FILE of txmq binlog run. The password "
+    "is given as AUDIT_DATABASE_PASSWORD."
 )
-Database = Annotated[str, typer.Option(help=_DATABASE, show_default=False)]
+
+
+def _refuse_password(database: str) -> str:
+    if without_password(database) != database:
+        raise ConfigError(
+            "an address with a password is for no command line, which others can list (ps): leave it out of "
+            "--database, and set AUDIT_DATABASE_PASSWORD"
+        )
+    return database
+
+
+Database = Annotated[str, typer.Option(help=_DATABASE, show_default=False, callback=_refuse_password)]
 Table = Annotated[
     str | None, typer.Option(help="The table (not with parquet); with binlog DATABASE.TABLE.", show_default=False)
 ]

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txmq.addresses import without_secret
+from txmq.addresses import without_password, without_secret
 from txmq.cli import output
 from txmq.cli.audit.binlog import binlog_of, table_of
 from txmq.cli.audit.follow import line_of
@@ -144,7 +144,6 @@ class AuditCommand:
         return STATUS_CLEAN if rounds.run() else STATUS_FINDINGS
 
     def _facts(self) -> dict[str, object]:
-        from txmq.spark.audit.rows import without_password
 
         seconds = time.monotonic() - self.started
         began = datetime.now(UTC).timestamp() - seconds

@@ -12,7 +12,6 @@ JDBC gives a time without zone in Java's default zone, and Spark takes it for th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import functions as F
 
+from txmq.addresses import without_password
 from txmq.errors import ConfigError
 from txmq.spark.audit.match import committed_at, row_identities
 from txmq.spark.audit.spec import AuditSpec, RowTime, checked_column
@@ -35,8 +35,6 @@ _MYSQL_PORT = 3306
 _ILLEGAL_MIX_OF_COLLATIONS = 1267
 _JARS = 'PYSPARK_SUBMIT_ARGS="--jars DRIVER.jar pyspark-shell" names its jar'
 _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "Universal"})
-_SECRET = re.compile(r"(//[^/?#@:]*:)[^/?#]*@")
-_SECRET_PARAMETER = re.compile(r"((?:password|pwd)=)[^&;]*", re.IGNORECASE)
 _EXPECTED = "expected sqlite:///FILE (or sqlite:/ABSOLUTE/FILE), mysql://USER@HOST/DATABASE, jdbc:... or parquet:PATH"
 
 
@@ -209,11 +207,6 @@ def _connect_arguments(url: str, password: str | None) -> tuple[str, dict[str, A
     if "ssl_ca" in extra:
         extra = {**extra, "ssl": {"ca": extra.pop("ssl_ca")}}  # type: ignore[dict-item]
     return "mysql", {name: value for name, value in given.items() if value} | extra
-
-
-def without_password(url: str) -> str:
-    """The URL without its password, which a JDBC URL may hold as a parameter."""
-    return _SECRET_PARAMETER.sub(r"\1...", _SECRET.sub(r"\1...@", url))
 
 
 def _sql_time(ms: int) -> str:
