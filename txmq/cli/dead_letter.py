@@ -79,6 +79,10 @@ def redrive(
     to: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Send to this topic; by default to where each came from.")
     ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="TOPIC", help="They may come from this topic, too; may stand several times."),
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Also messages that were sent again before: they come twice.")
     ] = False,
@@ -87,7 +91,8 @@ def redrive(
 ) -> None:
     """Send dead letters again, each message once, even if the command is killed and repeated, or runs twice at a time.
 
-    By default to the topic and partition each came from, where every group consumes it once more.
+    By default to the topic and partition each came from, where every group consumes it once more. One that says it came
+    from a topic that the group is not known to read is left out, unless you name that topic: --from.
     The transaction that sends also writes what it sent into GROUP.dead-letter.redriven.
     The dead letters stay where they are.
 
@@ -104,16 +109,19 @@ def redrive(
         raise ConfigError("say which dead letters: --offset, once or several times, or --all")
     wanted, counted = set(offset or ()), Counter[str]()
     with connected(bootstrap, to, group=group) as client:
-        found = Redrive(client, group)
+        found = Redrive(client, group, origins or ())
         chosen = [dead_letter for dead_letter in found.dead_letters() if dead_letter.message.offset in wanted]
         missing = wanted - {dead_letter.message.offset for dead_letter in chosen}
         if missing:
             output.fail(f"{found.topic} has no dead letter at {', '.join(map(str, sorted(missing)))}; nothing was sent")
         for redriven in found.redrive(found.dead_letters() if everything else chosen, to, again=again):
             counted[redriven.outcome] += 1
-    sent, before, gone = counted["sent"], counted["done"], counted["gone"]
+    sent, before, gone, foreign = (counted[outcome] for outcome in ("sent", "done", "gone", "foreign"))
     text = f"{group}: {sent} sent, {before} had been sent before, {gone} have no message to send"
-    output.report({"group": group, "sent": sent, "before": before, "gone": gone}, text, as_json=as_json)
+    if foreign:
+        text += f", {foreign} name topics that the group does not read (--from TOPIC)"
+    fields = {"group": group, "sent": sent, "before": before, "gone": gone, "foreign": foreign}
+    output.report(fields, text, as_json=as_json)
 
 
 def _fields(dead_letter: DeadLetter, done: set[Origin]) -> dict[str, Any]:

@@ -147,6 +147,7 @@ def test_look_at_missing_store_creates_none_and_shows_its_path(shared_broker: Br
 
 def send_dead_letters(client: txmq.Client, *offsets: int) -> None:
     """Dead letters of messages of partition 1, as consumers write them."""
+    client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
     dead_letters = DeadLetters(client, GROUP, "m", get_logger())
     for offset in offsets:
         value = b"letter %d" % offset
@@ -173,9 +174,9 @@ def test_dead_letters_are_listed_shown_and_redriven_once_to_origin(
     shown = json.loads(run(shared_broker, "dead-letter", "show", GROUP, "--offset", "1", "--json"))
     assert (shown["value"], shown["key"], shown["tag"]) == ("letter 8", "k", "red")
     said = run(shared_broker, "dead-letter", "redrive", GROUP, "--offset", "1", "--json")
-    assert json.loads(said) == {"group": GROUP, "sent": 1, "before": 0, "gone": 0}
+    assert json.loads(said) == {"group": GROUP, "sent": 1, "before": 0, "gone": 0, "foreign": 0}
     said = run(shared_broker, "dead-letter", "redrive", GROUP, "--all", "--json")
-    assert json.loads(said) == {"group": GROUP, "sent": 1, "before": 2, "gone": 0}
+    assert json.loads(said) == {"group": GROUP, "sent": 1, "before": 2, "gone": 0, "foreign": 0}
     assert sent(client) == [b"letter 8", b"letter 5"]
     first = client.fetch(TOPIC, 1, 0)[0]
     assert (first.key, first.tag, first.headers) == (
@@ -212,6 +213,7 @@ def test_dead_letters_without_value_are_redriven_from_log_or_reported(
 ) -> None:
     client.producer().send(TOPIC, b"large", key=b"k", headers={"h": b"1"}, partition=1)
     log = client.log_of(TOPIC, 1)[1].log.encode()
+    client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
     dead_letters = DeadLetters(client, GROUP, "m", get_logger())
     dead_letters.dead_letter(Message(TOPIC, 0, 7, b"k", None, {}, None, 7, None), 6, "cannot")
     dead_letters.dead_letter_gone((TOPIC, 0), 9, 6)
@@ -222,11 +224,35 @@ def test_dead_letters_without_value_are_redriven_from_log_or_reported(
         client.producer().send(DEAD_LETTERS, b"", headers=headers)
     client.producer().send(DEAD_LETTERS, b"not a consumer's")
     said = run(shared_broker, "dead-letter", "redrive", GROUP, "--all", "--json")
-    assert json.loads(said) == {"group": GROUP, "sent": 2, "before": 0, "gone": 4}
+    assert json.loads(said) == {"group": GROUP, "sent": 2, "before": 0, "gone": 4, "foreign": 0}
     (null,) = client.fetch(TOPIC, 0, 0)
     assert (null.value, null.key) == (None, b"k")
     large = client.fetch(TOPIC, 1, 1)[0]
     assert (large.value, large.key, large.headers["h"]) == (b"large", b"k", b"1")
+
+
+def test_redrive_copies_nothing_of_topics_the_group_never_reads(
+    client: txmq.Client, shared_broker: BrokerProcess
+) -> None:
+    """Headers are the word of whoever writes the dead-letter topic; the redrive has its operator's rights."""
+    for name in ("secret", "copied"):
+        client.topics.create(name)
+    client.producer().send("secret", b"of nobody else")
+    send_dead_letters(client, 5)
+    words = {"topic": b"secret", "partition": b"0", "offset": b"0", "value": b"too-large"}
+    client.producer().send(DEAD_LETTERS, b"", headers={f"txmq.dead.{name}": text for name, text in words.items()})
+    del words["value"]
+    words["offset"] = b"1"
+    client.producer().send(DEAD_LETTERS, b"forged", headers={f"txmq.dead.{name}": text for name, text in words.items()})
+    said = run(shared_broker, "dead-letter", "redrive", GROUP, "--all", "--to", "copied", "--json")
+    assert json.loads(said) == {"group": GROUP, "sent": 1, "before": 0, "gone": 0, "foreign": 2}
+    assert sent(client, "copied") == [b"letter 5"]
+    assert "2 name topics that the group does not read" in run(shared_broker, "dead-letter", "redrive", GROUP, "--all")
+    assert sent(client, "secret") == [b"of nobody else"]
+    said = run(shared_broker, "dead-letter", "redrive", GROUP, "--all", "--from", "secret", "--json")
+    assert json.loads(said) == {"group": GROUP, "sent": 2, "before": 1, "gone": 0, "foreign": 0}
+    for name in ("secret", "copied"):
+        client.topics.delete(name)
 
 
 def test_dead_letters_of_an_unknown_group_are_an_error(client: txmq.Client, shared_broker: BrokerProcess) -> None:

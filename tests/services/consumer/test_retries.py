@@ -231,6 +231,7 @@ def looking_briefly(client: txmq.Client, redrive: Redrive) -> Iterator[None]:
 
 def put_dead_letters(client: txmq.Client, count: int) -> None:
     """Dead letters of the first messages of the topic, and an account that is empty."""
+    client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
     for name in (f"{GROUP}.dead-letter", f"{GROUP}.dead-letter.redriven"):
         client.topics.create(name, storage="disk")
     for number in range(count):

@@ -12,6 +12,10 @@ The account is read when the redrive's own record in it is visible: then all bef
 earlier decision waits for a database that is away. An outcome that the broker no longer keeps (410) is final, but not
 known: another record is appended, and the account is read once more when that record is visible.
 
+Whoever may write the dead-letter topic writes there what they like, and a redrive has the rights of its operator. So
+it neither reads nor sends to a topic because a dead letter names it: the group reads that topic, as the broker knows,
+or the operator has named it.
+
 A message is known by where it came from, its log included (``txmq.log.history``: another topic of that name has other
 messages at its offsets): two dead letters of one message, because a consumer died in between, go out once.
 
@@ -23,14 +27,14 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from txmq.client.consumer.options import DEAD_LETTERS_SUFFIX, REDRIVEN_SUFFIX
 from txmq.client.consumer.retry.dead_letters import HEADER
 from txmq.client.partitioner import KeyHashSelector
 from txmq.client.transport.ports import Messaging, OpenTransaction
-from txmq.errors import FencedError, OffsetOutOfRangeError, TransactionStateError, UnknownTopicError
+from txmq.errors import FencedError, OffsetOutOfRangeError, TransactionStateError, UnknownGroupError, UnknownTopicError
 from txmq.log import records
 from txmq.log.records import TAG_HEADER
 from txmq.model import Message, Outcome
@@ -55,7 +59,10 @@ class DeadLetter(NamedTuple):
 
 
 class Redriven(NamedTuple):
-    """What became of a dead letter: ``sent``, ``done`` before, or ``gone``: there is no message to send."""
+    """What became of a dead letter.
+
+    ``sent``, ``done`` before, ``gone``: there is no message to send, or ``foreign``: the group does not read its topic.
+    """
 
     dead_letter: DeadLetter
     outcome: str
@@ -76,9 +83,11 @@ class Redrive:
     Args:
         client: of the broker.
         group: whose dead letters.
+        topics: from which they may have come, beside those that the group reads.
     """
 
-    def __init__(self, client: Messaging, group: str) -> None:
+    def __init__(self, client: Messaging, group: str, topics: Collection[str] = ()) -> None:
+        self._topics = topics
         self._client, self._group, self.topic = client, group, group + DEAD_LETTERS_SUFFIX
         self._account = self.topic + REDRIVEN_SUFFIX
 
@@ -123,10 +132,13 @@ class Redrive:
             return
         self._client.topics.ensure(self._account, storage="disk", retention_ms=None, retention_size_bytes=None)
         seen: set[Origin] = set()
+        known = self._read_topics()
         chunk: list[DeadLetter] = []
         for dead_letter in dead_letters:
             if dead_letter.origin is None or dead_letter.header("value") in ("gone", "batch"):
                 yield Redriven(dead_letter, "gone")
+            elif dead_letter.origin[0] not in known:
+                yield Redriven(dead_letter, "foreign")
             elif dead_letter.origin in seen:
                 yield Redriven(dead_letter, "done")
             else:
@@ -137,6 +149,13 @@ class Redrive:
                 chunk = []
         if chunk:
             yield from self._redrive(chunk, to, again=again)
+
+    def _read_topics(self) -> set[str]:
+        try:
+            rows = self._client.groups.describe(self._group)["partitions"]
+        except UnknownGroupError:
+            rows = []
+        return {*self._topics, *(row["topic"] for row in rows)}
 
     def _redrive(self, chunk: Sequence[DeadLetter], to: str | None, *, again: bool) -> list[Redriven]:
         with self._client.producer() as producer:
