@@ -10,10 +10,12 @@ import pytest
 
 from tools.images.node import Answer, Client, Node
 from txmq.broker.state.access.failed_logins import FREE_MAX, PAUSE_MS
+from txmq.broker.verbs.access.auth import PLAIN_ITERATIONS_MAX
 from txmq.errors import UnauthenticatedError
+from txmq.protocol import scram
 from txmq.protocol.grammar import VERBS
 from txmq.protocol.peers import peer_name
-from txmq.protocol.scram import ScramAttempt
+from txmq.protocol.scram import ITERATIONS_MAX, ScramAttempt
 from txmq.testing.simulated.clock import SimClock
 
 from ...support import batch, put, values
@@ -176,6 +178,53 @@ def test_plain_is_for_tls_only() -> None:
     assert ask(client, b"ops\0pencil", "plain").error == "bad-request"
     assert ask(client, b"\0ops\0pencil", "plain").code == 200
     assert client.client.user == "ops"
+
+
+@pytest.mark.parametrize("iterations", [PLAIN_ITERATIONS_MAX, PLAIN_ITERATIONS_MAX + 1, ITERATIONS_MAX])
+def test_plain_makes_no_more_iterations_than_the_loop_can_bear(
+    iterations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guess at a user with a million of them held the loop for half a second."""
+    made = guarded()
+    assert add(operator(made), "slow", keys={**keys(), "iterations": iterations}).code == 200
+    tried, keys_of = list[int](), scram.keys_of
+
+    def watched(password: str, salt: bytes, iterations: int) -> scram.ScramKeys:
+        tried.append(iterations)
+        return keys_of(password, salt, iterations)
+
+    monkeypatch.setattr(scram, "keys_of", watched)
+    client = made.connect()
+    client.client.binding = BINDING
+    assert ask(client, b"\0slow\0guess", "plain").error == "unauthenticated"
+    assert tried == [iterations if iterations <= PLAIN_ITERATIONS_MAX else scram.ITERATIONS]
+    told = made.context.audited[-1]
+    assert (told["event"], told.get("iterations")) == (
+        "login failed", iterations if iterations > PLAIN_ITERATIONS_MAX else None,
+    )  # fmt: skip
+
+
+def test_user_of_many_iterations_logs_in_by_scram_alone() -> None:
+    made = guarded()
+    slow = scram.keys_of("pencil", bytes(scram.SALT_SIZE), PLAIN_ITERATIONS_MAX + 1).to_json()
+    assert add(operator(made), "slow", keys=slow).code == 200
+    client = made.connect()
+    client.client.binding = BINDING
+    assert ask(client, b"\0slow\0pencil", "plain").error == "unauthenticated"
+    assert _logged_in(made.connect(), ScramAttempt("slow", "pencil", "abc")).code == 200
+
+
+def test_guesses_by_plain_wait_as_others_do() -> None:
+    made = node()
+    add(made.connect(), "ops")
+    for number in range(FREE_MAX + 1):
+        client = made.connect()
+        client.client.binding = BINDING
+        guess = client.send("auth", "plain", body=b"\0ops\0guess %d" % number)
+        made.pump()
+        assert (guess in client.received) is (number < FREE_MAX)
+    _later(made, PAUSE_MS)
+    assert client.received[guess].error == "unauthenticated"
 
 
 def test_external_is_the_user_of_the_certificate() -> None:
