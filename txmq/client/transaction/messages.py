@@ -75,6 +75,8 @@ class MessageBuffer:
 
     def add(self, topic: str, partition: int, record: Record) -> SendResult:
         """Append one message."""
+        if type(topic) is not str:
+            topic = str.__str__(topic)  # an enumeration's member, whose text in a line would be its name
         place = self._places.get((topic, partition))
         if place is None:
             place = self._places[topic, partition] = _PartitionBuffer(self._id_of(topic))

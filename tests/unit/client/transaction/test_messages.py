@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from txmq.client.transaction.messages import MessageBuffer, Streamed
 from txmq.log.batch import checksum
 from txmq.log.records import Record, decode
 from txmq.model import SendStatus
-from txmq.protocol.parts import KEYS_MAX, PartResult
+from txmq.protocol.parts import KEYS_MAX, PartResult, encode_part
 
 TXID = "00000000000000c1-00000000000000a1-7-1"
 LARGE = 1 << 20
@@ -35,6 +37,19 @@ def test_more_keys_than_fit_are_any(count: int, is_listed: bool) -> None:
         buffer.add("orders", 0, record(b"v", b"%d" % number))
     (part,) = buffer.take_parts(TXID, LARGE)
     assert (part.keys is not None) is is_listed
+
+
+class Topics(str, Enum):  # noqa: UP042 - the text of its members is "Topics.ORDERS"
+    ORDERS = "orders"
+
+
+def test_topic_that_is_an_enumerations_member_is_its_value() -> None:
+    """A block alone said "no topic 'Topics.ORDERS'"."""
+    buffer = MessageBuffer(None, lambda _topic: 0)
+    results = [buffer.add(topic, 0, record(b"1")) for topic in (Topics.ORDERS, "orders", Topics.ORDERS)]
+    (part,) = buffer.take_parts(TXID, LARGE)
+    assert {type(part.topic), *(type(result.topic) for result in results)} == {str}
+    assert b"".join(map(bytes, encode_part(*part))).startswith(b"orders 0 ")
 
 
 def test_what_was_taken_is_not_taken_again() -> None:
