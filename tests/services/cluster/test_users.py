@@ -217,6 +217,32 @@ def test_brokers_settle_branches_with_users(cluster: Cluster) -> None:
     assert '"user": ".home-' in cluster.brokers[0].logs()
 
 
+def test_stranger_ends_no_transaction_of_another_home(cluster: Cluster) -> None:
+    """Its deadline made the broker of the branch fence the transaction, for whoever had prepared the branch."""
+    with operator(cluster) as users:
+        users.add("mallory", "writes")
+        users.acl("grant", "mallory", {"may": "write", "topic": "orders"})
+    here, there = cluster.brokers[:2]
+    for broker in (here, there):
+        eventually(partial(serves, broker, "mallory", "writes"), "every home knows the user")
+        eventually(partial(_tells_homes, broker), "it knows the homes")
+    with (
+        contextlib.closing(Home(here, _own(here), ("shop", "orders"))) as shop,
+        contextlib.closing(Home(there, _own(there), ("mallory", "writes"))) as mallory,
+    ):
+        txid, deadline_ms = shop.txid(), int(time.time() * 1000) + 1500
+        mallory.ask(f"prepare {mallory.txid()} branch of={txid} deadline={deadline_ms}", b"of nobody")
+        eventually(lambda: _was_asked(here), "its home was asked")
+        eventually(lambda: time.time() * 1000 > deadline_ms, "the branch is overdue")
+        shop.ask(f"commit {txid}", b"mine")
+        assert values(here, shop.partition, ("shop", "orders")) == [b"mine"]
+    assert '"event": "fenced"' not in here.logs()
+
+
+def _was_asked(broker: BrokerProcess) -> bool:
+    return any(word in broker.logs() for word in ("user's than mallory~", '"event": "fenced"'))
+
+
 def _tells_homes(broker: BrokerProcess) -> bool:
     with logged_in(broker) as wire:
         return wire.ask(b"cluster homes 1\r\n")[0] == 200
