@@ -89,7 +89,8 @@ def _resumed(context: Context, client: ClientConnection, wish: bytes) -> BrokerS
     One that is nobody's, because it was made before there were users, is the user's from then on.
 
     Raises:
-        FencedError: there is no such session, the secret is another one, or it was taken over since.
+        FencedError: there is no such session, the secret is another one, it was taken over since, or its user is no
+            more.
         ForbiddenError: it is another user's.
     """
     number, epoch, secret = int(wish.split(b".")[0], 16), int(wish.split(b".")[1]), wish.split(b".")[2]
@@ -97,6 +98,8 @@ def _resumed(context: Context, client: ClientConnection, wish: bytes) -> BrokerS
     if session is None or not compare_digest(session.secret.encode(), secret):
         raise FencedError(f"session {number:x} is unknown or ended, or its secret is another one")
     if session.user not in ("", client.user):
+        if session.user not in context.state.principals.users:
+            raise FencedError(f"session {number:x} is that of a user who was removed: nobody resumes it")
         raise ForbiddenError(f"session {number:x} is another user's: take one of your own (hello session=new)")
     if epoch < session.epoch:
         raise FencedError(f"session {number:x} was taken over: epoch {session.epoch} has it, {epoch} is fenced")

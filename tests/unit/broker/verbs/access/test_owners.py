@@ -69,7 +69,7 @@ def _refuses_the_next_shop(life: Node, txid: str, wish: str) -> None:
     for verb in ("outcome", "rollback"):
         assert shop.ask(verb, txid).error == "forbidden"
     assert shop.ask("commit", txid, body=b"").error == "forbidden"
-    assert shop.ask("hello", 1, "me", extensions={"session": wish}).error == "forbidden"
+    assert shop.ask("hello", 1, "me", extensions={"session": wish}).error == "fenced"  # clients take a new one
     assert listed(shop) == []
     principals = life.state.principals
     for counts in (principals.unsettled, principals.sessions, principals.streams, principals.payload_bytes):
