@@ -167,10 +167,6 @@ class EmbeddedRegistry:
             topics = tuple(placed for _name, placed in sorted(self._topics.items()))
             return TopicMap(self._version, topics, tuple(deleted for _id, deleted in sorted(self._deleted.items())))
 
-    def show(self, leadership: Leadership, topics: TopicMap) -> bool:
-        """See ``Registry``. Nobody can look into memory."""
-        return True
-
     def draw_query_epoch(self, above: int = 0) -> int:
         """See ``Registry``."""
         with self._lock:

@@ -206,9 +206,6 @@ class Registry(Protocol):
     def topics(self, listener: Listener | None = None) -> TopicMap:
         """All topics. The listener is called once when that has changed, or may have."""
 
-    def show(self, leadership: Leadership, topics: TopicMap) -> bool:
-        """Show those who look into the registry what the home has; nothing depends on it. False: call it again soon."""
-
     def draw_query_epoch(self, above: int = 0) -> int:
         """The epoch of a query's driver, higher than any before and than ``above``."""
 

@@ -18,7 +18,6 @@ import pytest
 import txmq
 from tests.services.broker.wire import Wire
 from txmq.client.producer.producer import Producer
-from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
@@ -109,15 +108,15 @@ def test_an_operator_sees_homes_leaders_and_topics(cluster: Cluster) -> None:
     assert found["topics"] == [{"topic": "orders", "partitions": PARTITIONS, "unavailable": []}]
 
 
-def test_an_operator_of_metaq_finds_the_brokers_of_a_topic(cluster: Cluster, ensemble: Ensemble) -> None:
-    session = KazooSession(ensemble.hosts, session_timeout_ms=20_000, call_timeout_ms=60_000)
-    parent = "/three/txmq/brokers/topics-sub/orders"
-    try:
-        eventually(lambda: len(session.children(parent)) == 3, "each broker shows its partitions")
-        assert session.children(parent) == ["broker-0-m", "broker-1-m", "broker-2-m"]
-        assert json.loads(session.get(f"{parent}/broker-0-m").value) == {"numParts": 2, "broker": "broker-0-m"}
-    finally:
-        session.close()
+def test_a_session_has_one_node_however_many_topics(cluster: Cluster, ensemble: Ensemble) -> None:
+    """Its end is one transaction over its nodes, which ZooKeeper must be able to read again (ZOOKEEPER-4306)."""
+    assert asked(cluster.brokers[0], "topic", "create", "more", "partitions=3")[0] == 200
+    for broker in cluster.brokers:
+        eventually(partial(_knows, broker, "more"), "each broker has the topic")
+    homes = [f"/three/txmq/homes/{home['home']}/replicas/1" for home in described(cluster.brokers[0])["homes"]]
+    shown = [line.strip() for line in ensemble.leader.ask("dump").splitlines()]
+    assert sorted(path for path in shown if path.startswith("/three/")) == sorted(homes)
+    assert asked(cluster.brokers[0], "topic", "delete", "more")[0] == 200
 
 
 def test_partitions_added_later_move_nothing(cluster: Cluster) -> None:

@@ -214,14 +214,6 @@ class RegistryWorker:
         self._refresh_at = self._clock.monotonic() + REFRESH_S
         self._post(partial(self._core.registry_changed, topics, homes, access))
         self._tell(RegistryState.CONNECTED)
-        self._show(registry, leadership, topics)
-
-    def _show(self, registry: Registry, leadership: Leadership, topics: TopicMap) -> None:
-        try:
-            if not registry.show(leadership, topics):
-                self._is_stale = True
-        except RegistryError as error:
-            self._failed(error)
 
     def _read(self, registry: Registry) -> tuple[TopicMap, list[Home], Access]:
         """Users first: who was removed is to be served no longer than it takes. Then map and homes."""

@@ -139,7 +139,7 @@ class HomeNodes(Nodes):
         path = self._paths.name(candidate.name)
         found = self._find(path)
         if found is None:
-            former = [] if state is None else self._release_name(state.name)
+            former = [] if state is None else [Delete(self._paths.name(state.name), ANY_VERSION)]
             return [Create(path, layout.encode_home(candidate.home)), *former]
         owner = layout.decode_home(path, found.value)
         if owner != candidate.home:
@@ -147,11 +147,6 @@ class HomeNodes(Nodes):
                 f"the broker's name {candidate.name!r} is that of home {owner:016x}: give this one another broker_name"
             )
         return []
-
-    def _release_name(self, name: str) -> list[Operation]:
-        shown = self._paths.master(name)
-        below: list[Operation] = [] if self._find(shown) is None else [Delete(shown, ANY_VERSION)]
-        return [*below, Delete(self._paths.name(name), ANY_VERSION)]
 
     def announce(self, leadership: Leadership) -> None:
         """See ``Registry``."""

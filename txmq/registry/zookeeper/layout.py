@@ -18,8 +18,9 @@
 <chroot>/txmq/access/secret            {...}   what brokers of the cluster know, and nobody else
 ```
 
-A home is 16 hexadecimal digits. The path ``brokers/ids`` stands where MetaQ had its own; ``metaq_view`` has what else
-MetaQ's operators know. With credentials all nodes are closed to others, but those that say where homes are led: a
+A home is 16 hexadecimal digits. The leader's node is the only one that is ephemeral, and a process has one: the end of
+a session is one transaction over its nodes, and a server does not start behind one that is larger than it reads
+(ZOOKEEPER-4306). With credentials all nodes are closed to others, but those that say where homes are led: a
 client finds its brokers there, and cannot write users.
 
 Format 2 is raised to with the first user, and differs in nothing else: a txmq that knows no users reads it when it
@@ -47,8 +48,6 @@ class Paths:
         self.cluster = f"{self.root}/cluster"
         self.homes = f"{self.root}/homes"
         self.names = f"{self.root}/brokers/ids"
-        self.publishing = f"{self.root}/brokers/topics-pub"
-        self.subscribing = f"{self.root}/brokers/topics-sub"
         self.last_id = f"{self.root}/ids/topics"
         self.last_query_epoch = f"{self.root}/ids/queries"
         self.topics = f"{self.root}/topics"
@@ -83,10 +82,6 @@ class Paths:
     def name(self, name: str) -> str:
         """A broker's name."""
         return f"{self.names}/{name}"
-
-    def master(self, name: str) -> str:
-        """Where the broker of that name is reached, as MetaQ had it."""
-        return f"{self.name(name)}/master"
 
     def topic(self, name: str) -> str:
         """A topic."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from txmq.registry.zookeeper.access import AccessNodes
 from txmq.registry.zookeeper.homes import HomeNodes
-from txmq.registry.zookeeper.metaq_view import MetaqView
 from txmq.registry.zookeeper.session import Session
 from txmq.registry.zookeeper.topics import TopicNodes
 
 
-class ZooKeeperRegistry(HomeNodes, TopicNodes, AccessNodes, MetaqView):
+class ZooKeeperRegistry(HomeNodes, TopicNodes, AccessNodes):
     """``port.Registry`` over a session with an ensemble.
 
     Args:
@@ -18,4 +17,4 @@ class ZooKeeperRegistry(HomeNodes, TopicNodes, AccessNodes, MetaqView):
     """
 
     def __init__(self, session: Session, chroot: str = "") -> None:
-        super().__init__(session, chroot)  # of all four, one after another
+        super().__init__(session, chroot)  # of all three, one after another
