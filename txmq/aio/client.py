@@ -143,6 +143,7 @@ class Client(Facade[LoopClient]):
     fetch_raw = twin(SyncClient.fetch_raw)
     offsets = twin(SyncClient.offsets)
     log_of = twin(SyncClient.log_of)
+    ranges = twin(SyncClient.ranges)
     offset_for = twin(SyncClient.offset_for)
     outcome = twin(SyncClient.outcome)
     ping = twin(SyncClient.ping)

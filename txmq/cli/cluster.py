@@ -1,11 +1,14 @@
-"""``txmq cluster``: what a cluster of brokers has, who leads it, and what is unavailable."""
+"""``txmq cluster``: what a cluster of brokers has, who leads it, what is unavailable, and what is lost for ever."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
 from txmq.cli import output
 from txmq.cli.connecting import connected
+from txmq.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Several brokers: homes, leaders, topics.")
 _HOMES = ("name", "home", "epoch", "leader", "registry")
@@ -49,8 +52,49 @@ def describe(
         output.note(refusal)
 
 
+@app.command()
+def retire(
+    home: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOME", help="Its id, or the name of its broker: txmq cluster describe.", show_default=False
+        ),
+    ],
+    reason: Annotated[str, typer.Option(help="Why, and who says so; kept in every journal.", show_default=False)],
+    lost: Annotated[bool, typer.Option("--lost", help="Its directory is lost for ever, with no copy.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask no question.")] = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    timeout: output.Timeout = 5.0,
+    as_json: output.Json = False,
+) -> None:
+    """Give a home up whose directory is lost for ever: nothing waits for it any more.
+
+    Groups can be reset and deleted without it, names of deleted topics that it has are free, and reads leave its
+    partitions out. Its messages are lost. Transactions that wait for it are settled one by one: txmq tx give-up.
+    It is refused while a broker leads the home; should its directory turn up after this, it is refused.
+
+    [bold]Examples[/bold]
+
+      txmq cluster describe
+      txmq cluster retire broker-3 --lost --reason 'ada: both disks burnt'
+    """
+    from txmq.client.admin.cluster import retire_home
+
+    if not lost:
+        raise ConfigError(
+            "cluster retire gives up the messages of a home: say --lost if its directory is lost, with no copy (one "
+            "that is away, or can be restored, comes back by itself)"
+        )
+    if not yes:
+        typer.confirm(f"Give home {home} up for ever? Its messages are lost.", abort=True, err=True)
+    with connected(bootstrap) as client:
+        retired = retire_home(client.routes, home, reason, timeout)
+    output.report({"home": retired, "retired": reason}, f"home {retired} is given up", as_json=as_json)
+
+
 def _home(row: dict[str, object]) -> dict[str, object]:
-    return {**row, "leader": row["leader"] or "none", "registry": row["registry"] or "-"}
+    leader = f"given up: {row['retired']}" if row.get("retired") else row["leader"] or "none"
+    return {**row, "leader": leader, "registry": row["registry"] or "-"}
 
 
 def _topic(row: dict[str, list[int]]) -> dict[str, object]:

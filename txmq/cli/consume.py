@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli import output
-from txmq.cli.connecting import connected
+from txmq.cli.connecting import connected, partly, raise_missing
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def consume(
     On a terminal control characters are escaped; into a file or a pipe values go as they are.
     With --json, a value that is not UTF-8 comes as "value_base64".
     An OFFSET that a partition does not hold becomes its start or end; a line on standard error says so.
+    If a home of a cluster is away, the partitions of the others are printed, and the command fails.
 
     [bold]Examples[/bold]
 
@@ -53,8 +54,10 @@ def consume(
     write = sys.stdout.buffer.write
     with connected(bootstrap, topic) as client:
         try:
-            numbers = [partition] if partition is not None else list(range(client.topics.describe(topic).partitions))
-            starts = _starts(client, topic, numbers, start, as_json=as_json)
+            held, missing = partly(lambda: _held(client, topic, partition))
+            if follow and missing is not None:
+                output.note(str(missing))
+            starts = _starts(client, held, start, as_json=as_json)
             for number, message in enumerate(_messages(client, topic, starts, follow=follow), 1):
                 write(line(message))
                 if follow:
@@ -64,7 +67,12 @@ def consume(
         except KeyboardInterrupt:
             sys.stdout.flush()
             raise SystemExit(output.STATUS_INTERRUPTED if not follow else 0) from None
-    sys.stdout.flush()
+        sys.stdout.flush()
+        raise_missing(missing)
+
+
+def _held(client: Client, topic: str, partition: int | None) -> list[PartitionRange]:
+    return client.ranges(topic) if partition is None else [client.offsets(topic, partition)]
 
 
 def _messages(client: Client, topic: str, next_offsets: dict[int, int], *, follow: bool) -> Iterator[Message]:
@@ -88,11 +96,11 @@ def _messages(client: Client, topic: str, next_offsets: dict[int, int], *, follo
                 next_offsets[number] = message.offset + 1
 
 
-def _starts(client: Client, topic: str, partitions: list[int], start: str, *, as_json: bool) -> dict[int, int]:
+def _starts(client: Client, held: list[PartitionRange], start: str, *, as_json: bool) -> dict[int, int]:
     """The first offset of each partition; prints a note if it is not the requested one."""
     if start not in ("earliest", "latest") and not (start.isascii() and start.isdigit()):
-        return {number: client.offset_for(topic, number, timestamp_ms(start)) for number in partitions}
-    held = [client.offsets(topic, number) for number in partitions]
+        time_ms = timestamp_ms(start)
+        return {item.partition: client.offset_for(item.topic, item.partition, time_ms) for item in held}
     if start in ("earliest", "latest"):
         return {item.partition: item.start if start == "earliest" else item.end for item in held}
     wanted = int(start)

@@ -90,7 +90,7 @@ def reset(
 ) -> None:
     """Set the offset at which a group continues; refused while it has members, and if the group is unknown.
 
-    In a cluster all homes must be there.
+    In a cluster all homes must be there, but for those that are given up (txmq cluster retire).
 
     [bold]Examples[/bold]
 
@@ -100,7 +100,7 @@ def reset(
       txmq group reset reports --topic orders --to latest --create
     """
     with connected(bootstrap, topic, group=group) as client:
-        rows = [[topic, number, _offset(client, topic, number, to)] for number in _partitions(client, topic, partition)]
+        rows = [[topic, held.partition, _offset(client, held, to)] for held in _held(client, topic, partition)]
         client.groups.reset(group, rows, create=create)
     _show(group, rows, as_json=as_json)
 
@@ -136,7 +136,7 @@ def skip(
 def delete(group: Group, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
     """Forget a group and its offsets; refused while it has members.
 
-    In a cluster all homes must be there.
+    In a cluster all homes must be there, but for those that are given up (txmq cluster retire).
 
     [bold]Examples[/bold]
 
@@ -153,21 +153,24 @@ def _raise_away(found: dict[str, Any]) -> None:
         output.fail(f"{', '.join(away)} did not answer: {'its' if len(away) == 1 else 'their'} partitions are missing")
 
 
-def _partitions(client: txmq.Client, topic: str, partition: int | None) -> list[int]:
+def _held(client: txmq.Client, topic: str, partition: int | None) -> list[txmq.PartitionRange]:
+    if partition is None:
+        return client.ranges(topic)
     count = client.topics.describe(topic).partitions
-    if partition is not None and partition >= count:
+    if partition >= count:
         raise ConfigError(f"--partition {partition}: topic {topic!r} has partitions 0 to {count - 1}")
-    return list(range(count)) if partition is None else [partition]
+    return [client.offsets(topic, partition)]
 
 
-def _offset(client: txmq.Client, topic: str, partition: int, to: str) -> int:
-    held = client.offsets(topic, partition)
+def _offset(client: txmq.Client, held: txmq.PartitionRange, to: str) -> int:
     if to in ("earliest", "latest"):
         return held.start if to == "earliest" else held.end
     if not (to.isascii() and to.isdecimal()):
-        return client.offset_for(topic, partition, timestamp_ms(to.replace("time:", "@", 1), "--to"))
+        return client.offset_for(held.topic, held.partition, timestamp_ms(to.replace("time:", "@", 1), "--to"))
     if not held.start <= int(to) <= held.end:
-        raise ConfigError(f"--to {to}: partition {partition} of {topic!r} has offsets {held.start} to {held.end}")
+        raise ConfigError(
+            f"--to {to}: partition {held.partition} of {held.topic!r} has offsets {held.start} to {held.end}"
+        )
     return int(to)
 
 

@@ -327,7 +327,11 @@ class Client:
         return self._fetcher.fetch_raw(topic, partition, offset, max_bytes, timeout)
 
     def browse(self, topic: str) -> Iterator[Message]:
-        """Iterate over every message that is there now, partition by partition, each in order."""
+        """Iterate over every message that is there now, partition by partition, each in order.
+
+        Raises:
+            PartialResultError: homes of a cluster are away, behind the messages of the others.
+        """
         return chain.from_iterable(self.browse_pages(topic))
 
     def browse_pages(self, topic: str) -> Iterator[Sequence[Message]]:
@@ -341,6 +345,14 @@ class Client:
     def log_of(self, topic: str, partition: int) -> tuple[PartitionRange, LogHistory]:
         """The same, and the history of the log that the offsets count in."""
         return self._fetcher.log_of(topic, partition)
+
+    def ranges(self, topic: str) -> list[PartitionRange]:
+        """The ranges of all partitions; those whose home is given up as lost are left out.
+
+        Raises:
+            PartialResultError: homes of a cluster are away; it has the ranges of the others.
+        """
+        return self._fetcher.ranges(topic)
 
     def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """The offset from which to read everything since a time; the partition's end if all messages are older.

@@ -13,18 +13,21 @@ carries, while the caller looks at messages. It does so once its caller has come
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 
 from txmq.client.topics import Topics
-from txmq.client.transport.ports import Asking
+from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.client.transport.reply import Reply
 from txmq.errors import (
+    ConnectionLostError,
     InvalidBatchError,
     OffsetOutOfRangeError,
+    PartialResultError,
     RemoteProtocolError,
     RequestTimeoutError,
     TxmqError,
+    UnavailableError,
 )
 from txmq.log import records
 from txmq.log.history import LogHistory, parsed
@@ -94,10 +97,26 @@ class Fetcher:
 
     def browse(self, topic: str) -> Iterator[Sequence[Message]]:
         """As ``Client.browse_pages``."""
-        partitions = self._topics.refresh(topic).config.partitions
-        ranges = [self.offsets(topic, partition) for partition in range(partitions)]
-        for held in ranges:
-            yield from self._browse_partition(held)
+        away = _AwayHomes(self._routes, topic)
+        for held in self._ranges(topic, away):
+            with away.noted(held.partition):
+                yield from self._browse_partition(held)
+        away.tell()
+
+    def ranges(self, topic: str) -> list[PartitionRange]:
+        """As ``Client.ranges``."""
+        away = _AwayHomes(self._routes, topic)
+        found = self._ranges(topic, away)
+        away.tell(found)
+        return found
+
+    def _ranges(self, topic: str, away: _AwayHomes) -> list[PartitionRange]:
+        found = []
+        for partition in self._routes.kept_partitions(topic, self._topics.refresh(topic).config.partitions):
+            with away.noted(partition):
+                away.look(partition)
+                found.append(self.offsets(topic, partition))
+        return found
 
     def _browse_partition(self, held: PartitionRange) -> Iterator[Sequence[Message]]:
         slot, offset, has_come_back = (held.topic, held.partition), held.start, False
@@ -157,6 +176,47 @@ def _split(body: bytes, count: int) -> list[bytes]:
     if len(words) != count or not all(word.isdigit() for word in words[:3]):
         raise RemoteProtocolError(f"not an answer to offset: {body[:80]!r}")
     return words
+
+
+class _AwayHomes:
+    """Partitions of a topic that cannot be read, because their homes are away: each home is waited for once."""
+
+    def __init__(self, routes: Asking, topic: str) -> None:
+        self._routes, self._topic = routes, topic
+        self._errors: dict[HomeBroker, TxmqError] = {}
+        self._partitions: list[int] = []
+
+    def look(self, partition: int) -> None:
+        """See ``HomeLink.look``; a broker that is alone is not looked at."""
+        link = self._routes.link_for(self._topic, partition)
+        if link in self._errors:
+            raise self._errors[link]
+        link.look()
+
+    @contextmanager
+    def noted(self, partition: int) -> Iterator[None]:
+        """A block that reads the partition: it ends early if its home is away."""
+        try:
+            yield
+        except (ConnectionLostError, RequestTimeoutError, UnavailableError) as error:
+            if self._routes.is_lone:
+                raise
+            self._errors.setdefault(self._routes.link_for(self._topic, partition), error)
+            self._partitions.append(partition)
+
+    def tell(self, found: Sequence[PartitionRange] = ()) -> None:
+        """Say what is missing.
+
+        Raises:
+            PartialResultError: something is.
+        """
+        if self._partitions:
+            numbers = ", ".join(map(str, self._partitions))
+            reasons = "; ".join(dict.fromkeys(str(error) for error in self._errors.values()))
+            away = [self._routes.name_of(link) for link in self._errors]
+            raise PartialResultError(
+                f"topic {self._topic}, partition {numbers}: home {', '.join(away)} is away ({reasons})", found, away
+            )
 
 
 class _NextAnswer:

@@ -30,11 +30,13 @@ class RouteMap:
     Attributes:
         leaders: by home, where it is led; None if no leader is known to live.
         names: by home, the name of its broker.
+        retired: by home that is given up as lost for ever, why.
     """
 
     def __init__(self) -> None:
         self.leaders: dict[int, Address | None] = {}
         self.names: dict[int, str] = {}
+        self.retired: dict[int, str] = {}
         self._topics: dict[str, _KnownTopic] = {}
 
     def homes_of(self, topic: str) -> tuple[int, ...] | None:
@@ -68,6 +70,7 @@ class RouteMap:
         """
         try:
             self._learn_leaders(answer.get("leaders", {}))
+            self._learn_retired(answer.get("retired", {}))
             for topic in answer["topics"]:
                 if "homes" in topic:
                     homes = tuple(int(home, 16) for home in topic["homes"])
@@ -97,9 +100,14 @@ class RouteMap:
         """
         try:
             self._learn_leaders({row["home"]: row["leader"] for row in answer["homes"]})
+            self._learn_retired({row["home"]: row["retired"] for row in answer["homes"] if row.get("retired")})
             self.names = {int(row["home"], 16): str(row["name"]) for row in answer["homes"]}
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RemoteProtocolError(f"not a list of homes: {error!r}") from None
+
+    def _learn_retired(self, told: Fields) -> None:
+        """A home that is retired stays so."""
+        self.retired = {**self.retired, **{int(home, 16): str(reason) for home, reason in told.items()}}
 
     def _learn_leaders(self, told: Fields) -> None:
         leaders = {int(home, 16): None if text is None else split_address(text) for home, text in told.items()}

@@ -12,7 +12,8 @@ connect waits for another one.
 
 Invariants:
     * a client of a broker that is alone has one link, and makes no request to learn routes;
-    * a home has one link for as long as the client lives, and is asked for by name in each ``hello``.
+    * a home has one link for as long as the client lives, and is asked for by name in each ``hello``;
+    * what asks all homes, or all of a topic, leaves out those that are given up as lost (``txmq cluster retire``).
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class Routes:
         if now >= self._refresh_at:
             self._refresh_at = now + ROUTE_REFRESH_INTERVAL_S  # once, also if nobody answers
             self._refresh_homes(now + LOOK_S)
-        return tuple(self._bound_link(home) for home in sorted(self._map.leaders))
+        return tuple(self._bound_link(home) for home in sorted(self._map.leaders.keys() - self._map.retired))
 
     def all_links(self) -> tuple[HomeLink, ...]:
         """As ``links``, and none is missing.
@@ -192,7 +193,14 @@ class Routes:
         if self.sole is not None:
             return self._first_alone
         self.describe(topic, self._timeout)
-        return tuple(self._bound_link(home) for home in sorted(set(self._map.homes_of(topic) or ())))
+        owners = set(self._map.homes_of(topic) or ())
+        return tuple(self._bound_link(home) for home in sorted(owners - self._map.retired.keys()))
+
+    def kept_partitions(self, topic: str, count: int) -> list[int]:
+        """Those of a topic's ``count`` partitions whose homes are not given up as lost, as far as that is known."""
+        homes = () if self.sole is not None else self._map.homes_of(topic) or ()
+        lost = {number for number, home in enumerate(homes) if home in self._map.retired}
+        return [number for number in range(count) if number not in lost]
 
     def _known_links(self) -> list[HomeLink]:
         """The first link, then those of other homes that are known to be led."""
@@ -343,6 +351,9 @@ class Routes:
         if link.is_bound:
             if link.is_away:
                 self._refresh_homes(deadline)
+            if link.home in self._map.retired:
+                why = self._map.retired[link.home]
+                raise BrokerAwayError(f"home {self.name_of(link)} is given up, with its messages ({why})")
             known = (self._map.leaders.get(link.home), link.address)
             found = list(dict.fromkeys(address for address in known if address is not None))
             if found:

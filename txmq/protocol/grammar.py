@@ -185,7 +185,10 @@ _TABLE = (
         b"resource", ("action", "resource"), has_body=True, body_size_bytes_max=RESOURCE_SIZE_BYTES_MAX,
         teaches="report, list: what resolvers see in databases: resource list * 0 1",
     ),
-    Verb(b"cluster", ("action",), teaches="describe, homes: who leads what: cluster describe 1"),
+    Verb(
+        b"cluster", ("action",), {b"home": "text", b"reason": "text"},
+        teaches="describe, homes: who leads what; retire: a home is lost for ever: cluster describe 1",
+    ),
     Verb(
         b"auth", ("mechanism",), has_body=True, body_size_bytes_max=USER_SIZE_BYTES_MAX,
         teaches="log in: scram-sha-256 (twice), plain, external: auth external 0 1",

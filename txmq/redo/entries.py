@@ -56,6 +56,7 @@ Bodies::
     39 ACCESS         JSON: users, grants and quotas are those of the registry at a version; the cluster's secrets
     40 FENCED         JSON: a transaction that was not known takes no decision with a branch in one database any more
     41 MADE           JSON: a user has made something of which there may be so many: kind, name, how many it counts for
+    42 HOME_RETIRED   JSON: another home of the cluster is given up as lost for ever: its id, why
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ VOIDED: Final = 38
 ACCESS: Final = 39
 FENCED: Final = 40
 MADE: Final = 41
+HOME_RETIRED: Final = 42
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -115,7 +117,7 @@ NAMES: Final = {
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
     REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", DRAINED: "drained",
     USER: "user", USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", VOIDED: "voided",
-    ACCESS: "access", FENCED: "fenced", MADE: "made",
+    ACCESS: "access", FENCED: "fenced", MADE: "made", HOME_RETIRED: "home-retired",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from txmq.errors import (
     ForeignClusterError,
+    HomeInUseError,
     HomeSupersededError,
     RegistryConflictError,
     RegistryError,
@@ -93,6 +94,11 @@ class EmbeddedRegistry:
                 raise HomeSupersededError(f"home {leadership.candidate.home:016x} is led under a newer epoch: stop")
             self._is_announced = True
         self._tell("homes")
+
+    def retire_home(self, home: int, reason: str) -> None:
+        """See ``Registry``. The one home is led by whoever asks."""
+        self._require_here([home])
+        raise HomeInUseError(f"home {home:016x} is led here: it is not lost ({reason})")
 
     def homes(self, listener: Listener | None = None) -> list[Home]:
         """See ``Registry``."""

@@ -14,8 +14,9 @@ Invariants:
     * a topic's id is given out once, and a name's next topic has another id. So it can be told whether a change whose
       answer was lost was made: every call may be repeated, and none has effect twice;
     * a partition never moves to another home, and partitions are only added;
-    * a deleted topic's name is free when each of its homes has dropped the messages: no home takes a message that is
-      meant for the next topic of that name into the deleted one, and loses it;
+    * a deleted topic's name is free when each of its homes has dropped the messages, or is retired: no home takes a
+      message that is meant for the next topic of that name into the deleted one, and loses it;
+    * a home that is retired is never led again, and nothing waits for it;
     * of two processes that lead one home, one has the newest epoch. The other one learns of it from ``announce`` and
       stops;
     * users are changed by compare-and-set of one version; what is absent was removed only if that version rose;
@@ -92,12 +93,16 @@ class Leadership(NamedTuple):
 
 
 class Home(NamedTuple):
-    """A home of the cluster. ``address`` is where its leader is reached, None if no leader is known to live."""
+    """A home of the cluster. ``address`` is where its leader is reached, None if no leader is known to live.
+
+    ``retired``: why its directory is given up as lost for ever; empty if it is not.
+    """
 
     home: int
     name: str
     epoch: int
     address: str | None
+    retired: str = ""
 
 
 class PlacedTopic(NamedTuple):
@@ -157,7 +162,8 @@ class Registry(Protocol):
 
         Raises:
             HomeInUseError: another process leads the home, and lives as far as the registry knows.
-            HomeSupersededError: the home was led by a process that the candidate's journal does not know.
+            HomeSupersededError: the home was led by a process that the candidate's journal does not know; or it is
+                retired.
             DuplicateBrokerError: another home has the candidate's name.
         """
 
@@ -166,6 +172,16 @@ class Registry(Protocol):
 
         Raises:
             HomeSupersededError: another process has drawn a newer epoch: this one stops.
+        """
+
+    def retire_home(self, home: int, reason: str) -> None:
+        """Give a home up as lost for ever: its epoch rises, and nobody leads it any more. What waits for it goes on.
+
+        Its name, the names of deleted topics that it has yet to drop, and the groups that it is the anchor of are free.
+
+        Raises:
+            HomeInUseError: a process leads it.
+            RegistryError: there is no such home.
         """
 
     def homes(self, listener: Listener | None = None) -> list[Home]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.services.registry.scripts import RealWorld
-from tests.unit.registry.contract import CLUSTER, A, ClusterContract, candidate, topic
+from tests.unit.registry.contract import CLUSTER, A, candidate, topic
+from tests.unit.registry.retiring_contract import RetiringContract
 from txmq.addresses import Credentials
 from txmq.errors import RegistryAwayError, RegistryError
 from txmq.registry.port import Home, PlacedTopic, Registry, Standing, TopicMap
@@ -26,8 +27,8 @@ def _session(registry: Registry) -> KazooSession:
     return registry._session
 
 
-class TestOnRealZooKeeper(ClusterContract):
-    """See ``ClusterContract``."""
+class TestOnRealZooKeeper(RetiringContract):
+    """See ``RetiringContract``."""
 
     @pytest.fixture(autouse=True)
     def world(self, zookeeper: ZooKeeper) -> Iterator[None]:
@@ -43,12 +44,12 @@ class TestOnRealZooKeeper(ClusterContract):
         return self.another()
 
     def another(self) -> Registry:
-        """See ``ClusterContract``."""
+        """See ``RetiringContract``."""
         self.opened.append(self.real.open(Credentials("txmq", "secret")))
         return ZooKeeperRegistry(self.opened[-1], self.chroot)
 
     def expire(self, registry: Registry) -> None:
-        """See ``ClusterContract``."""
+        """See ``RetiringContract``."""
         self.real.expire(_session(registry))
 
     def settle(self, registry: Registry) -> None:

@@ -111,6 +111,13 @@ class RegistryContract:
         registry.announce(second)
         assert registry.homes() == [Home(A, "broker-a0", 2, "10.0.0.2:8123")]
 
+    def test_a_home_that_is_led_is_not_retired(self, registry: Registry) -> None:
+        with pytest.raises(HomeInUseError, match="it is not lost"):
+            registry.retire_home(A, "ada: disk burnt")
+        with pytest.raises(RegistryError):
+            registry.retire_home(0x77, "ada: disk burnt")
+        assert registry.homes() == [Home(A, "broker-a0", 1, "10.0.0.1:8123")]
+
     def test_a_change_of_leader_is_told(self, registry: Registry) -> None:
         told: list[str] = []
         assert registry.homes(lambda: told.append("homes"))[0].address == "10.0.0.1:8123"

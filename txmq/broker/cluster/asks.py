@@ -76,6 +76,14 @@ class ReleaseAnchor(NamedTuple):
     name: str
 
 
+class RetireHome(NamedTuple):
+    """Give a home up as lost for ever."""
+
+    number: int
+    home: int
+    reason: str
+
+
 class ChangeAccess(NamedTuple):
     """Change users, grants or quotas as they were at a version; no changes: only see whether they still are so."""
 
@@ -93,6 +101,7 @@ Ask = (
     | DrawQueryEpoch
     | FindAnchor
     | ReleaseAnchor
+    | RetireHome
     | ChangeAccess
 )
 

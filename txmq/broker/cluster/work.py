@@ -23,6 +23,7 @@ from txmq.broker.cluster.asks import (
     FindAnchor,
     Refresh,
     ReleaseAnchor,
+    RetireHome,
 )
 from txmq.broker.state.access.records import decode
 from txmq.errors import OverloadedError, RegistryConflictError, TopicExistsError, UnknownTopicError
@@ -77,7 +78,9 @@ def readable(access: Access) -> Access:
     return access
 
 
-def _with_topics(registry: Registry, home: int, ask: CreateTopic | AlterTopic | DeleteTopic | Refresh) -> Answer:
+def _with_topics(
+    registry: Registry, home: int, ask: CreateTopic | AlterTopic | DeleteTopic | RetireHome | Refresh
+) -> Answer:
     topic_id = 0
     if isinstance(ask, CreateTopic):
         topic_id = _create(registry, home, ask)
@@ -86,6 +89,8 @@ def _with_topics(registry: Registry, home: int, ask: CreateTopic | AlterTopic | 
     elif isinstance(ask, DeleteTopic):
         registry.delete_topic(ask.topic)
         topic_id = ask.topic.topic_id
+    elif isinstance(ask, RetireHome):
+        registry.retire_home(ask.home, ask.reason)
     access = readable(registry.access()) if isinstance(ask, Refresh) else None
     return Answer(registry.topics(), registry.homes(), topic_id, access)
 

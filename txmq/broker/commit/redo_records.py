@@ -126,6 +126,9 @@ class Redo:
         elif kind == entries.REGISTERED:
             fields = json.loads(bytes(body))
             self._state.registered(fields["epoch"], fields["incarnation"])
+        elif kind == entries.HOME_RETIRED:
+            fields = json.loads(bytes(body))
+            self._state.registration.retired[int(fields["home"], 16)] = fields["reason"]
 
     def _redo_session(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == entries.SESSION:

@@ -1,4 +1,4 @@
-"""The home's part in a cluster, as its journal tells it: a fold over STARTED and REGISTERED.
+"""The home's part in a cluster, as its journal tells it: a fold over STARTED, REGISTERED and HOME_RETIRED.
 
 Each start of a broker with a registry journals an incarnation that it has drawn at random, before it asks the registry
 to lead the home; then REGISTERED, with the epoch that it got. If a process dies between the two, the registry may name
@@ -21,11 +21,13 @@ class Registration:
     Attributes:
         epoch: the newest that the registry gave out; 0 if the home was never in a registry.
         incarnations: the one that has this epoch, and those of all starts since; the newest is the last.
+        retired: by other home that was given up as lost for ever, why.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
         self.incarnations: list[str] = []
+        self.retired: dict[int, str] = {}
 
     def started(self, incarnation: str) -> None:
         """A process with a registry has started."""
@@ -38,9 +40,13 @@ class Registration:
 
     def snapshot(self) -> dict[str, Any] | None:
         """JSON-able; None for a broker that never had a registry."""
-        return {"epoch": self.epoch, "incarnations": list(self.incarnations)} if self.incarnations else None
+        if not self.incarnations:
+            return None
+        retired = {f"{home:016x}": reason for home, reason in self.retired.items()}
+        return {"epoch": self.epoch, "incarnations": list(self.incarnations), "retired": retired}
 
     def restore(self, fields: dict[str, Any] | None) -> None:
         """The reverse of ``snapshot``."""
         if fields is not None:
             self.epoch, self.incarnations = fields["epoch"], list(fields["incarnations"])
+            self.retired = {int(home, 16): reason for home, reason in fields.get("retired", {}).items()}

@@ -15,7 +15,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context, Read
 from txmq.broker.verbs.access.asking import READ, TOPIC, require_seen, sees
 from txmq.broker.verbs.access.audit import refusal_of
-from txmq.broker.verbs.cluster.describe import leaders
+from txmq.broker.verbs.cluster.homes import homes_fields
 from txmq.broker.verbs.partitions import measured, readable
 from txmq.errors import BadRequestError, BrokerError, OffsetOutOfRangeError, StaleLogError, UnknownTopicError
 from txmq.log.partition import Partition
@@ -176,5 +176,5 @@ def meta(context: Context, client: ClientConnection, request: Request) -> None:
         chosen = [topics.named(arguments[0].decode("ascii", "replace"))]
     fields: dict[str, object] = {"topics": [context.state.topic_fields(topic) for topic in chosen]}
     if context.cluster is not None:
-        fields |= {"leaders": leaders(context), "map_version": context.cluster.map_version}
+        fields |= {**homes_fields(context), "map_version": context.cluster.map_version}
     context.answer_from_state(client, opaque, json.dumps(fields).encode())

@@ -11,7 +11,7 @@ from txmq.broker.verbs.access.asking import TOPIC, require_seen, sees
 from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.access.shares import TOPIC_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.cluster import topics as cluster_topics
-from txmq.broker.verbs.cluster.describe import leaders
+from txmq.broker.verbs.cluster.homes import homes_fields
 from txmq.broker.verbs.cluster.topic_map import delete_topic
 from txmq.errors import BadRequestError, InvariantError, OverloadedError
 from txmq.protocol.requests import Request
@@ -121,7 +121,7 @@ def _described(context: Context, described: Topic) -> bytes:
     ]
     fields = context.state.topic_fields(described)
     if context.cluster is not None:
-        fields["leaders"] = leaders(context)
+        fields |= homes_fields(context)
     return json.dumps({**fields, "watermarks": partitions}).encode()
 
 

@@ -220,6 +220,12 @@ class Asking(Routing[HomeBroker], Protocol):
     def owners(self, topic: str) -> Sequence[HomeBroker]:
         """The links of the homes that own the topic's partitions, asked for anew."""
 
+    def name_of(self, link: Any) -> str:
+        """A home for people."""
+
+    def kept_partitions(self, topic: str, count: int) -> Sequence[int]:
+        """Those of a topic's ``count`` partitions whose homes are not given up as lost, as far as that is known."""
+
     def describe(self, topic: str, timeout: float) -> dict[str, Any]:
         """The answer to ``meta``."""
 

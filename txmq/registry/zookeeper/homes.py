@@ -104,7 +104,7 @@ class HomeNodes(Nodes):
         path = self._paths.state(candidate.home)
         found = self._find(path)
         state = None if found is None else layout.decode_state(path, found.value)
-        if state is not None and state.incarnation == candidate.incarnation:
+        if state is not None and not state.retired and state.incarnation == candidate.incarnation:
             return Leadership(candidate, state.epoch)
         if state is not None:
             self._refuse_stranger(candidate, state)
@@ -115,6 +115,11 @@ class HomeNodes(Nodes):
         return Leadership(candidate, drawn.epoch)
 
     def _refuse_stranger(self, candidate: Candidate, state: HomeState) -> None:
+        if state.retired:
+            raise HomeSupersededError(
+                f"home {candidate.home:016x} is retired, as lost ({state.retired}): the cluster goes on without it. "
+                "Start with an empty directory; the messages of this one are in its segment files"
+            )
         if state.incarnation not in candidate.former:
             raise HomeSupersededError(
                 f"home {candidate.home:016x} has epoch {state.epoch}, drawn by a process that this journal does not "
@@ -189,9 +194,10 @@ class HomeNodes(Nodes):
     def _home(self, number: int, state: Node | None, leader: Node | None) -> Home:
         if state is None:
             raise NoNodeError(self._paths.state(number))
-        epoch, incarnation, name = layout.decode_state(self._paths.state(number), state.value)
+        epoch, incarnation, name, retired = layout.decode_state(self._paths.state(number), state.value)
         led = None if leader is None else layout.decode_leader(self._paths.leader(number), leader.value)
-        return Home(number, name, epoch, led.address if led is not None and led.incarnation == incarnation else None)
+        address = led.address if led is not None and led.incarnation == incarnation else None
+        return Home(number, name, epoch, address, retired)
 
     def _leader(self, home: int) -> Leader | None:
         path = self._paths.leader(home)

@@ -2,7 +2,8 @@
 
 ```
 <chroot>/txmq/cluster                  {"format": 1 or 2, "cluster": <16 hex>}   made last: the others are there
-<chroot>/txmq/homes/<home>/state       {"epoch": n, "incarnation": <32 hex>, "name": ...}   changed by compare-and-set
+<chroot>/txmq/homes/<home>/state       {"epoch": n, "incarnation": <32 hex>, "name": ...}   changed by compare-and-set;
+                                       "retired": <why> if the home is given up as lost
 <chroot>/txmq/homes/<home>/replicas/1  {"address": ..., "incarnation": <32 hex>, "lock": ..., "format": 2}   ephemeral:
                                        the leader, and the newest format that it knows; 1 if there is none
 <chroot>/txmq/brokers/ids/<name>       <home>   which home has the name
@@ -120,11 +121,12 @@ class AccessHead(NamedTuple):
 
 
 class HomeState(NamedTuple):
-    """The newest home epoch, the process that drew it, and the broker's name."""
+    """The newest home epoch, the process that drew it, the broker's name, and why the home is retired, if it is."""
 
     epoch: int
     incarnation: int
     name: str
+    retired: str = ""
 
 
 class Leader(NamedTuple):
@@ -156,14 +158,16 @@ def decode_cluster(path: str, value: bytes) -> int:
 
 def encode_state(state: HomeState) -> bytes:
     """A home's state."""
-    return _encode({"epoch": state.epoch, "incarnation": f"{state.incarnation:032x}", "name": state.name})
+    fields = {"epoch": state.epoch, "incarnation": f"{state.incarnation:032x}", "name": state.name}
+    return _encode({**fields, "retired": state.retired} if state.retired else fields)
 
 
 def decode_state(path: str, value: bytes) -> HomeState:
     """The reverse."""
     fields = _fields(path, value)
     try:
-        return HomeState(int(fields["epoch"]), int(fields["incarnation"], 16), str(fields["name"]))
+        incarnation, retired = int(fields["incarnation"], 16), str(fields.get("retired", ""))
+        return HomeState(int(fields["epoch"]), incarnation, str(fields["name"]), retired)
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(path, error) from error
 

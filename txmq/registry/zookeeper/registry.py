@@ -1,14 +1,13 @@
-"""The registry of several brokers, in ZooKeeper: see ``port``; ``layout`` for the nodes, ``homes topics access``."""
+"""The registry of several brokers, in ZooKeeper: see ``port``; ``layout`` has the nodes."""
 
 from __future__ import annotations
 
 from txmq.registry.zookeeper.access import AccessNodes
-from txmq.registry.zookeeper.homes import HomeNodes
+from txmq.registry.zookeeper.retiring import RetiredNodes
 from txmq.registry.zookeeper.session import Session
-from txmq.registry.zookeeper.topics import TopicNodes
 
 
-class ZooKeeperRegistry(HomeNodes, TopicNodes, AccessNodes):
+class ZooKeeperRegistry(RetiredNodes, AccessNodes):
     """``port.Registry`` over a session with an ensemble.
 
     Args:

@@ -121,11 +121,9 @@ class TopicNodes(Nodes):
 
         def plan(_version: int) -> tuple[list[Operation], bool]:
             stored, name = self._required(topic), topic.config.name
-            deleted = DeletedTopic(topic.topic_id, name, tuple(sorted(set(stored.homes))))
-            return [
-                Delete(self._paths.topic(name), ANY_VERSION),
-                Create(tombstone, layout.encode_deleted(deleted)),
-            ], True
+            deleted = DeletedTopic(topic.topic_id, name, self._not_retired(stored.homes))
+            gone = Delete(self._paths.topic(name), ANY_VERSION)
+            return [gone, Create(tombstone, layout.encode_deleted(deleted))] if deleted.homes else [gone], True
 
         self._change(find, plan)
 
@@ -229,6 +227,14 @@ class TopicNodes(Nodes):
         stat = self._session.exists(self._paths.topics)
         if stat is not None and stat.children >= TOPICS_MAX:
             raise RegistryError(f"there are {TOPICS_MAX} topics: delete some")
+
+    def _not_retired(self, homes: Sequence[int]) -> tuple[int, ...]:
+        distinct = sorted(set(homes))
+        paths = [self._paths.state(home) for home in distinct]
+        found = zip(distinct, paths, self._session.get_many(paths), strict=True)
+        return tuple(
+            home for home, path, node in found if node is None or not layout.decode_state(path, node.value).retired
+        )
 
     def _require_homes(self, homes: Sequence[int]) -> None:
         distinct = sorted(set(homes))

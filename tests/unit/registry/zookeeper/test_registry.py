@@ -7,7 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.unit.registry.contract import CLUSTER, USER, A, B, ClusterContract, candidate, topic
+from tests.unit.registry.contract import CLUSTER, USER, A, B, candidate, topic
+from tests.unit.registry.retiring_contract import RetiringContract
 from tests.unit.registry.zookeeper.tree import values
 from txmq.errors import RegistryAwayError, RegistryConflictError, RegistryError
 from txmq.registry.access import Access, Changes
@@ -25,8 +26,8 @@ def _session(registry: Registry) -> SimSession:
     return registry._session
 
 
-class TestOnSimulatedZooKeeper(ClusterContract):
-    """See ``ClusterContract``."""
+class TestOnSimulatedZooKeeper(RetiringContract):
+    """See ``RetiringContract``."""
 
     def fresh(self) -> Registry:
         """See ``RegistryContract``."""
@@ -34,11 +35,11 @@ class TestOnSimulatedZooKeeper(ClusterContract):
         return self.another()
 
     def another(self) -> Registry:
-        """See ``ClusterContract``."""
+        """See ``RetiringContract``."""
         return ZooKeeperRegistry(self.ensemble.open(), "/prod")
 
     def expire(self, registry: Registry) -> None:
-        """See ``ClusterContract``."""
+        """See ``RetiringContract``."""
         _session(registry).expire()
 
 
@@ -71,6 +72,13 @@ def _with_deleted(registry: Registry) -> None:
 def _dropped_at_b(registry: Registry) -> None:
     _with_deleted(registry)
     registry.drop_topic(1, B)
+
+
+def _dropped_by_others(registry: Registry) -> None:
+    _anchored(registry)
+    registry.create_topic(topic(1), [A, B])
+    registry.delete_topic(topic(1))
+    registry.drop_topic(1, A)
 
 
 def _anchored(registry: Registry) -> None:
@@ -110,6 +118,7 @@ CALLS: dict[str, tuple[Call, Call]] = {  # what was done before, and the call du
         lambda registry: registry.join(CLUSTER, Standing.USED, Brought(publisher=A)),
         lambda registry: registry.publish_access(A, MANY),
     ),
+    "retire": (_dropped_by_others, lambda registry: registry.retire_home(B, "ada: disk burnt")),
     "anchor": (_led, lambda registry: registry.anchor("group", "billing", B)),
     "release": (_anchored, lambda registry: registry.release_anchor("group", "billing", B)),
 }  # fmt: skip

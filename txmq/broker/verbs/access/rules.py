@@ -133,7 +133,7 @@ RULES: Final[dict[bytes, Rule | dict[bytes, Rule]]] = {
         b"describe": Rule((_SHOWN,)),
         b"list": _LISTED,
     },
-    b"cluster": {b"homes": _LISTED, b"describe": _LISTED},
+    b"cluster": {b"homes": _LISTED, b"describe": _LISTED, b"retire": _FOR_ADMINISTRATORS},
     b"stats": _LISTED,  # items that name what others have: ``describe`` on the broker
     b"user": _FOR_ADMINISTRATORS,
     b"acl": _FOR_ADMINISTRATORS,

@@ -1,4 +1,4 @@
-"""The verb ``cluster``: homes, leaders and topics, as this broker knows them."""
+"""The verb ``cluster``: homes, leaders and topics, as this broker knows them; homes that are given up."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.verbs.access.asking import TOPIC, is_administrator, sees
 from txmq.broker.verbs.branches.listing import waiting
+from txmq.broker.verbs.cluster.homes import known_homes
+from txmq.broker.verbs.cluster.retire import retire
 from txmq.errors import BadRequestError
 from txmq.protocol.requests import Request
 
 
 def cluster(context: Context, client: ClientConnection, request: Request) -> None:
-    """Dispatch by action: ``describe`` tells everything, ``homes`` only who leads which home."""
-    _, arguments, _extensions, _body, opaque = request
+    """Dispatch by action: ``describe`` tells everything, ``homes`` only who leads which home; ``retire`` changes it."""
+    _, arguments, extensions, _body, opaque = request
+    if arguments[0] == b"retire":
+        retire(context, client, extensions or {}, opaque)
+        return
     if arguments[0] not in (b"describe", b"homes"):
         action = arguments[0].decode("ascii", "replace")
-        raise BadRequestError(f"unknown action {action[:40]!r}; known: describe, homes")
-    fields = _homes(context)
+        raise BadRequestError(f"unknown action {action[:40]!r}; known: describe, homes, retire")
+    fields = known_homes(context)
     if arguments[0] == b"describe":
         fields |= {"home": f"{context.identity.node:016x}", "registry": registry_fields(context)}
         fields["topics"] = [
@@ -29,11 +34,6 @@ def cluster(context: Context, client: ClientConnection, request: Request) -> Non
         ]
         fields["branches"] = waiting(context) if is_administrator(context, client) else []
     context.answer_from_state(client, opaque, json.dumps(fields).encode())
-
-
-def leaders(context: Context) -> dict[str, str | None]:
-    """By home, where it is led."""
-    return {row["home"]: row["leader"] for row in _homes(context)["homes"]}
 
 
 def registry_fields(context: Context) -> dict[str, Any] | None:
@@ -46,21 +46,6 @@ def registry_fields(context: Context) -> dict[str, Any] | None:
         "asked": view.asked, "refused": sorted(view.refused.values()),
         "users_version": context.state.principals.registry_version,
     }  # fmt: skip
-
-
-def _homes(context: Context) -> dict[str, Any]:
-    identity, view = context.identity, context.cluster
-    if view is None:
-        own = {
-            "home": f"{identity.node:016x}", "name": identity.name, "epoch": context.state.epoch,
-            "leader": context.address or context.settings.listen,
-        }  # fmt: skip
-        return {"cluster": f"{identity.cluster:016x}", "map_version": 0, "homes": [own]}
-    rows = [
-        {"home": f"{home.home:016x}", "name": home.name, "epoch": home.epoch, "leader": home.address}
-        for _, home in sorted(view.homes.items())
-    ]
-    return {"cluster": f"{identity.cluster:016x}", "map_version": view.map_version, "homes": rows}
 
 
 def _topic(context: Context, topic_id: int) -> dict[str, Any]:

@@ -49,7 +49,19 @@ def changed(context: Context, topic_map: TopicMap, homes: Sequence[Home]) -> Non
     view = view_of(context)
     for home in view.set_homes(homes):
         resolving.led_anew(context, home)
+    _note_retired(context, homes)
     take_over(context, view, topic_map)
+
+
+def _note_retired(context: Context, homes: Sequence[Home]) -> None:
+    """An operator has given homes up: that is journaled here, beside what was waited for."""
+    retired = context.state.registration.retired
+    for home in homes:
+        if home.retired and home.home not in retired:
+            fields = {"home": f"{home.home:016x}", "reason": home.retired}
+            context.group_with_room().add_entry(entries.json_entry(entries.HOME_RETIRED, fields))
+            context.group.needs_sync = True
+            retired[home.home] = home.retired
 
 
 def answered(context: Context, number: int, result: Result) -> None:

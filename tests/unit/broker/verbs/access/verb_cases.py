@@ -242,6 +242,7 @@ CASES = [
     Case("topic", "list", (), _line("topic", "list", "*")),
     Case("cluster", "homes", (), _line("cluster", "homes")),
     Case("cluster", "describe", (), _line("cluster", "describe")),
+    Case("cluster", "retire", (NOBODY_ELSE,), lambda world: _retire(world)),
     Case("stats", "", (), _line("stats", "json")),
     Case("stats", "", (ANY_OF_TOPIC,), lambda world: _known_item(world), about="of a topic"),
     Case("stats", "", (WATCH,), _line("stats", "transactions"), about="transactions"),
@@ -251,6 +252,12 @@ CASES = [
     Case("acl", "", (NOBODY_ELSE,), _line("acl", "list", "*")),
     Case("quota", "", (NOBODY_ELSE,), _line("quota", "list", "*", "*")),
 ]  # fmt: skip
+
+
+def _retire(world: World) -> Answer:
+    """A broker that is alone has no other home to give up: who may do it hears that."""
+    answer = world.shop.ask("cluster", "retire", extensions={"home": f"{2:016x}", "reason": "burnt"})
+    return Answer(200, b"") if "alone" in answer.text else answer
 
 
 def _known_item(world: World) -> Answer:

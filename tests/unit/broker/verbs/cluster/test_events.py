@@ -102,6 +102,43 @@ def test_start_that_dies_before_leading_is_known_to_the_next() -> None:
     assert broker.again().lead().node.state.epoch == 6
 
 
+@pytest.mark.parametrize("with_checkpoint", [False, True])
+def test_home_that_is_given_up_is_in_the_journal(with_checkpoint: bool) -> None:
+    one, two = pair()
+    named = f"{B:016x}"
+
+    def retire() -> tuple[int, str]:
+        return one.ask("cluster", "retire", body=None, home=named, reason="ada%3A%20burnt")
+
+    assert retire()[0] == 503  # it is led
+    two.registry.close()
+    assert retire() == retire() == (200, "{}\n")
+    assert one.journaled().count("home-retired") == 1
+    shown = one.read("cluster", "homes")["homes"][1]
+    assert (shown["home"], shown["leader"], shown["retired"]) == (named, None, "ada: burnt")
+    one.ask("topic", "create", "a")
+    assert one.read("meta", "a")["retired"] == {named: "ada: burnt"}
+    if with_checkpoint:
+        one.node.checkpoint()
+    again = one.again()
+    assert again.node.state.registration.retired == {B: "ada: burnt"}
+    assert again.lead().journaled().count("home-retired") <= 1
+
+
+def test_home_is_given_up_by_number_and_for_a_reason() -> None:
+    one, _two = pair()
+    for words, why in (
+        ({"home": f"{B:016x}"}, "needs reason="),
+        ({"home": f"{B:016x}", "reason": "x" * 1001}, "at most 1000 letters"),
+        ({"home": "b0", "reason": "burnt"}, "16 hexadecimal digits"),
+        ({"reason": "burnt"}, "16 hexadecimal digits"),
+    ):
+        code, text = one.ask("cluster", "retire", body=None, **words)
+        assert (code, why in text) == (400, True), text
+    assert "is not in the registry" in one.ask("cluster", "retire", home=f"{7:016x}", reason="burnt")[1]
+    assert node().connect().ask("cluster", "retire", extensions={"home": f"{B:016x}", "reason": "burnt"}).code == 400
+
+
 def test_copied_directory_does_not_lead() -> None:
     broker = Broker(zookeeper(SimZooKeeper()), A).lead()
     disk = broker.node.kill()
@@ -184,7 +221,7 @@ def test_lone_broker_describes_itself() -> None:
     told = json.loads(broker.connect().ask("cluster", "homes").body)
     assert told["homes"][0]["leader"] == "here:8123"
     refused = broker.connect().ask("cluster", "move")
-    assert (refused.code, refused.text) == (400, "bad-request unknown action 'move'; known: describe, homes\n")
+    assert (refused.code, refused.text) == (400, "bad-request unknown action 'move'; known: describe, homes, retire\n")
 
 
 def test_hello_for_another_home_binds_no_session() -> None:
