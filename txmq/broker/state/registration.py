@@ -1,9 +1,10 @@
 """The home's part in a cluster, as its journal tells it: a fold over STARTED, REGISTERED and HOME_RETIRED.
 
 Each start of a broker with a registry journals an incarnation that it has drawn at random, before it asks the registry
-to lead the home; then REGISTERED, with the epoch that it got. If a process dies between the two, the registry may name
-an incarnation that never registered. So every incarnation from the newest registered one on is kept: a start shows them
-to the registry, which takes a journal that misses the last leader for a copy.
+to lead the home; then REGISTERED, with the epoch that it got. A start shows all of them to the registry, which takes a
+journal that misses the last leader for a copy. The registry may name one that never registered, because its process
+died between the two; and one that is long gone, because the ensemble was restored from a backup: the journal knows it
+all the same, and the home is led under an epoch above both.
 
 An incarnation is text: 32 hex digits.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-INCARNATIONS_MAX: Final = 10_000  # starts that the registry never answered; an older one is refused, nothing is lost
+INCARNATIONS_MAX: Final = 10_000  # starts; an ensemble that knows none of them refuses the home, nothing is lost
 
 
 class Registration:
@@ -20,7 +21,7 @@ class Registration:
 
     Attributes:
         epoch: the newest that the registry gave out; 0 if the home was never in a registry.
-        incarnations: the one that has this epoch, and those of all starts since; the newest is the last.
+        incarnations: those of all starts; the newest is the last.
         retired: by other home that was given up as lost for ever, why.
     """
 
@@ -35,8 +36,10 @@ class Registration:
         del self.incarnations[:-INCARNATIONS_MAX]
 
     def registered(self, epoch: int, incarnation: str) -> None:
-        """A process leads the home."""
-        self.epoch, self.incarnations = epoch, [incarnation]
+        """A process leads the home: as a rule the one that has started last."""
+        self.epoch = epoch
+        if incarnation not in self.incarnations:
+            self.started(incarnation)
 
     def snapshot(self) -> dict[str, Any] | None:
         """JSON-able; None for a broker that never had a registry."""

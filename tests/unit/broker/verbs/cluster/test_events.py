@@ -14,7 +14,7 @@ from txmq.registry.embedded import EmbeddedRegistry
 from txmq.testing.simulated.zookeeper import SimZooKeeper
 
 from ...support import batch, node, put, values
-from .support import CLUSTER, A, B, Broker, alone, pair, zookeeper
+from .support import CLUSTER, A, B, Broker, alone, pair, puts, zookeeper
 
 WAITS = "unavailable the broker waits for the registry to say that it leads its home\n"
 
@@ -98,7 +98,7 @@ def test_start_that_dies_before_leading_is_known_to_the_next() -> None:
         assert broker.leadership.epoch == number + 1
     broker.begin()
     assert broker.journaled() == ["started", "started", "started", "registered"]
-    assert broker.node.state.registration.incarnations == [f"{3:032x}"]
+    assert broker.node.state.registration.incarnations == [f"{number:032x}" for number in (1, 2, 3)]
     assert broker.again().lead().node.state.epoch == 6
 
 
@@ -137,6 +137,29 @@ def test_home_is_given_up_by_number_and_for_a_reason() -> None:
         assert (code, why in text) == (400, True), text
     assert "is not in the registry" in one.ask("cluster", "retire", home=f"{7:016x}", reason="burnt")[1]
     assert node().connect().ask("cluster", "retire", extensions={"home": f"{B:016x}", "reason": "burnt"}).code == 400
+
+
+@pytest.mark.parametrize("with_checkpoint", [False, True])
+def test_ensemble_of_a_backup_does_not_lock_the_home_out(with_checkpoint: bool) -> None:
+    ensemble = SimZooKeeper()
+    broker = Broker(zookeeper(ensemble), A).lead()
+    broker.ask("topic", "create", "a")
+    broker.registry.close()
+    backup = ensemble.picture()
+    for _ in range(3):
+        broker.registry = zookeeper(ensemble)
+        broker = broker.again().lead()
+        broker.registry.close()
+    if with_checkpoint:
+        broker.node.checkpoint()
+    epoch = broker.node.state.epoch
+    ensemble.nodes.clear()
+    ensemble.nodes.update(backup)
+    broker.registry = zookeeper(ensemble)
+    again = broker.again().lead()
+    assert again.leadership.epoch > epoch
+    assert puts(again, "a", 1) == [200]
+    assert puts(again.again().lead(), "a", 1) == [200]
 
 
 def test_copied_directory_does_not_lead() -> None:
