@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from txmq.cli import output
 from txmq.cli.connecting import connected
+from txmq.cli.data.directory import DEFAULT_DATA, Data
 from txmq.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Several brokers: homes, leaders, topics.")
@@ -90,6 +93,91 @@ def retire(
     with connected(bootstrap) as client:
         retired = retire_home(client.routes, home, reason, timeout)
     output.report({"home": retired, "retired": reason}, f"home {retired} is given up", as_json=as_json)
+
+
+@app.command()
+def facts(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="To be written; it must not exist.", show_default=False)],
+    data: Data = DEFAULT_DATA,
+) -> None:
+    """Write what the journal of a stopped broker knows of its cluster, for txmq cluster rebuild.
+
+    The file has the keys of users in it, and only its owner may read it.
+
+    [bold]Examples[/bold]
+
+      txmq cluster facts broker-1.json --data /var/lib/txmq
+    """
+    from txmq.broker.shell.home_facts import read_facts
+    from txmq.config import BrokerSettings
+    from txmq.runtime.os_clock import OSClock, OSRandom
+    from txmq.runtime.os_disk import OSDisk
+    from txmq.runtime.private_files import open_private
+
+    if not (data / "journal").is_dir():
+        output.fail(f"{data} is not a data directory of a broker; name it with --data DIR", output.STATUS_USAGE)
+    disk = OSDisk(data)
+    try:
+        found = read_facts(disk, OSClock(), OSRandom(), BrokerSettings(data=str(data)))
+    finally:
+        disk.close()
+    with open_private(file, "x") as written:
+        json.dump(found.to_json(), written)
+    output.note(f"home {found.home:016x} of cluster {found.cluster:016x}: {len(found.topics)} topics, in {file}")
+
+
+@app.command()
+def rebuild(
+    registry: Annotated[str, typer.Argument(metavar="zk://...", help="As the brokers have it.", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="The facts of each home: txmq cluster facts.", show_default=False),
+    ],
+    lost: Annotated[
+        list[str] | None, typer.Option("--lost", metavar="HOME", help="A home that is lost for ever, by its id.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="With --lost: why, and who says so.")] = "",
+    timeout: output.Timeout = 5.0,
+    as_json: output.Json = False,
+) -> None:
+    """Make the registry of a cluster from its brokers' journals: the ensemble lost its data, or was restored.
+
+    All brokers are stopped meanwhile. What is newer counts, the ensemble's or the journals': topics, users, homes that
+    are given up. Nothing is deleted: a topic that was deleted while a broker was away may be back, and is named.
+
+    [bold]Examples[/bold]
+
+      txmq cluster rebuild zk://zoo1,zoo2/prod broker-*.json
+    """
+    from txmq.addresses import parse_ensemble
+    from txmq.client.bootstrap import open_session
+    from txmq.registry.facts import Facts, rebuilt
+    from txmq.registry.port import parse_home
+    from txmq.registry.zookeeper.rebuilding import Rebuilding
+    from txmq.runtime.private_files import read_private
+
+    if lost and not reason.strip():
+        raise ConfigError("--lost gives up the messages of a home: say --reason, why it is lost and who says so")
+    try:
+        given_up = {parse_home(home): reason for home in lost or ()}
+        read = [Facts.from_json(json.loads(read_private(file))) for file in files]
+    except ValueError as error:
+        raise ConfigError(f"not the id of a home, or not a file of facts: {error}") from None
+    made = rebuilt(read, given_up)
+    ensemble = parse_ensemble(registry)
+    session = open_session(ensemble, timeout)
+    try:
+        Rebuilding(session, ensemble.chroot).rebuild(made)
+    finally:
+        session.close()
+    for text in made.notes:
+        output.note(text)
+    fields = {"cluster": f"{made.cluster:016x}", "homes": len(made.homes), "topics": len(made.topics)}
+    output.report(
+        {**fields, "notes": list(made.notes)},
+        f"cluster {made.cluster:016x}: {len(made.topics)} topics of {len(made.homes)} homes; start the brokers",
+        as_json=as_json,
+    )
 
 
 def _home(row: dict[str, object]) -> dict[str, object]:

@@ -106,7 +106,7 @@ def test_an_empty_directory_joins_a_used_one_is_refused(tmp_path: Path, alone: C
         elsewhere = BrokerProcess(
             joining.data_dir, settings={"registry": alone.registry + "/mistyped", "broker_name": "joins"}
         )
-        assert "correct the registry's address, or restore the ensemble" in _refused(elsewhere)
+        assert "correct the registry's address, or make the registry anew" in _refused(elsewhere)
         assert "start the broker with --registry" in _refused(BrokerProcess(joining.data_dir), 2)
 
 

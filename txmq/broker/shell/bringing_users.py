@@ -92,8 +92,8 @@ def take_users(registry: Registry, home: int, own: UsersOfHome, listener: Listen
     if access.version < own.access.version:
         raise RegistryError(
             f"users in ZooKeeper have version {access.version}, and this home's journal {own.access.version}: the "
-            "ensemble lost changes, and a user who was removed may be back there. Restore a newer state of it, or see "
-            "docs/operations.md"
+            "ensemble lost changes, and a user who was removed may be back there. Bring it up to date: txmq cluster "
+            "rebuild"
         )
     return readable(access)
 

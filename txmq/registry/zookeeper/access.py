@@ -218,7 +218,7 @@ class AccessNodes(Nodes):
             head, node_version = self._head()
         # No process of this home that was superseded sets them late, over what was changed since.
         fence = Check(self._paths.access, ANY_VERSION if node_version is None else node_version)
-        for some in _by_size(self._all_records(records)):
+        for some in by_size(self._all_records(records)):
             self._session.transact([fence, *some])
         self._session.transact([self._head_set(AccessHead(head.version + 1, None, ()), node_version)])
 
@@ -244,7 +244,7 @@ def _touched_since(head: AccessHead, version: int) -> list[str] | None:
     return sorted({key for one in behind for key in one.keys})
 
 
-def _by_size(operations: Iterator[Operation]) -> Iterator[list[Operation]]:
+def by_size(operations: Iterator[Operation]) -> Iterator[list[Operation]]:
     """In requests that an ensemble takes; their order is kept."""
     some: list[Operation] = []
     size = 0

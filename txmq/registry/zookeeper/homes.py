@@ -57,7 +57,7 @@ class HomeNodes(Nodes):
             if standing is Standing.MEMBER:
                 raise RegistryError(
                     f"{self._paths.cluster} is not in ZooKeeper, and this directory is a member of cluster "
-                    f"{cluster:016x}: correct the registry's address, or restore the ensemble"
+                    f"{cluster:016x}: correct the registry's address, or make the registry anew (txmq cluster rebuild)"
                 )
             return self._found(cluster, brought)
         if not self._session.shares_access(self._paths.cluster):

@@ -179,7 +179,7 @@ def test_a_suspended_session_expires_by_an_own_clock() -> None:
 def test_nothing_is_asked_of_an_ensemble_that_lost_its_data(there: WorkerFixture) -> None:
     there.until(lambda: there.told.states)
     there.ensemble.nodes = SimZooKeeper().nodes
-    for number, reason in enumerate(["restore the ensemble", f"to {CLUSTER + 1:016x}"]):
+    for number, reason in enumerate(["make the registry anew", f"to {CLUSTER + 1:016x}"]):
         there.session.expire()
         there.worker.ask([CreateTopic(number, TopicConfig("t"), 0, 100)])
         there.until(partial(there.has_answers, number + 1))
