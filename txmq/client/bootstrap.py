@@ -18,17 +18,22 @@ from txmq.addresses import (
     parse_user,
     split_address,
 )
+from txmq.client.look_up import LookUp
 from txmq.client.passwords import PASSWORD, of_environment, read_password
 from txmq.client.transport.destination import Address
 from txmq.client.transport.login import Login
 from txmq.errors import BrokerAwayError, ConfigError, RegistryAwayError
 from txmq.registry.port import Home
 from txmq.registry.zookeeper.session import Session
+from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.ports import Clock
 
 if TYPE_CHECKING:
     from txmq.runtime.tls import ClientTls
 
 SESSION_TIMEOUT_MS = 10_000
+CLOCK: Clock = OSClock()
+_look_ups: dict[Ensemble, LookUp] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,14 @@ def bootstrap_of(text: str, files: TlsFiles | None = None, password: str = "") -
 
 def _find(text: str) -> Callable[[float], Sequence[Address]]:
     if isinstance(text, str) and is_ensemble(text):
-        return partial(leaders, parse_ensemble(text, "bootstrap"))
+        return _shared(parse_ensemble(text, "bootstrap")).find
     addresses = parse_bootstrap(text)
     return lambda _timeout: addresses
+
+
+def _shared(ensemble: Ensemble) -> LookUp:
+    """The process's one look-up in that registry."""
+    return _look_ups.setdefault(ensemble, LookUp(partial(leaders, ensemble), CLOCK, OSRandom()))
 
 
 def _login(user: str, password: str, file: str, *, has_certificate: bool) -> Login | None:

@@ -50,9 +50,17 @@ def zoo(monkeypatch: pytest.MonkeyPatch) -> Zoo:
     return made
 
 
+@pytest.fixture(autouse=True)
+def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of what other tests have looked up."""
+    monkeypatch.setattr(bootstrap, "_look_ups", {})
+
+
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> ScriptedCluster:
-    return scripted_cluster(monkeypatch, 1, 2)
+    made = scripted_cluster(monkeypatch, 1, 2)
+    monkeypatch.setattr(bootstrap, "CLOCK", made.clock)
+    return made
 
 
 def connected(cluster: ScriptedCluster) -> Client:
