@@ -9,7 +9,7 @@
 <chroot>/txmq/brokers/ids/<name>       <home>   which home has the name
 <chroot>/txmq/ids/topics               n   the highest id that was drawn
 <chroot>/txmq/ids/queries              n   the highest epoch of a query's driver that was drawn
-<chroot>/txmq/topics                   n   the version of the map; changed together with each topic
+<chroot>/txmq/topics                   {"version": n, "newest": [[n, <topic>], ...]}   of the map; set with each topic
 <chroot>/txmq/topics/<name>            {"version": n, "homes": [<home>, ...], "topic_id": n, ...}
 <chroot>/txmq/deleted/<id>             {"name": ..., "homes": [<home>, ...]}   homes that have not dropped it
 <chroot>/txmq/anchors/<kind>.<name>    <home>
@@ -61,8 +61,8 @@ class Paths:
         parts = self.root.split("/")[1:]
         above = ["/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
         empty = [*above, self.homes, f"{self.root}/brokers", self.names, f"{self.root}/ids", self.deleted, self.anchors]
-        counters = self.last_id, self.last_query_epoch, self.topics
-        return [*((path, b"") for path in empty), *((path, b"0") for path in counters)]
+        counters = [(path, b"0") for path in (self.last_id, self.last_query_epoch)]
+        return [*((path, b"") for path in empty), *counters, (self.topics, encode_map(MapHead(0, ())))]
 
     def home(self, home: int) -> str:
         """A home's node."""
@@ -99,6 +99,16 @@ class Paths:
     def access_record(self, key: str) -> str:
         """A user, a quota, the secrets."""
         return f"{self.access}/{key}"
+
+
+class MapHead(NamedTuple):
+    """The version of the map of topics, and its newest changes: version and the topic's name, oldest first.
+
+    A change that touches no topic has an empty name.
+    """
+
+    version: int
+    newest: tuple[tuple[int, str], ...]
 
 
 class AccessChange(NamedTuple):
@@ -184,6 +194,21 @@ def decode_leader(path: str, value: bytes) -> Leader:
     try:
         known = int(fields.get("format", FORMAT))
         return Leader(str(fields["address"]), int(fields["incarnation"], 16), str(fields["lock"]), known)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def encode_map(head: MapHead) -> bytes:
+    """The node of the map's version."""
+    return _encode({"version": head.version, "newest": [list(change) for change in head.newest]})
+
+
+def decode_map(path: str, value: bytes) -> MapHead:
+    """The reverse."""
+    fields = _fields(path, value)
+    try:
+        newest = tuple((int(version), str(name)) for version, name in fields["newest"])
+        return MapHead(int(fields["version"]), newest)
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(path, error) from error
 

@@ -18,7 +18,7 @@ from txmq.registry.facts import Facts, Rebuilt, merged_topics
 from txmq.registry.port import NOTHING_BROUGHT, Standing
 from txmq.registry.zookeeper import layout
 from txmq.registry.zookeeper.access import AccessNodes, by_size
-from txmq.registry.zookeeper.layout import AccessHead, HomeState
+from txmq.registry.zookeeper.layout import AccessHead, HomeState, MapHead
 from txmq.registry.zookeeper.retiring import RetiredNodes
 from txmq.registry.zookeeper.session import ANY_VERSION, Create, NodeExistsError, Operation, SetValue
 
@@ -100,8 +100,8 @@ class Rebuilding(RetiredNodes, AccessNodes):
                 self._session.create(path, layout.encode_topic(placed))
             elif placed != known[placed.topic.topic_id]:
                 self._session.set_value(path, layout.encode_topic(placed), ANY_VERSION)
-        version = max(layout.decode_number(self._paths.topics, value), made.version) + 1
-        self._session.set_value(self._paths.topics, b"%d" % version, stat.version)
+        version = max(layout.decode_map(self._paths.topics, value).version, made.version) + 1
+        self._session.set_value(self._paths.topics, layout.encode_map(MapHead(version, ())), stat.version)
 
     def _put_retired(self, home: int, reason: str) -> None:
         """As the journals have it; of a home that had no state there is nothing but that."""

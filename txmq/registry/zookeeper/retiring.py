@@ -40,7 +40,7 @@ class RetiredNodes(HomeNodes, TopicNodes):
             released: list[Operation] = [] if self._find(name) is None else [Delete(name, ANY_VERSION)]
             return [SetValue(path, layout.encode_state(retired), stat.version), *released], True
 
-        self._change(find, plan)
+        self._change("", find, plan)
         for deleted in self._attempts.run(lambda: self._read_all(self._paths.deleted, layout.decode_deleted)):
             if home in deleted.homes:
                 self.drop_topic(deleted.topic_id, home)

@@ -2,15 +2,15 @@
 
 Theory of operation. Every change of a topic is one transaction, in which the map's version grows by 1. So changes are
 made one after another, one watch tells of all, and a map that was read is of one moment if its version is the same
-before and after. Topics are read again only if that node has changed: a broker asks for the map whenever it is asked
-for a topic that it does not know. A change whose connection was lost is looked for before it is tried again: a topic's
+before and after. That node also names the newest changes: so a broker reads again what changed, and not ten thousand
+topics. A change whose connection was lost is looked for before it is tried again: a topic's
 id is its own, and an untouched version proves that nothing happened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from txmq.errors import BrokerError, RegistryConflictError, RegistryError, TopicExistsError, UnknownTopicError
 from txmq.registry.port import (
@@ -28,6 +28,7 @@ from txmq.registry.port import (
 )
 from txmq.registry.topics import Topic
 from txmq.registry.zookeeper import layout
+from txmq.registry.zookeeper.layout import MapHead
 from txmq.registry.zookeeper.nodes import Listeners, Nodes
 from txmq.registry.zookeeper.session import (
     ANY_VERSION,
@@ -39,6 +40,7 @@ from txmq.registry.zookeeper.session import (
     Operation,
     Session,
     SetValue,
+    Stat,
 )
 
 _T = TypeVar("_T")
@@ -46,16 +48,22 @@ _Find = Callable[[], _T | None]
 _Plan = Callable[[int], tuple[list[Operation], _T]]
 
 
-class _Moment(NamedTuple):
-    """When all topics were read: every change of one sets the node of their version.
+NEWEST_MAX: Final = 64  # changes that the map's node names
 
-    Another session may be one with an ensemble that was emptied, whose numbers begin anew.
+
+class _Read(NamedTuple):
+    """All topics as they were read last.
+
+    Attributes:
+        tree: the session, and the change that made the map's node. Another session may be one with an ensemble that was
+            emptied, whose numbers begin anew.
+        changed: the change that last set the map's node.
     """
 
-    session: int
-    version: bytes
-    created: int
+    tree: tuple[int, int]
     changed: int
+    version: int
+    topics: tuple[PlacedTopic, ...]  # sorted by name
 
 
 class TopicNodes(Nodes):
@@ -64,7 +72,7 @@ class TopicNodes(Nodes):
     def __init__(self, session: Session, chroot: str = "") -> None:
         super().__init__(session, chroot)
         self._topic_listeners = Listeners()
-        self._read: tuple[_Moment, tuple[PlacedTopic, ...]] | None = None  # the last read of all topics
+        self._read: _Read | None = None
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
@@ -91,7 +99,7 @@ class TopicNodes(Nodes):
             made = Create(self._paths.topic(topic.config.name), layout.encode_topic(placed))
             return [made, *self._raised(self._paths.last_id, topic.topic_id)], placed
 
-        return self._change(find, plan)
+        return self._change(topic.config.name, find, plan)
 
     def alter_topic(self, changed: PlacedTopic) -> PlacedTopic:
         """See ``Registry``."""
@@ -110,7 +118,7 @@ class TopicNodes(Nodes):
             path = self._paths.topic(changed.topic.config.name)
             return [SetValue(path, layout.encode_topic(altered), ANY_VERSION)], altered
 
-        return self._change(find, plan)
+        return self._change(changed.topic.config.name, find, plan)
 
     def delete_topic(self, topic: Topic) -> None:
         """See ``Registry``."""
@@ -125,7 +133,7 @@ class TopicNodes(Nodes):
             gone = Delete(self._paths.topic(name), ANY_VERSION)
             return [gone, Create(tombstone, layout.encode_deleted(deleted))] if deleted.homes else [gone], True
 
-        self._change(find, plan)
+        self._change(topic.config.name, find, plan)
 
     def drop_topic(self, topic_id: int, home: int) -> None:
         """See ``Registry``."""
@@ -142,10 +150,11 @@ class TopicNodes(Nodes):
         elif left != deleted.homes:
             self._session.set_value(path, layout.encode_deleted(deleted._replace(homes=left)), found.stat.version)
 
-    def _change(self, find: _Find[_T], plan: _Plan[_T]) -> _T:
+    def _change(self, name: str, find: _Find[_T], plan: _Plan[_T]) -> _T:
         """Change a topic and the map's version; the result.
 
         Args:
+            name: the topic's; empty if it is none that changes.
             find: the result, if the change is made already.
             plan: the operations, and their result, under the map's next version.
         """
@@ -154,7 +163,7 @@ class TopicNodes(Nodes):
         def attempt() -> _T:
             nonlocal lost_at
             value, stat = self._session.get(self._paths.topics)
-            version = layout.decode_number(self._paths.topics, value)
+            version, newest = layout.decode_map(self._paths.topics, value)
             made = find()
             if made is not None:
                 return made
@@ -164,8 +173,11 @@ class TopicNodes(Nodes):
                 )
             lost_at = None
             operations, result = self._of_one_moment(value, lambda: plan(version + 1))
+            head = MapHead(version + 1, (*newest, (version + 1, name))[-NEWEST_MAX:])
             try:
-                self._session.transact([SetValue(self._paths.topics, b"%d" % (version + 1), stat.version), *operations])
+                self._session.transact(
+                    [SetValue(self._paths.topics, layout.encode_map(head), stat.version), *operations]
+                )
             except ConnectionLossError:
                 lost_at = version
                 raise
@@ -191,21 +203,32 @@ class TopicNodes(Nodes):
 
     def _read_map(self) -> TopicMap:
         value, stat = self._topic_listeners.read(self._paths.topics, self._session.get)
-        topics = self._topics_at(_Moment(self._session.number, value, stat.created, stat.changed))
+        head = layout.decode_map(self._paths.topics, value)
+        topics = self._topics_at(head, stat)
         deleted = self._read_all(self._paths.deleted, layout.decode_deleted)
         if self._session.get(self._paths.topics).value != value:
             raise BadVersionError(f"{self._paths.topics} changed while it was read")
-        version = layout.decode_number(self._paths.topics, value)
-        return TopicMap(version, topics, tuple(sorted(deleted)))
+        self._read = _Read((self._session.number, stat.created), stat.changed, head.version, topics)
+        return TopicMap(head.version, topics, tuple(sorted(deleted)))
 
-    def _topics_at(self, moment: _Moment) -> tuple[PlacedTopic, ...]:
-        """All topics; those that were read last if none has changed since."""
+    def _topics_at(self, head: MapHead, stat: Stat) -> tuple[PlacedTopic, ...]:
+        """All topics; of those that were read last, what has changed since is read again."""
         known = self._read
-        if known is not None and known[0] == moment:
-            return known[1]
-        topics = tuple(self._read_all(self._paths.topics, layout.decode_topic))
-        self._read = moment, topics
-        return topics
+        if known is None or known.tree != (self._session.number, stat.created):
+            return tuple(self._read_all(self._paths.topics, layout.decode_topic))
+        names = _touched_since(head, known.version)
+        if names is None or (known.version == head.version and known.changed != stat.changed):
+            return tuple(self._read_all(self._paths.topics, layout.decode_topic))
+        if not names:
+            return known.topics
+        topics = {placed.topic.config.name: placed for placed in known.topics}
+        paths = [self._paths.topic(name) for name in names]
+        for name, path, node in zip(names, paths, self._session.get_many(paths), strict=True):
+            if node is None:
+                topics.pop(name, None)
+            else:
+                topics[name] = layout.decode_topic(path, node.value)
+        return tuple(topics[name] for name in sorted(topics))
 
     def _read_all(self, parent: str, decode: Callable[[str, bytes], _T]) -> list[_T]:
         paths = [f"{parent}/{name}" for name in self._session.children(parent)]
@@ -286,3 +309,11 @@ class TopicNodes(Nodes):
         found = self._find(path)
         if found is not None and layout.decode_home(path, found.value) == home:
             self._session.transact([fence, Delete(path, found.stat.version)])
+
+
+def _touched_since(head: MapHead, version: int) -> list[str] | None:
+    """The topics that changed behind a version; None: it is not known any more."""
+    behind = [change for change in head.newest if change[0] > version]
+    if version > head.version or len(behind) != head.version - version:
+        return None
+    return sorted({name for _version, name in behind if name})

@@ -15,6 +15,7 @@ from txmq.registry.access import Access, Changes
 from txmq.registry.port import Brought, DeletedTopic, PlacedTopic, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import ANY_VERSION, ConnectionLossError, Node, SessionState
+from txmq.registry.zookeeper.topics import NEWEST_MAX
 from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
 
 CHANGES_MAX = 20  # more than any call makes
@@ -384,6 +385,32 @@ def test_topics_are_read_again_only_if_one_has_changed(
     here.topics()
     here.topics()
     assert read == ["/txmq/deleted/1"] * 2
+
+
+def test_a_change_of_one_topic_reads_that_one(pair: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be ten thousand others; and the newest changes are named, not all."""
+    here, there = pair
+    session, read = _session(here), list[str]()
+    get_many = session.get_many
+
+    def noted(paths: Sequence[str]) -> list[Node | None]:
+        read.extend(paths)
+        return get_many(paths)
+
+    monkeypatch.setattr(session, "get_many", noted)
+    for number in range(1, 100):
+        there.create_topic(topic(number, f"t{number}"), [A, B])
+    assert len(here.topics().topics) == len(read) == 99
+    read.clear()
+    there.create_topic(topic(100, "new"), [A, B])
+    there.delete_topic(topic(7, "t7"))
+    found = here.topics()
+    assert read == ["/txmq/topics/new", "/txmq/topics/t7", "/txmq/deleted/7"]
+    assert found == there.topics()
+    version = 1
+    for retention_ms in range(1, NEWEST_MAX + 2):
+        version = there.alter_topic(PlacedTopic(topic(1, "t1", retention_ms=retention_ms), (A, B), version)).version
+    assert here.topics() == there.topics()
 
 
 def test_topics_of_an_emptied_ensemble_are_not_those_read_before(pair: tuple[Registry, Registry]) -> None:
