@@ -14,7 +14,8 @@
 # make wheel     into dist/: a wheel with compiled modules for each Python there is, and one of the source for all others
 # make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 TLS_CYCLES=60 GROUP_SECONDS=180 ORDERED_CYCLES=200 OUTBOX_CYCLES=200 BINLOG_CYCLES=100 SPARK_KILLS=20 FAULTS=43: kill -9
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
-# make fuzz      SECONDS=300: random first bytes at a broker's door, for plaintext and TLS; others are served meanwhile
+# make fuzz      SECONDS=300: random first bytes at a broker's door, for plaintext and TLS; others are served meanwhile.
+#                Then odd values that a broker keeps for others: half the time each
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make docs      the API reference out of the docstrings, into build/api
 # make house     the layout of txmq/ in figures, and the places that break its rules

@@ -1,7 +1,10 @@
 """``python -m tools.fuzz``: random first bytes at a broker's door for plaintext and TLS, while others are served.
 
+After that, for as long, odd values in sound requests, which the broker keeps for others (``kept``).
+
 Exit 0: the broker lives, has logged no error, answered a witness (in plaintext and by TLS) all the time, and gave back
-memory and descriptors; 1: what it did not. The same seed sends the same bytes.
+memory and descriptors; what is kept was refused, or stopped nobody who read it. 1: what was not so. The same seed sends
+the same bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 import txmq
+from tools.fuzz import kept
 from tools.fuzz.strangers import Strangers
 from txmq.addresses import TlsFiles
 from txmq.runtime.tls import ClientTls
@@ -74,6 +78,23 @@ def fuzz(directory: Path, seed: int, seconds: float, say: Callable[[str], None] 
     return kinds
 
 
+def fuzz_kept(seed: int, seconds: float, say: Callable[[str], None] = print) -> int:
+    """Histories of ``kept``, from this seed on. Returns how many there were.
+
+    Raises:
+        FuzzError: says which one, and what somebody met.
+    """
+    until, histories, values = time.monotonic() + seconds, 0, 0
+    while time.monotonic() < until:
+        try:
+            values += kept.history(seed + histories)
+        except Exception as error:
+            raise FuzzError(f"values kept for others, history {seed + histories}: {error!r}") from error
+        histories += 1
+    say(f"{histories} histories of {kept.GUESTS} guests in {seconds:g} s; {values} requests with odd values were kept")
+    return histories
+
+
 def _look(broker: BrokerProcess, witnesses: Sequence[txmq.Client]) -> None:
     """Whether everybody else is served, and nothing is logged that an operator should look at."""
     if not broker.is_running:
@@ -103,15 +124,16 @@ def _sockets(broker: BrokerProcess) -> int:
 def main() -> int:
     """Run, and keep the directory where something was found."""
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300.0, help="(default: %(default)g)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="half of it for each part (default: %(default)g)")
     parser.add_argument("--seed", type=int, default=None)
     arguments = parser.parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     directory = Path(tempfile.mkdtemp(prefix="txmq-fuzz-"))
     print(f"seed {seed}, in {directory}", flush=True)
     try:
-        for kind, count in sorted(fuzz(directory, seed, arguments.seconds).items()):
+        for kind, count in sorted(fuzz(directory, seed, arguments.seconds / 2).items()):
             print(f"  {kind.replace('_', ' ')}: {count}")
+        fuzz_kept(seed, arguments.seconds / 2)
     except (FuzzError, txmq.TxmqError) as error:
         print(f"\nFOUND: {error!r}\nkept: {directory}\nrepeat: python -m tools.fuzz --seed {seed}")
         return 1

@@ -12,11 +12,11 @@ such as P-256 do not), with keys and certificates made of their names.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -46,7 +46,7 @@ _READ_BYTES: Final = 256 << 10
 @cache
 def _folder() -> Path:
     folder = TemporaryDirectory(prefix="txmq")
-    atexit.register(folder.cleanup)
+    Finalize(None, folder.cleanup, exitpriority=1)  # a worker of a pool ends without what atexit has
     return Path(folder.name)
 
 

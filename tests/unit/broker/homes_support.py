@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tools.images.node import Answer, Client, Node, small_settings
+from tools.images.requests import batch, part
 from txmq.broker.cluster import asks
 from txmq.broker.cluster.home_conversation import HomeConversation
 from txmq.broker.cluster.view import ClusterView
@@ -20,8 +21,6 @@ from txmq.registry.port import Home, TopicMap
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.disk import SimDisk
 from txmq.xid import TxId
-
-from .support import batch, part
 
 CLUSTER = 0xC1
 SECRET = "b07" * 20

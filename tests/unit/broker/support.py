@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tools.images.node import Answer, Client, Node, small_settings
+from tools.images.requests import UUID, batch, part
 from txmq.broker.commit.steps import Checkpoint
-from txmq.log import records
 from txmq.log.batch import checksum
-from txmq.testing.simulated.clock import START_MS
 from txmq.testing.simulated.disk import SimDisk
-
-UUID = "0123456789abcdef" * 2
 
 
 class Registry:
@@ -28,23 +24,6 @@ class Registry:
 
     def new_session_number(self) -> int:
         return self._numbers.pop(0)
-
-
-def batch(
-    *values: bytes, producer: int = -1, epoch: int = 0, sequence: int = 0, time_ms: int = START_MS, key: bytes = b"k"
-) -> bytes:
-    """One record batch; without a producer it has no sequence."""
-    fields = (producer, epoch, sequence) if producer >= 0 else (-1, -1, -1)
-    rows = [(key, value, (), time_ms) for value in values or (b"v",)]
-    made = records.encode(rows, producer_id=fields[0], producer_epoch=fields[1], base_sequence=fields[2])
-    return bytes(made)
-
-
-def part(topic: str, partition: int, content: bytes, keys: str = "", topic_id: int = 0) -> bytes:
-    """One part of a transaction."""
-    words = f"{topic} {partition} {len(content)}" + (f" keys={keys}" if keys else "")
-    words += f" id={topic_id}" if topic_id else ""
-    return f"{words}\r\n".encode() + content
 
 
 def stated(batches: Sequence[bytes]) -> dict[str, int]:
@@ -89,17 +68,6 @@ def put(client: Client, *values: bytes, topic: str = "a", partition: int = 0, **
 def values(of: Node, topic: str = "a", partition: int = 0) -> list[bytes]:
     """Every value a reader can see."""
     return [message.value or b"" for message in of.messages(of.partition(topic, partition))]
-
-
-def listed_pages(client: Client, **words: str | int) -> Iterator[list[dict[str, Any]]]:
-    """What ``recover`` lists, page after page."""
-    after: dict[str, str | int | None] = {}
-    while True:
-        answer = json.loads(client.ask("recover", extensions={**words, **after}).body)
-        yield answer["transactions"]
-        if answer["next"] is None:
-            return
-        after["after"] = answer["next"]
 
 
 def prepare(

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
+from tools.images.requests import batch, part
 from txmq.broker.core import REQUESTS_A_TURN
 from txmq.protocol.answers import encode_all
 from txmq.protocol.requests import Request, Violation
 
-from .support import batch, node, part, prepare, put, restarted, values
+from .support import node, prepare, put, restarted, values
 
 # --- topic -----------------------------------------------------------------------------------------------------------
 

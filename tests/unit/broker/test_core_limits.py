@@ -8,6 +8,7 @@ import json
 import pytest
 
 from tools.images.node import Client, Node, small_settings
+from tools.images.requests import batch, part
 from txmq.errors import JournalFullError, StorageError
 from txmq.log.verify import verify_log
 from txmq.protocol.offsets import ROWS_MAX, GroupOffsets, OffsetRow, encode_offsets
@@ -15,7 +16,7 @@ from txmq.redo import entries
 from txmq.redo.journal import Journal
 from txmq.testing.simulated.disk import SimDisk
 
-from .support import batch, node, part, prepare, put, restarted, stated, values
+from .support import node, prepare, put, restarted, stated, values
 
 
 def _refusals(broker: Node, client: Client) -> set[tuple[int, str]]:

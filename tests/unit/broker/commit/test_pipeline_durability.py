@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tools.images.node import Client, Node
+from tools.images.requests import UUID, batch, part
 
-from ..support import UUID, batch, node, part, prepare, put, restarted, values
+from ..support import node, prepare, put, restarted, values
 
 Request = Callable[[Node, Client], bytes]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tools.images.node import Client, Node
+from tools.images.requests import batch
 from txmq.broker.commit import sync_due
 from txmq.broker.commit.steps import Append, Apply, Mark, Sync
 from txmq.config import BrokerSettings
 from txmq.log import records
 
-from ..support import batch, node, put, values
+from ..support import node, put, values
 
 LONG_MS = 60_000
 

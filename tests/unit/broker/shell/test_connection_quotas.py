@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from tools.images.requests import batch
 from txmq.broker.core import REQUESTS_A_TURN
 from txmq.broker.verbs.access.asking import strangers_from_now_on
 from txmq.protocol.parts import encode_part
 from txmq.redo import entries
 from txmq.xid import TxId
 
-from ..support import batch
 from .test_connection import connected, receive, tick, turn
 
 PUT = b"put a 0 raw 500 %016d\r\n%b"

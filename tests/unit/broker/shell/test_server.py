@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from tools.images.requests import batch
 from txmq.broker.commit.steps import StepThread
 from txmq.broker.commit.store import open_store
 from txmq.broker.core import Core
@@ -26,8 +27,6 @@ from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.steady_clock import SteadyClock
 from txmq.testing.simulated.clock import SimClock
 from txmq.xid import TxId
-
-from ..support import batch
 
 GROUP_S = 0.005  # simulated, from one group to the next
 GROUPS_BESIDE = 20  # committed while the helper's thread writes a checkpoint

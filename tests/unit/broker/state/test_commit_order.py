@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tools.images.requests import batch
 from txmq.broker.state.commit_order import CommitOrder
 from txmq.broker.state.transaction import ANY_KEY, PreparedPart, Transaction
-
-from ..support import batch
 
 Keys = list[int] | str
 PLACES = ((1, 0), (1, 1), (2, 0))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from tools.images.node import encoded
+from tools.images.requests import batch
 from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.restoring import restore
 from txmq.broker.state.frozen_state import PIECE_SIZE
@@ -19,8 +20,6 @@ from txmq.model import Storage, TopicConfig
 from txmq.redo import entries
 from txmq.registry.topics import Topic
 from txmq.testing.simulated.disk import SimDisk
-
-from ..support import batch
 
 MANY, OUTCOMES = 10_000, 20
 FREEZE_S_MAX = 0.1  # it takes 4 ms; the rows, formatted, took 300 ms

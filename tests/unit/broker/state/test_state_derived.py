@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from tools.images.check import comparable
 from tools.images.node import Node
+from tools.images.requests import UUID, part
 from txmq.broker.state.state import State
 from txmq.log.history import NO_LIFE
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 
-from ..support import UUID, part, stated
+from ..support import stated
 from .test_state_recovered import (
     History,
     Step,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tools.images.check import comparable
 from tools.images.node import Client, Node, small_settings
+from tools.images.requests import UUID, batch, part
 from txmq.broker.commit.redo_records import Redo
 from txmq.errors import StorageError
 from txmq.log.history import NO_LIFE
@@ -23,7 +24,7 @@ from txmq.redo import entries
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.disk import SimDisk
 
-from ..support import UUID, batch, part, stated
+from ..support import stated
 
 TOPICS = ("a", "b", "c")
 COUNTERS = st.integers(1, 6)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tools.images.node import Answer, Client, Node
+from tools.images.requests import batch, part
 from txmq.broker.verbs.check_backs import PAUSE_MS, PAUSE_MS_MAX
 from txmq.log import records
 from txmq.protocol.halves import DueHalf, split_halves
 
-from ..support import batch, node, part, prepare, restarted, values
+from ..support import node, prepare, restarted, values
 
 GROUP = "order-service"
 XID = "1.00ff.01"

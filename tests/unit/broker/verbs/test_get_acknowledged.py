@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import pytest
 
 from tools.images.node import Client, Node
+from tools.images.requests import batch, part
 from txmq.broker.commit.steps import Apply, Step
 from txmq.log import records
 
-from ..support import batch, node, part
+from ..support import node
 
 
 def run_until_apply(of: Node) -> Apply:

@@ -10,10 +10,11 @@ import pytest
 
 from tests.growth import growth
 from tools.images.node import Client, Node
+from tools.images.requests import UUID, batch, part
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN, end
 
-from ..support import UUID, batch, node, part, prepare, put, restarted, stated, values
+from ..support import node, prepare, put, restarted, stated, values
 
 
 def test_hello_introduces_the_broker() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tools.images.node import Client, Node
+from tools.images.requests import batch, part
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.redo import entries, inspect
 from txmq.testing.simulated.clock import SimRandom
 
-from ..support import batch, node, part, put, restarted, stated, values
+from ..support import node, put, restarted, stated, values
 
 WRONG = "0" * 32
 

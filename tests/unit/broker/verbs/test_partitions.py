@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tools.images.node import Node, small_settings
+from tools.images.requests import UUID, batch, part
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.registration import INCARNATIONS_MAX, Registration
@@ -20,7 +21,7 @@ from txmq.registry.port import Home, PlacedTopic
 from txmq.registry.topics import Topic
 from txmq.testing.simulated.disk import SimDisk
 
-from ..support import UUID, batch, node, part, put, values
+from ..support import node, put, values
 
 OTHER = 0xABC
 TEXT = "not-owner leader=10.0.0.7:7700 home=0000000000000abc owns partition 1 of topic 'a'\n"

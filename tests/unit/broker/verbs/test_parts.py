@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tools.images.node import Client
+from tools.images.requests import batch
 from txmq.broker.verbs import parts as module
 from txmq.log.records import decode
 from txmq.protocol.parts import split_parts
 
-from ..support import batch, node, prepare, values
+from ..support import node, prepare, values
 
 
 def seen(client: Client, txid: str, after: int = 0) -> list[bytes]:

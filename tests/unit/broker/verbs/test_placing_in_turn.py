@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.requests import batch
+
 from ..homes_support import commit, listed, prepare_branch, two_homes
-from ..support import batch, put, stated, values
+from ..support import put, stated, values
 
 both = pytest.mark.parametrize("with_checkpoint", [False, True])
 

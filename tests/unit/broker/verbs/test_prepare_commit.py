@@ -7,9 +7,10 @@ import json
 import pytest
 
 from tools.images.node import Client, Node
+from tools.images.requests import UUID, batch, listed_pages, part
 from txmq.xid import TxId
 
-from ..support import UUID, batch, listed_pages, node, part, prepare, put, restarted, values
+from ..support import node, prepare, put, restarted, values
 
 
 def _begun(**changes: object) -> tuple[Node, Client]:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tools.images.node import Answer, Client, Node
+from tools.images.requests import UUID, batch, listed_pages, part
 from txmq.broker.verbs.branches import heuristics as kept
 
-from ..support import UUID, batch, listed_pages, node, part, prepare, restarted, values
+from ..support import node, prepare, restarted, values
 
 OTHER_UUID = "f" * 32
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.requests import UUID, batch, part
 from txmq.broker.verbs.branches.complete import reported
 from txmq.protocol.branches import encode_branch
 
@@ -17,7 +18,7 @@ from ..homes_support import (
     prepare_branch,
     two_homes,
 )
-from ..support import UUID, batch, node, part, values
+from ..support import node, values
 
 DETAILS = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}
 both = pytest.mark.parametrize("with_checkpoint", [False, True])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.requests import batch, part
 from txmq.errors import TransactionConflictError
 
-from ..support import batch, node, part, prepare, restarted, values
+from ..support import node, prepare, restarted, values
 
 BEFORE = ("nothing", "prepared", "rolled back", "fenced", "voided")
 WORDS = {"voided": None}

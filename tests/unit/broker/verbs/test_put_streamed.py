@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tools.images.node import Client, Node
+from tools.images.requests import batch, part
 from txmq.log import records
 
-from ..support import batch, checkpoint_under_way, node, part, prepare, put, restarted, stated, values
+from ..support import checkpoint_under_way, node, prepare, put, restarted, stated, values
 
 
 def _begun(**changes: object) -> tuple[Node, Client]:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from tools.images.node import Answer, Client, Node
+from tools.images.requests import batch, part
 from txmq.broker.verbs.query import prepared_of
 from txmq.redo import entries
 
-from ..support import batch, node, part, prepare, put, restarted, values
+from ..support import node, prepare, put, restarted, values
 from .test_decide import complete, decide, listed, lives
 
 Contents = tuple[str, int, bytes]

@@ -11,12 +11,13 @@ import pytest
 
 from tests.growth import growth
 from tools.images.node import Client, Node
+from tools.images.requests import UUID, batch, listed_pages, part
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
 from txmq.broker.verbs import recover as listing
 from txmq.protocol.halves import split_halves
 
-from ..support import UUID, batch, listed_pages, node, part, prepare, restarted
+from ..support import node, prepare, restarted
 from .test_decide import complete, decide
 
 OTHER_UUID = "f" * 32

@@ -10,10 +10,11 @@ import pytest
 from tests.growth import growth
 from tools.images.check import comparable
 from tools.images.node import Client, Node
+from tools.images.requests import UUID, batch, listed_pages, part
 from txmq.broker.verbs.session_expiry import REST_MS, SESSIONS_A_TICK
 from txmq.redo import entries
 
-from ..support import UUID, batch, listed_pages, node, part, prepare, put, restarted, values
+from ..support import node, prepare, put, restarted, values
 from ..verbs.test_decide import complete, decide
 
 DAY_MS = 24 * 3600 * 1000

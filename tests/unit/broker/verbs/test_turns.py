@@ -11,12 +11,13 @@ from collections.abc import Callable
 import pytest
 
 from tools.images.node import Answer, Client
+from tools.images.requests import UUID, batch, part
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 
 from ..group_support import GROUP, Consumer
 from ..homes_support import Cluster, commit, listed, live_and_redone, open_query, prepare_branch, two_homes
-from ..support import UUID, batch, part, put, stated, values
+from ..support import put, stated, values
 
 OTHER_UUID = "f" * 32
 DETAILS = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}

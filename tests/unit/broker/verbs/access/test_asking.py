@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from tools.images.node import Answer, Client
+from tools.images.requests import UUID, batch
 from txmq.broker.verbs.access import audit as audits
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.grants import ADMINISTRATOR, Grant
 
 from ...group_support import pass_time
-from ...support import UUID, batch, prepare, put, restarted, stated, values
+from ...support import prepare, put, restarted, stated, values
 from ..outbox.test_drained import SERIES, drain
 from ..outbox.test_drained import send as send_row
 from ..test_check_backs import half

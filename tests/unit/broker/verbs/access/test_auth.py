@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.images.node import Answer, Client, Node
+from tools.images.requests import batch
 from txmq.broker.state.access.failed_logins import FREE_MAX, PAUSE_MS
 from txmq.broker.verbs.access.auth import PLAIN_ITERATIONS_MAX
 from txmq.errors import UnauthenticatedError
@@ -18,7 +19,7 @@ from txmq.protocol.peers import peer_name
 from txmq.protocol.scram import ITERATIONS_MAX, ScramAttempt
 from txmq.testing.simulated.clock import SimClock
 
-from ...support import batch, put, values
+from ...support import put, values
 from .access_support import add, keys, node, operator
 
 VECTORS = Path(__file__).resolve().parents[4] / "vectors"

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tools.images.node import Answer, Client, Node
+from tools.images.requests import UUID, batch, part
 from txmq.protocol.grants import ADMINISTRATOR, OPERATIONS, Grant
 from txmq.redo import entries
 
-from ...support import UUID, batch, node, part, prepare, put
+from ...support import node, prepare, put
 from ..outbox.test_drained import SERIES, drain
 from ..test_check_backs import half
 from ..test_decide import complete, decide

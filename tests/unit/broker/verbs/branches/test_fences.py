@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tools.images.node import Answer, Client
+from tools.images.requests import UUID, batch, part
 from txmq.broker.verbs.branches import fences
 from txmq.protocol.grants import ADMINISTRATOR, Grant
 
-from ...support import UUID, batch, part, prepare, values
+from ...support import prepare, values
 from ..access.access_support import lives, operator
 from ..access.verb_cases import World
 from ..test_check_backs import foreign

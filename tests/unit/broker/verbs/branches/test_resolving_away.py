@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.requests import batch, part
 from txmq.broker.cluster.branch_asks import AWAY_MS_MAX, PREPARED_PAUSE_MS_MAX
 
 from ...homes_support import Cluster, HomeNode, commit, prepare_branch, two_homes
-from ...support import batch, part, values
+from ...support import values
 from .test_resolving import is_quiet
 
 away_for = pytest.mark.parametrize("seconds", [0.5, 1.75, 3, 6, 17, 120])

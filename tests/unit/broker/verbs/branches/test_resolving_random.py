@@ -12,12 +12,13 @@ from collections.abc import Callable
 import pytest
 
 from tools.images.node import Client
+from tools.images.requests import UUID, batch, part
 from txmq.protocol.branches import encode_branch
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.disk import SimDisk
 
 from ...homes_support import Cluster, HomeNode
-from ...support import UUID, batch, part, values
+from ...support import values
 
 DETAILS = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}
 HOMES, KEYS, STEPS = 3, 4, 60

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.requests import UUID
 from txmq.testing.simulated.disk import SimDisk
 
 from ...homes_support import Cluster, HomeNode
-from ...support import UUID, values
+from ...support import values
 from .test_resolving_random import KEYS, History, Transaction, keys_of
 
 LOCAL, XA, HALF, FOREIGN = "local", "xa", "half", "foreign"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tools.images.node import Client, Node, small_settings
+from tools.images.requests import batch
 from txmq.broker.cluster.asks import Ask
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.cluster.work import carry_out
@@ -19,8 +20,6 @@ from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.testing.simulated.clock import SimClock, SimRandom
 from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.zookeeper import SimZooKeeper
-
-from ...support import batch
 
 CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.requests import UUID, batch, part
 from txmq.broker.cluster.asks import Refresh
 from txmq.broker.cluster.view import ASKS_MAX, RegistryState
 from txmq.broker.cluster.work import carry_out
@@ -13,7 +14,7 @@ from txmq.protocol.parts import NO_KEYS, encode_part
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.testing.simulated.zookeeper import SimSession
 
-from ...support import UUID, batch, part, values
+from ...support import values
 from .support import A, Broker, alone, pair
 
 AWAY = "unavailable whether the topic exists is not known: the registry does not answer"

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tools.images.requests import batch
 from txmq.broker.cluster import view
 from txmq.broker.cluster.asks import Answer, Ask, CreateTopic, DropTopic, FindAnchor, ReleaseAnchor
 from txmq.broker.cluster.view import ASKS_MAX
@@ -19,7 +20,7 @@ from txmq.registry.embedded import EmbeddedRegistry
 from txmq.registry.port import DeletedTopic, Home, PlacedTopic, TopicMap
 from txmq.registry.topics import Topic
 
-from ...support import batch, node, values
+from ...support import node, values
 from .support import CLUSTER, A, B, Broker, alone, pair, puts, with_messages
 
 OTHER = 0xABC

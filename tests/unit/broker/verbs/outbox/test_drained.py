@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tools.images.node import Answer, Client, Node
+from tools.images.requests import UUID, batch, part
 from txmq.broker.state.outboxes import ROWS_KEPT, SERIES_MAX, DrainedRow
 
 from ...homes_support import listed, prepare_branch, two_homes
-from ...support import UUID, batch, node, part, prepare, put, restarted, values
+from ...support import node, prepare, put, restarted, values
 
 SERIES = "5e" * 16
 KEY = 7
