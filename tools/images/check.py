@@ -65,6 +65,7 @@ class Player:
     def hello(self) -> None:
         """Make or resume the session."""
         self.node.context.sessions_from = SESSION  # whose number stands in what is asked again
+        self.node.state.saved.generation_floor = 0  # generations stand there, too, and a later life has others
         wish = self.node.wish(f"{SESSION}.0") if SESSION in self.node.state.sessions else "new"
         opaque = self.client.send("hello", 1, "tester", extensions={"session": wish}, opaque=b"h%d" % self.lives)
         self.node.pump()

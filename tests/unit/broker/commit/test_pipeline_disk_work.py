@@ -7,13 +7,14 @@ import errno
 import pytest
 
 from tools.images.node import Client, Node
+from tools.images.requests import batch
 from txmq.broker.commit import pipeline
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, JOURNAL_RETRY_S, UNAPPLIED_GROUPS_MAX
 from txmq.broker.commit.steps import Append, Apply, Checkpoint, Prepare, Remove, Step, StepThread
 from txmq.broker.commit.upkeep import CHECK_S, RETRY_S
 from txmq.testing.simulated.file import Kind
 
-from ..support import batch, checkpoint_under_way, node, prepare, put, restarted, values
+from ..support import checkpoint_under_way, node, prepare, put, restarted, values
 
 
 def send(client: Client, size: int = 1, partition: int = 0) -> None:

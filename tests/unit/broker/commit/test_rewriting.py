@@ -6,10 +6,11 @@ import pytest
 
 from tools.images.check import comparable
 from tools.images.node import Node
+from tools.images.requests import batch, part
 from txmq.broker.commit import rewriting
 from txmq.log.verify import verify_log
 
-from ..support import batch, node, part, put, restarted, values
+from ..support import node, put, restarted, values
 
 OPEN_MAX, PARTITIONS, ROUNDS = 12, 40, 5
 

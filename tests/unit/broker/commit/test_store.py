@@ -9,6 +9,7 @@ import pytest
 
 from tools.images.check import comparable
 from tools.images.node import Client, Node
+from tools.images.requests import batch
 from txmq.broker.commit.removals import Removals
 from txmq.errors import CorruptRecordError, StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
@@ -19,7 +20,7 @@ from txmq.testing.simulated.file import Kind
 
 from ...redo.support import content
 from ...redo.support import put as put_file
-from ..support import batch, node, prepare, put, restarted, values
+from ..support import node, prepare, put, restarted, values
 
 
 def _damage(broker: Node, lsn: int) -> None:

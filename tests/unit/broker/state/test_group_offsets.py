@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tools.images.node import Node, small_settings
+from tools.images.requests import UUID
 from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroups, rows
 
 from ..group_support import A0, A1, B0, GROUP, Consumer, pass_time
-from ..support import UUID, node
+from ..support import node
 from ..verbs.test_transaction_offsets import commit, decide, lives, offsets, prepare
 
 PLACES = 3  # of topics a and b

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from tools.images.node import Answer, Client, Node
+from tools.images.requests import UUID, batch, listed_pages, part
 from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN
 from txmq.protocol.branches import encode_branch
 
-from ..support import UUID, batch, checkpoint_under_way, listed_pages, node, part, put, restarted, stated, values
+from ..support import checkpoint_under_way, node, put, restarted, stated, values
 
 OTHER_UUID = "f" * 32
 

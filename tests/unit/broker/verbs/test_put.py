@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tools.images.node import Node
+from tools.images.requests import batch, part
 from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN
 
-from ..support import batch, node, part, put, restarted, values
+from ..support import node, put, restarted, values
 
 
 def test_a_put_is_answered_with_its_base_offset() -> None:

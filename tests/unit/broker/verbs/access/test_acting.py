@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from tools.images.node import Answer, Client
+from tools.images.requests import batch, part
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.verbs.access.acting import ACTS
 from txmq.broker.verbs.access.rules import RULES
@@ -26,7 +27,7 @@ from ...homes_support import (
     prepare_branch,
     two_homes,
 )
-from ...support import batch, part, values
+from ...support import values
 
 UUID = "d" * 32
 

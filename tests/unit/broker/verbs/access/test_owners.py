@@ -7,12 +7,13 @@ import json
 import pytest
 
 from tools.images.node import Client, Node
+from tools.images.requests import UUID, batch, listed_pages, part
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import Transaction
 from txmq.broker.verbs import recover
 from txmq.protocol.grants import ADMINISTRATOR, Grant
 
-from ...support import UUID, batch, listed_pages, part, prepare, restarted, values
+from ...support import prepare, restarted, values
 from ..test_check_backs import foreign, half
 from ..test_decide import decide, listed
 from .access_support import add, lives, node, operator

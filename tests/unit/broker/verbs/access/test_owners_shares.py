@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tools.images.node import Client
+from tools.images.requests import batch, part
 from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN
 
-from ...support import batch, part, prepare, put, restarted, stated
+from ...support import prepare, put, restarted, stated
 from .access_support import add, lives, node, operator
 from .verb_cases import EVERY, World
 

@@ -7,13 +7,14 @@ import json
 
 import pytest
 
+from tools.images.requests import batch
 from txmq.broker.cluster.view import RegistryState
 from txmq.errors import HomeSupersededError, InvariantError
 from txmq.redo import inspect
 from txmq.registry.embedded import EmbeddedRegistry
 from txmq.testing.simulated.zookeeper import SimZooKeeper
 
-from ...support import batch, node, put, values
+from ...support import node, put, values
 from .support import CLUSTER, A, B, Broker, alone, pair, puts, zookeeper
 
 WAITS = "unavailable the broker waits for the registry to say that it leads its home\n"

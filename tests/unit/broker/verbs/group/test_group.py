@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.group_support import A0, A1, B0, GROUP, Consumer, after, describe, pass_time
-from tests.unit.broker.support import Registry, batch, node, restarted
+from tests.unit.broker.support import Registry, node, restarted
 from tools.images.node import Client, Node
+from tools.images.requests import batch
 from txmq.broker.verbs.group import group as groups
 
 
