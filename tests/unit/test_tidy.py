@@ -21,7 +21,7 @@ from txmq.testing.settings_page import BEGIN, END, PAGES, page_table
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTION_LINES_MAX = 60
-MODULE_LINES_MAX = 500
+MODULE_LINES_MAX = 800
 TEST_NAME_WORDS_MAX = 10
 TESTS_OF_NO_MODULE = frozenset({"test_docs.py", "test_public_api.py", "test_tidy.py"})
 PARAMETERS_MAX = 8  # aim at 5; a constructor's keyword-only options count too
