@@ -18,7 +18,8 @@ from datetime import UTC, datetime
 from functools import cache
 from multiprocessing.util import Finalize
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Final
 
 from cryptography import x509
@@ -45,9 +46,9 @@ _READ_BYTES: Final = 256 << 10
 
 @cache
 def _folder() -> Path:
-    folder = TemporaryDirectory(prefix="txmq")
-    Finalize(None, folder.cleanup, exitpriority=1)  # a worker of a pool ends without what atexit has
-    return Path(folder.name)
+    folder = mkdtemp(prefix="txmq")
+    Finalize(None, rmtree, (folder, True), exitpriority=1)  # a worker of a pool ends without what atexit has
+    return Path(folder)
 
 
 def _key(name: str) -> Ed25519PrivateKey:
