@@ -23,7 +23,7 @@ ELSEWHERE = "belongs to another event loop"
 HARMLESS = {
     "assignment", "stopped", "pending_acks", "spooled", "is_closed", "request_size_bytes_max", "txid", "outcome",
     "inner", "host", "topics", "groups", "transactions", "transaction", "name", "settings", "require_task",
-    "connection", "savepoint", "HalfMessage.pending",
+    "connection", "savepoint", "HalfMessage.pending", "Consumer.log_of",
 }  # fmt: skip
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "ack": ("message",), "append": (None, "t", b"v", None, None, None, None), "consumer": ("g", ["t"]),
