@@ -239,7 +239,8 @@ def test_redrive_copies_nothing_of_topics_the_group_never_reads(
         client.topics.create(name)
     client.producer().send("secret", b"of nobody else")
     send_dead_letters(client, 5)
-    words = {"topic": b"secret", "partition": b"0", "offset": b"0", "value": b"too-large"}
+    log = client.log_of("secret", 0)[1].log.encode()
+    words = {"topic": b"secret", "partition": b"0", "offset": b"0", "log": log, "value": b"too-large"}
     client.producer().send(DEAD_LETTERS, b"", headers={f"txmq.dead.{name}": text for name, text in words.items()})
     del words["value"]
     words["offset"] = b"1"
