@@ -32,8 +32,7 @@ def guarded(directory: Path, ensemble: Ensemble, chroot: str) -> Iterator[Cluste
             users.add("shop", "orders")
             for may in ("read", "write"):
                 users.acl("grant", "shop", {"may": may, "topic": "orders"})
-        for broker in made.brokers:
-            eventually(partial(serves, broker, "shop", "orders"), "every home knows the user and what it may")
+        until_all_know(made)
         yield made
 
 
