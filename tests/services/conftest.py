@@ -34,8 +34,13 @@ def _api(item: pytest.Item) -> str | None:
     return item.callspec.params.get("connect") if hasattr(item, "callspec") else None
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for ``connect`` is held by both APIs, unless it is marked ``threads``."""
+    """A test that asks for ``connect`` is held by both APIs, unless it is marked ``threads``.
+
+    Last of all: otherwise what stands first in a test's id is a matter of what else is collected, and one that failed
+    is not found when it is run alone.
+    """
     if "connect" in metafunc.fixturenames:
         is_of_threads = metafunc.definition.get_closest_marker("threads") is not None
         metafunc.parametrize("connect", ["threads"] if is_of_threads else ["threads", "loop"], indirect=True)
