@@ -203,7 +203,7 @@ def _with_bytes(row: dict[str, Any] | None, binary: list[str]) -> dict[str, Any]
 
 
 def statement_code(key: str, source: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    """The code of a statement: who has it knows the key. It is of this transaction, these tables and these topics."""
+    """The code of a statement of this transaction, tables and topics: proof that its writer knows the key."""
     said = [source["gtid"], *(fields[name] for name in ("ddl", "kind", "database", "tables", "topics"))]
     text = json.dumps(said, sort_keys=True).encode()
     return hmac.digest(key.encode(), text, "sha256").hex()

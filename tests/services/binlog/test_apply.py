@@ -243,7 +243,7 @@ def test_a_refused_statement_can_be_skipped(replica: Replica) -> None:
     replica.require_equal()
 
 
-# --- who may write one topic ------------------------------------------------------------------------------------------
+# --- a writer of one topic --------------------------------------------------------------------------------------------
 
 
 def forged(replica: Replica, table: str, op: str, of: dict[str, str] | None = None, **fields: object) -> None:

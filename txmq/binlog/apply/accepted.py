@@ -57,7 +57,7 @@ class Accepted:
             )
 
     def require_statement(self, topic: str, event: ChangeEvent) -> str:
-        """Refuse a statement that is not to be run; what all its messages have to say.
+        """Refuse a statement that must not run; returns what all its messages have to say.
 
         Raises:
             TargetError: says why.
@@ -82,7 +82,7 @@ class Accepted:
         fields = event.fields
         if self._key:
             code = statement_code(self._key, event.source, fields)
-            is_signed = hmac.compare_digest(str(fields.get("code", "")).encode(), code.encode())
+            is_signed = hmac.compare_digest(str(fields.get("code", "")).encode(errors="replace"), code.encode())
             return "" if is_signed else "it has not the code that statement_key makes"
         ddl = recognise(fields["ddl"], fields["database"]).ddl
         if ddl is None or ddl.kind is DdlKind.OTHER or (ddl.kind is DdlKind.TRUNCATE) is not (event.op == TRUNCATE):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.session import BrokerSession
 from txmq.log.partition import Partition
@@ -12,16 +10,19 @@ from txmq.log.partition import Partition
 class SequenceTable:
     """See the module's docstring.
 
+    Args:
+        sessions: the state's.
+        by_user: ``Principals.sequences``, which is counted here.
+
     Attributes:
         produced_in: by producer id, the partitions.
         count: of all producers, each partition counted for each.
-        by_user: the same, of the sessions of each user.
     """
 
-    def __init__(self, sessions: dict[int, BrokerSession]) -> None:
-        self._sessions = sessions  # the state's
+    def __init__(self, sessions: dict[int, BrokerSession], by_user: dict[str, int]) -> None:
+        self._sessions, self._by_user = sessions, by_user
         self.produced_in: dict[int, dict[Partition, None]] = {}
-        self.count, self.by_user = 0, Counter[str]()
+        self.count = 0
 
     def keep(self, producer: int, partition: Partition, sequences: Sequences) -> Sequences:
         """A producer has sequences in one more partition; returns them."""
@@ -40,7 +41,7 @@ class SequenceTable:
 
     def take(self, producer: int, user: str) -> None:
         """A session that was nobody's is the user's now."""
-        self.by_user[user] += len(self.produced_in.get(producer, ()))
+        self._add(user, len(self.produced_in.get(producer, ())))
 
     def end(self, session: BrokerSession) -> None:
         """A session has ended: its sequences go."""
@@ -48,10 +49,14 @@ class SequenceTable:
         for partition in partitions:
             partition.producers.pop(session.number, None)
         self.count -= len(partitions)
-        self.by_user[session.user] -= len(partitions)
+        self._add(session.user, -len(partitions))
 
     def _count(self, producer: int, more: int) -> None:
         self.count += more
         session = self._sessions.get(producer)
         if session is not None:
-            self.by_user[session.user] += more
+            self._add(session.user, more)
+
+    def _add(self, user: str, more: int) -> None:
+        if user and more:
+            self._by_user[user] = self._by_user.get(user, 0) + more

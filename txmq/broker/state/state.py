@@ -74,7 +74,7 @@ class State:
         self.placed: dict[int, PlacedTopic] = {}
         self.next_session = self.next_order = 1
         self.fences_of = Counter[str]()  # by database, how many ``BrokerSession.fences`` there are
-        self.sequences = SequenceTable(self.sessions)
+        self.sequences = SequenceTable(self.sessions, self.principals.sequences)
         self.outcomes_over = 0  # of all sessions, what they keep beyond ``Limits.outcomes_kept``
         self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
         self.streams: dict[tuple[int, int], Transaction] = {}  # those of them that are open

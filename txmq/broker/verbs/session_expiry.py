@@ -108,7 +108,7 @@ def refuse_over_sequences(context: Context, session: BrokerSession) -> None:
     """
     state, most = context.state, context.settings.sequences_max
     user, own_max = session.user, max(1, most // 2)
-    if user and state.sequences.by_user[user] >= own_max:
+    if user and state.principals.sequences.get(user, 0) >= own_max:
         refusal = f"{user}'s producers write to {own_max} partitions, half of sequences_max at most"
         make_room(
             context, user, f"{refusal}, and none of their sessions can be ended", among=state.sequences.produced_in

@@ -357,19 +357,25 @@ def test_a_session_that_was_cut_off_comes_back() -> None:
     assert session.exists("/others") is not None
 
 
-def test_topics_are_read_again_only_if_one_has_changed(
-    pair: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A broker reads the map whenever it is asked for a topic that it does not know."""
-    here, there = pair
-    session, read = _session(here), list[str]()
-    get_many = session.get_many
+def _noted(session: SimSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are read from now on."""
+    read, get_many = list[str](), session.get_many
 
     def noted(paths: Sequence[str]) -> list[Node | None]:
         read.extend(paths)
         return get_many(paths)
 
     monkeypatch.setattr(session, "get_many", noted)
+    return read
+
+
+def test_topics_are_read_again_only_if_one_has_changed(
+    pair: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker reads the map whenever it is asked for a topic that it does not know."""
+    here, there = pair
+    session = _session(here)
+    read = _noted(session, monkeypatch)
     first = there.create_topic(topic(1), [A, B])
     maps = [here.topics() for _ in range(3)]
     assert ([one.topics for one in maps], read) == ([(first,)] * 3, ["/txmq/topics/orders"])
@@ -390,14 +396,7 @@ def test_topics_are_read_again_only_if_one_has_changed(
 def test_a_change_of_one_topic_reads_that_one(pair: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be ten thousand others; and the newest changes are named, not all."""
     here, there = pair
-    session, read = _session(here), list[str]()
-    get_many = session.get_many
-
-    def noted(paths: Sequence[str]) -> list[Node | None]:
-        read.extend(paths)
-        return get_many(paths)
-
-    monkeypatch.setattr(session, "get_many", noted)
+    read = _noted(_session(here), monkeypatch)
     for number in range(1, 100):
         there.create_topic(topic(number, f"t{number}"), [A, B])
     assert len(here.topics().topics) == len(read) == 99

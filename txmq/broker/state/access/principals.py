@@ -79,6 +79,7 @@ class Principals:
         streams: by user, how many of these are open: streamed, and not prepared or decided.
         payload_bytes: by user, of the messages of both.
         sessions: by user, how many there are.
+        sequences: by user, how many sequences their producers have; ``SequenceTable`` counts them.
         made: by kind and name, the user who made a group, topic, query or outbox series, and how many it counts for
             (a topic: its partitions). Not those of administrators, nor of before there were users.
         made_sizes: the sums of that, by kind and user.
@@ -95,6 +96,7 @@ class Principals:
         self.streams: dict[str, int] = {}
         self.payload_bytes: dict[str, int] = {}
         self.sessions: dict[str, int] = {}
+        self.sequences: dict[str, int] = {}
         self.made: dict[tuple[str, str], tuple[str, int]] = {}
         self.made_sizes: dict[tuple[str, str], int] = {}
 
@@ -165,7 +167,7 @@ class Principals:
         self.made_sizes[kind, user] = self.made_sizes.get((kind, user), 0) + size
 
     def _bury(self, name: str) -> None:
-        """A user is removed. What there was under the name is no later user's who has it."""
+        """A user is removed. What there was under the name does not go to a later user of that name."""
         life = self.life_of(name)
         if self.users.pop(name, None) is None:
             return
@@ -173,7 +175,7 @@ class Principals:
             for session in self._sessions.values():
                 if session.user == name:
                     session.user = life
-        for counts in (self.unsettled, self.streams, self.payload_bytes, self.sessions):
+        for counts in (self.unsettled, self.streams, self.payload_bytes, self.sessions, self.sequences):
             if name in counts:
                 counts[life] = counts.get(life, 0) + counts.pop(name)
         for (kind, thing), (user, size) in list(self.made.items()):

@@ -100,7 +100,7 @@ def admit_peer(client: ClientConnection, verb: bytes, extensions: RequestFields)
 
 
 def refuse_acts(context: Context, client: ClientConnection, name: Name, given: Given, verb: bytes) -> None:
-    """Refuse who may not know or settle a transaction, and brokers that act for somebody who may not.
+    """Refuse users that may not know or settle a transaction, and brokers that act for such a user.
 
     Raises:
         UnauthenticatedError, ForbiddenError: as ``owners.refuse_others``.

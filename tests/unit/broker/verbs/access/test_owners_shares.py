@@ -66,10 +66,29 @@ def test_one_user_has_half_of_the_sequences_at_most() -> None:
     first.disconnect()
     world.made.clock.advance(SESSION_IDLE_MS_MIN / 1000)
     assert put(third, producer=number).code == 200  # in the place of its own that is away
-    assert world.made.state.sequences.by_user == {"shop": 2}
+    assert world.made.state.principals.sequences == {"shop": 2}
     assert numbers[0] not in world.made.state.sessions
     again = restarted(world.made)
-    assert again.state.sequences.by_user == {"shop": 2}
+    assert again.state.principals.sequences == {"shop": 2}
+
+
+def test_user_made_anew_is_not_counted_for_the_former_one() -> None:
+    """Found: the former one's sequences filled the half of whoever had the name next, until a restart."""
+    world = World()
+    changed(world, sequences_max=2)
+    first = operator(world.made, "shop")
+    assert first.hello().code == 200
+    assert put(first, producer=world.made.newest_session).code == 200
+    assert world.ops.ask("user", "remove", "shop", body=b"").code == 200
+    add(world.ops, "shop")
+    world.allow(*EVERY)
+    anew = operator(world.made, "shop")
+    assert anew.hello().code == 200
+    assert put(anew, producer=world.made.newest_session).code == 200
+    sequences = dict(world.made.state.principals.sequences)
+    assert sorted(sequences.values()) == [1, 1]
+    assert sequences["shop"] == 1
+    assert restarted(world.made).state.principals.sequences == sequences
 
 
 def test_user_at_its_half_ends_no_session_of_another() -> None:

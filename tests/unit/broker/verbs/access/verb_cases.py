@@ -256,7 +256,7 @@ CASES = [
 
 
 def _retire(world: World) -> Answer:
-    """A broker that is alone has no other home to give up: who may do it hears that."""
+    """A broker that is alone has no other home to give up; a user that may do it is told so."""
     answer = world.shop.ask("cluster", "retire", extensions={"home": f"{2:016x}", "reason": "burnt"})
     return Answer(200, b"") if "alone" in answer.text else answer
 
