@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Engine, String, create_engine, func, select
-from sqlalchemy.exc import ArgumentError, OperationalError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy import Engine, String, create_engine, event, func, select
+from sqlalchemy.exc import ArgumentError, InvalidRequestError, OperationalError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, SessionTransaction, mapped_column
 
 import txmq
 from txmq import LastResource
@@ -38,14 +38,25 @@ class Order(Base):
 def together(engine: Engine, producer: txmq.Producer, orders_db: LastResource) -> Iterator[Session]:
     """A session whose rows commit together with what the producer sends in the block.
 
-    Do not call ``session.commit``: the end of the block commits, on the session's own connection. The session is closed
-    behind that, when there is nothing left to roll back.
+    The end of the block commits, on the session's own connection. Inside it the session lives in a savepoint, so that
+    neither its ``commit`` nor the rollback that follows a failed flush ends the transaction of the block.
+
+    Raises:
+        InvalidRequestError: the session was rolled back, and the body went on: rows are gone, so the messages go, too.
     """
-    with engine.connect() as connection, Session(connection) as session:
+    rolled_back: list[SessionTransaction] = []
+    with engine.connect() as connection:
         lent = connection.connection.dbapi_connection
-        with producer.transaction(orders_db.using(lent), timeout=10.0):
+        connection.begin()  # says nothing to the database; the session joins it, by a savepoint
+        with (
+            producer.transaction(orders_db.using(lent), timeout=10.0),
+            Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False) as session,
+        ):
+            event.listen(session, "after_soft_rollback", lambda _, ended: rolled_back.append(ended))
             yield session
-            session.flush()
+            session.commit()
+            if any(not ended.nested for ended in rolled_back):
+                raise InvalidRequestError("the session was rolled back in a block of txmq: its messages go, too")
 
 
 def detached(engine: Engine) -> Any:

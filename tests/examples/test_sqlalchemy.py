@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine, func, select
+from sqlalchemy.exc import IntegrityError, InvalidRequestError
 from sqlalchemy.orm import Session
 
 import txmq
 from examples.sqlalchemy_orders import Base, Order, detached, together
-from txmq.errors import HeuristicHazardError
 from txmq.testing.processes.broker import BrokerProcess
 
 
@@ -69,6 +69,19 @@ def fail(_session: Session) -> None:
     raise KeyError
 
 
+def committed_and_failed(session: Session) -> None:
+    session.commit()
+    fail(session)
+
+
+def repeat(session: Session) -> None:
+    """A row whose key is taken."""
+    taken = session.scalars(select(Order.id)).first()
+    session.expunge_all()
+    session.add(Order(id=taken, customer="eve"))
+    session.flush()
+
+
 def test_rows_and_messages_are_there_together_or_not_at_all(shop: Shop) -> None:
     shop.take(shop.engine, "ada")
     with pytest.raises(KeyError):
@@ -76,10 +89,32 @@ def test_rows_and_messages_are_there_together_or_not_at_all(shop: Shop) -> None:
     assert shop.told() == (1, [b"ada"])
 
 
-def test_commit_in_the_body_is_reported_as_a_hazard(shop: Shop) -> None:
-    with pytest.raises(HeuristicHazardError):
-        shop.take(shop.engine, "ada", Session.commit)
-    assert shop.told() == (1, [])
+def test_duplicate_key_takes_back_rows_and_messages(shop: Shop) -> None:
+    shop.take(shop.engine, "ada")
+    for _ in range(3):
+        with pytest.raises(IntegrityError):
+            shop.take(shop.engine, "ben", repeat)
+    assert shop.told() == (1, [b"ada"])
+    assert not list(shop.client.transactions.list("heuristic"))
+
+
+def test_messages_go_with_a_session_that_was_rolled_back(shop: Shop) -> None:
+    def go_on(session: Session) -> None:
+        with pytest.raises(IntegrityError):
+            repeat(session)
+        session.rollback()
+
+    for at_end in (go_on, Session.rollback):
+        with pytest.raises(InvalidRequestError, match="messages go, too"):
+            shop.take(shop.engine, "ada", at_end)
+    assert shop.told() == (0, [])
+
+
+def test_commit_in_the_body_waits_for_the_end(shop: Shop) -> None:
+    shop.take(shop.engine, "ada", Session.commit)
+    with pytest.raises(KeyError):
+        shop.take(shop.engine, "ben", committed_and_failed)
+    assert shop.told() == (1, [b"ada"])
 
 
 def test_a_nested_transaction_takes_back_its_rows_alone(shop: Shop) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from txmq.cli import output, tx_branches, tx_explain, tx_messages
 from txmq.cli.connecting import connected, partly, raise_missing
-from txmq.errors import ConfigError, ForbiddenError
+from txmq.errors import ConfigError, ForbiddenError, UnknownTransactionError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at transactions, and settle what hangs.")
 
@@ -296,17 +296,31 @@ def fence(
 
 
 @app.command()
-def forget(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
-    """Drop the record of a heuristic decision, once its damage is repaired.
+def forget(
+    txids: Annotated[list[str], typer.Argument(metavar="TXID...", help="Transaction ids.", show_default=False)],
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Drop the records of heuristic decisions, once their damage is repaired. One that is not kept stops no other.
 
     [bold]Examples[/bold]
 
       txmq tx list --state heuristic
       txmq tx forget TXID
+      txmq tx list --state heuristic --json | jq -r '.\\[].txid' | xargs txmq tx forget
     """
+    unknown: UnknownTransactionError | None = None
     with connected(bootstrap) as client:
-        client.transactions.forget(txid)
-    output.report({"txid": txid, "forgotten": True}, f"the heuristic outcome of {txid} is forgotten", as_json=as_json)
+        for txid in dict.fromkeys(txids):
+            try:
+                client.transactions.forget(txid)
+            except UnknownTransactionError as error:
+                unknown = unknown or error
+            else:
+                said = {"txid": txid, "forgotten": True}
+                output.report(said, f"the heuristic outcome of {txid} is forgotten", as_json=as_json)
+    if unknown is not None:
+        raise unknown
 
 
 def _require(heuristic: bool, verb: str) -> None:

@@ -264,6 +264,17 @@ def test_settling_and_forgetting_speak_json(desk: Desk, broker: BrokerProcess) -
     assert [row["txid"] for row in as_json(broker, "list", "--state", "heuristic")] == [one, decided]
 
 
+def test_forgetting_many_is_not_stopped_by_one_unknown(desk: Desk, broker: BrokerProcess) -> None:
+    one, other, third = desk.prepared(), desk.prepared(), desk.prepared()
+    for txid in (one, other):
+        desk.transactions.rollback(txid, "no such row")
+    forgotten = run(broker, "forget", one, third, other, one)
+    assert forgotten.returncode == 1
+    assert forgotten.stderr.count(b"is forgotten") == 2
+    assert third.encode() in forgotten.stderr.splitlines()[-1]
+    assert desk.txids("heuristic") == []
+
+
 MISTAKES = [
     (("list", "--state", "done"), 2, b"expected one of in-doubt, prepared"),
     (("list", "--in-doubt", "--state", "all"), 2, b"exclude"),
