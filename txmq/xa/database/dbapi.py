@@ -18,6 +18,7 @@ from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 
 _INNER = ("__wrapped__", "driver_connection")
 _WRAPPERS_MAX = 8
+_ADVICE = "give a connection of a DB-API one (sqlite3, MySQLdb, psycopg): txmq.aio uses it in a thread"
 
 
 class Cursor(Protocol):
@@ -82,20 +83,24 @@ def driver_of(connection: Any) -> ModuleType | None:
         found = of_driver(connection)
         if iscoroutine(found):
             found.close()  # nobody awaits it
-            raise ConfigError(
-                "connect= is a coroutine function, as of an asynchronous driver: give one of a DB-API driver, which "
-                "txmq.aio uses in a thread"
-            )
-        raise ConfigError(f"connect= must return a DB-API connection, not {type(found).__qualname__}")
+            raise ConfigError(f"connect= is a coroutine function, as of an asynchronous driver: {_ADVICE}")
+        _require_synchronous(found)
+        raise ConfigError(f"a DB-API connection is needed, not {type(found).__qualname__}")
     inner = innermost(connection)
-    if iscoroutinefunction(inner.commit):
-        which = type(inner).__module__
-        raise ConfigError(f"{which} is an asynchronous driver: give a DB-API one, which txmq.aio uses in a thread")
-    for cls in (*type(innermost(connection)).__mro__, getattr(connection, "Error", None)):
+    _require_synchronous(inner)
+    for cls in (*type(inner).__mro__, getattr(connection, "Error", None)):
         module = _module_of(cls) if isinstance(cls, type) else None
         if module is not None:
             return module
     return None
+
+
+def _require_synchronous(found: Any) -> None:
+    """asyncpg, aiosqlite and others, and what SQLAlchemy makes of them, have coroutine functions."""
+    is_asynchronous = any(iscoroutinefunction(getattr(found, name, None)) for name in ("commit", "execute", "close"))
+    which = type(found).__module__
+    if is_asynchronous or which.partition(".")[0] == "asyncpg":  # its pool's proxies have plain ones
+        raise ConfigError(f"{which} is an asynchronous driver: {_ADVICE}")
 
 
 def may_change_threads(connection: Any) -> bool:

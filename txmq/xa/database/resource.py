@@ -19,6 +19,7 @@ from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.broker_port import InstallingClient, cluster_of
 from txmq.xa.database.connection_pool import ConnectionPool, close_connection
+from txmq.xa.database.dbapi import driver_of
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.thread_connection import GivenUp, lent, opened, return_lent
@@ -110,8 +111,9 @@ class DatabaseResource(ABC, Generic[S]):
         """A caller's connection, on which a block begins here. If it does not, none of its transaction is left open.
 
         One that was refused because it is not idle is as it was. One with a call that was given up while it ran is
-        closed behind that.
+        closed after that. One of an asynchronous driver is not touched.
         """
+        driver_of(given)
         connection = lent(given)
         try:
             yield connection

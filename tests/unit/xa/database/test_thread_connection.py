@@ -185,9 +185,22 @@ class _Asynchronous(Fake):
         pass
 
 
+class _Closable:
+    """Of a driver that has no DB-API names at all."""
+
+    async def close(self) -> None:
+        pass
+
+
+class _Proxy:
+    """What asyncpg's pool gives."""
+
+    __module__ = "asyncpg.pool"
+
+
 def test_connection_of_an_asynchronous_driver_is_refused_by_name() -> None:
-    for connection in (_Asynchronous(), ThreadConnection(_Asynchronous)):
-        with pytest.raises(ConfigError, match="asynchronous driver: give a DB-API one"):
+    for connection in (_Asynchronous(), ThreadConnection(_Asynchronous), _Closable(), _Proxy()):
+        with pytest.raises(ConfigError, match="asynchronous driver: give a connection of a DB-API one"):
             driver_of(connection)
 
 
