@@ -6,7 +6,7 @@
     export ORDERS_DB=/tmp/shop.db
     txmq broker &
     uvicorn --factory examples.order_service_starlette:create_app &
-    curl -X PUT localhost:8000/orders/42 -d '{"customer": "ada"}'
+    curl --retry 5 --retry-connrefused -X PUT localhost:8000/orders/42 -d '{"customer": "ada"}'
 
 While the broker is away, messages wait in the database beside their rows (``outbox=True``), and orders are taken.
 """

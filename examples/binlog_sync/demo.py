@@ -7,7 +7,7 @@ them, rolls back, and alters a table; some of its transactions are XA. Reader, a
 killed in turn. Two XA transactions are prepared when the reader is killed: one is committed later, one rolled back. At
 the end the comparison shows whether both databases have the same rows.
 
-Needs MariaDB (``apt-get install mariadb-server``) and ``pip install "txmq[binlog]"``.
+Needs MariaDB (``apt-get install mariadb-server``) and ``pip install '.[binlog]'``.
 """
 
 from __future__ import annotations

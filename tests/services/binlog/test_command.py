@@ -164,6 +164,7 @@ def test_status_says_how_far_the_reader_is(run: Run) -> None:
     assert found["reader"] is not None
     assert run.stop() == 0
     run.server.execute("INSERT INTO orders VALUES (2, 'b')")
+    run.config.write_text(run.config.read_text() + '[apply]\npassword = { env = "OF_THE_APPLIER_ALONE" }\n')
     behind = run.status()
     assert behind["reader"] is None
     assert behind["lag_bytes"] > 0

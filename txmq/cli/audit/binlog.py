@@ -33,7 +33,7 @@ def binlog_of(request: Request) -> BinlogSettings | None:
         if getattr(request, name):
             option = _OPTIONS.get(name, name).replace("_", "-")
             raise ConfigError(f"--{option}: a binlog says by itself what belongs together: leave it out")
-    return settings_of(Path(request.database.removeprefix(SCHEME)), None)
+    return settings_of(Path(request.database.removeprefix(SCHEME)), None, unused="apply")
 
 
 def table_of(request: Request) -> TableName | None:

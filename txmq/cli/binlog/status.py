@@ -33,7 +33,7 @@ def status(config: Config, bootstrap: Address = None, as_json: output.Json = Fal
     import txmq
     from txmq.binlog.status import ANSWERS, applier_status, binlog_status, newest_published
 
-    settings = settings_of(config, bootstrap)
+    settings = settings_of(config, bootstrap, unused="apply")
     with txmq.connect(settings.bootstrap, lazy=settings.publish.mode == "ordered") as client:
         newest = newest_published(client, settings)
         end, problem = _server_end(settings, newest.position)
