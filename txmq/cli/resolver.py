@@ -319,8 +319,9 @@ def why(listed: Mapping[str, Any], names: Set[str]) -> str:
 
     if listed["kind"] in _OTHERS:
         return f"a resolver settles no such transaction: {_OTHERS[listed['kind']]}"
-    if listed["resource"] not in names:
-        return f"the file names no resource {listed['resource']!r}"
+    waits_for = [branch["resource"] for branch in listed.get("branches") or [listed] if not branch.get("complete")]
+    if missing := [name for name in waits_for if name not in names]:
+        return f"the file names no resource {', '.join(map(repr, missing))}"
     if not is_due(listed):
         return "its client is connected, or was a moment ago; run this again"
     return "its database could not prove the outcome; the warnings above say why"

@@ -123,6 +123,19 @@ def test_a_transaction_of_two_databases_is_settled_once(server: MariaDB, shared:
         assert client.outcome(txid) is txmq.Outcome.COMMITTED
 
 
+def test_database_that_the_file_does_not_name_is_named(
+    server: MariaDB, shared: BrokerProcess, tmp_path: Path
+) -> None:
+    leave(server, shared, "client.xa.decided")
+    path = config(tmp_path, addresses(server))
+    both = path.read_text()
+    path.write_text(both[: both.rindex("[[resource]]")])
+    [*_, last] = until_settled(shared, path)
+    assert (last.returncode, b"the file names no resource 'bank-b'" in last.stderr) == (1, True)
+    path.write_text(both)
+    assert until_settled(shared, path)[-1].returncode == 0
+
+
 def test_decided_branch_rolled_back_by_hand_is_never_called_committed(
     server: MariaDB, shared: BrokerProcess, tmp_path: Path
 ) -> None:
