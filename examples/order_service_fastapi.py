@@ -6,7 +6,8 @@
     export ORDERS_DB='{"host": "127.0.0.1", "user": "shop", "passwd": "...", "db": "shop"}'   # for MySQLdb.connect
     txmq broker &
     uvicorn --factory examples.order_service_fastapi:create_app &
-    curl --retry 5 --retry-connrefused -X PUT localhost:8000/orders/42 -H 'content-type: application/json' -d '{"customer": "ada"}'
+    curl --retry 5 --retry-connrefused -X PUT localhost:8000/orders/42 \\
+        -H 'content-type: application/json' -d '{"customer": "ada"}'
 
 The customer's side chooses the order's number, so that a request may be repeated: the same number twice is one order.
 """

@@ -7,7 +7,8 @@
     txmq broker &
     flask --app examples.order_service_flask init-db
     flask --app examples.order_service_flask run &
-    curl --retry 5 --retry-connrefused -X PUT localhost:5000/orders/42 -H 'content-type: application/json' -d '{"customer": "ada"}'
+    curl --retry 5 --retry-connrefused -X PUT localhost:5000/orders/42 \\
+        -H 'content-type: application/json' -d '{"customer": "ada"}'
 
 The customer's side chooses the order's number, so that a request may be repeated: the same number twice is one order.
 """

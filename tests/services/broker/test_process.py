@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.stats_page import OF_CLUSTERS, fields
 from txmq.broker.shell.first_administrator import content_of
 from txmq.protocol.scram import keys_of
 from txmq.testing.eventually import eventually
@@ -48,6 +49,13 @@ def test_last_words_of_a_process_without_streams_spare_the_journal(tmp_path: Pat
         broker.wait(60.0)
     with BrokerProcess(tmp_path / "broker") as broker, txmq.connect(broker.address) as client:
         assert client.offsets("orders", 0).end == 20
+
+
+def test_page_on_stats_has_every_field_and_no_other(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client:
+        told = json.loads(client.stats("json"))
+    assert told["broker"].keys() == fields("The broker") - OF_CLUSTERS
+    assert told["transactions"].keys() == fields("`transactions`") - OF_CLUSTERS
 
 
 def test_ready_file_holds_the_address_and_goes_at_the_stop(broker: BrokerProcess) -> None:

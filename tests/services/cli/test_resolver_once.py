@@ -123,9 +123,7 @@ def test_a_transaction_of_two_databases_is_settled_once(server: MariaDB, shared:
         assert client.outcome(txid) is txmq.Outcome.COMMITTED
 
 
-def test_database_that_the_file_does_not_name_is_named(
-    server: MariaDB, shared: BrokerProcess, tmp_path: Path
-) -> None:
+def test_database_that_the_file_does_not_name_is_named(server: MariaDB, shared: BrokerProcess, tmp_path: Path) -> None:
     leave(server, shared, "client.xa.decided")
     path = config(tmp_path, addresses(server))
     both = path.read_text()

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from tests.stats_page import OF_CLUSTERS, fields
 from tools.images.requests import batch
 from txmq.broker.cluster.view import RegistryState
 from txmq.errors import HomeSupersededError, InvariantError
@@ -202,8 +203,12 @@ def test_loss_of_the_session_is_told_and_stops_nothing() -> None:
         told = broker.read("cluster", "describe")["registry"]
         assert (told["state"], told["since_ms"]) == (state.value, 3000)
         figures = dict(line.split(" ", 1) for line in broker.ask("stats", "registry")[1].splitlines())
+        assert figures.keys() == fields("`registry`")
         assert (figures["state"], figures["since_ms"], figures["epoch"]) == (state.value, "3000", "2")
         assert f"registry {state.value}\n" in broker.ask("stats", "*")[1]
+    everything = json.loads(broker.ask("stats", "json")[1])
+    assert everything["broker"].keys() <= fields("The broker")
+    assert everything["transactions"].keys() == fields("`transactions`") >= OF_CLUSTERS - {"registry"}
 
 
 def test_stats_of_a_lone_broker_name_no_registry() -> None:
