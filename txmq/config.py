@@ -167,7 +167,7 @@ class BrokerSettings:
     )
     sequences_max: int = number(
         500_000, 1, 100_000_000, "Partitions that producers write to, each producer counted for itself: 500 bytes of "
-        "memory for each, as long as its session is kept.", section="Limits",
+        "memory for each, until its client closes in order, or else as long as its session is kept.", section="Limits",
     )  # fmt: skip
     partitions_max: int = number(10_000, 1, 1_000_000, "Partitions of all topics together.", section="Limits")
     groups_max: int = number(

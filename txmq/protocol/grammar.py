@@ -93,6 +93,7 @@ _TABLE = (
         b"hello", ("#protocol", "client"), {b"session": "session", b"home": "hex16"},
         teaches="introduce a client; session=new|none|<hex>.<epoch>.<secret>",
     ),
+    Verb(b"end", ("##counter",), teaches="the session is over; counter: of its newest transaction, or 0: end 0 1"),
     Verb(b"meta", ("topic",), teaches="describe a topic, or all with *"),
     Verb(
         b"put", ("topic", "#partition"), {b"raw": "flag", b"key": "text", b"tx": "text", b"id": "number"},

@@ -57,6 +57,8 @@ Bodies::
     40 FENCED         JSON: a transaction that was not known takes no decision with a branch in one database any more
     41 MADE           JSON: a user has made something of which there may be so many: kind, name, how many it counts for
     42 HOME_RETIRED   JSON: another home of the cluster is given up as lost for ever: its id, why
+    43 SESSION_CLOSED  session u64: its client is done with it. No connection speaks for it any more, its batches are
+                      not known again; the outcomes of its transactions are
 """
 
 from __future__ import annotations
@@ -107,6 +109,7 @@ ACCESS: Final = 39
 FENCED: Final = 40
 MADE: Final = 41
 HOME_RETIRED: Final = 42
+SESSION_CLOSED: Final = 43
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -117,7 +120,7 @@ NAMES: Final = {
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
     REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", DRAINED: "drained",
     USER: "user", USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", VOIDED: "voided",
-    ACCESS: "access", FENCED: "fenced", MADE: "made", HOME_RETIRED: "home-retired",
+    ACCESS: "access", FENCED: "fenced", MADE: "made", HOME_RETIRED: "home-retired", SESSION_CLOSED: "session-closed",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -434,13 +437,13 @@ def decode_rolled_back(body: Buffer) -> RolledBack:
     return RolledBack(*_fixed(ROLLED_BACK, _ROLLED_BACK, body))
 
 
-def encode_session_ended(session: int) -> bytes:
-    """A SESSION_ENDED entry."""
-    return frame(SESSION_ENDED, _SESSION_ENDED.pack(session))
+def encode_session_ended(session: int, kind: int = SESSION_ENDED) -> bytes:
+    """A SESSION_ENDED entry, or a SESSION_CLOSED."""
+    return frame(kind, _SESSION_ENDED.pack(session))
 
 
 def decode_session_ended(body: Buffer) -> int:
-    """The session that ended."""
+    """The session of a SESSION_ENDED, or of a SESSION_CLOSED."""
     return _fixed(SESSION_ENDED, _SESSION_ENDED, body)[0]
 
 

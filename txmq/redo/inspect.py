@@ -195,6 +195,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview], _Decoded]]] = {
     entries.TOPIC_DELETED: entries.decode_topic_deleted,
     entries.LOG_START: entries.decode_log_start,
     entries.SESSION_ENDED: entries.decode_session_ended,
+    entries.SESSION_CLOSED: entries.decode_session_ended,
 }
 
 

@@ -63,6 +63,7 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.FENCED, {"session": 1, "counter": 2, "uuid": "a" * 32}),
         entries.json_entry(entries.MADE, {"kind": "group", "name": "g", "user": "shop", "size": 1}),
         entries.json_entry(entries.HOME_RETIRED, {"home": "00000000000000b2", "reason": "burnt"}),
+        entries.encode_session_ended(1, entries.SESSION_CLOSED),
     ]
     for sample in samples:
         journal.append(sample)

@@ -109,6 +109,8 @@ class Redo:
             self._redo_session(kind, json.loads(bytes(body)))
         elif kind == entries.SESSION_ENDED:
             self._state.end_session(entries.decode_session_ended(body))
+        elif kind == entries.SESSION_CLOSED:
+            self._state.close_session(entries.decode_session_ended(body))
         elif kind == entries.TOPIC:
             self._state.redo_topic(json.loads(bytes(body)))
         elif kind == entries.TOPIC_DELETED:

@@ -43,8 +43,8 @@ class SequenceTable:
         """A session that was nobody's is the user's now."""
         self._add(user, len(self.produced_in.get(producer, ())))
 
-    def end(self, session: BrokerSession) -> None:
-        """A session has ended: its sequences go."""
+    def release(self, session: BrokerSession) -> None:
+        """A session has ended, or its client is done with it: its sequences go."""
         partitions = self.produced_in.pop(session.number, {})
         for partition in partitions:
             partition.producers.pop(session.number, None)

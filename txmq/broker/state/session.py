@@ -4,7 +4,9 @@ A session's number is issued once, journaled before the client gets it, and neve
 of the session's batches. A broker that was started before issues numbers from the time of this start on, in ms: one
 that was restored from a backup does not know which it has issued since, and databases keep outcomes under them.
 A client needs the session's *secret* to resume it. The *epoch* rises when a client that has the secret takes the
-session over; the former holder is refused from then on.
+session over; the former holder is refused from then on. A client that is done with a session *closes* it: the secret is
+forgotten, so that no connection speaks for it again. Only a connection that does may send its batches: what the network
+still holds of them is refused, and the broker needs their sequences no more.
 
 Outcomes are kept per session as a *floor* and a window above it: a counter at or below the floor is
 answered 410 (never executed, never called rolled back), one above it is looked up.
@@ -51,7 +53,7 @@ class BrokerSession:
     Attributes:
         number: the session id, also the producer id.
         epoch: how often it was taken over, at least; a request with a lower one is fenced.
-        secret: 32 hex digits; empty if an older broker issued the session, which cannot be resumed then.
+        secret: 32 hex digits; empty if it is closed, or an older broker issued it: it cannot be resumed then.
         user: whose it is; empty: of nobody, because there were no users.
         outcomes: counter -> the committed parts, None for rolled back, or VOIDED.
         fences: counter -> uuids of databases for which it is fenced.
@@ -131,6 +133,15 @@ class BrokerSession:
     def fence(self, counter: int, uuid: str) -> None:
         """No decision of it with a branch in that database is accepted any more."""
         self.fences[counter] = (*self.fences.get(counter, ()), uuid)
+
+    def close(self) -> None:
+        """Its client is done with it: nobody has its secret any more, so no connection speaks for it."""
+        self.secret = ""
+
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether no transaction of it was ever known here."""
+        return not (self.owed or self.outcomes or self.fences or self.floor or self.finished)
 
     @property
     def has_finished_outcomes(self) -> bool:

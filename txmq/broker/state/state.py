@@ -180,8 +180,14 @@ class State:
             session.is_ended = True
             _add(self.principals.sessions, session.user, -1)
             self._count_fences(session, -1)
-            self.sequences.end(session)
+            self.sequences.release(session)
             self.outcomes_over -= session.over
+
+    def close_session(self, number: int) -> None:
+        """A session's client is done with it: it sends no batch any more, and its outcomes may be asked for."""
+        session = self.sessions[number]
+        session.close()
+        self.sequences.release(session)
 
     def rest_sessions(self, numbers: Iterable[int]) -> None:
         """Clients have been away for a while."""

@@ -1,4 +1,4 @@
-"""The verbs of a conversation: ``hello``, ``ping``, ``version``, ``help``, ``quit``."""
+"""The verbs of a conversation: ``hello``, ``end``, ``ping``, ``version``, ``help``, ``quit``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from txmq.broker.context import Context
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.broker.verbs.access.asking import permissions_of, refuse_nobody
 from txmq.broker.verbs.prepare_commit import owner_gone
-from txmq.broker.verbs.session_expiry import make_room
+from txmq.broker.verbs.session_expiry import close, make_room
 from txmq.errors import (
     BadRequestError,
     FencedError,
     ForbiddenError,
     InvariantError,
     NotOwnerError,
+    OtherSessionError,
     UnavailableError,
 )
 from txmq.protocol import grammar
@@ -127,6 +128,17 @@ def let_go(context: Context, client: ClientConnection) -> None:
         session.bound = None
         session.gone_ms = context.now_ms
         owner_gone(context, session)
+
+
+def end(context: Context, client: ClientConnection, request: Request) -> None:
+    """The client is done with its session, in order."""
+    _, arguments, _extensions, _body, opaque = request
+    session = client.session
+    if session is None:
+        raise OtherSessionError("this connection speaks for no session: say hello first, or another one has taken it")
+    let_go(context, client)
+    close(context, session, int(arguments[0]))
+    context.answer_from_state(client, opaque, b"")
 
 
 def _bind(context: Context, client: ClientConnection, session: BrokerSession | None) -> None:

@@ -1,11 +1,13 @@
-"""Sessions whose client is away: first they keep less, then they end.
+"""Sessions whose client is away, or is done with them: first they keep less, then they end.
 
 ```
  connection lost --REST_MS--> at rest: outcomes that the client called finished leave
                  --session_idle_ms_max--> ended: a request in its name is answered 410, and never executed
+ closed by its client --> no connection speaks for it any more, and the sequences of its producer leave
+                      --> ended at once if no transaction has an id of it, else as above
 ```
 
-Both are journaled. The time counts from the loss of the connection, or from the broker's start if that was later: the
+All is journaled. The time counts from the loss of the connection, or from the broker's start if that was later: the
 journal does not say whether a session was resumed before the restart. A client that resumes it stops the time.
 
 Invariants:
@@ -116,6 +118,20 @@ def refuse_over_sequences(context: Context, session: BrokerSession) -> None:
     elif state.sequences.count >= most:
         refusal = f"sequences_max {most} sequences of producers are kept and no session can be ended"
         make_room(context, "", refusal, among=state.sequences.produced_in)
+
+
+def close(context: Context, session: BrokerSession, counter: int) -> None:
+    """Its client is done with it; no connection is bound to it.
+
+    Args:
+        counter: of the newest transaction that the client has given an id; 0: none. A database may know one that this
+            broker has never heard of, and asks for it.
+    """
+    if counter == 0 and session.tells_nothing:
+        end(context, session)
+        return
+    context.group.add_entry(entries.encode_session_ended(session.number, entries.SESSION_CLOSED))
+    context.state.close_session(session.number)
 
 
 def end(context: Context, session: BrokerSession) -> None:

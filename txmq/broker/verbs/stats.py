@@ -74,6 +74,7 @@ def broker_figures(context: Context) -> dict[str, Value]:
         "partitions": len(state.partitions),
         "messages": sum(p.high_watermark - p.log_start for p in state.all_partitions()),
         "sessions": len(state.sessions),
+        "sequences": state.sequences.count,
         "polls_waiting": context.waiting_polls.count(),
         "disk_full": context.disk_full,
     }

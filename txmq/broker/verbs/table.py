@@ -47,6 +47,7 @@ VERBS: dict[bytes, Verb] = {
     b"offset": get.offset,
     b"meta": get.meta,
     b"hello": hello.hello,
+    b"end": hello.end,
     b"prepare": fast_path.prepare,
     b"commit": fast_path.commit,
     b"rollback": prepare_commit.rollback,

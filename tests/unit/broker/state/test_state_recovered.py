@@ -156,6 +156,19 @@ def _sessions(history: History) -> None:
     history.node.session().disconnect()
 
 
+def _ends(counter: int) -> Step:
+    """Another client sends, and is done with its session."""
+
+    def step(history: History) -> None:
+        history.node.pump()
+        history.node.clock.advance(61)
+        client = history.node.session()
+        client.send("put", "a", 0, body=history.batch(50, producer=history.node.newest_session))
+        client.send("end", counter)
+
+    return step
+
+
 _topics, _partitions = st.sampled_from(TOPICS), st.integers(0, 1)
 _places = st.lists(st.tuples(_topics, _partitions), max_size=3)
 _steps = st.one_of(
@@ -168,6 +181,7 @@ _steps = st.one_of(
     st.builds(_rollback, COUNTERS),
     st.builds(_fence, COUNTERS),
     st.builds(_topic, st.sampled_from(["create", "alter", "delete"]), _topics),
+    st.builds(_ends, st.integers(0, 1)),
     st.sampled_from([_pump, _pump, _checkpoint, _retire, _restart, _sessions]),
 )
 

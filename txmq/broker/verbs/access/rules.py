@@ -80,6 +80,7 @@ _LISTED: Final = Rule()  # rows that one may not see are left out
 
 RULES: Final[dict[bytes, Rule | dict[bytes, Rule]]] = {
     b"hello": _FOR_ANYBODY,  # without a session
+    b"end": Rule(),
     b"auth": _FOR_ANYBODY,
     b"version": _FOR_ANYBODY,
     b"help": _FOR_ANYBODY,

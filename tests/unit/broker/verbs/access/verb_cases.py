@@ -175,6 +175,7 @@ _NEW_USER = json.dumps({"keys": keys(), "certificate": None}).encode()
 _HAZARD = {"hazard": "x", "resource": "db", "uuid": UUID, "kind": "xa"}
 CASES = [
     Case("hello", "", (), _line("hello", 1, "me", session="new")),
+    Case("end", "", (), _line("end", 0)),
     Case("ping", "", (), _line("ping")),
     Case("version", "", (), _line("version")),
     Case("help", "", (), _line("help", "*")),
