@@ -12,7 +12,7 @@ follows that home's leader: ``hello`` asks for the home, so that a broker that h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from txmq.client.producer.home_sender import HomeSender
@@ -22,6 +22,7 @@ from txmq.client.transport.destination import Address
 from txmq.client.transport.login import Login
 from txmq.client.transport.presence import Presence
 from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.reply import Reply
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ConnectionLostError, TxmqError
 from txmq.model import Outcome
@@ -216,14 +217,21 @@ class HomeLink:
         known = (connection.known_outcome(txid) for connection in (self.control, *self._former))
         return next((outcome for outcome in known if outcome is not None), None)
 
+    def end_sessions(self, deadline: float) -> list[Reply | None]:
+        """Give up what is unfinished, and say that this client is done with its sessions; what carries the answers."""
+        return [connection.end_session(deadline) for connection in self._stop()]
+
     def close(self) -> None:
         """Close the connections; unanswered requests are lost."""
+        for connection in (*self._stop(), self.reader):
+            connection.close()
+
+    def _stop(self) -> Iterable[ReconnectingConnection]:
+        """Give up what is unfinished. Returns the connections that may have a session."""
         with self._lock:
             self._closed = True
         self._presence.close()
-        self.senders.close()
-        for connection in (self.control, *self._former, self.reader):
-            connection.close()
+        return dict.fromkeys((*self.senders.stop(), self.control, *self._former))
 
     def forked(self) -> None:
         """In a forked child: replace the locks, which threads of the parent may hold."""

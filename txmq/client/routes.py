@@ -27,6 +27,7 @@ from txmq.client.home_link import LOOK_S, HomeLink
 from txmq.client.route_map import RouteMap
 from txmq.client.transport.destination import Address, AnyBroker
 from txmq.client.transport.login import Login
+from txmq.client.transport.reconnecting import END_S_MAX, have_ended
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
@@ -418,12 +419,16 @@ class Routes:
             link.branch_commits.drain(deadline)
 
     def close(self) -> None:
-        """Close the links."""
+        """Say that the client is done with its sessions, and close the links."""
         with self._lock:
             self._closed = True
             links = dict.fromkeys([self._first, *self._links.values()])  # in the same order each time
-        for link in links:
-            link.close()
+        deadline = self._clock.monotonic() + END_S_MAX
+        try:
+            have_ended([reply for link in links for reply in link.end_sessions(deadline)])
+        finally:
+            for link in links:
+                link.close()
 
     def forked(self) -> None:
         """In a forked child: replace the lock, which a thread of the parent may hold."""

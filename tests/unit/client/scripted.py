@@ -16,7 +16,7 @@ import pytest
 from txmq.client.transport.connection import Connection
 from txmq.client.transport.destination import AnyBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
-from txmq.errors import BrokerError, FencedError, SequenceError, UnknownTopicError
+from txmq.errors import BrokerError, FencedError, OtherSessionError, SequenceError, UnknownTopicError
 from txmq.log.batch import HEADER, stamp
 from txmq.model import TopicConfig
 from txmq.protocol import answers
@@ -117,6 +117,7 @@ class ScriptedBroker:
         lose_answer: per verb, how many of the next requests are executed and then the connection is cut.
         told: what its answers to ``hello`` say of it.
         hold: verbs whose answers are kept back until ``release``.
+        ended_after: what was stated at the end of each session.
     """
 
     def __init__(self, partitions: int = 2) -> None:
@@ -134,6 +135,7 @@ class ScriptedBroker:
         self.next_session = 1
         self.time_ms = 1
         self.fenced: set[int] = set()
+        self.ended_after: list[int] = []
         self.logs: dict[int, bytearray] = {}
         self.ends: dict[int, int] = {}
         self.sequences: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
@@ -199,6 +201,17 @@ class ScriptedBroker:
             "time_ms": self.time_ms, **self.told,
         }  # fmt: skip
         return answers.result(200, request[4], json.dumps(fields).encode())
+
+    def _end(self, stream: ScriptedStream, request: Request) -> bytes:
+        if stream.session is None:
+            raise OtherSessionError("no session")
+        self.fenced.add(stream.session)
+        for kept in (self.sequences, self.following):
+            for key in [key for key in kept if key[0] == stream.session]:
+                del kept[key]
+        stream.session = None
+        self.ended_after.append(int(request[1][0]))
+        return answers.result(200, request[4], b"")
 
     def _ping(self, _stream: ScriptedStream, request: Request) -> bytes:
         return answers.result(200, request[4], b"pong")

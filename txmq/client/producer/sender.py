@@ -433,6 +433,11 @@ class Sender:
 
     def close(self) -> None:
         """Give up what is unfinished and close the connection."""
+        self.stop()
+        self.reconnecting.close()
+
+    def stop(self) -> None:
+        """Give up what is unfinished; nothing more is sent."""
         self._closed = True
         with self._lock:
             self.core.abort("the client was closed")
@@ -442,7 +447,6 @@ class Sender:
             self._completed.popleft().complete_futures()
         if self._background is not None:
             self._background.finish()
-        self.reconnecting.close()
 
     def forked(self) -> None:
         """In a forked child: start anew; the parent sends its own batches."""

@@ -1,19 +1,23 @@
 """The senders of a client: one for each producer that is open.
 
 One session numbers the batches of one sender only. So the first sender uses the client's own connection and session,
-and each further one gets a connection of its own. Senders are kept and used again when producers close.
+and each further one gets a connection of its own. Senders are kept and used again when producers close, ``IDLE_MAX`` at
+most: beyond that a sender's session ends with its producer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from txmq.client.producer.batches import ProducerLimits
 from txmq.client.producer.home_sender import HomeSender
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.reconnecting import END_S_MAX, ReconnectingConnection, have_ended
 from txmq.errors import ClosedError
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, watch_forks
+
+IDLE_MAX: Final = 8
 
 
 class SenderPool:
@@ -62,16 +66,25 @@ class SenderPool:
     def give_back(self, sender: HomeSender) -> None:
         """A producer is closed. A sender that holds a batch of unknown outcome is not used again."""
         with self._lock:
-            if not self._closed and sender.is_idle and sender in self._senders:
+            if self._closed or not sender.is_idle or sender not in self._senders:
+                return
+            is_first = sender is self._senders[0]  # its connection may be the client's own
+            if is_first or len(self._idle) < IDLE_MAX:
                 self._idle.append(sender)
+                return
+            self._senders.remove(sender)
+        sender.stop()
+        have_ended([sender.reconnecting.end_session(self._clock.monotonic() + END_S_MAX)])
+        sender.reconnecting.close()
 
-    def close(self) -> None:
-        """Close the senders; no other is given out."""
+    def stop(self) -> list[ReconnectingConnection]:
+        """Give up what is unfinished; no sender is given out any more. Returns their connections, to be closed."""
         with self._lock:
             self._closed = True
-            senders, self._senders, self._idle = self._senders, [], []
+            senders, self._idle = list(self._senders), []
         for sender in senders:
-            sender.close()
+            sender.stop()
+        return [sender.reconnecting for sender in senders]
 
     def forked(self) -> None:
         """In a forked child: replace the lock, which a thread of the parent may hold."""

@@ -38,6 +38,7 @@ from txmq.client.spooling.spool_homes import HomesClient, SpoolHome, SpoolHomes
 from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.current import refuse_enclosed
 from txmq.client.transport.ports import Log
+from txmq.client.transport.reconnecting import END_S_MAX
 from txmq.client.transport.session import REQUEST_SIZE_BYTES_MAX
 from txmq.errors import (
     ClosedError,
@@ -396,7 +397,8 @@ class OrderedMessageProducer:
             self._closed = "the producer is closed"
         homes = self._homes.opened()
         for home in homes:
-            home.sessions.close()
+            if self.spooled or not home.is_idle:  # what waits for its broker ends here, for the next producer
+                home.sessions.close()
             home.wake.set()
         self._given_up.set()
         for home in homes:
@@ -406,7 +408,9 @@ class OrderedMessageProducer:
             for queue in list(self._queues.values()):
                 queue.close()
             for home in homes:
+                home.sessions.end(self._client.clock.monotonic() + END_S_MAX)
                 home.sender.close()
+                home.sessions.close()
         finally:
             self._spool.close()
 

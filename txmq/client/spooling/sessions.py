@@ -9,6 +9,9 @@ Before the first batch of a process is sent, every session of former processes i
 epoch. The broker then closes the connection that held it and lets no process back under a lower epoch, so what a killed
 process left in its sockets is stored before that or never. Otherwise it could come in behind what is sent now.
 
+A session of which the spool keeps no batch, and of which nothing is on its way any more, is *ended* at the broker: the
+current one when the producer closes, a former one when it was taken over. It leaves the spool after that.
+
 Invariants:
     * A session's identity and secret are on disk before the first batch is sent in it, and a higher epoch before the
       broker gets it: each epoch is higher than all before it.
@@ -22,7 +25,7 @@ from collections.abc import Callable
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import AssignedSequence, Held, SpoolIdentity
 from txmq.client.transport.connection import Connection
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.reconnecting import ReconnectingConnection, have_ended
 from txmq.client.transport.reply import Reply
 from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello, resume_wish
 from txmq.errors import ConnectionLostError, FencedError, RemoteProtocolError
@@ -95,7 +98,10 @@ class Sessions:
         with self._lock:
             for identity in filter(self._is_of_home, list(self._former)):
                 try:
-                    self._resumed(identity, deadline)
+                    connection = self._resumed(identity, deadline)
+                    if not self._spool.needs_session(identity):
+                        self._bound = None
+                        have_ended([connection.request(deadline, "end", 0)])
                 except FencedError:
                     if not self._is_of_home(identity):  # the greeting has told that there are several homes
                         continue
@@ -170,6 +176,17 @@ class Sessions:
     def reach(self, deadline: float) -> None:
         """Raises ConnectionLostError, soon, if the broker is away."""
         self.main.connect(deadline)
+
+    def end(self, deadline: float) -> None:
+        """The producer closes, and nothing is on its way: the broker need not know the session if the spool does not.
+
+        If the answer is lost, the next process asks for the session once more (``end_former_sessions``).
+        """
+        noted, session = self._noted, self._session
+        if noted is None or self.main.session is not session or self._spool.needs_session(noted):
+            return
+        if have_ended([self.main.end_session(deadline)]):
+            self._spool.forget_session(noted)
 
     def close(self) -> None:
         """Close the connections."""

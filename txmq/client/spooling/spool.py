@@ -42,6 +42,7 @@ from txmq.client.spooling.spool_rows import (
     FORGET_UNNAMED,
     HELD,
     INSERT,
+    OF_SESSION,
     PARK_TOPIC,
     RAISE_EPOCH,
     READABLE,
@@ -310,6 +311,12 @@ class Spool(SpoolReader):
             self._database.execute(RAISE_EPOCH, (EPOCH_MAX, *identity_row(identity)))
             row = self._database.execute(HELD, identity_row(identity)).fetchone()
         return Held("", 0) if row is None else Held(*row)
+
+    @blocking
+    def needs_session(self, identity: SpoolIdentity) -> bool:
+        """Whether a row has a sequence of it."""
+        with self._lock:
+            return bool(self._database.execute(OF_SESSION, identity_row(identity)).fetchone()[0])
 
     @blocking
     def forget_session(self, identity: SpoolIdentity) -> None:

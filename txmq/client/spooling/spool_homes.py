@@ -86,6 +86,11 @@ class SpoolHome:
         self.commits = link.branch_commits
         self.wake, self.stopped = Signal(), Signal()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is connected, and owes no answer."""
+        return self.sessions.main.live is not None and self.sender.is_idle
+
     def stats(self) -> str:
         """The statistics of the home's broker."""
         return self._link.control.repeat("stats", "*", timeout=self._link.timeout).decode("utf-8", "replace")

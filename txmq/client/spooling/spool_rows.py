@@ -45,6 +45,7 @@ _OF_SESSION = " WHERE cluster = ? AND home = ? AND session = ? AND epoch = ?"
 REMEMBER_TOPIC = "INSERT OR REPLACE INTO topics (name, partitions, topic_id) VALUES (?, ?, ?)"
 RAISE_EPOCH = "UPDATE sessions SET held_epoch = min(held_epoch + 1, ?)" + _OF_SESSION  # noqa: S608  constants
 HELD = "SELECT secret, held_epoch FROM sessions" + _OF_SESSION  # noqa: S608
+OF_SESSION = "SELECT EXISTS (SELECT 1 FROM batches" + _OF_SESSION + ")"  # noqa: S608
 END_SESSION = "UPDATE sessions SET is_over = 1" + _OF_SESSION  # noqa: S608
 _COLUMNS_BEFORE = (
     "number, topic, partition, content, created_ms, attempts, reason, parked, messages,"

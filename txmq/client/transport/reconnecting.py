@@ -22,7 +22,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from txmq.client.transport.connection import Connection
@@ -55,6 +55,7 @@ SILENT_S = 0.05  # a broker without a sign of life for longer is asked before ro
 JUST_HEARD_S = 0.001  # an answer to a request no older than this spares ``reach`` one look at the socket
 WRITE_S_MAX = 0.05  # a request that nobody waits for is left to a socket that is full for longer
 AWAY_S_MAX = 1.0  # a caller with locks waits no longer than this for a broker that is known to be away
+END_S_MAX = 0.5  # for the answer that a session has ended: it needs none
 _CLOSED = "the client is closed"
 
 T = TypeVar("T")
@@ -426,6 +427,21 @@ class ReconnectingConnection:
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
+    def end_session(self, deadline: float) -> Reply | None:
+        """Say that the client is done with the session, whose connection is closed next.
+
+        Returns:
+            What carries the answer; None if no connection speaks for it. A session that does not end so is one whose
+            connection was lost, so nothing is said again.
+        """
+        connection, session = self.live, self._session
+        if connection is None or session is None or connection.session is not session:
+            return None
+        try:
+            return connection.request(deadline, "end", session.last_counter())
+        except TxmqError:
+            return None
+
     def rest(self) -> None:
         """Close the connection; the next request makes another one, which resumes the session."""
         connection = self.live
@@ -445,6 +461,17 @@ class ReconnectingConnection:
         self._turn = Turn()
         if connection is not None:
             connection.forget()
+
+
+def have_ended(replies: Iterable[Reply | None]) -> bool:
+    """Wait for the answers to ``end_session``; whether all sessions have ended, as far as is known."""
+    known = True
+    for reply in replies:
+        try:
+            known &= reply is not None and reply.result() is not None
+        except TxmqError:
+            known = False
+    return known
 
 
 def _cannot_connect(home: str | None, failures: Sequence[str], elsewhere: Sequence[str]) -> str:

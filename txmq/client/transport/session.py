@@ -94,6 +94,10 @@ class ClientSession:
         counter = next(self._numbers)
         return counter, f"{self._txid_prefix}{counter:x}"
 
+    def last_counter(self) -> int:
+        """The counter of the newest transaction id, 0 if there is none; to be asked when no other is given out."""
+        return next(self._numbers) - 1
+
     def keep(self, counter: int) -> None:
         """Make the broker keep the outcome until ``finished``: a resolver may ask for it."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tests.unit.client.homes import Cluster, OpenCommits
 from txmq.client.partitioner import KeyHashSelector
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.spool import Spool
-from txmq.errors import RequestTimeoutError
+from txmq.errors import RequestTimeoutError, UnavailableError
 from txmq.model import Message, SendStatus
 
 
@@ -42,6 +43,55 @@ def test_each_home_numbers_in_a_session_of_its_own(cluster: Cluster, tmp_path: P
     assert [cluster.values(partition) for partition in range(6)] == [
         [b"%d" % partition, b"%d" % (partition + 6)] for partition in range(6)
     ]
+
+
+def _former(spool: Path) -> list[int]:
+    """The homes whose sessions the spool keeps for the next process."""
+    with Spool(spool, read_only=True) as kept:
+        return sorted(session.home for session in kept.sessions())
+
+
+def test_close_ends_sessions_of_which_nothing_is_kept(cluster: Cluster, tmp_path: Path) -> None:
+    with ordered(cluster, tmp_path) as producer:
+        for partition in range(3):
+            send(producer, partition, b"0")
+    assert [home.sequences for home in cluster.homes] == [{}, {}, {}]
+    assert _former(tmp_path) == []
+    with ordered(cluster, tmp_path) as producer:
+        send(producer, 0, b"1")
+    assert cluster.values(0) == [b"0", b"1"]
+
+
+def test_close_ends_no_session_whose_batches_the_spool_keeps(cluster: Cluster, tmp_path: Path) -> None:
+    with ordered(cluster, tmp_path) as producer:
+        send(producer, 0, b"0")
+        send(producer, 1, b"0")
+        cluster.homes[1].lose_answer["put"] = 1
+        cluster.homes[1].faults["hello"] = deque([UnavailableError("starting")] * 1000)
+        assert send(producer, 1, b"1") is SendStatus.SPOOLED  # stored, and its answer lost
+    assert _former(tmp_path) == [1, 2]  # while messages wait, no session is looked at
+    cluster.homes[1].faults.clear()
+    with ordered(cluster, tmp_path) as producer:
+        cluster.pass_time_until(lambda: not producer.spooled)
+        producer.flush()
+    assert cluster.values(1) == [b"0", b"1"]
+    with ordered(cluster, tmp_path) as producer:
+        producer.flush()  # the session's last batch is sent: what a process before left is over
+        send(producer, 1, b"2")
+    assert cluster.values(1) == [b"0", b"1", b"2"]
+
+
+def test_next_process_ends_session_of_a_killed_one(cluster: Cluster, tmp_path: Path) -> None:
+    with ordered(cluster, tmp_path) as producer:
+        send(producer, 0, b"0")
+        cluster.homes[0].go_down()
+    assert _former(tmp_path) == [1]
+    cluster.back(0)
+    with ordered(cluster, tmp_path) as producer:
+        producer.flush()
+        assert cluster.homes[0].sequences == {}
+        send(producer, 0, b"1")
+    assert cluster.values(0) == [b"0", b"1"]
 
 
 def test_a_home_that_is_away_delays_no_other(cluster: Cluster, tmp_path: Path) -> None:
@@ -90,7 +140,10 @@ def test_flush_waits_for_former_sessions_of_all_homes(cluster: Cluster, tmp_path
     with ordered(cluster, tmp_path) as producer:
         for partition in range(3):
             send(producer, partition, b"0")
-    cluster.homes[2].go_down()
+        for home in cluster.homes:
+            home.go_down()  # so that no session ends with its producer
+    for number in (0, 1):
+        cluster.back(number)
     with ordered(cluster, tmp_path) as producer:
         with ThreadPoolExecutor(1) as threads:
             flushed = threads.submit(producer.flush, timeout=2.0)

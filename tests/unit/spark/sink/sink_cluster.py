@@ -90,13 +90,13 @@ class SinkHome(ScriptedHome):
         self.cluster.batches[name] = stated["batch"]
         for txid in list(self.prepared):
             if self.prepared[txid].kind == "spark":
-                self._end(txid, "committed" if txid in winners else "rolled-back")
+                self._over(txid, "committed" if txid in winners else "rolled-back")
         return {"already_committed": False}
 
     def _query_abort(self, _name: str, _stated: dict[str, int], _body: bytes) -> dict[str, Any]:
         doomed = [txid for txid, one in self.prepared.items() if one.kind == "spark"]
         for txid in doomed:
-            self._end(txid, "rolled-back")
+            self._over(txid, "rolled-back")
         return {"rolled_back": len(doomed)}
 
     def _query_delete(self, name: str, _stated: dict[str, int], _body: bytes) -> dict[str, Any]:
@@ -127,19 +127,19 @@ class SinkHome(ScriptedHome):
 
     def _commit(self, _stream: ScriptedStream, request: Request) -> bytes:
         self.cluster.note(self.number, "commit")
-        self._end(request[1][0].decode(), "committed")
+        self._over(request[1][0].decode(), "committed")
         return answers.result(200, request[4], b"")
 
     def _rollback(self, _stream: ScriptedStream, request: Request) -> bytes:
         self.cluster.note(self.number, "rollback")
-        self._end(request[1][0].decode(), "rolled-back")
+        self._over(request[1][0].decode(), "rolled-back")
         return answers.result(200, request[4], b"")
 
     def _outcome(self, _stream: ScriptedStream, request: Request) -> bytes:
         self.cluster.note(self.number, "outcome")
         return answers.result(200, request[4], self.ended[request[1][0].decode()].encode() + b"\n")
 
-    def _end(self, txid: str, word: str) -> None:
+    def _over(self, txid: str, word: str) -> None:
         before = self.ended.setdefault(txid, word)
         if before != word:
             raise TransactionConflictError(f"{txid} is {before}")

@@ -101,7 +101,7 @@ def test_lone_broker_gets_the_requests_of_one_home(monkeypatch: pytest.MonkeyPat
         client.ping()
         made = Job(client)
         made.commit(made.write(rows(0, 0)))
-    assert lone.homes[1].verbs == ["hello", "ping", "query", "query", "hello", "meta", "prepare", "query"]
+    assert lone.homes[1].verbs == ["hello", "ping", "query", "query", "hello", "meta", "prepare", "query", "end"]
     assert lone.requests() == [(1, "query epoch"), (1, "query open"), (1, "prepare spark"), (1, "query commit")]
 
 
