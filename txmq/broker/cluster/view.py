@@ -44,7 +44,8 @@ class ClusterView:
         older_version: of a map that was older, and refused; -1 if none was. ``older_access``: of users, likewise.
         refused: why topics of the map are not taken over, by id.
         dropping: deleted topics of which the registry is told that this home has dropped them.
-        releasing: queries whose anchor the registry is told to release, and the group behind which it is.
+        releasing: groups and queries, by kind and name, whose anchor the registry is told to release, and the group
+            of the journal behind which it is.
         parked: requests that wait for a read of the registry, in order of arrival; ``parked_bytes``: their bodies.
         refreshes_asked, refreshes_begun, refreshes_done: how many reads were asked for, may have begun, and are done.
         refresh_error: why the last one failed.
@@ -63,7 +64,7 @@ class ClusterView:
         self.is_taken_over = False
         self.refused: dict[int, str] = {}
         self.dropping: set[int] = set()
-        self.releasing: dict[str, object] = {}
+        self.releasing: dict[tuple[str, str], object] = {}
         self.parked: dict[ClientConnection, Parked] = {}
         self.parked_bytes = self.resumed = 0
         self.refreshes_asked = self.refreshes_begun = self.refreshes_done = 0

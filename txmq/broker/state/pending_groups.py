@@ -60,9 +60,19 @@ class PendingGroups:
             self.silences.add(at_ms, (name, membership))
 
     def note_anchor(self, group: str, home: int) -> None:
-        """The registry has told of a group's anchor; it stays the one."""
-        if len(self.anchors) < ANCHORS_MAX:
-            self.anchors[group] = home
+        """The registry has told of a group's anchor; it stays until the group is deleted there, or it is lost."""
+        if len(self.anchors) >= ANCHORS_MAX and group not in self.anchors:
+            del self.anchors[next(iter(self.anchors))]
+        self.anchors[group] = home
+
+    def lost_anchor(self, home: int) -> None:
+        """A home is given up: the groups that it was the anchor of choose another."""
+        self.anchors = {group: anchor for group, anchor in self.anchors.items() if anchor != home}
+
+    def forget(self, group: str) -> None:
+        """The group is deleted."""
+        self.anchors.pop(group, None)
+        self.left_in_order.discard(group)
 
     def wait(self, heartbeat: Beat) -> None:
         """A heartbeat waits."""

@@ -32,7 +32,8 @@ from txmq.broker.verbs import placing
 from txmq.broker.verbs.access.asking import GROUP, SETTLE, require_any, sees
 from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.access.shares import QUERY_SHARE, note_made, refuse_over_half
-from txmq.broker.verbs.cluster.queries import draw_epoch, find_anchor, refuse_elsewhere, release_anchor
+from txmq.broker.verbs.cluster.anchors import find_anchor, release_anchor
+from txmq.broker.verbs.cluster.queries import draw_epoch, refuse_elsewhere
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import locate
 from txmq.errors import (
@@ -125,7 +126,7 @@ def _open(asked: Asked) -> None:
         _open_here(asked)
     else:
         _refuse_open(asked, None)
-        find_anchor(context, name, _when_told(asked, _open_at))
+        find_anchor(context, "query", name, _when_told(asked, _open_at))
 
 
 def _open_at(asked: Asked, anchor: int) -> None:
@@ -216,7 +217,7 @@ def _delete(asked: Asked) -> None:
     context.state.principals.unmade(QUERY_SHARE, name)
     count = _roll_back_all(context, prepared_of(context, name))
     audit(context, asked.client, "query deleted", query=name, transactions=count)
-    release_anchor(context, name)
+    release_anchor(context, "query", name)
     asked.answer(_described(known), is_new=True)
 
 

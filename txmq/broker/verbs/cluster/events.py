@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from txmq.broker.cluster.asks import FindAnchor, Result
+from txmq.broker.cluster.asks import Result
 from txmq.broker.cluster.view import ClusterView, RegistryState
 from txmq.broker.context import Context
 from txmq.broker.verbs.access import changes as users
@@ -62,6 +62,7 @@ def _note_retired(context: Context, homes: Sequence[Home]) -> None:
             context.group_with_room().add_entry(entries.json_entry(entries.HOME_RETIRED, fields))
             context.group.needs_sync = True
             retired[home.home] = home.retired
+            context.pending_groups.lost_anchor(home.home)
 
 
 def answered(context: Context, number: int, result: Result) -> None:
@@ -91,15 +92,3 @@ def as_answer(error: TxmqError) -> BrokerError:
     if isinstance(error, RegistryAwayError):
         return UnavailableError(f"the registry does not answer: whether it was done is not known ({error})")
     return UnavailableError(str(error))
-
-
-def find_anchor(context: Context, kind: str, name: str, then: Callable[[int | BrokerError], None]) -> None:
-    """Find the one home that decides for a group or a query. A broker that is alone is it, at once."""
-    if context.cluster is None:
-        then(context.state.home)
-        return
-
-    def found(result: Result) -> None:
-        then(as_answer(result) if isinstance(result, TxmqError) else result.value)
-
-    context.cluster.ask(lambda number: FindAnchor(number, kind, name), found)

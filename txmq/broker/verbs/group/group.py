@@ -31,7 +31,7 @@ from txmq.broker.state.pending_groups import Beat
 from txmq.broker.verbs.access.asking import GROUP, READ, TOPIC, require
 from txmq.broker.verbs.access.audit import refusal_of
 from txmq.broker.verbs.access.shares import counted_user
-from txmq.broker.verbs.cluster.events import find_anchor
+from txmq.broker.verbs.cluster.anchors import find_anchor
 from txmq.broker.verbs.group.anchored import (
     anchor_fields,
     grant_of,
@@ -117,7 +117,8 @@ def _join_anchored(request: GroupRequest, strategy: str, member: Member, anchor:
     try:
         if isinstance(anchor, BrokerError):
             raise anchor
-        request.context.pending_groups.note_anchor(request.group, anchor)
+        if anchor not in request.context.state.registration.retired:  # else the registry is about to name another
+            request.context.pending_groups.note_anchor(request.group, anchor)
         if anchor != request.context.state.home and grant_of(request) == 0:
             nothing: dict[str, Any] = {"view": 0, "members": 0, "assigned": [], "revoked": []}
             request.answer({**nothing, "anchor": f"{anchor:016x}"})

@@ -14,6 +14,8 @@ from txmq.broker.state.membership import Membership
 from txmq.broker.verbs.access.asking import GROUP, READ, TOPIC, require, require_seen, sees
 from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.access.shares import GROUP_SHARE, note_made
+from txmq.broker.verbs.cluster.anchors import release_anchor
+from txmq.broker.verbs.group.anchored import GRANT
 from txmq.broker.verbs.group.handover import settle
 from txmq.broker.verbs.group.request import (
     GroupRequest,
@@ -193,8 +195,12 @@ def delete(request: GroupRequest) -> None:
     context.group.needs_sync = True
     offsets = context.state.saved.named[request.group].offsets
     _audit(request, "group deleted", sum(context.state.partition(*place) is not None for place in offsets))
+    has_grants = context.state.saved.generation(request.group, GRANT) > 0
     context.state.saved.delete(request.group)
     context.state.principals.unmade(GROUP_SHARE, request.group)
+    context.pending_groups.forget(request.group)
+    if has_grants:
+        release_anchor(context, "group", request.group)  # if it is this home
     request.answer({})
 
 

@@ -12,7 +12,7 @@ from txmq.broker.cluster.asks import Answer, Ask, CreateTopic, DropTopic, FindAn
 from txmq.broker.cluster.view import ASKS_MAX
 from txmq.broker.cluster.work import TRIES_MAX, Room, carry_out
 from txmq.broker.state.access.permissions import of_nobody
-from txmq.broker.verbs.cluster.events import find_anchor
+from txmq.broker.verbs.cluster.anchors import find_anchor
 from txmq.errors import BrokerError, OverloadedError, RegistryAwayError, RegistryConflictError
 from txmq.model import TopicConfig
 from txmq.redo import entries
