@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.session import BrokerSession
 from txmq.protocol.answers import Reply
 from txmq.protocol.requests import Request
 from txmq.protocol.scram import ScramLogin
+
+MEMBERS_OVER_MAX: Final = 64  # members that are no more, beside as many as there are
 
 
 class ClientConnection:
@@ -21,7 +25,8 @@ class ClientConnection:
         given_bytes: answers that were made for it in this turn of its connection.
         unanswered: opaque tokens of requests whose answer is still owed.
         drained: how far each outbox series is taken, as far as it was told (``verbs/outbox/drained.py``).
-        members: (group, member, its incarnation) of the consumers whose heartbeats come over it.
+        members: (group, member, its incarnation) of the consumers whose heartbeats come over it, and of some that are
+            no more. ``members_bound``: with so many it is looked which are.
         user: the user that it has logged in as; empty: nobody.
         permissions: what that user may do (``verbs/access/asking.py``); None: there are no users, and nothing is asked.
         login: a login that waits for the client's final message.
@@ -38,8 +43,8 @@ class ClientConnection:
 
     __slots__ = (
         "address", "binding", "certificate", "certificates", "closing", "drained", "given_bytes", "gone", "held",
-        "login", "members", "name", "number", "out", "permissions", "ready", "session", "shell", "txid_head",
-        "unanswered", "user", "waiting",
+        "login", "members", "members_bound", "name", "number", "out", "permissions", "ready", "session", "shell",
+        "txid_head", "unanswered", "user", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
@@ -50,6 +55,7 @@ class ClientConnection:
         self.given_bytes = 0
         self.unanswered: set[bytes] = set()
         self.members: set[tuple[str, str, str]] = set()
+        self.members_bound = MEMBERS_OVER_MAX
         self.drained: dict[str, int] = {}
         self.waiting: Request | None = None
         self.user = ""

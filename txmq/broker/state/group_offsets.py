@@ -202,8 +202,9 @@ class SavedGroups:
         """The topic was deleted: nothing of it is kept."""
         self.generation_floor = max(self.generation_floor, self._newest_of.pop(topic_id, 0))
         self.size_bytes -= self._bytes_of.pop(topic_id, 0)
-        self._deleted.add(topic_id)
-        self._unswept = list(self.named)
+        if self.named:
+            self._deleted.add(topic_id)
+            self._unswept = list(self.named)
         for key in [key for key in self.held if key[1] == topic_id]:
             self._drop_held(key)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from txmq.broker.state.producer_sequences import Sequences
-from txmq.broker.state.session import BrokerSession
+from txmq.broker.state.session import BrokerSession, count_for
 from txmq.log.partition import Partition
 
 
@@ -41,7 +41,7 @@ class SequenceTable:
 
     def take(self, producer: int, user: str) -> None:
         """A session that was nobody's is the user's now."""
-        self._add(user, len(self.produced_in.get(producer, ())))
+        count_for(self._by_user, user, len(self.produced_in.get(producer, ())))
 
     def release(self, session: BrokerSession) -> None:
         """A session has ended, or its client is done with it: its sequences go."""
@@ -49,14 +49,10 @@ class SequenceTable:
         for partition in partitions:
             partition.producers.pop(session.number, None)
         self.count -= len(partitions)
-        self._add(session.user, -len(partitions))
+        count_for(self._by_user, session.user, -len(partitions))
 
     def _count(self, producer: int, more: int) -> None:
         self.count += more
         session = self._sessions.get(producer)
         if session is not None:
-            self._add(session.user, more)
-
-    def _add(self, user: str, more: int) -> None:
-        if user and more:
-            self._by_user[user] = self._by_user.get(user, 0) + more
+            count_for(self._by_user, session.user, more)

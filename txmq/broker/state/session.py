@@ -88,14 +88,14 @@ class BrokerSession:
         """So many more of its transactions are unsettled; counted by user in ``unsettled``, too."""
         self.owed += more
         if self.user:
-            unsettled[self.user] = unsettled.get(self.user, 0) + more
+            count_for(unsettled, self.user, more)
 
     def take(self, epoch: int, user: str, unsettled: dict[str, int]) -> None:
         """A client took it over; if it was nobody's, it is the ``user``'s from now on."""
         self.epoch = epoch
         if user:
             self.user = user
-            unsettled[user] = unsettled.get(user, 0) + self.owed
+            count_for(unsettled, user, self.owed)
 
     def keep(self, counter: int, outcome: Kept, floor: int, kept_max: int) -> int:
         """Keep an outcome; let those leave that the client called finished, oldest first, beyond ``kept_max``.
@@ -183,6 +183,16 @@ class BrokerSession:
         session.fences = {counter: tuple(uuids) for counter, uuids in fenced}
         session._order.extend(session.outcomes)
         return session
+
+
+def count_for(counts: dict[str, int], user: str, more: int) -> None:
+    """So many more are the user's; nothing is kept of a user who has none, or of nobody."""
+    if user and more:
+        left = counts.get(user, 0) + more
+        if left:
+            counts[user] = left
+        else:
+            del counts[user]
 
 
 def row(frozen: tuple[Any, ...]) -> list[object]:

@@ -28,7 +28,7 @@ from txmq.broker.state.outboxes import Outboxes
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.registration import Registration
 from txmq.broker.state.sequence_table import SequenceTable
-from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts, Kept
+from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts, Kept, count_for
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState, home_group_key
 from txmq.config import BrokerSettings
@@ -158,7 +158,7 @@ class State:
     def put_session(self, session: BrokerSession) -> None:
         """Add a session."""
         self.sessions[session.number] = session
-        _add(self.principals.sessions, session.user, 1)
+        count_for(self.principals.sessions, session.user, 1)
         self._count_fences(session, 1)
         self.outcomes_over += session.recount(self.limits.outcomes_kept)
         self.next_session = max(self.next_session, session.number + 1)
@@ -167,7 +167,7 @@ class State:
         """A client took a session over: its former holder is fenced. One that was nobody's is the user's now."""
         self.sessions[number].take(epoch, user, self.principals.unsettled)
         if user:
-            _add(self.principals.sessions, user, 1)
+            count_for(self.principals.sessions, user, 1)
             self.sequences.take(number, user)
             for transaction in self.transactions.values():
                 if transaction.session == number:
@@ -178,7 +178,7 @@ class State:
         session = self.sessions.pop(number, None)
         if session is not None:
             session.is_ended = True
-            _add(self.principals.sessions, session.user, -1)
+            count_for(self.principals.sessions, session.user, -1)
             self._count_fences(session, -1)
             self.sequences.release(session)
             self.outcomes_over -= session.over
@@ -230,8 +230,8 @@ class State:
         """So much more is the user's whose session it is."""
         owner = self.sessions.get(session)
         if owner is not None and owner.user:
-            _add(self.principals.streams, owner.user, streams)
-            _add(self.principals.payload_bytes, owner.user, size_bytes)
+            count_for(self.principals.streams, owner.user, streams)
+            count_for(self.principals.payload_bytes, owner.user, size_bytes)
 
     def prepare(self, session: int, counter: int, meta: dict[str, Any]) -> Transaction:
         """All parts are there and it is prepared."""
@@ -497,12 +497,3 @@ class State:
         """Everything in the journal is redone: readers may see it, except behind barriers."""
         for partition in self.all_partitions():
             self.decisions.barriers.recovered(partition)
-
-
-def _add(counts: dict[str, int], user: str, more: int) -> None:
-    if user and more:
-        left = counts.get(user, 0) + more
-        if left:
-            counts[user] = left
-        else:
-            del counts[user]

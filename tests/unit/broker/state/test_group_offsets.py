@@ -178,6 +178,14 @@ def test_deleted_topic_is_swept_out_of_groups_in_slices() -> None:
         saved.sweep(30)
 
 
+def test_topics_that_come_and_go_without_groups_leave_nothing() -> None:
+    """Each left its id, also in the copy for each checkpoint."""
+    saved = SavedGroups()
+    for topic_id in range(1, 100):
+        saved.forget_topic(topic_id)
+    assert (saved.freeze().deleted, saved.is_swept) == (frozenset(), True)
+
+
 def test_group_deleted_before_it_is_swept_counts_once() -> None:
     saved = _many_groups(3)
     saved.forget_topic(1)

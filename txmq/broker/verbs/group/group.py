@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from txmq.broker.client_connection import ClientConnection
+from txmq.broker.client_connection import MEMBERS_OVER_MAX, ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroup
 from txmq.broker.state.membership import Member, Membership, Owned
@@ -252,8 +252,14 @@ def _member(request: GroupRequest) -> tuple[Membership, Member]:
 
 
 def _speaks_for(request: GroupRequest, member: Member) -> None:
-    member.connection = request.client.number
-    request.client.members.add((request.group, member.name, member.incarnation))
+    client, spoken_for = request.client, (request.group, member.name, member.incarnation)
+    member.connection = client.number
+    if spoken_for not in client.members and len(client.members) >= client.members_bound:
+        client.members = {
+            (name, known.name, known.incarnation) for name, _, known in _members_over(request.context, client)
+        }
+        client.members_bound = 2 * len(client.members) + MEMBERS_OVER_MAX
+    client.members.add(spoken_for)
 
 
 def _fenced(group: str, member: str) -> FencedError:

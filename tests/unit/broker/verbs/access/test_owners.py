@@ -113,7 +113,7 @@ def test_session_of_nobody_is_the_users_who_resumes_it() -> None:
         assert shop.ask("outcome", made.txid(1, 1)).text == "prepared\n"
         assert shop.ask("hello", 1, "me", extensions={"session": wish}).code == 200
     assert shop.ask("commit", made.txid(1, 1), body=b"").code == 200
-    assert shop.node.state.principals.unsettled == {"shop": 0}
+    assert shop.node.state.principals.unsettled == {}
 
 
 def test_connection_that_logs_in_as_another_user_loses_its_session() -> None:

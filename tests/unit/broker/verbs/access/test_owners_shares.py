@@ -91,6 +91,33 @@ def test_user_made_anew_is_not_counted_for_the_former_one() -> None:
     assert restarted(world.made).state.principals.sequences == sequences
 
 
+def test_users_that_come_and_go_leave_no_counts() -> None:
+    """Each left a zero under a name that nobody has again."""
+    world = World()
+    principals = world.made.state.principals
+    world.shop.disconnect()
+    for _ in range(5):
+        client = operator(world.made, "shop")
+        assert client.hello().code == 200
+        number = world.made.newest_session
+        assert put(client, producer=number).code == 200
+        txid = world.made.txid(number, 1)
+        assert prepare(client, txid, ("a", 0, batch(b"p"))).code == 200
+        assert client.ask("rollback", txid).code == 200
+        assert client.ask("end", 1).code == 200
+        assert world.ops.ask("user", "remove", "shop", body=b"").code == 200
+        world.made.clock.advance(2 * 24 * 3600)
+        for _ in range(2):
+            world.made.core.tick(world.made.clock.now_ms())
+            world.made.pump()
+            world.made.clock.advance(2 * 24 * 3600)
+        add(world.ops, "shop")
+        world.allow(*EVERY)
+    counts = (principals.unsettled, principals.sequences, principals.streams, principals.payload_bytes)
+    assert counts == ({}, {}, {}, {})
+    assert set(principals.sessions) <= {"ops"}
+
+
 def test_user_at_its_half_ends_no_session_of_another() -> None:
     world = World()
     changed(world, sessions_max=4)

@@ -11,12 +11,25 @@ from tests.unit.broker.group_support import A0, A1, B0, GROUP, Consumer, after, 
 from tests.unit.broker.support import Registry, node, restarted
 from tools.images.node import Client, Node
 from tools.images.requests import batch
+from txmq.broker.client_connection import MEMBERS_OVER_MAX
 from txmq.broker.verbs.group import group as groups
 
 
 def test_the_first_member_gets_everything_under_generation_one() -> None:
     one = Consumer(node(), "one").join()
     assert one.view["assigned"] == [["a", 0, 1, None, None], ["a", 1, 1, None, None], ["b", 0, 1, None, None]]
+
+
+def test_connection_remembers_no_members_that_are_no_more() -> None:
+    """One that joined again and again, each time as another process, was remembered each time."""
+    one = Consumer(node(), "one")
+    for number in range(500):
+        one.words["incarnation"] = f"i{number}"
+        one.join()
+    assert len(one.client.client.members) <= MEMBERS_OVER_MAX + 2
+    one.client.disconnect()
+    pass_time(one.made, 10.0)
+    assert one.made.context.groups == {}
 
 
 def test_second_member_gets_its_share_after_release_others_are_untouched() -> None:
