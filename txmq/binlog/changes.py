@@ -135,19 +135,24 @@ class DdlKind(StrEnum):
     TRUNCATE = "truncate"
     SWAP = "swap"  # an online-alter tool has put its shadow table in a table's place: new columns, the same rows
     DATABASE = "database"  # CREATE, ALTER or DROP DATABASE
+    UNSEEN = "unseen"  # moves rows into a table or out of it, and no event shows them
     OTHER = "other"  # changes no table's rows or columns: users, routines, views, indexes, statistics
 
 
 @dataclass(frozen=True, slots=True)
 class Ddl:
-    """A statement that the binlog holds as text.
+    """A statement that the binlog holds as text, and what it does to each table that it names.
+
+    A database is named by a table without a name, and stands for all its tables.
 
     Args:
         kind: what it does.
         statement: its text.
         database: the database it was run in: unqualified names are of it.
-        tables: those it changes, in the order it names them. RENAME: old and new name of each; CREATE: the new table,
-            and the one that it is LIKE; DATABASE: its name and the empty name of a table.
+        emptied: tables that have no row behind it: they were made, emptied or dropped.
+        moved: old and new name of each table that was renamed, one after another.
+        concerned: tables that were altered, or may have been.
+        read: tables of which it has read the form only: CREATE TABLE ... LIKE.
         additive: rows and columns that there are stay what they are: consumers may go on.
         foreign: those of the tables that are not captured: no topic is theirs.
     """
@@ -155,9 +160,22 @@ class Ddl:
     kind: DdlKind
     statement: str
     database: str
-    tables: tuple[TableName, ...] = ()
+    emptied: tuple[TableName, ...] = ()
+    moved: tuple[tuple[TableName, TableName], ...] = ()
+    concerned: tuple[TableName, ...] = ()
+    read: tuple[TableName, ...] = ()
     additive: bool = False
     foreign: frozenset[TableName] = frozenset()
+
+    @property
+    def changed(self) -> tuple[TableName, ...]:
+        """The tables that it changes, under their old and new names."""
+        return tuple(dict.fromkeys((*self.emptied, *(name for pair in self.moved for name in pair), *self.concerned)))
+
+    @property
+    def tables(self) -> tuple[TableName, ...]:
+        """All that it names."""
+        return tuple(dict.fromkeys((*self.changed, *self.read)))
 
     @property
     def captured(self) -> tuple[TableName, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from txmq.binlog.changes import ColumnKind, DdlKind, Op, Row, RowChange, TableName, TableSchema, TransactionPart
+from txmq.binlog.changes import ColumnKind, Ddl, DdlKind, Op, Row, RowChange, TableName, TableSchema, TransactionPart
 from txmq.binlog.position import Position
 
 OP_HEADER: Final = "txmq.op"
@@ -28,6 +28,7 @@ TRUNCATE: Final = "t"
 DDL: Final = "ddl"
 BEGIN: Final = "begin"
 END: Final = "end"
+STATEMENT_FIELDS: Final = ("ddl", "kind", "database", "emptied", "moved", "concerned", "read", "topics")
 
 
 class EventMessage(NamedTuple):
@@ -117,9 +118,11 @@ class EventEncoder:
         if ddl is None:
             raise ValueError(f"transaction {part.gtid} has no statement")
         op = TRUNCATE if ddl.kind is DdlKind.TRUNCATE else DDL
-        fields = {"ddl": ddl.statement, "kind": str(ddl.kind), "additive": ddl.additive, "database": ddl.database}
-        fields["tables"] = [str(name) for name in ddl.tables]
-        fields["topics"] = dict(topics)
+        fields: dict[str, Any] = {
+            "ddl": ddl.statement, "kind": ddl.kind, "additive": ddl.additive, "database": ddl.database,
+            "emptied": ddl.emptied, "moved": ddl.moved, "concerned": ddl.concerned, "read": ddl.read,
+            "topics": dict(topics),
+        }  # fmt: skip
         if self._statement_key:
             fields["code"] = statement_code(self._statement_key, {"gtid": part.gtid}, fields)
         return self._other(part, op, table, fields, now_ms)
@@ -204,9 +207,44 @@ def _with_bytes(row: dict[str, Any] | None, binary: list[str]) -> dict[str, Any]
 
 def statement_code(key: str, source: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
     """The code of a statement of this transaction, tables and topics: proof that its writer knows the key."""
-    said = [source["gtid"], *(fields[name] for name in ("ddl", "kind", "database", "tables", "topics"))]
+    said = [source["gtid"], *(fields[name] for name in STATEMENT_FIELDS)]
     text = json.dumps(said, sort_keys=True).encode()
     return hmac.digest(key.encode(), text, "sha256").hex()
+
+
+def read_statement(event: ChangeEvent) -> Ddl:
+    """The statement of an event ``ddl`` or ``t``.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    fields = event.fields
+    text, database, kind, topics = (fields.get(name) for name in ("ddl", "database", "kind", "topics"))
+    if not (isinstance(text, str) and isinstance(database, str) and isinstance(kind, str)):
+        raise ValueError("a statement without its text, database or kind")  # noqa: TRY004 - bytes that say it
+    if not (isinstance(topics, dict) and all(type(count) is int and count > 0 for count in topics.values())):
+        raise ValueError("a statement without topics and their partitions")
+    moved = [tuple(map(_table_name, _list(pair, 2))) for pair in _list(fields.get("moved"))]
+    emptied, concerned, read = (
+        tuple(map(_table_name, _list(fields.get(name)))) for name in ("emptied", "concerned", "read")
+    )
+    return Ddl(
+        DdlKind(kind), text, database, emptied, tuple((old, new) for old, new in moved), concerned, read,
+        fields.get("additive") is True,
+    )  # fmt: skip
+
+
+def _list(found: object, size: int | None = None) -> list[Any]:
+    if not isinstance(found, list) or (size is not None and len(found) != size):
+        raise ValueError(f"no list of tables: {found!r:.80}")
+    return found
+
+
+def _table_name(found: object) -> TableName:
+    database, name = _list(found, 2)
+    if not (isinstance(database, str) and isinstance(name, str)):
+        raise ValueError(f"no table: {found!r:.80}")  # noqa: TRY004 - bytes that say it
+    return TableName(database, name)
 
 
 _TABLES_MAX: Final = 10_000

@@ -10,7 +10,7 @@ Sources: MariaDB, "SQL Statements"; gh-ost, pt-online-schema-change: names of sh
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import pairwise
 from typing import Final
@@ -30,12 +30,17 @@ class What(Enum):
     XA_END = auto()  # XA COMMIT, XA ROLLBACK
     NOTHING = auto()  # RELEASE SAVEPOINT, XA START, XA END, a comment
     DDL = auto()
-    DML = auto()  # changes rows, or may
+    DML = auto()  # changes rows, or may, and no event shows them
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement recognised. ``name``: of a savepoint."""
+    """A statement recognised.
+
+    Args:
+        name: of a savepoint.
+        ddl: of DML, set if it is known which tables' rows may change.
+    """
 
     what: What
     name: str = ""
@@ -71,7 +76,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SHADOW: Final = re.compile(r"_+(?P<table>.+?)(?:_\d{14})?_(?:gho|ghc|del|new|old)\Z")
 _KEEPS_ROWS: Final = re.compile(  # a part of ALTER TABLE that leaves rows and columns as they are
     r"ALTER |COMMENT|AUTO_INCREMENT|ENGINE|ROW_FORMAT|STATS_|ALGORITHM|LOCK|FORCE|DISABLE|ENABLE|DEFAULT|ORDER"
-    r"|DROP (?:INDEX|KEY|CONSTRAINT|FOREIGN|CHECK)|RENAME (?:INDEX|KEY)|WAIT|NOWAIT|KEY_BLOCK_SIZE|MAX_ROWS"
+    r"|DROP (?:INDEX|KEY|CONSTRAINT|FOREIGN|CHECK)|RENAME (?:INDEX|KEY)|KEY_BLOCK_SIZE|MAX_ROWS"
 )
 
 
@@ -110,24 +115,24 @@ def recognise(text: str, database: str, *, ansi_quotes: bool = False) -> Stateme
     found = _ddl(words)
     if found is None:
         return Statement(What.DML)
-    kind, tables, additive = found
-    return Statement(What.DDL, ddl=Ddl(kind, text, database, tables, additive))
+    what = What.DML if found.kind is DdlKind.UNSEEN else What.DDL
+    return Statement(what, ddl=replace(found, statement=text, database=database))
 
 
 _ENDS: Final = {"BEGIN": What.BEGIN, "COMMIT": What.COMMIT, "ROLLBACK": What.ROLLBACK}
-_Found = tuple[DdlKind, tuple[TableName, ...], bool]
-_NO_TABLE: Final[_Found] = (DdlKind.OTHER, (), True)
+_NO_TABLE: Final = Ddl(DdlKind.OTHER, "", "", additive=True)
 
 
-def _ddl(words: _Words) -> _Found | None:
+def _ddl(words: _Words) -> Ddl | None:
+    """What it does; statement and database are the caller's to say."""
     first = words.peek()
     if first == "TRUNCATE":
         words.skip("TRUNCATE")
         words.skip("TABLE")
-        return DdlKind.TRUNCATE, (words.table(),), False
+        return _empties(DdlKind.TRUNCATE, words.table())
     if words.skip("DELETE", "FROM"):  # a MEMORY table after the server's restart; without WHERE it is as TRUNCATE
         table = words.table()
-        return (DdlKind.TRUNCATE, (table,), False) if words.at_end else None
+        return _empties(DdlKind.TRUNCATE, table) if words.at_end else None
     if first == "RENAME":
         words.skip("RENAME")
         return _rename(words) if words.skip("TABLE") or words.skip("TABLES") else _NO_TABLE
@@ -137,45 +142,50 @@ def _ddl(words: _Words) -> _Found | None:
     return _NO_TABLE if first in _OTHER else None
 
 
-def _create(words: _Words) -> _Found:
+def _empties(kind: DdlKind, *tables: TableName) -> Ddl:
+    return Ddl(kind, "", "", emptied=tables)
+
+
+def _create(words: _Words) -> Ddl:
     replaces = words.skip("OR", "REPLACE")
-    if words.skip("TABLE"):
-        words.skip("IF", "NOT", "EXISTS")
-        tables = [words.table()]
-        if words.skip("LIKE") or words.skip("(", "LIKE"):
-            tables.append(words.table())
-        return DdlKind.CREATE, tuple(tables), not replaces
-    return _index_or_other(words)
+    if not words.skip("TABLE"):
+        return _index_or_other(words, empties=replaces)
+    may_exist = words.skip("IF", "NOT", "EXISTS")  # then it stays as it is, and the binlog has the statement
+    table = words.table()
+    read = (words.table(),) if words.skip("LIKE") or words.skip("(", "LIKE") else ()
+    made = Ddl(DdlKind.CREATE, "", "", read=read, additive=not replaces)
+    return replace(made, concerned=(table,)) if may_exist else replace(made, emptied=(table,))
 
 
-def _index_or_other(words: _Words) -> _Found:
+def _index_or_other(words: _Words, *, empties: bool) -> Ddl:
     for kind in ("UNIQUE", "FULLTEXT", "SPATIAL", "ONLINE", "OFFLINE"):
         words.skip(kind)
     if words.skip("INDEX") or words.skip("KEY"):
         words.skip_to("ON")
-        return DdlKind.ALTER, (words.table(),), True
-    return _database(words) or _NO_TABLE
+        return Ddl(DdlKind.ALTER, "", "", concerned=(words.table(),), additive=True)
+    return _database(words, empties=empties) or _NO_TABLE
 
 
-def _database(words: _Words) -> _Found | None:
+def _database(words: _Words, *, empties: bool) -> Ddl | None:
     if not (words.skip("DATABASE") or words.skip("SCHEMA")):
         return None
     words.skip("IF", "NOT", "EXISTS")
     words.skip("IF", "EXISTS")
-    return DdlKind.DATABASE, (TableName(words.name(), ""),), False
+    whole = TableName(words.name(), "")
+    return _empties(DdlKind.DATABASE, whole) if empties else Ddl(DdlKind.DATABASE, "", "", concerned=(whole,))
 
 
-def _drop(words: _Words) -> _Found:
+def _drop(words: _Words) -> Ddl:
     if not (words.skip("TABLE") or words.skip("TABLES")):
-        return _index_or_other(words)
+        return _index_or_other(words, empties=True)
     words.skip("IF", "EXISTS")
     tables = [words.table()]
     while words.skip(","):
         tables.append(words.table())
-    return DdlKind.DROP, tuple(tables), False
+    return _empties(DdlKind.DROP, *tables)
 
 
-def _rename(words: _Words) -> _Found:
+def _rename(words: _Words) -> Ddl:
     words.skip("IF", "EXISTS")
     pairs = [_pair(words)]
     while words.skip(","):
@@ -185,8 +195,8 @@ def _rename(words: _Words) -> _Found:
         new for old, new in pairs if shadowed(old) == new and new in moved and shadowed(moved[new]) == new
     ]  # the shadow's rows are in the table's place, and the table's under a shadow's name
     if swapped:
-        return DdlKind.SWAP, tuple(swapped), False
-    return DdlKind.RENAME, tuple(name for pair in pairs for name in pair), False
+        return Ddl(DdlKind.SWAP, "", "", concerned=tuple(swapped))
+    return Ddl(DdlKind.RENAME, "", "", moved=tuple(pairs))
 
 
 def _pair(words: _Words) -> tuple[TableName, TableName]:
@@ -195,26 +205,22 @@ def _pair(words: _Words) -> tuple[TableName, TableName]:
     return old, words.table()
 
 
-def _alter(words: _Words) -> _Found:
-    for kind in ("ONLINE", "OFFLINE", "IGNORE"):
-        words.skip(kind)
+def _alter(words: _Words) -> Ddl:
+    words.skip("ONLINE") or words.skip("OFFLINE")
+    drops_duplicates = words.skip("IGNORE")
     if not words.skip("TABLE"):
-        return _database(words) or _NO_TABLE
+        return _database(words, empties=False) or _NO_TABLE
     words.skip("IF", "EXISTS")
     table = words.table()
-    tables, additive = [table], True
-    for part in words.parts():
-        if part.starts("RENAME") and not (part.starts("RENAME", "INDEX") or part.starts("RENAME", "KEY")):
-            part.skip("RENAME")
-            if part.skip("COLUMN"):
-                additive = False
-                continue
-            part.skip("TO") or part.skip("AS") or part.skip("=")
-            tables.append(part.table())
-            additive = False
-        else:
-            additive = additive and part.keeps_rows()
-    return DdlKind.ALTER, tuple(tables), additive
+    words.skip("NOWAIT") or (words.skip("WAIT") and words.name())
+    parts = words.parts()
+    unseen = [other for part in parts for other in part.unseen_rows()]
+    if unseen:
+        return Ddl(DdlKind.UNSEEN, "", "", concerned=(table, *(other for other in unseen if other is not None)))
+    new = next((name for part in parts if (name := part.new_name()) is not None), None)
+    additive = new is None and not drops_duplicates and all(part.keeps_rows() for part in parts)
+    altered = Ddl(DdlKind.ALTER, "", "", additive=additive)
+    return replace(altered, concerned=(table,)) if new is None else replace(altered, moved=((table, new),))
 
 
 _OBJECTS: Final = {"CREATE": _create, "DROP": _drop, "ALTER": _alter}
@@ -331,6 +337,26 @@ class _Words:
             else:
                 part.append(token)
         return [*found, _Words(part, self._database)]
+
+    def new_name(self) -> TableName | None:
+        """The table's new name, if this part of an ALTER TABLE gives it one."""
+        if not self.starts("RENAME") or self.peek(1) in ("COLUMN", "INDEX", "KEY"):
+            return None
+        self.skip("RENAME")
+        self.skip("TO") or self.skip("AS") or self.skip("=")
+        return self.table()
+
+    def unseen_rows(self) -> list[TableName | None]:
+        """The other table, or None for a file, if this part of an ALTER TABLE moves rows there or from there."""
+        if (
+            self.starts("EXCHANGE", "PARTITION")
+            or self.starts("CONVERT", "PARTITION")
+            or self.starts("CONVERT", "TABLE")
+        ):
+            self.skip_to("TABLE")
+            return [self.table()]
+        is_file = self.peek() in ("IMPORT", "DISCARD") and any(token.word == "TABLESPACE" for token in self._tokens)
+        return [None] if is_file else []
 
     def keeps_rows(self) -> bool:
         """Whether this part of an ALTER TABLE leaves rows, columns and primary key as they are."""

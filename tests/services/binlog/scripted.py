@@ -89,7 +89,8 @@ class Script:
     def _statement(self, sequence: int) -> TransactionPart:
         table = self._random.choice(TABLES).table
         kind = self._random.choice((DdlKind.ALTER, DdlKind.TRUNCATE))
-        return part(sequence, ddl=Ddl(kind, f"{kind} {table} /* {sequence} */", "shop", (table,), additive=True))
+        text = f"{kind} TABLE {table} /* {sequence} */"
+        return part(sequence, ddl=Ddl(kind, text, "shop", concerned=(table,), additive=True))
 
     def _changes(self, count: int, of_xa: int = 0) -> list[RowChange]:
         return [self._change(self._random.choice(TABLES), of_xa) for _ in range(count)]

@@ -251,7 +251,8 @@ def forged(replica: Replica, table: str, op: str, of: dict[str, str] | None = No
     topic = f"{replica.name}.shop.{table}"
     partitions = replica.client.topics.describe(topic).partitions
     source = {"gtid": "0-666-1", "db": "shop", "table": table, **(of or {})}
-    value = json.dumps({"op": op, **fields, "source": source}).encode()
+    roles: dict[str, object] = {"emptied": [], "moved": [], "concerned": [], "read": []}
+    value = json.dumps({"op": op, **roles, **fields, "source": source}).encode()
     with replica.client.producer() as producer:
         for partition in range(partitions):
             producer.send(topic, value, partition=partition, headers={"txmq.op": op.encode()})
@@ -264,7 +265,7 @@ def test_stranger_runs_no_sql_in_the_target(replica: Replica) -> None:
         replica.execute("INSERT INTO prices VALUES (1)")
     replica.apply()
     topic = f"{replica.name}.shop.mine"
-    said: dict[str, Any] = {"database": "shop", "tables": ["shop.mine"], "additive": True, "topics": {topic: 3}}
+    said: dict[str, Any] = {"database": "shop", "concerned": [["shop", "mine"]], "additive": True, "topics": {topic: 3}}
     for gtid, kind, text in (
         ("0-666-1", "alter", "ALTER TABLE mine ADD a INT; DROP TABLE copy_shop.prices"),
         ("0-666-2", "drop", "DROP TABLE prices"),
@@ -295,7 +296,7 @@ def test_stranger_drops_no_database_with_tables_of_other_topics(replica: Replica
     with replica.reader():
         replica.execute("CREATE TABLE mine (id INT PRIMARY KEY)", "CREATE TABLE prices (id INT PRIMARY KEY)")
     topic = f"{replica.name}.shop.mine"
-    said: dict[str, Any] = {"database": "shop", "tables": ["shop."], "additive": False, "topics": {topic: 3}}
+    said: dict[str, Any] = {"database": "shop", "emptied": [["shop", ""]], "additive": False, "topics": {topic: 3}}
     forged(replica, "mine", "ddl", ddl="DROP DATABASE shop", kind="database", **said)
     with pytest.raises(TargetError, match=r"shop\.prices is there, whose topic does not have it"):
         replica.apply(skipped=[gtid for gtid in _published_statements(replica) if gtid != "0-666-1"])
@@ -320,7 +321,12 @@ def test_statements_with_a_key_are_the_readers_own(replica: Replica) -> None:
     replica.apply()
     replica.require_equal()
     topic = f"{replica.name}.shop.users"
-    said: dict[str, Any] = {"database": "shop", "tables": ["shop.users"], "additive": True, "topics": {topic: 3}}
+    said: dict[str, Any] = {
+        "database": "shop",
+        "concerned": [["shop", "users"]],
+        "additive": True,
+        "topics": {topic: 3},
+    }
     forged(replica, "users", "ddl", ddl="ALTER TABLE users ADD mine INT", kind="alter", code="0" * 64, **said)
     with pytest.raises(TargetError, match="it has not the code that statement_key makes"):
         replica.apply()

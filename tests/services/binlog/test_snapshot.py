@@ -68,7 +68,7 @@ def test_kills_leave_each_row_once_and_its_changes_behind_it(
 def test_statements_between_two_views_are_followed(
     database: MariaDB, shared_broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    for table in ("altered", "begun", "emptied", "gone", "old", "unread"):
+    for table in ("altered", "begun", "emptied", "gone", "old", "older", "unread", "untouched"):
         fill(database, table, rows=20)
     run = Run(tmp_path, database, shared_broker, "ddl")
     # ``altered`` is read in chunks of 7 and ``begun`` comes next: the third chunk of it is not saved
@@ -76,19 +76,24 @@ def test_statements_between_two_views_are_followed(
     for statement in (
         "ALTER TABLE begun ADD COLUMN w INT DEFAULT 7 FIRST",
         "RENAME TABLE old TO young",
+        "ALTER TABLE older RENAME TO younger",
+        "CREATE TABLE alike LIKE unread",
+        "CREATE TABLE IF NOT EXISTS untouched (id INT PRIMARY KEY)",
         "TRUNCATE TABLE emptied",
         "INSERT INTO emptied VALUES (1, 1)",
         "DROP TABLE gone",
         "CREATE TABLE made (id INT PRIMARY KEY, v INT)",
         "INSERT INTO made VALUES (1, 1)",
         "UPDATE young SET v = 3 WHERE id = 3",
+        "UPDATE younger SET v = 3 WHERE id = 3",
+        "UPDATE unread SET v = 3 WHERE id = 3",
         "UPDATE begun SET v = 3 WHERE id IN (0, 57)",
     ):
         database.execute(statement)
     run.finish()
     with txmq.connect(shared_broker.address) as client:
         caught_up(run, client, "made")
-        for table in ("altered", "emptied", "young", "unread", "made"):
+        for table in ("altered", "emptied", "young", "younger", "unread", "untouched", "made"):
             assert run.rebuilt(client, table) == table_rows(database, table), table
         assert {event["op"] for event in run.events(client, "made")} == {"c"}
         assert {event["op"] for event in run.events(client, "emptied")} == {"c"}

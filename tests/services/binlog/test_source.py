@@ -231,6 +231,32 @@ def test_rows_changed_by_a_statement_stop_the_reader(reading: Reading, statement
     assert told_without(reading, begin, stopped.value) == [(1, "a"), (9, "z")]
 
 
+PARTITIONED = "CREATE TABLE t (id INT PRIMARY KEY) PARTITION BY RANGE (id) (PARTITION p VALUES LESS THAN (10))"
+
+
+@pytest.mark.parametrize(
+    ("made", "statement"),
+    [
+        ([PARTITIONED, "CREATE TABLE u (id INT PRIMARY KEY)"], "ALTER TABLE t EXCHANGE PARTITION p WITH TABLE u"),
+        ([f"{PARTITIONED[:-1]}, PARTITION q VALUES LESS THAN (20))"], "ALTER TABLE t CONVERT PARTITION q TO TABLE u"),
+        ([PARTITIONED, "CREATE TABLE u (id INT PRIMARY KEY)"],
+         "ALTER TABLE t CONVERT TABLE u TO PARTITION q VALUES LESS THAN (20)"),
+        (["CREATE TABLE t (id INT PRIMARY KEY)"], "ALTER TABLE t DISCARD TABLESPACE"),
+    ],
+)  # fmt: skip
+def test_rows_that_a_statement_moves_stop_the_reader(reading: Reading, made: list[str], statement: str) -> None:
+    reading.run(*made)
+    begin = reading.begin()
+    reading.run(statement, "CREATE TABLE v (id INT PRIMARY KEY)", "INSERT INTO v VALUES (9)")
+    shown = re.escape(f"by a statement ({statement!r}), without row events: start")
+    with pytest.raises(SourceError, match=shown) as stopped:
+        reading.parts()
+    assert told_without(reading, begin, stopped.value) == [(9,)]
+    with closing(reading.another(captures=lambda table: table.name == "v")) as source:
+        source.open(begin)
+        assert [change.after for part in reading.parts(source) for change in part.changes] == [(9,)]
+
+
 def told_without(reading: Reading, begin: Position, error: SourceError) -> list[Any]:
     """The rows behind a position, if the transaction is passed over that stopped the reader, as its error says."""
     (gtid,) = re.findall(r"start once with --skip (\S+) and --snapshot", str(error))

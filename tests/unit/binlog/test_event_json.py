@@ -24,7 +24,7 @@ from txmq.binlog.changes import (
     TransactionPart,
     Value,
 )
-from txmq.binlog.event_json import BEGIN, END, EventEncoder, EventMessage, read_event
+from txmq.binlog.event_json import BEGIN, END, EventEncoder, EventMessage, read_event, read_statement
 from txmq.binlog.position import MariadbGtids, Position
 
 ITEMS = TableSchema(
@@ -113,17 +113,18 @@ def test_a_row_of_a_snapshot_says_so() -> None:
 
 
 def test_a_statement_names_its_tables() -> None:
-    ddl = Ddl(DdlKind.ALTER, "ALTER TABLE items ADD x INT", "shop", (ITEMS.table,), additive=True)
+    ddl = Ddl(DdlKind.ALTER, "ALTER TABLE items ADD x INT", "shop", concerned=(ITEMS.table,), additive=True)
     event = read_event(ENCODER.statement(_part(ddl=ddl), ITEMS.table, TOPICS, 1).value)
     assert (event.op, event.table) == ("ddl", ITEMS.table)
-    assert (event.fields["tables"], event.fields["topics"]) == (["shop.items"], TOPICS)
+    assert (event.fields["concerned"], event.fields["topics"]) == ([["shop", "items"]], TOPICS)
+    assert read_statement(event) == ddl
     assert (event.fields["kind"], event.fields["additive"]) == ("alter", True)
     assert (event.fields["ddl"], event.fields["database"]) == (ddl.statement, "shop")
     assert event.fields["transaction"] == {"id": "0-1-5"}
 
 
 def test_truncate_has_its_own_op() -> None:
-    ddl = Ddl(DdlKind.TRUNCATE, "TRUNCATE items", "shop", (ITEMS.table,))
+    ddl = Ddl(DdlKind.TRUNCATE, "TRUNCATE items", "shop", emptied=(ITEMS.table,))
     message = ENCODER.statement(_part(ddl=ddl), ITEMS.table, TOPICS, 1)
     assert (read_event(message.value).op, message.headers) == ("t", {"txmq.op": b"t"})
 

@@ -19,17 +19,17 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Collection
-from typing import Any, Final
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Final
 
-from txmq.binlog.changes import DdlKind, TableName
+from txmq.binlog.changes import Ddl, DdlKind, TableName
 from txmq.binlog.config import BinlogSettings, topic_of
 from txmq.binlog.errors import BinlogError, TargetError
-from txmq.binlog.event_json import DDL, TRUNCATE, ChangeEvent, statement_code
-from txmq.binlog.statements import oddity, recognise
+from txmq.binlog.event_json import DDL, STATEMENT_FIELDS, TRUNCATE, ChangeEvent, read_statement, statement_code
+from txmq.binlog.statements import What, oddity, recognise
 
 _WITH_KEY: Final = "(with statement_key, what the source has run is run)"
-_FIELDS: Final = {"ddl": str, "kind": str, "database": str, "tables": list, "topics": dict}
 
 
 class Accepted:
@@ -62,46 +62,48 @@ class Accepted:
         Raises:
             TargetError: says why.
         """
-        if not _is_well_formed(event, topic):
+        try:
+            ddl = _well_formed(event, topic)
+        except ValueError as error:
             raise TargetError(
-                f"topic {topic} has a malformed statement: {event.fields!s:.300}: leave it out (apply.topics)"
-            )
-        gtid, said = event.source["gtid"], [event.fields[name] for name in _FIELDS]
+                f"topic {topic} has a malformed statement: {error}: {event.fields!s:.300}: leave it out (apply.topics)"
+            ) from None
+        gtid = event.source["gtid"]
         if gtid in self._skipped:
             return ""
-        why = self._refusal(event)
+        why = self._refusal(event, ddl)
         if why:
             raise TargetError(
-                f"the statement of transaction {gtid} in topic {topic} is not run: {why}: {said[0][:200]}. If the "
-                "source has run it, give the target's tables the form that the source's have. Start again with "
+                f"the statement of transaction {gtid} in topic {topic} is not run: {why}: {ddl.statement[:200]}. If "
+                "the source has run it, give the target's tables the form that the source's have. Start again with "
                 f"--skip-ddl {gtid}"
             )
-        return json.dumps(said, sort_keys=True)
+        return json.dumps([event.fields[name] for name in STATEMENT_FIELDS], sort_keys=True)
 
-    def _refusal(self, event: ChangeEvent) -> str:
+    def _refusal(self, event: ChangeEvent, said: Ddl) -> str:
         fields = event.fields
         if self._key:
             code = statement_code(self._key, event.source, fields)
             is_signed = hmac.compare_digest(str(fields.get("code", "")).encode(errors="replace"), code.encode())
             return "" if is_signed else "it has not the code that statement_key makes"
-        ddl = recognise(fields["ddl"], fields["database"]).ddl
-        if ddl is None or ddl.kind is DdlKind.OTHER or (ddl.kind is DdlKind.TRUNCATE) is not (event.op == TRUNCATE):
+        found = recognise(said.statement, said.database)
+        ddl = found.ddl
+        if found.what is not What.DDL or ddl is None or ddl.kind is DdlKind.OTHER:
             return "it changes no table's form"
-        tables = [str(table) for table in ddl.tables]
-        if ddl.kind is DdlKind.CREATE and len(fields["tables"]) == 1:
-            tables = tables[:1]  # what it is LIKE has no topic, and only its form is read
-        if ddl.kind != fields["kind"] or fields["tables"] != tables:
-            return f"it does not do what its event says, {fields['kind'][:20]} {fields['tables']!s:.200}"
-        if odd := oddity(fields["ddl"]):
+        if not said.read:
+            ddl = replace(ddl, read=())  # what it is LIKE has no topic, and only its form is read
+        if replace(ddl, additive=said.additive) != said or (ddl.kind is DdlKind.TRUNCATE) is not (event.op == TRUNCATE):
+            return f"it does not do what its event says, {said.kind} {[*map(str, said.tables)]!s:.200}"
+        if odd := oddity(said.statement):
             return f"{odd} {_WITH_KEY}"
-        missing = [str(table) for table in ddl.tables[: len(tables)] if self._is_missing(table, fields["topics"])]
+        missing = [str(table) for table in ddl.tables if self._is_missing(table, fields["topics"])]
         return f"it names {missing[0]}, whose topic does not have it {_WITH_KEY}" if missing else ""
 
-    def _is_missing(self, table: TableName, topics: dict[str, int]) -> bool:
+    def _is_missing(self, table: TableName, topics: Mapping[str, int]) -> bool:
         """Whether its topic does not have the statement. ``ddl`` looks which tables of a database are there."""
         return bool(table.name) and self._topic_of(table) not in topics
 
-    def foreign(self, tables: list[TableName], topics: dict[str, int]) -> TableName | None:
+    def foreign(self, tables: list[TableName], topics: Mapping[str, int]) -> TableName | None:
         """A table whose topic is none of these; None if there is none, or a key says whose statement it is."""
         return None if self._key else next((one for one in tables if self._topic_of(one) not in topics), None)
 
@@ -120,13 +122,10 @@ class Accepted:
 _TABLES_MAX: Final = 10_000
 
 
-def _is_well_formed(event: ChangeEvent, topic: str) -> bool:
-    fields: dict[str, Any] = dict(event.fields)
-    return (
-        event.op in (DDL, TRUNCATE)
-        and all(isinstance(fields.get(name), kind) for name, kind in _FIELDS.items())
-        and all(isinstance(name, str) and "." in name for name in fields["tables"])
-        and all(type(count) is int and count > 0 for count in fields["topics"].values())
-        and topic in fields["topics"]
-        and isinstance(event.source.get("gtid"), str)
-    )
+def _well_formed(event: ChangeEvent, topic: str) -> Ddl:
+    if event.op not in (DDL, TRUNCATE) or not isinstance(event.source.get("gtid"), str):
+        raise ValueError("no statement of a transaction")
+    ddl = read_statement(event)
+    if topic not in event.fields["topics"]:
+        raise ValueError("it is of other topics")
+    return ddl

@@ -14,17 +14,18 @@ Source: MariaDB 10.6 and later, "Atomic DDL"; MySQL 8.0, "Atomic Data Definition
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 from txmq.binlog.apply.accepted import Accepted
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import LENIENT, as_binlog_error, open_session
-from txmq.binlog.changes import DdlKind, TableName
+from txmq.binlog.changes import Ddl, DdlKind, TableName
 from txmq.binlog.errors import TargetAwayError, TargetError
-from txmq.binlog.event_json import ChangeEvent
+from txmq.binlog.event_json import ChangeEvent, read_statement
 from txmq.client import MySQLOffsetStore, OffsetPosition
 from txmq.errors import StorageError
 from txmq.runtime.crashpoints import crash_point
@@ -92,19 +93,18 @@ class TargetStatements:
             FencedError: a partition is another process's.
             TargetAwayError: try it again.
         """
-        gtid, sql = str(event.source["gtid"]), str(event.fields["ddl"])
+        one = _Statement(str(event.source["gtid"]), read_statement(event), event.fields["topics"])
         with self._session() as connection:
             try:
                 self._lock(connection)
-                self._run_once(connection, event, gtid, sql, positions)
+                self._run_once(connection, one, positions)
             except Exception as error:
                 raise as_binlog_error(error) from error
         self._tables.forget()
 
-    def _run_once(
-        self, connection: Any, event: ChangeEvent, gtid: str, sql: str, positions: Sequence[OffsetPosition]
-    ) -> None:
-        tables, is_swap = [self._tables.name(table) for table in _tables_of(event)], _is_swap(event)
+    def _run_once(self, connection: Any, one: _Statement, positions: Sequence[OffsetPosition]) -> None:
+        gtid, sql = one.gtid, one.ddl.statement
+        tables, is_swap = [self._tables.name(table) for table in one.ddl.tables], one.is_swap
         if is_swap:
             self._lay_mark(connection, gtid)
             tables += self._marks
@@ -114,10 +114,10 @@ class TargetStatements:
         if gtid in self._skipped:
             state = SKIPPED
         elif before == definitions:
-            self._require_runnable(event, gtid, sql)
-            if event.fields["kind"] == DdlKind.DATABASE:
-                self._require_tables(connection, event, gtid, sql)
-            self._run(connection, event, gtid, sql)
+            self._require_runnable(one)
+            if one.ddl.kind is DdlKind.DATABASE:
+                self._require_tables(connection, one)
+            self._run(connection, one, sql)
             crash_point("binlog.ddl.run")
             state = DONE
         for position in positions:
@@ -188,62 +188,69 @@ class TargetStatements:
             raise
         return f"{name}: {_COUNTER.sub('', str(text))}"
 
-    def _require_runnable(self, event: ChangeEvent, gtid: str, sql: str) -> None:
-        if event.fields["kind"] == DdlKind.SWAP:
-            raise self._not_run(gtid, sql, "an online-alter tool has put another table in the place of the table")
-        for database in {table.database for table in _tables_of(event)} | {str(event.fields["database"])}:
+    def _require_runnable(self, one: _Statement) -> None:
+        ddl = one.ddl
+        if ddl.kind is DdlKind.SWAP:
+            raise one.not_run("an online-alter tool has put another table in the place of the table")
+        for database in {table.database for table in ddl.tables} | {ddl.database}:
             if database and self._tables.database(database) != database and (
-                event.fields["kind"] == DdlKind.DATABASE
-                or re.search(rf"(?<![\w$`])`?{re.escape(database)}`?\s*\.", sql)
+                ddl.kind is DdlKind.DATABASE
+                or re.search(rf"(?<![\w$`])`?{re.escape(database)}`?\s*\.", ddl.statement)
             ):  # fmt: skip
                 called = self._tables.database(database)
-                raise self._not_run(gtid, sql, f"it names the database {database}, which is {called} in the target")
+                raise one.not_run(f"it names the database {database}, which is {called} in the target")
 
-    def _require_tables(self, connection: Any, event: ChangeEvent, gtid: str, sql: str) -> None:
+    def _require_tables(self, connection: Any, one: _Statement) -> None:
         """What drops or alters a database concerns the tables that are there: their topics have it."""
-        if _CREATES.match(sql):
+        if _CREATES.match(one.ddl.statement):
             return
-        for of in _tables_of(event):
+        for of in one.ddl.tables:
             rows = run(connection, _TABLES_OF, (self._tables.database(of.database),))[0]
             found = [TableName(of.database, _text(name)) for (name,) in rows]
-            foreign = self._accepted.foreign(found, event.fields["topics"])
+            foreign = self._accepted.foreign(found, one.topics)
             if foreign is not None:
-                raise self._not_run(gtid, sql, f"{foreign} is there, whose topic does not have it")
+                raise one.not_run(f"{foreign} is there, whose topic does not have it")
 
-    def _run(self, connection: Any, event: ChangeEvent, gtid: str, sql: str) -> None:
-        database = self._tables.database(str(event.fields["database"])) if event.fields["database"] else ""
+    def _run(self, connection: Any, one: _Statement, sql: str) -> None:
+        ddl = one.ddl
+        database = self._tables.database(ddl.database) if ddl.database else ""
         try:
-            if event.fields["kind"] == DdlKind.CREATE:
-                for table in _tables_of(event):
+            if ddl.kind is DdlKind.CREATE:
+                for table in ddl.tables:
                     run(connection, f"CREATE DATABASE IF NOT EXISTS {_quoted_name(self._tables.name(table).database)}")
-            if database and event.fields["kind"] != DdlKind.DATABASE:
+            if database and ddl.kind is not DdlKind.DATABASE:
                 connection.select_db(database)
             run(connection, sql)
         except Exception as error:
             if MYSQL.may_pass(error):
                 raise
-            raise self._not_run(gtid, sql, str(error)) from error
+            raise one.not_run(str(error)) from error
 
-    @staticmethod
-    def _not_run(gtid: str, sql: str, why: str) -> TargetError:
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A statement of a transaction, and the topics that have it."""
+
+    gtid: str
+    ddl: Ddl
+    topics: Mapping[str, int]
+
+    @property
+    def is_swap(self) -> bool:
+        """Whether it is a RENAME behind which there are the same names as before."""
+        moved = self.ddl.moved
+        return self.ddl.kind is DdlKind.RENAME and {old for old, _ in moved} == {new for _, new in moved}
+
+    def not_run(self, why: str) -> TargetError:
+        """What says why it cannot be run, and what to do."""
         return TargetError(
-            f"the statement of transaction {gtid} cannot be run in the target: {why}: {sql[:200]}. Give the target's "
-            f"table the form that the source's has, and start again with --skip-ddl {gtid}"
+            f"the statement of transaction {self.gtid} cannot be run in the target: {why}: {self.ddl.statement[:200]}. "
+            f"Give the target's table the form that the source's has, and start again with --skip-ddl {self.gtid}"
         )
 
 
 def _text(value: Any) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
-
-
-def _tables_of(event: ChangeEvent) -> list[TableName]:
-    return [TableName(*str(name).split(".", 1)) for name in event.fields["tables"]]
-
-
-def _is_swap(event: ChangeEvent) -> bool:
-    """Whether it is a RENAME behind which there are the same names as before."""
-    tables = event.fields["tables"]
-    return bool(event.fields["kind"] == DdlKind.RENAME and set(tables[::2]) == set(tables[1::2]))
 
 
 def _quoted(table: TableName) -> str:

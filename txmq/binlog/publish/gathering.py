@@ -292,7 +292,7 @@ class Gathering:
         """Whether consumers may know a table otherwise than it is behind a statement."""
         if ddl.additive or ddl.kind in (DdlKind.TRUNCATE, DdlKind.OTHER):
             return False
-        return ddl.kind is not DdlKind.CREATE or self._topics.any_exists(ddl.tables)  # OR REPLACE
+        return ddl.kind is not DdlKind.CREATE or self._topics.any_exists(ddl.changed)  # OR REPLACE
 
     def _add_begin_markers(
         self, messages: list[Outgoing], part: TransactionPart, topic: str, table: TableName, now_ms: int

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from txmq.binlog.changes import Ddl, DdlKind, Row, RowChange, TableName, Value
+from txmq.binlog.changes import Ddl, Row, RowChange, TableName, Value
 
 Key = tuple[Value, ...]
 
@@ -68,27 +68,11 @@ class SnapshotState:
 
     def behind(self, ddl: Ddl) -> SnapshotState:
         """The state behind a statement."""
-        if ddl.kind is DdlKind.RENAME:
-            return self._renamed(ddl.tables)
-        if ddl.kind is DdlKind.DATABASE and ddl.statement.lstrip().upper().startswith("DROP"):
-            databases = {table.database for table in ddl.tables}
-            return self._without(lambda table: table.database in databases)
-        if ddl.kind in (DdlKind.DROP, DdlKind.TRUNCATE, DdlKind.CREATE):
-            return self._without(set(ddl.tables).__contains__)  # its rows all come by the binlog, from here on
-        return self
-
-    def _without(self, is_gone: Callable[[TableName], bool]) -> SnapshotState:
+        left = tuple(name for table in self.left if (name := _name_behind(table, ddl)) is not None)
         current = self.current
-        left = tuple(table for table in self.left if not is_gone(table))
-        return replace(self, left=left, current=None if current is None or is_gone(current.table) else current)
-
-    def _renamed(self, tables: Sequence[TableName]) -> SnapshotState:
-        left, current = list(self.left), self.current
-        for old, new in zip(tables[::2], tables[1::2], strict=True):
-            left = [new if table == old else table for table in left]
-            if current is not None and current.table == old:
-                current = replace(current, table=new)
-        return replace(self, left=tuple(left), current=current)
+        name = None if current is None else _name_behind(current.table, ddl)
+        followed = None if current is None or name is None else replace(current, table=name)
+        return replace(self, left=left, current=followed)
 
     def to_fields(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -112,6 +96,16 @@ class SnapshotState:
         )  # fmt: skip
         left = tuple(TableName(*table) for table in fields["left"])
         return cls(left, current, fields["tables"], fields["rows"], fields["again"])
+
+
+def _name_behind(table: TableName, ddl: Ddl) -> TableName | None:
+    """What a table is called behind a statement; None if from there on all its rows come by the binlog."""
+    if table in ddl.emptied or TableName(table.database, "") in ddl.emptied:
+        return None
+    for old, new in ddl.moved:
+        if table == old:
+            table = new
+    return table
 
 
 Compare = Callable[[TableProgress, Sequence[Key]], list[bool]]

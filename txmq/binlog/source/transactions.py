@@ -47,6 +47,7 @@ from txmq.binlog.source.table_map import parse_table_map
 from txmq.binlog.statements import Statement, What, recognise, shadowed
 
 _STATEMENT_SHOWN_MAX: Final = 200
+_BY_ROWS: Final = "set binlog_format=ROW for every session, then "
 _DECODERS_MAX: Final = 10_000
 _NO_TABLE: Final = (0xFFFFFF, 0xFFFFFFFFFFFF)  # of an event without rows, which only ends a statement
 
@@ -147,17 +148,17 @@ class TransactionReader:
             if kind in REFUSED:
                 raise SourceError(f"{self._place()}: {REFUSED[kind]}")
             if kind in LOAD_DATA:
-                self._refuse_unless_skipped("LOAD DATA")
+                self._refuse_unless_skipped("LOAD DATA", _BY_ROWS)
             elif not flags & IGNORABLE_FLAG:
                 raise SourceError(f"{self._place()}: an event of a kind that is not known ({kind})")
 
-    def _refuse_unless_skipped(self, statement: str) -> None:
+    def _refuse_unless_skipped(self, statement: str, advice: str = "") -> None:
         gtid = self._opened().gtid
         if gtid not in self._options.skipped:
             raise SourceError(
-                f"{self._place()}: it changes rows by a statement ({statement!r}), without row events: set "
-                f"binlog_format=ROW for every session, then start once with --skip {gtid} and --snapshot TABLES: that "
-                "passes over the statement, and reads the tables again that it has changed"
+                f"{self._place()}: it changes rows by a statement ({statement!r}), without row events: {advice}start "
+                f"once with --skip {gtid} and --snapshot TABLES: that passes over the statement, and reads the tables "
+                "again that it has changed; rows that it took away, take away from their consumers"
             )
 
     def _place(self) -> str:
@@ -370,17 +371,20 @@ class TransactionReader:
             opened.xa = statement.xa
         elif what is What.DDL and statement.ddl is not None:
             self._ddl(opened, statement.ddl)
-        elif what is What.DML:
-            self._refuse_unless_skipped(text[:_STATEMENT_SHOWN_MAX])
+        elif what is What.DML and (statement.ddl is None or self._concerns(statement.ddl)):
+            self._refuse_unless_skipped(text[:_STATEMENT_SHOWN_MAX], _BY_ROWS if statement.ddl is None else "")
 
     def _ddl(self, opened: _Open, ddl: Ddl) -> None:
         if opened.is_void or ddl.kind is DdlKind.OTHER:
             return
         self._decoders.clear()  # the tables' keys are asked for anew
-        if ddl.kind is DdlKind.CREATE and not all(map(self._captures, ddl.tables)):
-            ddl = replace(ddl, tables=ddl.tables[:1])  # what it is LIKE is of no interest
-        is_named = ddl.kind is not DdlKind.DATABASE
-        foreign = frozenset(table for table in ddl.tables if is_named and not self._captures(table))
-        if foreign != frozenset(ddl.tables):
-            opened.ddl = replace(ddl, foreign=foreign)
+        if self._concerns(ddl):
+            read = tuple(filter(self._captures, ddl.read))  # another one is of no interest
+            is_named = ddl.kind is not DdlKind.DATABASE
+            foreign = frozenset(table for table in ddl.changed if is_named and not self._captures(table))
+            opened.ddl = replace(ddl, read=read, foreign=foreign)
             self._catalog.changed(ddl)
+
+    def _concerns(self, ddl: Ddl) -> bool:
+        """Whether a captured table is changed."""
+        return ddl.kind is DdlKind.DATABASE or any(map(self._captures, ddl.changed))

@@ -11,6 +11,7 @@ way as well.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -105,23 +106,30 @@ class BinlogTableAudit(SyncAudit):
     def _sent(self) -> Published:
         return sent(self.client, self.settings, self.clock, self.settle_ms)
 
+    @property
+    def _emptied_by(self) -> tuple[TableName, TableName]:
+        """What a statement names that leaves no row of the table."""
+        return self.table, TableName(self.table.database, "")
+
     def _last(self, messages: DataFrame) -> DataFrame:
         """The last event of each key: ``message``, and of it ``op``, ``gtid`` and ``schema``."""
         events = messages.select(
             F.struct("*").alias("message"), F.col("key").cast("string").alias("key"), "partition", "offset",
             *(_said(path).alias(name) for name, path in (
-                ("op", "$.op"), ("kind", "$.kind"), ("tables", "$.tables"), ("db", "$.source.db"),
+                ("op", "$.op"), ("emptied", "$.emptied"), ("db", "$.source.db"),
                 ("table", "$.source.table"), ("gtid", "$.source.gtid"), ("schema", "$.source.schema"),
             )),
         )  # fmt: skip
-        named = F.col("tables").contains(f'"{self.table}"')
-        ends = events.filter(named & ((F.col("op") == "t") | (F.col("kind") == "drop")))
-        emptied = ends.groupBy("partition").agg(F.max("offset").alias("emptied"))
+        names = [json.dumps(name, ensure_ascii=False, separators=(",", ":")) for name in self._emptied_by]
+        ends = events.filter(F.col("emptied").contains(names[0]) | F.col("emptied").contains(names[1]))
+        emptied = ends.groupBy("partition").agg(F.max("offset").alias("emptied_at"))
         of_rows = events.filter(
             F.col("op").isin("c", "u", "d", "r")
             & (F.col("db") == self.table.database) & (F.col("table") == self.table.name)
         )  # fmt: skip
-        left = of_rows.join(F.broadcast(emptied), "partition", "left").filter("emptied is null or offset > emptied")
+        left = of_rows.join(F.broadcast(emptied), "partition", "left").filter(
+            "emptied_at is null or offset > emptied_at"
+        )
         newest = left.groupBy("key").agg(F.max_by(F.struct("message", "op", "gtid", "schema"), "offset").alias("last"))
         return newest.select("last.*")
 

@@ -56,7 +56,9 @@ def test_statement_about_the_topics_table_is_run(text: str) -> None:
     assert accepted(KEY).require_statement("s.shop.t", published(text, key=KEY))
 
 
+T = [["shop", "t"]]
 ATTACKS = [
+    "ALTER TABLE t IMPORT TABLESPACE",
     "DROP TABLE u",
     "DROP TABLE t, u",
     "DROP TABLE other.t",
@@ -107,10 +109,11 @@ ATTACKS = [
 def test_statement_beyond_the_topics_table_is_refused(text: str) -> None:
     for event in (
         published(text),
-        published(text, kind="alter", tables=["shop.t"]),
-        published(text, kind="create", tables=["shop.t"]),
-        published(text, op="t", kind="truncate", tables=["shop.t"]),
-        published(text, op="ddl", kind="drop", tables=["shop.t"]),
+        published(text, kind="alter", concerned=T, emptied=[]),
+        published(text, kind="create", emptied=T, concerned=[]),
+        published(text, op="t", kind="truncate", emptied=T),
+        published(text, op="ddl", kind="drop", emptied=T),
+        published(text, op="ddl", kind="unseen", concerned=T),
         published(text, key=KEY[::-1]),
     ):
         with pytest.raises(TargetError, match=r"is not run|malformed"):
@@ -130,15 +133,15 @@ def test_statement_needs_the_topics_of_all_its_tables() -> None:
 
 
 def test_what_is_like_another_table_needs_no_topic_of_that() -> None:
-    event = published("CREATE TABLE t LIKE elsewhere.u", tables=["shop.t"])
+    event = published("CREATE TABLE t LIKE elsewhere.u", read=[])
     assert accepted().require_statement("s.shop.t", event)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"ddl": "ALTER TABLE t ADD b INT"}, {"tables": ["shop.u"]}, {"topics": {"s.shop.t": 1}}, {"database": "other"},
-        {"kind": "create"}, {"code": "0" * 64}, {"code": None}, {"code": "ü"}, {"code": 5},
+        {"ddl": "ALTER TABLE t ADD b INT"}, {"concerned": [["shop", "u"]]}, {"topics": {"s.shop.t": 1}},
+        {"database": "other"}, {"kind": "create"}, {"code": "0" * 64}, {"code": None}, {"code": "ü"}, {"code": 5},
         {"source": {"gtid": "0-1-8"}},
     ],
 )  # fmt: skip
@@ -153,8 +156,9 @@ def test_code_is_of_all_that_a_statement_says(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"ddl": 5}, {"ddl": None}, {"kind": []}, {"database": {}}, {"tables": "shop.t"}, {"tables": [5]},
-        {"tables": ["t"]}, {"topics": ["s.shop.t"]}, {"topics": {"s.shop.t": "2"}}, {"topics": {"s.shop.t": True}},
+        {"ddl": 5}, {"ddl": None}, {"kind": []}, {"kind": "swop"}, {"database": {}}, {"emptied": "shop.t"},
+        {"emptied": [5]}, {"read": [["t"]]}, {"moved": T}, {"moved": [[["shop", "t"], ["shop", 5]]]},
+        {"topics": ["s.shop.t"]}, {"topics": {"s.shop.t": "2"}}, {"topics": {"s.shop.t": True}},
         {"topics": {"s.shop.t": 0}}, {"topics": {}}, {"op": "c"}, {"source": {}}, {"source": {"gtid": 5}},
     ],
 )  # fmt: skip

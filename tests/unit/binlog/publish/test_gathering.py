@@ -138,7 +138,7 @@ def test_a_transaction_that_begins_in_its_middle_is_refused() -> None:
 
 def ddl(kind: DdlKind, *, additive: bool) -> TransactionPart:
     """A statement about both tables."""
-    return part(1, ddl=Ddl(kind, "a statement", "shop", (ORDERS.table, STOCK.table), additive))
+    return part(1, ddl=Ddl(kind, "a statement", "shop", concerned=(ORDERS.table, STOCK.table), additive=additive))
 
 
 def test_a_statement_goes_to_every_partition_of_its_tables_topics() -> None:
@@ -150,15 +150,15 @@ def test_a_statement_goes_to_every_partition_of_its_tables_topics() -> None:
 
 def test_a_table_that_is_not_captured_gets_no_topic() -> None:
     log, other = Log(), TableName("attic", "orders")
-    moved = Ddl(DdlKind.RENAME, "a statement", "shop", (ORDERS.table, other), foreign=frozenset({other}))
+    moved = Ddl(DdlKind.RENAME, "a statement", "shop", moved=((ORDERS.table, other),), foreign=frozenset({other}))
     taken(made(log), log, part(1, ddl=moved))
     assert {one[0] for one in log.messages} == {"s.shop.orders"}
-    assert json.loads(log.messages[0][3])["tables"] == ["shop.orders", "attic.orders"]
+    assert json.loads(log.messages[0][3])["moved"] == [[["shop", "orders"], ["attic", "orders"]]]
 
 
 def test_a_dropped_database_is_told_to_all_its_topics() -> None:
     log = Log()
-    dropped = Ddl(DdlKind.DATABASE, "DROP DATABASE shop", "shop", (TableName("shop", ""),))
+    dropped = Ddl(DdlKind.DATABASE, "DROP DATABASE shop", "shop", emptied=(TableName("shop", ""),))
     taken(made(log), log, part(1, ddl=dropped))
     assert [one[0] for one in log.messages] == ["s.shop.orders"] * PARTITIONS + ["s.shop.stock"] * PARTITIONS
 
@@ -210,7 +210,7 @@ def test_prepared_rows_are_parked_and_sent_when_they_are_committed(rows: int, re
 
 @pytest.mark.parametrize(("table", "stops"), [(ORDERS.table, True), (TableName("shop", "made"), False)])
 def test_with_stop_a_replaced_table_without_a_topic_passes(table: TableName, stops: bool) -> None:
-    statement = part(1, ddl=Ddl(DdlKind.CREATE, "CREATE OR REPLACE TABLE it (id INT)", "shop", (table,)))
+    statement = part(1, ddl=Ddl(DdlKind.CREATE, "CREATE OR REPLACE TABLE it (id INT)", "shop", emptied=(table,)))
     log = Log()
     if stops:
         with pytest.raises(BinlogError, match="stopped before transaction"):

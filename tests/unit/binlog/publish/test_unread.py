@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.services.binlog.scripted import TABLES
-from txmq.binlog.changes import Ddl, DdlKind, Row, RowChange, TableName
+from txmq.binlog.changes import Ddl, Row, RowChange, TableName
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.publish.unread import Key, SnapshotState, TableProgress, Unread
+from txmq.binlog.statements import recognise
 
 ORDERS, STOCK, CUSTOMER = TABLES
 BORDER = 10
@@ -82,32 +83,41 @@ def test_nothing_read_again_is_passed_over(of: str) -> None:
         assert Unread(compare).judged(state(again=True), changes) == changes
 
 
-def ddl(kind: DdlKind, *tables: TableName, statement: str = "") -> Ddl:
-    """A statement of these tables."""
-    return Ddl(kind, statement, "shop", tables)
+def ddl(text: str) -> Ddl:
+    """A statement that was run in ``shop``."""
+    found = recognise(text, "shop").ddl
+    assert found is not None
+    return found
 
 
-@pytest.mark.parametrize("kind", [DdlKind.DROP, DdlKind.TRUNCATE, DdlKind.CREATE])
-def test_table_that_ends_or_begins_comes_by_binlog_alone(kind: DdlKind) -> None:
-    assert state().behind(ddl(kind, STOCK.table)) == state(left=())
-    assert state().behind(ddl(kind, ORDERS.table)) == state(current=None)
+@pytest.mark.parametrize("verb", ["DROP", "TRUNCATE", "CREATE", "CREATE OR REPLACE"])
+def test_table_that_ends_or_begins_comes_by_binlog_alone(verb: str) -> None:
+    assert state().behind(ddl(f"{verb} TABLE stock")) == state(left=())
+    assert state().behind(ddl(f"{verb} TABLE orders")) == state(current=None)
+
+
+@pytest.mark.parametrize("text", ["CREATE TABLE x LIKE {}", "CREATE TABLE IF NOT EXISTS {} (id INT)"])
+def test_table_that_a_statement_leaves_as_it_is_stays(text: str) -> None:
+    for table in ("stock", "orders"):
+        assert state().behind(ddl(text.format(table))) == state()
 
 
 def test_dropped_database_takes_its_tables_with_it() -> None:
-    whole = TableName("shop", "")
-    assert state().behind(ddl(DdlKind.DATABASE, whole, statement="DROP DATABASE shop")) == state(left=(), current=None)
-    assert state().behind(ddl(DdlKind.DATABASE, whole, statement="ALTER DATABASE shop")) == state()
+    for text in ("/* why */ DROP DATABASE shop", "CREATE OR REPLACE DATABASE shop"):
+        assert state().behind(ddl(text)) == state(left=(), current=None)
+    for text in ("ALTER DATABASE shop", "CREATE DATABASE IF NOT EXISTS shop", "DROP DATABASE other"):
+        assert state().behind(ddl(text)) == state()
 
 
 def test_tables_that_are_renamed_are_read_under_their_new_names() -> None:
-    new, other = TableName("shop", "new"), TableName("shop", "other")
-    found = state().behind(ddl(DdlKind.RENAME, ORDERS.table, new, STOCK.table, ORDERS.table, new, other))
+    found = state().behind(ddl("RENAME TABLE orders TO new, stock TO orders, new TO other"))
+    found = found.behind(ddl("ALTER TABLE orders ADD x INT, RENAME AS attic.orders"))
     assert found.current is not None
-    assert (found.current.table, found.left) == (other, (ORDERS.table,))
+    assert (found.current.table, found.left) == (TableName("shop", "other"), (TableName("attic", "orders"),))
 
 
 def test_an_altered_table_goes_on() -> None:
-    assert state().behind(ddl(DdlKind.ALTER, ORDERS.table)) == state()
+    assert state().behind(ddl("ALTER TABLE orders ADD x INT")) == state()
 
 
 @pytest.mark.parametrize("after", [(1, "ü"), (b"\x00\xff",), ()])
