@@ -10,6 +10,7 @@ changes: its position counts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -139,6 +140,22 @@ class DdlKind(StrEnum):
     OTHER = "other"  # changes no table's rows or columns: users, routines, views, indexes, statistics
 
 
+SessionValue = str | int | float
+SESSION_VARIABLES: Final = frozenset(  # of a statement's session, by the server's names; ``system_clock`` is ours
+    {
+        "timestamp", "time_zone", "system_clock", "sql_mode", "lc_time_names", "auto_increment_increment",
+        "auto_increment_offset", "unique_checks", "sql_auto_is_null", "check_constraint_checks",
+        "explicit_defaults_for_timestamp", "sql_if_exists", "sql_require_primary_key", "default_table_encryption",
+        "collation_connection", "collation_server", "collation_database", "default_collation_for_utf8mb4",
+        "character_set_collations",
+    }
+)  # fmt: skip
+SYSTEM_CLOCK: Final = (  # what the time zone SYSTEM says at two moments
+    "SELECT CONCAT(CONVERT_TZ('2026-01-01 00:00:00', '+00:00', 'SYSTEM'), ', ', "
+    "CONVERT_TZ('2026-07-01 00:00:00', '+00:00', 'SYSTEM'))"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Ddl:
     """A statement that the binlog holds as text, and what it does to each table that it names.
@@ -155,6 +172,8 @@ class Ddl:
         read: tables of which it has read the form only: CREATE TABLE ... LIKE.
         additive: rows and columns that there are stay what they are: consumers may go on.
         foreign: those of the tables that are not captured: no topic is theirs.
+        session: the variables of the session in which it was run.
+        collation: of CREATE: what the new table's database gives it; empty if it is not known.
     """
 
     kind: DdlKind
@@ -166,6 +185,13 @@ class Ddl:
     read: tuple[TableName, ...] = ()
     additive: bool = False
     foreign: frozenset[TableName] = frozenset()
+    session: Mapping[str, SessionValue] = field(default_factory=dict)
+    collation: str = ""
+
+    @property
+    def sql_mode(self) -> frozenset[str]:
+        """The modes of its session."""
+        return frozenset(str(self.session.get("sql_mode", "")).split(","))
 
     @property
     def changed(self) -> tuple[TableName, ...]:

@@ -12,13 +12,25 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from txmq.binlog.changes import ColumnKind, Ddl, DdlKind, Op, Row, RowChange, TableName, TableSchema, TransactionPart
+from txmq.binlog.changes import (
+    SESSION_VARIABLES,
+    ColumnKind,
+    Ddl,
+    DdlKind,
+    Op,
+    Row,
+    RowChange,
+    TableName,
+    TableSchema,
+    TransactionPart,
+)
 from txmq.binlog.position import Position
 
 OP_HEADER: Final = "txmq.op"
@@ -28,7 +40,18 @@ TRUNCATE: Final = "t"
 DDL: Final = "ddl"
 BEGIN: Final = "begin"
 END: Final = "end"
-STATEMENT_FIELDS: Final = ("ddl", "kind", "database", "emptied", "moved", "concerned", "read", "topics")
+STATEMENT_FIELDS: Final = (
+    "ddl",
+    "kind",
+    "database",
+    "emptied",
+    "moved",
+    "concerned",
+    "read",
+    "session",
+    "collation",
+    "topics",
+)
 
 
 class EventMessage(NamedTuple):
@@ -121,7 +144,7 @@ class EventEncoder:
         fields: dict[str, Any] = {
             "ddl": ddl.statement, "kind": ddl.kind, "additive": ddl.additive, "database": ddl.database,
             "emptied": ddl.emptied, "moved": ddl.moved, "concerned": ddl.concerned, "read": ddl.read,
-            "topics": dict(topics),
+            "session": dict(ddl.session), "collation": ddl.collation, "topics": dict(topics),
         }  # fmt: skip
         if self._statement_key:
             fields["code"] = statement_code(self._statement_key, {"gtid": part.gtid}, fields)
@@ -224,14 +247,27 @@ def read_statement(event: ChangeEvent) -> Ddl:
         raise ValueError("a statement without its text, database or kind")  # noqa: TRY004 - bytes that say it
     if not (isinstance(topics, dict) and all(type(count) is int and count > 0 for count in topics.values())):
         raise ValueError("a statement without topics and their partitions")
+    session, collation = fields.get("session"), fields.get("collation")
+    if not (isinstance(session, dict) and isinstance(collation, str) and all(map(_is_said, session, session.values()))):
+        raise ValueError(f"a session with what is not known: {session!r:.200}, {collation!r:.80}")
     moved = [tuple(map(_table_name, _list(pair, 2))) for pair in _list(fields.get("moved"))]
     emptied, concerned, read = (
         tuple(map(_table_name, _list(fields.get(name)))) for name in ("emptied", "concerned", "read")
     )
     return Ddl(
         DdlKind(kind), text, database, emptied, tuple((old, new) for old, new in moved), concerned, read,
-        fields.get("additive") is True,
+        fields.get("additive") is True, session=session, collation=collation,
     )  # fmt: skip
+
+
+def _is_said(name: object, value: object) -> bool:
+    """Whether a session may say this: a variable that is known, and a value that needs no quotes."""
+    if isinstance(value, str):
+        return name in SESSION_VARIABLES and _SAID.fullmatch(value) is not None
+    return name in SESSION_VARIABLES and type(value) in (int, float)
+
+
+_SAID: Final = re.compile(r"[\w +:/.,=-]*")
 
 
 def _list(found: object, size: int | None = None) -> list[Any]:

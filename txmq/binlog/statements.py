@@ -10,8 +10,10 @@ Sources: MariaDB, "SQL Statements"; gh-ost, pt-online-schema-change: names of sh
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import cache
 from itertools import pairwise
 from typing import Final
 
@@ -48,14 +50,8 @@ class Statement:
     xa: XaEnd | None = None
 
 
-_TOKEN: Final = re.compile(
-    r"""\s+|--[ \t\n][^\n]*|--$|\#[^\n]*|/\*(?!M?!).*?\*/|/\*M?!\d*|\*/"""  # between tokens; /*! ... */ is run
-    r"""|(?P<quoted>`(?:[^`]|``)*`)"""
-    r"""|(?P<string>'(?:[^'\\]|''|\\.)*'|"(?:[^"\\]|""|\\.)*")"""
-    r"""|(?P<hex>[xX]'[0-9a-fA-F]*')"""
-    r"""|(?P<word>[0-9A-Za-z_$@\u0080-\U0010ffff]+)|(?P<mark>.)""",
-    re.DOTALL,
-)
+_ANSI_QUOTES, _NO_ESCAPES = "ANSI_QUOTES", "NO_BACKSLASH_ESCAPES"
+_DIALECTS: Final = frozenset({"MSSQL", "ORACLE"})  # modes in which statements are read otherwise
 _XID: Final = re.compile(r"XA (?P<end>COMMIT|ROLLBACK) X'([0-9a-f]*)',X'([0-9a-f]*)',(\d+)\Z", re.IGNORECASE)
 _OTHER: Final = frozenset(
     {
@@ -80,6 +76,26 @@ _KEEPS_ROWS: Final = re.compile(  # a part of ALTER TABLE that leaves rows and c
 )
 
 
+@cache
+def _token(*, ansi_quotes: bool, escapes: bool) -> re.Pattern[str]:
+    """What splits a statement into tokens, in a sql_mode."""
+    escaped = r"|\\." if escapes else ""
+    no_end = r"\\" if escapes else ""
+    double = r'"(?:[^"]|"")*"' if ansi_quotes else rf'"(?:[^"{no_end}]|""{escaped})*"'
+    return re.compile(
+        r"""\s+|--[ \t\n][^\n]*|--$|\#[^\n]*|/\*(?!M?!).*?\*/|/\*M?!\d*|\*/"""  # between tokens; /*! ... */ is run
+        rf"""|(?P<quoted>`(?:[^`]|``)*`{"|" + double if ansi_quotes else ""})"""
+        rf"""|(?P<string>'(?:[^'{no_end}]|''{escaped})*'{"" if ansi_quotes else "|" + double})"""
+        r"""|(?P<hex>[xX]'[0-9a-fA-F]*')"""
+        r"""|(?P<word>[0-9A-Za-z_$@\u0080-\U0010ffff]+)|(?P<mark>.)""",
+        re.DOTALL,
+    )
+
+
+def _split(text: str, sql_mode: Collection[str]) -> Iterator[re.Match[str]]:
+    return _token(ansi_quotes=_ANSI_QUOTES in sql_mode, escapes=_NO_ESCAPES not in sql_mode).finditer(text)
+
+
 def shadowed(table: TableName) -> TableName | None:
     """The table that this one is a shadow of, by the names that online-alter tools give; None if it is none.
 
@@ -91,13 +107,18 @@ def shadowed(table: TableName) -> TableName | None:
     return None if match is None else TableName(table.database, match["table"])
 
 
-def recognise(text: str, database: str, *, ansi_quotes: bool = False) -> Statement:
-    """What a statement is. ``database``: of names without one."""
+def recognise(text: str, database: str, sql_mode: Collection[str] = ()) -> Statement:
+    """What a statement is.
+
+    Args:
+        database: of names without one.
+        sql_mode: the modes in which it was run.
+    """
     xid = _XID.match(text)
     if xid is not None:
         gtrid, bqual = bytes.fromhex(xid[2]), bytes.fromhex(xid[3])
         return Statement(What.XA_END, xa=XaEnd(Xid(int(xid[4]), gtrid, bqual), xid["end"].upper() == "COMMIT"))
-    words = _Words(_tokens(text, ansi_quotes=ansi_quotes), database)
+    words = _Words(_tokens(text, sql_mode), database)
     if words.skip("SET", "STATEMENT"):
         words.skip_to("FOR")
     first = words.peek()
@@ -236,14 +257,12 @@ class _Token:
         return "" if self.is_quoted else self.text.upper()
 
 
-def _tokens(text: str, *, ansi_quotes: bool) -> list[_Token]:
+def _tokens(text: str, sql_mode: Collection[str]) -> list[_Token]:
     found = []
-    for match in _TOKEN.finditer(text):
+    for match in _split(text, sql_mode):
         kind, raw = match.lastgroup, match[0]
         if kind == "quoted":
-            found.append(_Token(raw[1:-1].replace("``", "`"), is_quoted=True))
-        elif kind == "string" and raw[0] == '"' and ansi_quotes:
-            found.append(_Token(raw[1:-1].replace('""', '"'), is_quoted=True))
+            found.append(_Token(raw[1:-1].replace(raw[0] * 2, raw[0]), is_quoted=True))
         elif kind in ("string", "hex"):
             found.append(_Token("'"))  # what it says does not matter
         elif kind is not None:
@@ -253,12 +272,14 @@ def _tokens(text: str, *, ansi_quotes: bool) -> list[_Token]:
     return found
 
 
-def oddity(text: str) -> str:
+def oddity(text: str, sql_mode: Collection[str] = ()) -> str:
     """Why a text is not run for whoever may write one topic; empty: nothing is odd about it.
 
     ``recognise`` trusts that a server has run the text as one statement, and looks for the tables that it changes.
     """
-    found = [match for match in _TOKEN.finditer(text) if match.lastgroup is not None]
+    if not _DIALECTS.isdisjoint(sql_mode):
+        return "it was run in another dialect of SQL (sql_mode)"
+    found = [match for match in _split(text, sql_mode) if match.lastgroup is not None]
     while found and found[-1][0] == ";":
         found.pop()
     words = [match[0].upper() if match.lastgroup in ("word", "mark") else "" for match in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -243,6 +244,49 @@ def test_a_refused_statement_can_be_skipped(replica: Replica) -> None:
     replica.require_equal()
 
 
+SESSIONS = (
+    ("SET timestamp = 1700000000.123456", "ALTER TABLE t ADD made TIMESTAMP(6) DEFAULT CURRENT_TIMESTAMP(6)"),
+    ("SET time_zone = '+05:30'", "ALTER TABLE t ADD zoned TIMESTAMP DEFAULT '2026-01-01 00:00:00'"),
+    ("SET time_zone = 'SYSTEM'", "ALTER TABLE t ADD local TIMESTAMP DEFAULT '2026-01-01 00:00:00'"),
+    ("SET sql_mode = 'ANSI_QUOTES,PIPES_AS_CONCAT'", 'ALTER TABLE "t" ADD "piped" VARCHAR(9) AS (v || 1) STORED'),
+    ("SET sql_mode = 'NO_BACKSLASH_ESCAPES'", "ALTER TABLE t ADD slash VARCHAR(9) DEFAULT '\\'"),
+    ("SET sql_mode = ''", "ALTER TABLE t MODIFY v TINYINT"),
+    ("SET NAMES latin1 COLLATE latin1_bin", "ALTER TABLE t ADD bytes VARCHAR(9) AS (HEX('\u00e9')) STORED"),
+    ("SET explicit_defaults_for_timestamp = 0", "CREATE TABLE stamps (id INT PRIMARY KEY, at TIMESTAMP)"),
+    ("SET auto_increment_increment = 3, auto_increment_offset = 2", "ALTER TABLE t ADD n INT AUTO_INCREMENT UNIQUE"),
+    ("SET check_constraint_checks = 0", "ALTER TABLE t ADD CONSTRAINT small CHECK (id < 2)"),
+    ("SET collation_server = latin2_bin, lc_time_names = 'de_DE'",
+     "ALTER TABLE t ADD day VARCHAR(20) DEFAULT (DATE_FORMAT('2026-11-23', '%W'))"),
+)  # fmt: skip
+
+
+def test_statements_run_in_the_session_of_the_source(replica: Replica) -> None:
+    """Found: the applier ran them in its own, and the copy differed without a word."""
+    replica.server.execute("ALTER DATABASE shop COLLATE latin1_german1_ci")
+    replica.server.execute("DROP DATABASE copy_shop")
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT, w VARCHAR(9))")
+        replica.execute("INSERT INTO t VALUES (1, 300, 'a'), (2, 5, 'b'), (3, 7, 'c')")
+        for session, statement in SESSIONS:
+            replica.execute(session, statement)
+    replica.apply()
+    replica.require_equal()
+
+
+def test_database_of_another_collation_stops_at_a_new_table(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute("ALTER DATABASE shop COLLATE latin1_german1_ci", "CREATE TABLE t (v VARCHAR(9))")
+    message = (
+        r"copy_shop has the collation utf8mb4_\w+, and latin1_german1_ci at the source: (ALTER DATABASE .*): CREATE"
+    )
+    with pytest.raises(TargetError, match=message) as stopped:
+        replica.apply()
+    (advice,) = re.findall(message, str(stopped.value))
+    replica.server.execute(advice)
+    replica.apply()
+    replica.require_equal()
+
+
 # --- a writer of one topic --------------------------------------------------------------------------------------------
 
 
@@ -251,8 +295,15 @@ def forged(replica: Replica, table: str, op: str, of: dict[str, str] | None = No
     topic = f"{replica.name}.shop.{table}"
     partitions = replica.client.topics.describe(topic).partitions
     source = {"gtid": "0-666-1", "db": "shop", "table": table, **(of or {})}
-    roles: dict[str, object] = {"emptied": [], "moved": [], "concerned": [], "read": []}
-    value = json.dumps({"op": op, **roles, **fields, "source": source}).encode()
+    left_open: dict[str, object] = {
+        "emptied": [],
+        "moved": [],
+        "concerned": [],
+        "read": [],
+        "session": {},
+        "collation": "",
+    }
+    value = json.dumps({"op": op, **left_open, **fields, "source": source}).encode()
     with replica.client.producer() as producer:
         for partition in range(partitions):
             producer.send(topic, value, partition=partition, headers={"txmq.op": op.encode()})

@@ -123,9 +123,17 @@ def test_ends_of_xa_transactions() -> None:
 
 def test_double_quotes_are_names_in_that_mode_only() -> None:
     text = 'DROP TABLE "t ""1"'
-    found = recognise(text, "d", ansi_quotes=True).ddl
+    found = recognise(text, "d", ("ANSI_QUOTES",)).ddl
     assert found is not None
     assert found.tables == (TableName("d", 't "1'),)
+
+
+@pytest.mark.parametrize("text", ["ALTER TABLE t COMMENT 'a\\', DROP b", 'ALTER TABLE t COMMENT "a\\", DROP b'])
+def test_backslash_is_a_character_in_that_mode_only(text: str) -> None:
+    for modes, additive in ((("NO_BACKSLASH_ESCAPES",), False), ((), True)):
+        found = recognise(text + " -- '\"", "d", modes).ddl
+        assert found is not None
+        assert found.additive is additive
 
 
 @pytest.mark.parametrize(

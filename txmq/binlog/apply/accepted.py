@@ -86,15 +86,16 @@ class Accepted:
             code = statement_code(self._key, event.source, fields)
             is_signed = hmac.compare_digest(str(fields.get("code", "")).encode(errors="replace"), code.encode())
             return "" if is_signed else "it has not the code that statement_key makes"
-        found = recognise(said.statement, said.database)
+        found = recognise(said.statement, said.database, said.sql_mode)
         ddl = found.ddl
         if found.what is not What.DDL or ddl is None or ddl.kind is DdlKind.OTHER:
             return "it changes no table's form"
         if not said.read:
             ddl = replace(ddl, read=())  # what it is LIKE has no topic, and only its form is read
-        if replace(ddl, additive=said.additive) != said or (ddl.kind is DdlKind.TRUNCATE) is not (event.op == TRUNCATE):
+        ddl = replace(ddl, additive=said.additive, session=said.session, collation=said.collation)
+        if ddl != said or (ddl.kind is DdlKind.TRUNCATE) is not (event.op == TRUNCATE):
             return f"it does not do what its event says, {said.kind} {[*map(str, said.tables)]!s:.200}"
-        if odd := oddity(said.statement):
+        if odd := oddity(said.statement, said.sql_mode):
             return f"{odd} {_WITH_KEY}"
         missing = [str(table) for table in ddl.tables if self._is_missing(table, fields["topics"])]
         return f"it names {missing[0]}, whose topic does not have it {_WITH_KEY}" if missing else ""

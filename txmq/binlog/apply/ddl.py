@@ -5,8 +5,9 @@ the offsets. Before it is run a row says that it begins, and what the definition
 says that it is done, in one transaction with the offsets of all partitions that have it. If the process dies in
 between, the next one compares the definitions: if they are the same as before, the statement was not run, for the
 database runs each whole or not at all (a statement that changes no definition may run twice). A RENAME that swaps
-tables of one definition renames a mark as well, a table of the applier's own. A lock of the server keeps out a
-predecessor whose statement is still running.
+tables of one definition renames a mark as well, a table of the applier's own. The session that runs a
+statement has a lock of the server: it keeps out whoever comes while a predecessor's statement is still running. That
+session is the source's (``source_session.py``), and autocommits; the row and the offsets are written over another one.
 
 Source: MariaDB 10.6 and later, "Atomic DDL"; MySQL 8.0, "Atomic Data Definition Statement Support".
 """
@@ -21,6 +22,7 @@ from typing import Any
 from zlib import crc32
 
 from txmq.binlog.apply.accepted import Accepted
+from txmq.binlog.apply.source_session import OtherSessionError, enter_session
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import LENIENT, as_binlog_error, open_session
 from txmq.binlog.changes import Ddl, DdlKind, TableName
@@ -39,6 +41,7 @@ _CREATE = (
     f"ON UPDATE CURRENT_TIMESTAMP, PRIMARY KEY (consumer_group, gtid)){MYSQL.table_options}"
 )
 _TABLES_OF = "SELECT table_name FROM information_schema.tables WHERE table_schema = %s ORDER BY table_name"
+_COLLATION_OF = "SELECT default_collation_name FROM information_schema.schemata WHERE schema_name = %s"
 _CREATES = re.compile(r"\s*CREATE\s+(?:DATABASE|SCHEMA)\b", re.IGNORECASE)
 _LOCK_S = 60
 _NO_TABLE, _NO_DATABASE = 1146, 1049
@@ -94,15 +97,19 @@ class TargetStatements:
             TargetAwayError: try it again.
         """
         one = _Statement(str(event.source["gtid"]), read_statement(event), event.fields["topics"])
-        with self._session() as connection:
+        with self._session() as connection, self._session() as running:
             try:
-                self._lock(connection)
-                self._run_once(connection, one, positions)
+                running.autocommit(True)
+                self._lock(running)
+                self._run_once(connection, running, one, positions)
             except Exception as error:
                 raise as_binlog_error(error) from error
         self._tables.forget()
 
-    def _run_once(self, connection: Any, one: _Statement, positions: Sequence[OffsetPosition]) -> None:
+    def _run_once(
+        self, connection: Any, running: Any, one: _Statement, positions: Sequence[OffsetPosition]
+    ) -> None:  # fmt: skip
+        """Note it over one connection, and run it over another, whose session becomes the source's."""
         gtid, sql = one.gtid, one.ddl.statement
         tables, is_swap = [self._tables.name(table) for table in one.ddl.tables], one.is_swap
         if is_swap:
@@ -116,8 +123,8 @@ class TargetStatements:
         elif before == definitions:
             self._require_runnable(one)
             if one.ddl.kind is DdlKind.DATABASE:
-                self._require_tables(connection, one)
-            self._run(connection, one, sql)
+                self._require_tables(running, one)
+            self._run(running, one, sql)
             crash_point("binlog.ddl.run")
             state = DONE
         for position in positions:
@@ -216,15 +223,34 @@ class TargetStatements:
         database = self._tables.database(ddl.database) if ddl.database else ""
         try:
             if ddl.kind is DdlKind.CREATE:
-                for table in ddl.tables:
-                    run(connection, f"CREATE DATABASE IF NOT EXISTS {_quoted_name(self._tables.name(table).database)}")
+                self._make_databases(connection, one)
             if database and ddl.kind is not DdlKind.DATABASE:
                 connection.select_db(database)
+            enter_session(connection, ddl.session)
             run(connection, sql)
+        except TargetError:
+            raise
+        except OtherSessionError as error:
+            raise one.not_run(str(error)) from error
         except Exception as error:
             if MYSQL.may_pass(error):
                 raise
             raise one.not_run(str(error)) from error
+
+    def _make_databases(self, connection: Any, one: _Statement) -> None:
+        """Those that are missing; a new table has from its database what its own statement leaves open."""
+        wanted = one.ddl.collation
+        collate = f" COLLATE {wanted}" if wanted else ""
+        for table in one.ddl.tables:
+            name = self._tables.name(table).database
+            run(connection, f"CREATE DATABASE IF NOT EXISTS {_quoted_name(name)}{collate}")
+        name = self._tables.name(one.ddl.changed[0]).database
+        ((found,),) = run(connection, _COLLATION_OF, (name,))[0]
+        if wanted and _text(found) != wanted:
+            raise one.not_run(
+                f"the database {name} has the collation {_text(found)}, and {wanted} at the source: "
+                f"ALTER DATABASE {_quoted_name(name)} COLLATE {wanted}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

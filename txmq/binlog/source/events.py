@@ -17,6 +17,7 @@ from uuid import UUID
 
 from pymysqlreplication.constants import BINLOG
 
+from txmq.binlog.source.status_variables import StatusVariables, status_variables
 from txmq.xid import Xid
 
 RowOp = Literal["c", "u", "d"]
@@ -106,46 +107,24 @@ def mysql_gtid(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A statement: its text in the client's character set."""
+    """A statement: its text in the client's character set, and its session."""
 
     database: str
     statement: bytes
-    charset: int | None
-    ansi_quotes: bool
+    status: StatusVariables
 
 
 def query(body: bytes, *, compressed: bool) -> Query:
     """Read a query event from behind its header, without checksum."""
     _thread, _seconds, database_size, _error, status_size = _QUERY.unpack_from(body)
     behind = _QUERY.size + status_size
-    charset, ansi_quotes = _status(body[_QUERY.size : behind])
     database = body[behind : behind + database_size].decode()
     statement = body[behind + database_size + 1 :]
     if not statement:
         raise ValueError("it holds no statement")
-    return Query(database, uncompressed(statement) if compressed else statement, charset, ansi_quotes)
-
-
-def _status(status: bytes) -> tuple[int | None, bool]:
-    """Client character set and ANSI_QUOTES, among the first status variables; what is not known ends the search."""
-    at, ansi_quotes = 0, False
-    while at < len(status):
-        kind = status[at]
-        at += 1
-        if kind == 0:  # flags
-            at += 4
-        elif kind == 1:  # SQL mode
-            ansi_quotes = bool(int.from_bytes(status[at : at + 8], "little") & 4)
-            at += 8
-        elif kind == 6:  # catalog
-            at += 1 + status[at]
-        elif kind == 3:  # auto increment
-            at += 4
-        elif kind == 4:
-            return int.from_bytes(status[at : at + 2], "little"), ansi_quotes
-        else:
-            break
-    return None, ansi_quotes
+    return Query(
+        database, uncompressed(statement) if compressed else statement, status_variables(body[_QUERY.size : behind])
+    )
 
 
 def uncompressed(data: bytes) -> bytes:

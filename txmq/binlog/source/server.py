@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Final
 
-from txmq.binlog.changes import Ddl, Origin, TableName
+from txmq.binlog.changes import SYSTEM_CLOCK, Ddl, Origin, TableName
 from txmq.binlog.errors import BinlogError, SourceAwayError, SourceError
 from txmq.binlog.position import Flavor, MariadbGtids, MysqlGtids, Position, parse_gtids
 from txmq.binlog.source.charsets import UNDEFINED, Charset, charset
@@ -48,7 +48,7 @@ class Server:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._charsets: dict[int, tuple[str, int]] = {}
+        self._charsets: dict[int, tuple[str, int, str]] = {}
         self._decoders: dict[str, Charset] = {}
         self.origin = Origin("mariadb", "")
 
@@ -269,27 +269,46 @@ class Server:
 
     def charset(self, number: int) -> Charset:
         """The character set of a collation."""
-        if not self._charsets:
-            self._charsets = self._collations()
-        if number not in self._charsets:
-            raise SourceError(f"the binlog names collation {number}, which the server does not list")
-        name, bytes_max = self._charsets[number]
+        name, bytes_max, _ = self._collation(number)
         if name not in self._decoders:
             self._decoders[name] = charset(name, bytes_max, self._characters(name) if bytes_max == 1 else None)
         return self._decoders[name]
 
-    def _collations(self) -> dict[int, tuple[str, int]]:
-        lists = "collations AS c"
+    def collation(self, number: int) -> str:
+        """The name of a collation."""
+        return self._collation(number)[2]
+
+    def database_collation(self, database: str) -> str:
+        """The collation that a database gives to a new table; empty if it is gone."""
+        rows = self.rows(
+            "SELECT default_collation_name FROM information_schema.schemata WHERE schema_name = %s", database
+        )
+        return str(rows[0][0]) if rows else ""
+
+    def system_clock(self) -> str:
+        """What the time zone SYSTEM says at two moments."""
+        return str(self.rows(SYSTEM_CLOCK)[0][0])
+
+    def _collation(self, number: int) -> tuple[str, int, str]:
+        if not self._charsets:
+            self._charsets = self._collations()
+        if number not in self._charsets:
+            raise SourceError(f"the binlog names collation {number}, which the server does not list")
+        return self._charsets[number]
+
+    def _collations(self) -> dict[int, tuple[str, int, str]]:
+        lists, called = "collations AS c", "collation_name"
         if self.origin.flavor == "mariadb" and self.rows(
             "SELECT 1 FROM information_schema.columns WHERE table_schema = 'information_schema' "
             "AND table_name = 'COLLATION_CHARACTER_SET_APPLICABILITY' AND column_name = 'ID'"
         ):
             lists = "collation_character_set_applicability AS c"  # since 10.10 collations serve several sets
+            called = "full_collation_name"
         rows = self.rows(
-            f"SELECT c.id, s.character_set_name, s.maxlen FROM information_schema.{lists} "  # noqa: S608 - our own
+            f"SELECT c.id, s.character_set_name, s.maxlen, c.{called} FROM information_schema.{lists} "  # noqa: S608 - our own
             "JOIN information_schema.character_sets AS s ON s.character_set_name = c.character_set_name"
         )
-        return {int(row[0]): (str(row[1]), int(row[2])) for row in rows if row[0] is not None}
+        return {int(row[0]): (str(row[1]), int(row[2]), str(row[3])) for row in rows if row[0] is not None}
 
     def _characters(self, name: str) -> str:
         """The 256 characters of a set of one byte each, as the server converts them."""

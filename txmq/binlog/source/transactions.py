@@ -12,13 +12,23 @@ COMMIT, ROLLBACK or XA PREPARE ends; MySQL says it by BEGIN. Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from pymysqlreplication.constants import BINLOG
 
-from txmq.binlog.changes import Ddl, DdlKind, Origin, RowChange, TableName, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.changes import (
+    Ddl,
+    DdlKind,
+    Origin,
+    RowChange,
+    SessionValue,
+    TableName,
+    TransactionPart,
+    XaEnd,
+    XaPrepare,
+)
 from txmq.binlog.errors import SourceError
 from txmq.binlog.position import MariadbGtids, MysqlGtids, Position
 from txmq.binlog.source.charsets import Charset
@@ -43,6 +53,7 @@ from txmq.binlog.source.events import (
 )
 from txmq.binlog.source.options import SourceOptions
 from txmq.binlog.source.rows import TableDecoder, TableDescription
+from txmq.binlog.source.status_variables import StatusVariables
 from txmq.binlog.source.table_map import parse_table_map
 from txmq.binlog.statements import Statement, What, recognise, shadowed
 
@@ -60,6 +71,15 @@ class Catalog(Protocol):
 
     def charset(self, number: int) -> Charset:
         """The character set of a collation."""
+
+    def collation(self, number: int) -> str:
+        """The name of a collation."""
+
+    def database_collation(self, database: str) -> str:
+        """The collation that a database gives to a new table; empty if it is gone."""
+
+    def system_clock(self) -> str:
+        """What the time zone SYSTEM says at two moments."""
 
     def changed(self, ddl: Ddl) -> None:
         """A captured table has changed: what must hold of it may hold no longer."""
@@ -340,9 +360,9 @@ class TransactionReader:
             self._commit(body)
             return
         found = query(body, compressed=compressed)
-        text = self._text(found.statement, found.charset)
-        statement = recognise(text, found.database, ansi_quotes=found.ansi_quotes)
-        self._statement(opened, statement, text)
+        text = self._text(found.statement, found.status.charset)
+        statement = recognise(text, found.database, found.status.sql_mode(self._origin.flavor))
+        self._statement(opened, statement, text, found.status)
         if opened.is_standalone and self._open is opened:
             self._commit(body)
 
@@ -352,7 +372,7 @@ class TransactionReader:
         except ValueError:
             return statement.decode("utf-8", "backslashreplace")  # a comment's bytes, or a value's: names are checked
 
-    def _statement(self, opened: _Open, statement: Statement, text: str) -> None:
+    def _statement(self, opened: _Open, statement: Statement, text: str, status: StatusVariables) -> None:
         what = statement.what
         if what is What.COMMIT:
             self._commit(b"")
@@ -370,11 +390,11 @@ class TransactionReader:
         elif what is What.XA_END:
             opened.xa = statement.xa
         elif what is What.DDL and statement.ddl is not None:
-            self._ddl(opened, statement.ddl)
+            self._ddl(opened, statement.ddl, status)
         elif what is What.DML and (statement.ddl is None or self._concerns(statement.ddl)):
             self._refuse_unless_skipped(text[:_STATEMENT_SHOWN_MAX], _BY_ROWS if statement.ddl is None else "")
 
-    def _ddl(self, opened: _Open, ddl: Ddl) -> None:
+    def _ddl(self, opened: _Open, ddl: Ddl, status: StatusVariables) -> None:
         if opened.is_void or ddl.kind is DdlKind.OTHER:
             return
         self._decoders.clear()  # the tables' keys are asked for anew
@@ -382,8 +402,25 @@ class TransactionReader:
             read = tuple(filter(self._captures, ddl.read))  # another one is of no interest
             is_named = ddl.kind is not DdlKind.DATABASE
             foreign = frozenset(table for table in ddl.changed if is_named and not self._captures(table))
-            opened.ddl = replace(ddl, read=read, foreign=foreign)
+            session = self._session(opened.gtid, ddl, status)
+            if session is None:
+                return
+            collation = self._catalog.database_collation(ddl.changed[0].database) if ddl.kind is DdlKind.CREATE else ""
+            opened.ddl = replace(ddl, read=read, foreign=foreign, session=session, collation=collation)
             self._catalog.changed(ddl)
+
+    def _session(self, gtid: str, ddl: Ddl, status: StatusVariables) -> Mapping[str, SessionValue] | None:
+        """The session in which a statement was run; None if that is not known, and it is passed over."""
+        catalog = self._catalog
+        try:
+            return status.session(self._origin.flavor, self._timestamp, catalog.collation, catalog.system_clock)
+        except ValueError as error:
+            if gtid in self._options.skipped:
+                return None
+            raise SourceError(
+                f"{self._place()}: {ddl.statement[:_STATEMENT_SHOWN_MAX]!r} cannot be run again: {error}; start once "
+                f"with --skip {gtid}: that passes over it, and give the copies' tables the form that it gives this one"
+            ) from error
 
     def _concerns(self, ddl: Ddl) -> bool:
         """Whether a captured table is changed."""

@@ -159,12 +159,25 @@ def test_code_is_of_all_that_a_statement_says(changes: dict[str, Any]) -> None:
         {"ddl": 5}, {"ddl": None}, {"kind": []}, {"kind": "swop"}, {"database": {}}, {"emptied": "shop.t"},
         {"emptied": [5]}, {"read": [["t"]]}, {"moved": T}, {"moved": [[["shop", "t"], ["shop", 5]]]},
         {"topics": ["s.shop.t"]}, {"topics": {"s.shop.t": "2"}}, {"topics": {"s.shop.t": True}},
-        {"topics": {"s.shop.t": 0}}, {"topics": {}}, {"op": "c"}, {"source": {}}, {"source": {"gtid": 5}},
+        {"session": []}, {"session": {"general_log": 1}}, {"session": {"sql_mode": "'"}},
+        {"session": {"timestamp": True}}, {"collation": None}, {"topics": {"s.shop.t": 0}}, {"topics": {}}, {"op": "c"},
+        {"source": {}}, {"source": {"gtid": 5}},
     ],
 )  # fmt: skip
 def test_malformed_statement_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(TargetError, match=r"malformed statement.*apply\.topics"):
         accepted("", GTID).require_statement("s.shop.t", published("ALTER TABLE t ADD a INT", **changes))
+
+
+@pytest.mark.parametrize("mode", ["ANSI_QUOTES", "NO_BACKSLASH_ESCAPES", "ORACLE", "MSSQL"])
+def test_statement_is_read_in_its_own_sql_mode(mode: str) -> None:
+    hidden = {
+        "ANSI_QUOTES": 'DROP TABLE t, "u"',
+        "NO_BACKSLASH_ESCAPES": "ALTER TABLE t COMMENT 'a\\', RENAME TO u -- '",
+    }
+    text = hidden.get(mode, "ALTER TABLE t ADD a INT")
+    with pytest.raises(TargetError, match="is not run"):
+        accepted().require_statement("s.shop.t", published(text, session={"sql_mode": f"ANSI,{mode}"}))
 
 
 def test_skipped_statement_is_not_looked_into() -> None:

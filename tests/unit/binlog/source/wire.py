@@ -103,6 +103,18 @@ class NoDatabase:
             return charset("latin1", 1, bytes(range(256)).decode("latin-1"))
         return charset("utf8mb4", 4, None)
 
+    def collation(self, number: int) -> str:
+        """See ``Catalog``."""
+        return {LATIN1: "latin1_swedish_ci", UTF8MB4: "utf8mb4_general_ci"}[number]
+
+    def database_collation(self, database: str) -> str:
+        """See ``Catalog``."""
+        return f"of {database}"
+
+    def system_clock(self) -> str:
+        """See ``Catalog``."""
+        return "UTC"
+
     def changed(self, ddl: Ddl) -> None:
         """See ``Catalog``."""
         self.statements.append(ddl.statement)
