@@ -244,6 +244,19 @@ def test_a_refused_statement_can_be_skipped(replica: Replica) -> None:
     replica.require_equal()
 
 
+def test_statement_of_a_topic_that_is_not_applied_stops(replica: Replica) -> None:
+    """Found: it waited for that topic's partitions for ever, and said nothing."""
+    replica.config.write_text(f'{replica.config.read_text()}topics = ["{replica.name}.shop.t"]\n')
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY)", "CREATE TABLE u (id INT PRIMARY KEY)")
+        replica.execute("DROP TABLE u, t", "CREATE TABLE t (id INT PRIMARY KEY)")
+    with pytest.raises(TargetError, match=rf"of the topic {replica.name}\.shop\.u as well, which is not") as caught:
+        replica.apply()
+    replica.server.execute("DROP TABLE copy_shop.t")
+    replica.apply(skipped=[str(caught.value).rsplit(" ", 1)[1]])
+    assert replica.rows("copy_shop", "t") == []
+
+
 SESSIONS = (
     ("SET timestamp = 1700000000.123456", "ALTER TABLE t ADD made TIMESTAMP(6) DEFAULT CURRENT_TIMESTAMP(6)"),
     ("SET time_zone = '+05:30'", "ALTER TABLE t ADD zoned TIMESTAMP DEFAULT '2026-01-01 00:00:00'"),

@@ -53,7 +53,7 @@ class Applier:
         statements = TargetStatements(
             connect, tables, store, settings.apply_group, settings.apply.state_database, skipped, accepted
         )
-        self._replica = Replica(connect, tables, store, statements, accepted)
+        self._replica = Replica(connect, tables, store, statements, accepted, skipped)
         self._woken, self._is_stopped = Signal(), False
         self.applied = Applied()
 

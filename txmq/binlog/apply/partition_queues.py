@@ -99,6 +99,7 @@ class PartitionQueues:
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._barriers: dict[str, dict[TopicPartition, PartitionQueue]] = {}
         self._said: dict[str, str] = {}
+        self._awaited: dict[str, tuple[float, set[TopicPartition]]] = {}  # since when, and all that have it
         self._turn = 0
         self._failure: BaseException | None = None
         self._is_stopped = False
@@ -296,9 +297,20 @@ class PartitionQueues:
                     f"{queue} has another statement of transaction {statement} than {other}: somebody else than the "
                     f"reader has written one of them; to pass over it, start again with --skip-ddl {statement}"
                 )
+            self._awaited.setdefault(statement, (self._clock.monotonic(), wanted))
             arrived = self._barriers.setdefault(statement, {})
             arrived[queue.slot] = queue
             return [arrived[slot] for slot in sorted(wanted)] if wanted <= arrived.keys() else None
+
+    def waiting(self, seconds: float) -> dict[str, list[TopicPartition]]:
+        """The statements that have waited for so long, each with the partitions that have not reached it."""
+        with self._changed:
+            before = self._clock.monotonic() - seconds
+            return {
+                statement: missing
+                for statement, (since, wanted) in self._awaited.items()
+                if since <= before and (missing := sorted(wanted - self._barriers[statement].keys()))
+            }
 
     def passed(self, queues: Iterable[PartitionQueue], statement: str) -> list[Message]:
         """The statement was run: the queues go on behind it; returns its messages."""
@@ -308,6 +320,7 @@ class PartitionQueues:
                 queue.at = None
             self._barriers.pop(statement, None)
             self._said.pop(statement, None)
+            self._awaited.pop(statement, None)
             self._changed.notify_all()
             return messages
 

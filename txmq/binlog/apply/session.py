@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,7 @@ TOPICS_S = 1.0  # between two looks for new topics
 STOP_S = 60.0
 PAUSE_S, REFUSED_PAUSE_S = 0.1, 0.01
 EVENT_SHOWN_MAX = 2000
+WAITING_S, MISSING_SHOWN_MAX = 10.0, 10  # of a statement, before it is told
 _ROW_OPS = frozenset(map(str, Op))
 
 
@@ -65,6 +66,7 @@ class Replica:
     store: MySQLOffsetStore
     statements: TargetStatements
     accepted: Accepted
+    skipped: Collection[str]
 
 
 class Session:
@@ -84,6 +86,7 @@ class Session:
         self._log = get_logger(group=self._group)
         self._sparingly = Sparingly(self._log, client.clock)
         self._consumer: Consumer | None = None
+        self._list_topics: Callable[[], list[str]] = lambda: topics
 
     # --- the thread of the applier -----------------------------------------------------------------------------------
 
@@ -99,6 +102,7 @@ class Session:
         Raises:
             BinlogError, StorageError, FencedError: what stopped it.
         """
+        self._list_topics = topics
         offsets = TargetOffsets(self._replica.store, self._queues.granted, self._queues.goes_back)
         timeout_s = self._apply.session_timeout_ms / 1000
         options = ConsumerOptions(
@@ -139,7 +143,13 @@ class Session:
                 with suppress(TxmqError):  # the broker is away: the consumer waits for it, too
                     if topics() != self._topics:
                         return False
+                self._tell_waiting()
         return True
+
+    def _tell_waiting(self) -> None:
+        for gtid, missing in self._queues.waiting(WAITING_S).items():
+            shown = [f"{topic}-{number}" for topic, number in missing[:MISSING_SHOWN_MAX]]
+            self._sparingly.warning("a statement waits for other partitions to reach it", gtid=gtid, partitions=shown)
 
     # --- the threads that write --------------------------------------------------------------------------------------
 
@@ -220,7 +230,16 @@ class Session:
     def _reach(self, queue: PartitionQueue, event: ChangeEvent) -> None:
         said = self._replica.accepted.require_statement(queue.slot[0], event)
         gtid = str(event.source["gtid"])
-        wanted = {(topic, number) for topic, count in event.fields["topics"].items() for number in range(count)}
+        topics: dict[str, int] = event.fields["topics"]
+        if gtid in self._replica.skipped:
+            topics = {topic: count for topic, count in topics.items() if topic in self._topics}
+        elif (unread := topics.keys() - set(self._topics)) and (unread := unread - set(self._list_topics())):
+            raise TargetError(
+                f"the statement of transaction {gtid} in topic {queue.slot[0]} is of the topic {min(unread)} as well, "
+                f"which is not applied, or is gone: {event.fields['ddl'][:200]}. Add it to apply.topics, or give the "
+                f"target's tables the form that the source's have, and start again with --skip-ddl {gtid}"
+            )
+        wanted = {(topic, number) for topic, count in topics.items() for number in range(count)}
         arrived = self._queues.arrive(queue, gtid, wanted, said)
         if arrived is None:
             return

@@ -144,6 +144,20 @@ def test_statement_waits_for_every_partition_that_has_it() -> None:
     assert taken(made) == (first, [1])
 
 
+def test_statement_that_waits_for_long_tells_what_is_missing() -> None:
+    made, clock = begun(A, B)
+    made.add([message(A, 0, b"ddl"), message(B, 0, b"ddl")])
+    assert made.arrive(taken(made)[0], "0-1-5", {A, B}, "said") is None
+    assert made.waiting(10.0) == {}
+    clock.sleep(10.0)
+    assert made.waiting(10.0) in ({"0-1-5": [A]}, {"0-1-5": [B]})
+    arrived = made.arrive(taken(made)[0], "0-1-5", {A, B}, "said")
+    assert arrived is not None
+    assert made.waiting(10.0) == {}
+    made.passed(arrived, "0-1-5")
+    assert made.waiting(0.0) == {}
+
+
 def test_statement_that_another_partition_tells_otherwise_is_refused() -> None:
     made, _ = begun(A, B)
     made.add([message(A, 0, b"ddl"), message(B, 0, b"ddl")])
