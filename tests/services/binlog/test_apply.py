@@ -17,6 +17,7 @@ from tests.services.binlog.replica import WAIT_S, Replica
 from tests.stopped import until_stopped
 from txmq.binlog.apply.applier import Applier
 from txmq.binlog.errors import ConflictError, TargetError
+from txmq.binlog.publish.selectors import RowSelector
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB
@@ -215,6 +216,29 @@ def test_killed_at_each_step_of_a_swap_swaps_once(replica: Replica) -> None:
     replica.require_equal()
     tables = replica.server.execute(f"SHOW TABLES FROM state_{replica.name}")
     assert sorted(name for (name,) in tables) == ["txmq_binlog_ddl", "txmq_offset"]
+
+
+def ids_of_partitions(count: int) -> list[int]:
+    """An id of each of so many partitions."""
+    found = {RowSelector.partition_of(f"[{id_}]".encode(), count): id_ for id_ in range(100)}
+    return [found[number] for number in range(count)]
+
+
+@pytest.mark.parametrize("replica", ["", 'on_conflict = "overwrite"\n'], indirect=True, ids=["stop", "overwrite"])
+def test_value_that_goes_round_three_partitions_is_applied(replica: Replica) -> None:
+    """Found: the first partition has its value again, and of the others no one can go before the other one."""
+    one, two, three = ids_of_partitions(3)
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT UNIQUE)")
+        replica.execute(f"INSERT INTO t VALUES ({one}, 1), ({two}, 2), ({three}, 3)")
+    replica.apply()
+    with replica.reader():
+        replica.execute(*(f"UPDATE t SET v = {v} WHERE id = {id_}" for id_, v in (
+            (one, 9), (two, 1), (three, 2), (two, 3), (one, 1),
+        )))  # fmt: skip
+    applied = replica.apply()
+    assert (applied.rows, applied.overwritten) == (5, 0)
+    replica.require_equal()
 
 
 @pytest.mark.parametrize("replica", ['on_conflict = "overwrite"\n'], indirect=True)

@@ -7,7 +7,9 @@ queues that have the statement wait there, the thread that came last runs it, an
 
 If a batch fails, its queue goes on one message at a time, until the batch is passed. A message that is refused even so
 is handed out again together with the next one, then with four, eight, and so on, and by itself again: a change behind
-it may take back what is in the way of another partition, which is further.
+it may take back what is in the way of another partition, which is further. If that does not help, all that the
+topic's queues hold is handed out to one thread (``take_together``): values may have gone round between rows of several
+partitions, of which no one can go first.
 
 Invariants:
     * a queue hands out its messages in order, without a gap, each until it is done;
@@ -84,6 +86,18 @@ class PartitionQueue:
 def is_statement(message: Message) -> bool:
     """Whether a message is of every partition, and is run once."""
     return message.headers.get(OP_HEADER) in _STATEMENTS
+
+
+def _changes_of(queue: PartitionQueue, size_bytes_max: int) -> list[Message]:
+    """A queue's messages before the first statement, up to a size."""
+    found: list[Message] = []
+    size = 0
+    for message in queue.messages:
+        size += len(message.value or b"")
+        if is_statement(message) or (found and size > size_bytes_max):
+            break
+        found.append(message)
+    return found
 
 
 class PartitionQueues:
@@ -213,6 +227,24 @@ class PartitionQueues:
                 wait_s = min((queue.due_at - now for queue in ready), default=IDLE_S)
                 self._changed.wait(min(wait_s, IDLE_S))
         return None
+
+    def take_together(self, queue: PartitionQueue) -> list[tuple[PartitionQueue, list[Message]]]:
+        """A thread's queue, and all others of its topic that no thread has and that hold changes, as far as they do.
+
+        Each is given back by ``done`` or ``again``.
+        """
+        with self._changed:
+            found = [
+                other
+                for other in self._queues.values()
+                if other.slot[0] == queue.slot[0] and other.at is None and (other is queue or not other.is_busy)
+            ]
+            together = [
+                (one, messages) for one in found if (messages := _changes_of(one, BATCH_BYTES_MAX // len(found)))
+            ]
+            for one, _ in together:
+                one.is_busy = True
+            return together
 
     def _batch(self, queue: PartitionQueue) -> list[Message]:
         batch: list[Message] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent
 from txmq.binlog.apply.offsets import TargetOffsets
 from txmq.binlog.apply.partition_queues import PartitionQueue, PartitionQueues, is_statement
 from txmq.binlog.apply.tables import TargetTables
-from txmq.binlog.apply.target import AppliedError, DuplicateError, Target
+from txmq.binlog.apply.target import AppliedError, DuplicateError, Target, Written
 from txmq.binlog.changes import Op, TableName
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import ConflictError, TargetAwayError, TargetError
@@ -29,6 +29,7 @@ POLL_MAX = 2000
 TOPICS_S = 1.0  # between two looks for new topics
 STOP_S = 60.0
 PAUSE_S, REFUSED_PAUSE_S = 0.1, 0.01
+TOGETHER_S = 0.2  # of refusals, before a topic's partitions are written together
 EVENT_SHOWN_MAX = 2000
 WAITING_S, MISSING_SHOWN_MAX = 10.0, 10  # of a statement, before it is told
 _ROW_OPS = frozenset(map(str, Op))
@@ -187,17 +188,42 @@ class Session:
     def _write(
         self, target: Target, queue: PartitionQueue, messages: list[Message], *, overwrites: bool = False
     ) -> None:
+        changes = self._changes(messages)
+        target.write([self._written(queue, messages)], changes, overwrites=overwrites)
+        self._applied.add(rows=sum(map(len, changes.values())))
+        self._acknowledge(self._queues.done(queue, messages[-1].offset + 1))
+
+    def _changes(self, messages: Iterable[Message]) -> dict[TableName, list[RowEvent]]:
         changes: dict[TableName, list[RowEvent]] = {}
         for message in messages:
             event = _event(message)
             if event.op in _ROW_OPS:
                 self._replica.accepted.require_change(message.topic, event.table)
                 changes.setdefault(event.table, []).append(RowEvent(event.op, event.before, event.after))
-        end = messages[-1].offset + 1
-        position = self._position(queue, end)
-        target.write(position, messages[0].offset, changes, overwrites=overwrites)
+        return changes
+
+    def _written(self, queue: PartitionQueue, messages: Sequence[Message]) -> Written:
+        return Written(self._position(queue, messages[-1].offset + 1), messages[0].offset)
+
+    def _write_together(self, target: Target, queue: PartitionQueue) -> bool:
+        """Write what all partitions of a queue's topic hold in one transaction; False if it does not fit, too.
+
+        Behind it the partitions are where the source was: no value is in two rows, in whatever order it went from row
+        to row. All of these rows are deleted before any is inserted (``net_changes``).
+        """
+        together = self._queues.take_together(queue)
+        changes = self._changes(message for _, messages in together for message in messages)
+        try:
+            target.write([self._written(one, messages) for one, messages in together], changes)
+        except (OutOfStepError, AppliedError, TargetAwayError):
+            for one, _ in together:
+                if one is not queue:
+                    self._queues.again(one, 0.0)
+            return False
         self._applied.add(rows=sum(map(len, changes.values())))
-        self._acknowledge(self._queues.done(queue, end))
+        for one, messages in together:
+            self._acknowledge(self._queues.done(one, messages[-1].offset + 1))
+        return True
 
     def _position(self, queue: PartitionQueue, end: int) -> OffsetPosition:
         consumer = self._consumer
@@ -207,9 +233,13 @@ class Session:
     def _refused(self, target: Target, queue: PartitionQueue, message: Message, error: OutOfStepError) -> None:
         """One change does not fit the target: wait for other partitions, or overwrite, or stop."""
         wait_s = self._apply.conflict_wait_ms / 1000
-        if isinstance(error, DuplicateError) and self._queues.refused_for(queue) < wait_s:
-            self._queues.refused(queue, 1, REFUSED_PAUSE_S)
-            return
+        if isinstance(error, DuplicateError):
+            refused_s = self._queues.refused_for(queue)
+            if refused_s >= min(TOGETHER_S, wait_s) and self._write_together(target, queue):
+                return
+            if refused_s < wait_s:
+                self._queues.refused(queue, 1, REFUSED_PAUSE_S)
+                return
         event = _event(message)
         shown = str(dict(event.fields))[:EVENT_SHOWN_MAX]
         if self._apply.on_conflict != "overwrite":

@@ -1,4 +1,4 @@
-"""One connection to the target, and what is written over it: a partition's changes with its offset, in one transaction.
+"""One connection to the target, and what is written over it: changes with their partitions' offsets, in a transaction.
 
 Invariants:
     * the offset is saved before the rows are written, under the generation of the queue: a process that has lost the
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent, Statement, statements
 from txmq.binlog.apply.tables import TargetTables
@@ -38,6 +38,13 @@ _SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",  # fewer locks between rows
 )
 Changes = Mapping[TableName, Sequence[RowEvent]]
+
+
+class Written(NamedTuple):
+    """What is written of a partition: from the offset ``first`` to ``position``, which is behind the last message."""
+
+    position: OffsetPosition
+    first: int
 
 
 class DuplicateError(OutOfStepError):
@@ -101,12 +108,8 @@ class Target:
         self._connect, self._tables, self._store, self._group = connect, tables, store, group
         self._connection: Any = None
 
-    def write(self, position: OffsetPosition, first: int, changes: Changes, *, overwrites: bool = False) -> None:
-        """Write changes, and save the offset behind them.
-
-        Args:
-            position: behind the last message.
-            first: the offset of the first one.
+    def write(self, offsets: Sequence[Written], changes: Changes, *, overwrites: bool = False) -> None:
+        """Write changes, and save the offset behind them of each partition.
 
         Raises:
             AppliedError: some are written already.
@@ -117,7 +120,8 @@ class Target:
         """
         try:
             connection = self._opened()
-            self._save_offset(connection, position, first)
+            for position, first in offsets:
+                self._save_offset(connection, position, first)
             for name, events in changes.items():
                 table = self._tables.get(connection, name)
                 for statement in statements(table, events, overwrites=overwrites):

@@ -101,6 +101,31 @@ def test_a_refused_message_is_not_tried_across_a_statement() -> None:
     assert queue.due_at == clock.monotonic() + 3.0
 
 
+def test_all_that_a_topic_holds_is_handed_out_together() -> None:
+    busy, other = ("t", 2), ("u", 0)
+    made, _ = begun(A, B, busy, other)
+    made.add([message(A, offset) for offset in range(5)])
+    first, _ = taken(made)
+    made.add([message(busy, 0)])
+    assert taken(made)[0].slot == busy
+    made.add([message(other, 0), *(message(B, offset) for offset in range(4)), message(B, 4, b"ddl"), message(B, 5)])
+    together = made.take_together(first)
+    told = {queue.slot: [one.offset for one in messages] for queue, messages in together}
+    assert told == {A: [0, 1, 2, 3, 4], B: [0, 1, 2, 3]}
+    assert taken(made)[0].slot == other
+    for queue, messages in together:
+        made.done(queue, messages[-1].offset + 1)
+    assert taken(made) == (together[1][0], [4])
+
+
+def test_what_is_handed_out_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_queues, "BATCH_BYTES_MAX", 6)
+    made, _ = begun(A, B)
+    made.add([message(slot, offset) for slot in (A, B) for offset in range(5)])
+    first, _ = taken(made)
+    assert [len(messages) for _, messages in made.take_together(first)] == [3, 3]
+
+
 def test_a_queue_that_waits_lets_others_pass() -> None:
     made, clock = begun(A, B)
     made.add([message(A, 0)])
