@@ -358,6 +358,34 @@ def test_server_that_does_not_show_each_change_is_refused(reading: Reading, vari
         reading.server.execute(f"SET GLOBAL {variable} = {before}")
 
 
+def test_replica_whose_binlog_has_its_own_changes_only_is_refused(reading: Reading) -> None:
+    server = reading.server
+    server.execute("CREATE USER blind")
+    server.execute("GRANT REPLICATION SLAVE, BINLOG MONITOR, SELECT ON *.* TO blind")
+    blind = reading.another(user="blind")
+    blind.current_position()
+    server.execute("CHANGE MASTER TO master_host = '127.0.0.1'")
+    ((end,),) = server.execute("SELECT @@gtid_binlog_pos")
+    server.execute(f"SET GLOBAL gtid_slave_pos = '{end},7-9-1'")
+    try:
+        for source in (reading.source, blind):
+            with pytest.raises(SourceError, match=r"is a replica, and its binlog lacks .*log_slave_updates=ON"):
+                source.current_position()
+    finally:
+        server.execute("RESET SLAVE ALL")
+    reading.source.current_position()
+
+
+def test_binlog_that_leaves_out_a_database_is_refused(tmp_path: Path) -> None:
+    options = ["--binlog-ignore-db=attic"]
+    with (
+        MariaDB(tmp_path, binary_log=True, options=options) as server,
+        pytest.raises(SourceError, match="binlog-ignore-db is attic: the binlog leaves out changes"),
+        Reading(server),
+    ):
+        pass
+
+
 def test_a_server_id_that_is_taken_is_refused(reading: Reading) -> None:
     with pytest.raises(SourceError, match="server id 1 is that of the server itself"):
         reading.another(server_id=1).current_position()

@@ -70,8 +70,33 @@ class Server:
                     + " (with log-bin in the server's configuration)"
                     * (name == "log_bin")
                 )
+        self._check_filters()
         self._check_server_id()
         self._check_cascades()
+
+    def _check_filters(self) -> None:
+        """Whether the binlog has all that changes the tables, whoever does it."""
+        for row in self.rows("SHOW MASTER STATUS") if self.origin.flavor == "mariadb" else ():
+            for name, found in (("binlog-do-db", row[2]), ("binlog-ignore-db", row[3])):
+                if found:
+                    raise SourceError(
+                        f"{name} is {found}: the binlog leaves out changes, and statements by the database in which "
+                        f"they are run: take {name} out of the server's configuration, and begin anew with a snapshot"
+                    )
+        if self.origin.flavor == "mariadb" and self._variable("log_slave_updates") == "0" and self._is_replica():
+            raise SourceError(
+                "the server is a replica, and its binlog lacks what it replicates: set log_slave_updates=ON in the "
+                "server's configuration, and begin anew with a snapshot; or read the one that it replicates"
+            )
+
+    def _is_replica(self) -> bool:
+        """Whether it is; whether it was, if the user may not see it (REPLICA MONITOR)."""
+        try:
+            return bool(self.rows("SHOW ALL SLAVES STATUS"))
+        except SourceError as error:
+            if _code(error.__cause__) != _MAY_NOT_SEE:
+                raise
+        return bool(self._variable("gtid_slave_pos"))
 
     def end_position(self, *, is_exact: bool = True) -> Position:
         """Where the binlog ends now.
@@ -342,7 +367,7 @@ class Server:
             raise refusal(error) from error
 
 
-_SWITCHES: Final = frozenset({"log_bin", "binlog_transaction_compression"})
+_SWITCHES: Final = frozenset({"log_bin", "log_slave_updates", "binlog_transaction_compression"})
 
 
 def _code(error: BaseException | None) -> int:
