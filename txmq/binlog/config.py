@@ -35,7 +35,8 @@ POSITIONS = ".positions"  # topics whose names end so have positions
 KEY_LENGTH_MIN = 16
 NAME_LENGTH_MAX = 64  # it stands in front of the database's and the table's name
 SNAPSHOT_MODES = ("initial", "never", "only")
-_TABLE = re.compile(r"[^.\s]+\.[^.\s]+\Z")
+_NAME = r"(`(?:[^`]|``)+`|[^.\s`]+)"
+_TABLE = re.compile(rf"{_NAME}\.{_NAME}\Z")
 _STATE = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
 _PLACES = re.compile(r"\{([a-z]*)\}")
@@ -61,7 +62,8 @@ class SourceSettings:
     )  # fmt: skip
     tables: tuple[str, ...] = words(
         ("*.*",),
-        "The tables that are published. * is none of the server's own databases.",
+        "The tables that are published. * is none of the server's own databases. A name with a dot stands in "
+        "backquotes.",
         section="[source]",
         form='["database.table", ...], * is any text',
     )
@@ -380,6 +382,15 @@ def topic_of(pattern: str, name: str, table: TableName) -> str:
     if not is_valid_name(topic):
         raise BinlogError(f"{table}: no topic can be named {topic[:80]!r}: set publish.topic, or source.exclude it")
     return topic
+
+
+def named_by(pattern: str) -> tuple[str, str]:
+    """Database and name of a pattern ``database.table``; what has a dot or a space is in backquotes."""
+    match = _TABLE.match(pattern)
+    if match is None:
+        raise ConfigError(f'{pattern!r}: expected "database.table", where * is any text')
+    database, name = (found[1:-1].replace("``", "`") if found[0] == "`" else found for found in match.groups())
+    return database, name
 
 
 def escaped(name: str) -> str:

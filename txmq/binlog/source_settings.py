@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from txmq.binlog.changes import TableName
-from txmq.binlog.config import BinlogSettings
+from txmq.binlog.config import BinlogSettings, named_by
 from txmq.binlog.source import SourceOptions
 
 SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
@@ -27,11 +27,14 @@ def source_options(settings: BinlogSettings) -> SourceOptions:
 def captures(tables: Sequence[str], exclude: Sequence[str]) -> Callable[[TableName], bool]:
     """Which tables the patterns name. The server's own databases are not among those of ``*``."""
     wanted, others = _matcher(tables), _matcher(exclude)
-    own = SYSTEM_DATABASES - {pattern.partition(".")[0] for pattern in tables}
+    own = SYSTEM_DATABASES - {named_by(pattern)[0] for pattern in tables}
     return lambda table: (
-        bool(wanted.fullmatch(str(table))) and not others.fullmatch(str(table)) and table.database not in own
-    )
+        table.database not in own and bool(wanted.fullmatch("\0".join(table)))
+        and not others.fullmatch("\0".join(table))
+    )  # fmt: skip
 
 
 def _matcher(patterns: Sequence[str]) -> re.Pattern[str]:
-    return re.compile("|".join(re.escape(pattern).replace(r"\*", "[^.]*") for pattern in patterns) or "(?!)", re.DOTALL)
+    """Of names with a zero between database and table: no name has one, while it may have dots."""
+    found = [re.escape("\0".join(named_by(pattern))).replace(r"\*", "[^\0]*") for pattern in patterns]
+    return re.compile("|".join(found) or "(?!)", re.DOTALL)
