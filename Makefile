@@ -5,6 +5,8 @@
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under half an hour on two quiet cores).
 #                ORDER=random|SEED: files of tests in another order; LOAD=8: beside so many busy processes
 # make test-compiled  the part of it that runs compiled modules (docs/compiled.md)
+# make test-mysql  the tests of databases on MySQL 9.7 and MariaDB 11.8, which Debian's mirror has in newer suites: unpacked into
+#                build/, nothing is installed (about half an hour; no part of make test)
 # make check     what to run before each commit (under a minute on two cores)
 # make pythons   what leans on the version of Python, on each other one (3.11 to 3.14) that there is; part of make test
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings);
@@ -45,7 +47,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-binlog demo-cluster demo-audit test test-compiled check pythons compiled wheel bench bench-peers crash soak fuzz simulate docs house clean
+.PHONY: demo demo-binlog demo-cluster demo-audit test test-mysql test-compiled check pythons compiled wheel bench bench-peers crash soak fuzz simulate docs house clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -98,6 +100,9 @@ SUITE = $(BIN)/python -m tools.suite --workers $(SERVICE_WORKERS) --load $(LOAD)
 
 test: .venv/.dev
 	@$(SUITE)
+
+test-mysql: .venv/.dev
+	@$(BIN)/python -m tools.newer_databases --workers $(WORKERS)
 
 # Compiled modules stand before the source: PYTHONSAFEPATH keeps the working directory out of the way.
 BUILT := build/compiled/.done

@@ -18,6 +18,7 @@ from tests.leftovers import LASTING, Leftovers
 from txmq.config import ENVIRONMENT_PREFIX
 from txmq.config_sources import OTHER_PREFIXES
 from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.database_programs import chosen_program
 from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
@@ -63,15 +64,12 @@ def fork_server() -> Iterator[ForkServer]:
 # What a test server reserves on disk is written in full: by default 144 MB for each broker, 126 MB for each MariaDB.
 # A message may be as large as ever.
 SMALL_BROKER = {"journal_file_size_bytes": 18 << 20, "group_size_bytes_max": 1 << 20}
-SMALL_MARIADB = (
-    "--innodb-log-file-size=8M", "--innodb-temp-data-file-path=ibtmp1:3M:autoextend", "--innodb-autoextend-increment=1",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
 def small_servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Little of the disk for each server, and only as long as its file's tests run; see ``Leftovers``."""
-    BrokerProcess.defaults, MariaDB.defaults = SMALL_BROKER, SMALL_MARIADB
+    BrokerProcess.defaults, MariaDB.defaults = SMALL_BROKER, chosen_program().small
     BrokerProcess.ports_file = Path(tempfile.gettempdir(), f"txmq-tests-ports-{os.getuid()}")  # of all that test here
     MariaDB.template = tmp_path_factory.mktemp(f"{LASTING}-mariadb") / "data"
     request.config.pluginmanager.register(Leftovers(tmp_path_factory.getbasetemp()))
@@ -125,9 +123,19 @@ def _turn(item: pytest.Item) -> int:
 PLAYED, PLAYED_S_MAX = ("tests/simulation/", "tests/images/"), 1800
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """See ``LONGEST`` and ``PLAYED``."""
+def _leave_out_what_no_server_can(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of an ability that the database has not (``needs``) are counted as deselected."""
+    abilities = chosen_program().abilities
+    left_out = [item for item in items if any(set(mark.args) - abilities for mark in item.iter_markers("needs"))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """See ``LONGEST``, ``PLAYED`` and ``Ability``."""
     items.sort(key=_turn)
+    _leave_out_what_no_server_can(config, items)
     for item in items:
         if item.nodeid.startswith(PLAYED) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PLAYED_S_MAX))

@@ -15,7 +15,8 @@ from txmq.errors import ConfigError
 from txmq.runtime.threads import Signal, start_daemon
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
-from txmq.testing.processes.mariadb import MariaDB, MariaDBFailedError
+from txmq.testing.processes.database_programs import MariaDBFailedError
+from txmq.testing.processes.mariadb import MariaDB
 
 ROWS_READ, PER_TRANSACTION = 100_000, 10
 TABLE = "CREATE TABLE t (id BIGINT PRIMARY KEY, number INT, name VARCHAR(60), price DECIMAL(10,2), at DATETIME(3))"

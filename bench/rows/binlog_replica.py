@@ -23,7 +23,8 @@ from txmq.errors import ConfigError
 from txmq.runtime.threads import Signal, start_daemon
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
-from txmq.testing.processes.mariadb import MariaDB, MariaDBFailedError
+from txmq.testing.processes.database_programs import MariaDBFailedError
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.sync_settings import sync_settings
 
 CHANGES, CHANGES_PER_S, LAG_S = 100_000, 4_000, 10

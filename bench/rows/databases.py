@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from bench.model import NotInstalledError
 from txmq.errors import ConfigError
-from txmq.testing.processes.mariadb import MariaDB, MariaDBFailedError
+from txmq.testing.processes.database_programs import MariaDBFailedError
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa.database.mysql_driver import mysql_driver
 
 VALUE = b"x" * 100

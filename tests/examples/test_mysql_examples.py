@@ -150,7 +150,7 @@ def test_sql_that_operator_pastes_commits_branches_of_killed_owner(
     )  # fmt: skip
     assert killed.returncode == -9
     found = shown(broker)
-    listed = [data for *_, data in mariadb.execute("XA RECOVER FORMAT='SQL'")]
+    listed = mariadb.prepared()
     commits = statements(found, "XA COMMIT")
     assert sorted(commits) == sorted(f"XA COMMIT {xid};" for xid in listed)
     for commit, where in zip(commits, (database, other), strict=True):

@@ -15,6 +15,7 @@ import txmq
 import txmq.aio
 from tests.cancelled import cancelled_at
 from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.database_programs import chosen_program
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 from txmq.xa.last_resource.outbox import OutboxOptions
@@ -88,7 +89,7 @@ def _state(connection: Any) -> str:
         cursor = connection.cursor()
         if isinstance(connection, sqlite3.Connection):
             return "in a transaction" if connection.in_transaction else "idle"
-        cursor.execute("SELECT @@in_transaction")
+        cursor.execute(f"SELECT {chosen_program().in_transaction}")
         return "in a transaction" if cursor.fetchone()[0] else "idle"
     return "closed"
 

@@ -78,7 +78,7 @@ class Replica:
         try:
             eventually(lambda: bool(failures) or self._published() is not None, "the reader has begun", WAIT_S)
             yield
-            ((end,),) = self.server.execute("SELECT @@gtid_binlog_pos")
+            end = self.server.binlog_gtids()
             eventually(lambda: bool(failures) or self._published() == end, f"{end} is published", WAIT_S)
         finally:
             reader.stop()

@@ -109,7 +109,8 @@ class Writer:
 
 def fill(server: MariaDB, table: str = "items", rows: int = 120, kind: str = "INT") -> None:
     """A table with every third id."""
-    server.execute(f"CREATE OR REPLACE TABLE {table} (id {kind} PRIMARY KEY, v INT)")
+    server.execute(f"DROP TABLE IF EXISTS {table}")
+    server.execute(f"CREATE TABLE {table} (id {kind} PRIMARY KEY, v INT)")
     values = ", ".join(f"({3 * number}, 0)" for number in range(rows))
     server.execute(f"INSERT INTO {table} VALUES {values}")
 

@@ -83,7 +83,8 @@ def run(tmp_path: Path, server: MariaDB, broker: BrokerProcess) -> Iterator[Run]
     """A database with two tables, one of which is excluded."""
     server.execute("RESET MASTER")
     for table in ("orders", "secrets"):
-        server.execute(f"CREATE OR REPLACE TABLE {table} (id INT PRIMARY KEY, v VARCHAR(20))")
+        server.execute(f"DROP TABLE IF EXISTS {table}")
+        server.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v VARCHAR(20))")
     with txmq.connect(broker.address) as client:
         made = Run(tmp_path, server, broker, client)
         yield made
@@ -219,7 +220,7 @@ def test_stats_says_what_the_broker_knows_of_a_sync(run: Run, broker: BrokerProc
     run.start()
     run.server.execute("INSERT INTO orders SELECT seq, 'a' FROM seq_1_to_60")
     run.until(60)
-    ((end,),) = run.server.execute("SELECT @@gtid_binlog_pos")
+    end = run.server.binlog_gtids()
     eventually(lambda: run.status()["gtids"] == end, "all is published", WAIT_S)
     (found,) = json.loads(stats("binlog", "--json"))
     told = run.status()

@@ -34,9 +34,8 @@ def test_a_transaction_is_one_part_with_its_position(reading: Reading) -> None:
     _, part = reading.parts()
     assert [change.op for change in part.changes] == ["c", "u"]
     assert (part.first, part.last, part.number, part.server_id) == (True, True, 0, 1)
-    status = reading.server.execute("SHOW MASTER STATUS")[0]
-    assert part.after.gtids == reading.server.execute("SELECT @@gtid_binlog_pos")[0][0]
-    assert (part.after.file, part.after.offset) == (status[0], int(status[1]))
+    assert part.after.gtids == reading.server.binlog_gtids()
+    assert (part.after.file, part.after.offset) == reading.server.binlog_end()
 
 
 def test_what_is_not_captured_still_moves_the_position(reading: Reading) -> None:
@@ -188,7 +187,7 @@ def test_encrypted_files_are_read(tmp_path: Path) -> None:
     with MariaDB(tmp_path / "db", binary_log=True, options=options) as server, Reading(server) as reading:
         reading.run(TABLE, "INSERT INTO t VALUES (1, 'plain as day')")
         assert reading.told() == [("c", (1, "plain as day"))]
-        ((name, *_),) = server.execute("SHOW MASTER STATUS")
+        name, _ = server.binlog_end()
         (file,) = (tmp_path / "db").rglob(name)
         assert b"plain as day" not in file.read_bytes()
 

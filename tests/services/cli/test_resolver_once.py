@@ -78,12 +78,7 @@ def leave(server: MariaDB, broker: BrokerProcess, point: str) -> str:
 
 def txid_of(server: MariaDB) -> str:
     """The transaction whose branches are prepared."""
-    return bytes.fromhex(prepared(server)[0][2:].partition("'")[0]).decode()
-
-
-def prepared(server: MariaDB) -> list[str]:
-    """The xids that XA RECOVER lists."""
-    return [str(xid) for *_, xid in server.execute("XA RECOVER FORMAT='SQL'")]
+    return bytes.fromhex(server.prepared()[0][2:].partition("'")[0]).decode()
 
 
 def config(tmp_path: Path, databases: list[dict[str, Any]]) -> Path:
@@ -118,7 +113,7 @@ def test_a_transaction_of_two_databases_is_settled_once(server: MariaDB, shared:
     [*_, last] = until_settled(shared, config(tmp_path, addresses(server)))
     assert last.returncode == 0, last.stderr.decode()
     assert b"1 settled, 0 in doubt\n" in last.stderr
-    assert prepared(server) == []
+    assert server.prepared() == []
     with txmq.connect(shared.address) as client:
         assert client.outcome(txid) is txmq.Outcome.COMMITTED
 
@@ -138,7 +133,7 @@ def test_decided_branch_rolled_back_by_hand_is_never_called_committed(
     server: MariaDB, shared: BrokerProcess, tmp_path: Path
 ) -> None:
     txid = leave(server, shared, "client.xa.decided")
-    for xid in prepared(server):
+    for xid in server.prepared():
         with closing(server.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
             cursor.execute(f"XA ROLLBACK {xid}")
     [*_, last] = until_settled(shared, config(tmp_path, addresses(server)))
@@ -159,7 +154,7 @@ def test_decided_branch_rolled_back_by_hand_is_never_called_committed(
 def stopped_owner(server: MariaDB, broker: BrokerProcess) -> Iterator[str]:
     """An owner that hangs with both branches prepared, before the broker has heard of a decision; its id."""
     with owner_at(server, broker, "client.xa.all_prepared:1:stop") as owner:
-        eventually(lambda: len(prepared(server)) == 2, "both branches are prepared")
+        eventually(lambda: len(server.prepared()) == 2, "both branches are prepared")
         try:
             yield txid_of(server)
         finally:
@@ -168,7 +163,7 @@ def stopped_owner(server: MariaDB, broker: BrokerProcess) -> Iterator[str]:
         lambda: not server.execute("SELECT 1 FROM information_schema.processlist WHERE db LIKE 'bank_%'"),
         "the owner's sessions have ended",
     )
-    for xid in prepared(server):
+    for xid in server.prepared():
         with closing(server.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
             cursor.execute(f"XA ROLLBACK {xid}")
 
@@ -198,7 +193,7 @@ def test_undecided_branches_unknown_to_broker_are_listed_with_alarm(
         txmq_tx(shared, "fence", txid)
         ends = json.loads(txmq_tx(shared, "show", txid, "--json").stdout)["sql"]
         statements = {line.rstrip(";") for line in ends if line.startswith("XA ROLLBACK")}
-        assert statements == {f"XA ROLLBACK {as_hex(xid)}" for xid in prepared(server)}
+        assert statements == {f"XA ROLLBACK {as_hex(xid)}" for xid in server.prepared()}
     assert once(shared, config(tmp_path, addresses(server))).returncode == 0
     assert b"0 in doubt\n" in txmq_tx(shared, "list").stdout
 

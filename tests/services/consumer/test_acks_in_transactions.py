@@ -274,7 +274,8 @@ def test_with_a_last_resource_row_message_and_offset_are_one(
 def test_acks_commit_with_an_xa_transaction(
     client: txmq.Client, consumer: Consumer, fence: Callable[[], object], mariadb: MariaDB
 ) -> None:
-    mariadb.execute("CREATE OR REPLACE TABLE invoices (value INT) ENGINE=InnoDB")
+    mariadb.execute("DROP TABLE IF EXISTS invoices")
+    mariadb.execute("CREATE TABLE invoices (value INT) ENGINE=InnoDB")
     resource = MySQLResource("shop", connect=mariadb.connect)
     resource.install()
     fill(client, 2)

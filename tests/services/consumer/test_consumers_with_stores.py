@@ -38,7 +38,8 @@ def client(shared_broker: BrokerProcess, connect: Connect) -> Iterator[txmq.Clie
 @pytest.fixture
 def store(mariadb: MariaDB) -> Iterator[txmq.MySQLOffsetStore]:
     """A new table for rows, one for offsets."""
-    mariadb.execute("CREATE OR REPLACE TABLE rows_made (value INT) ENGINE=InnoDB")
+    mariadb.execute("DROP TABLE IF EXISTS rows_made")
+    mariadb.execute("CREATE TABLE rows_made (value INT) ENGINE=InnoDB")
     made = txmq.MySQLOffsetStore(mariadb.connect)
     made.install()
     yield made

@@ -6,6 +6,7 @@ import itertools
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,9 @@ class TestMySQLOffsetStore(ManyTogether, OffsetStoreWithTransactionsContract):
         for call in calls:
             call()
             assert self.mariadb.execute("SELECT trx_mysql_thread_id FROM information_schema.innodb_trx") == []
-            self.mariadb.execute(f"ALTER TABLE {self.table} WAIT 5 COMMENT 'not locked'")
+            with closing(self.mariadb.connect(autocommit=True)) as connection:
+                connection.query("SET SESSION lock_wait_timeout = 5")
+                connection.query(f"ALTER TABLE {self.table} COMMENT 'not locked'")
 
     def test_many_are_loaded_by_two_statements(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store, statements = self.open(), list[str]()

@@ -95,9 +95,11 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
 
 
 def test_xa_over_two_databases_needs_both(guarded: Guarded, mariadb: MariaDB) -> None:
-    mariadb.execute("CREATE OR REPLACE TABLE transfers (value VARCHAR(20)) ENGINE=InnoDB")
+    mariadb.execute("DROP TABLE IF EXISTS transfers")
+    mariadb.execute("CREATE TABLE transfers (value VARCHAR(20)) ENGINE=InnoDB")
     mariadb.execute("CREATE DATABASE IF NOT EXISTS other")
-    mariadb.execute("CREATE OR REPLACE TABLE other.transfers (value VARCHAR(20)) ENGINE=InnoDB")
+    mariadb.execute("DROP TABLE IF EXISTS other.transfers")
+    mariadb.execute("CREATE TABLE other.transfers (value VARCHAR(20)) ENGINE=InnoDB")
     places = [mariadb.connect_arguments(), {**mariadb.connect_arguments(), "db": "other"}]
     banks = resources(places)
     guarded.grant(may="write", topic="orders")
@@ -152,7 +154,8 @@ def test_resolver_of_its_own_user_fences_the_unknown(
 
 
 def test_binlog_is_published_and_applied_under_a_user(guarded: Guarded, binlog: MariaDB, tmp_path: Path) -> None:
-    binlog.execute("CREATE OR REPLACE TABLE orders (id INT PRIMARY KEY, v VARCHAR(20))")
+    binlog.execute("DROP TABLE IF EXISTS orders")
+    binlog.execute("CREATE TABLE orders (id INT PRIMARY KEY, v VARCHAR(20))")
     binlog.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
     config = tmp_path / "binlog.toml"
     place = f'host = "127.0.0.1"\nport = {binlog.port}\nuser = "root"\n'

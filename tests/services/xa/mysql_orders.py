@@ -60,6 +60,11 @@ class MySQLOrders(MySQLDatabase):
         """One who settles, in another process."""
         return self.new_resource().open_recovery(CLUSTER)
 
+    def let_recover(self, user: str) -> None:
+        """Grant what XA RECOVER needs."""
+        if self.server.program.recovery_privilege:
+            self.execute(f"GRANT {self.server.program.recovery_privilege} ON *.* TO {user}")
+
     def rows(self) -> list[int]:
         """The committed rows."""
         return [number for (number,) in self.execute("SELECT id FROM orders ORDER BY id")]
@@ -87,7 +92,7 @@ class MySQLOrders(MySQLDatabase):
         eventually(self._nothing_is_prepared, "nothing is prepared")
 
     def _nothing_is_prepared(self) -> bool:
-        for *_, xid in self.execute("XA RECOVER FORMAT='SQL'"):
+        for xid in self.server.prepared():
             with suppress(MySQLdb.Error):  # its owner's session has not ended yet
                 self.execute(f"XA ROLLBACK {xid}")
         return not self.listed()

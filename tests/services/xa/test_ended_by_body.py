@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import MySQLdb
@@ -97,7 +97,7 @@ def _deadlock(shop: MySQLShop, tx: Any) -> None:
     """Let the block's statement be the victim: the other transaction has written more."""
     other = shop.connect()
     theirs = other.cursor()
-    theirs.execute("INSERT INTO orders (value) SELECT 'many' FROM seq_1_to_50")
+    theirs.execute("INSERT INTO orders (value) VALUES " + ", ".join(["('many')"] * 50))
     theirs.execute("UPDATE orders SET value = 'other' WHERE id = 2")
     ours = tx.connection(shop.resource).cursor()
     ours.execute("UPDATE orders SET value = 'ours' WHERE id = 1")
@@ -307,6 +307,8 @@ def test_what_a_body_locked_behind_its_end_is_let_go(shop: MySQLShop) -> None:
         shop.insert(tx, b"x")
         tx.connection(shop.resource).cursor().execute("LOCK TABLES orders WRITE")
     # A connection that is closed gives its locks up a moment later.
-    shop.execute("SET STATEMENT lock_wait_timeout = 60 FOR INSERT INTO orders (value) VALUES ('y')")
+    with closing(shop.connect(autocommit=True)) as connection:
+        connection.query("SET SESSION lock_wait_timeout = 60")
+        connection.query("INSERT INTO orders (value) VALUES ('y')")
     assert shop.order(b"z") is txmq.Outcome.COMMITTED
     assert shop.rows() == [b"x", b"y", b"z"]

@@ -87,7 +87,7 @@ def test_a_connection_of_the_caller_stays_open_and_idle(shop: MySQLShop) -> None
         with shop.producer.transaction(shop.resource.using(connection)) as tx:
             shop.insert(tx, b"%d" % number)
     cursor = connection.cursor()
-    cursor.execute("SELECT @@in_transaction, @@autocommit")
+    cursor.execute(f"SELECT {shop.server.program.in_transaction}, @@autocommit")
     assert cursor.fetchone() == (0, 0)
     assert shop.messages() == shop.rows() == [b"0", b"1"]
 

@@ -86,7 +86,7 @@ def test_finished_markers_leave_past_writer_whose_marker_is_not_committed(
 
 def test_writers_come_in_between_while_housekeeping_holds_its_locks(database: Database) -> None:
     """At REPEATABLE READ, which is the server's default, each gap between two markers was locked as well."""
-    assert database.execute("SELECT @@global.tx_isolation") == [("REPEATABLE-READ",)]
+    assert database.execute(f"SELECT @@global.{database.server.program.isolation}") == [("REPEATABLE-READ",)]
     txids = [f"t{number:05}" for number in range(200)]
     database.execute("INSERT INTO txmq_marker VALUES (%s, 'committed', 0, 0, 0, NULL)", *((txid,) for txid in txids))
     resolving, commit = database.resolving("last-resource"), []
@@ -122,7 +122,7 @@ def test_expired_rolled_back_markers_leave_without_waiting_for_open_transactions
 def test_who_settles_reads_committed_rows(database: Database, kind: str) -> None:
     database.resolving(kind)
     cursor = database.opened[-1].cursor()
-    cursor.execute("SELECT @@tx_isolation, @@innodb_lock_wait_timeout")
+    cursor.execute(f"SELECT @@{database.server.program.isolation}, @@innodb_lock_wait_timeout")
     assert cursor.fetchone() == ("READ-COMMITTED", 1)
 
 

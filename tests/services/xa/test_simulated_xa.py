@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from txmq.testing.eventually import eventually
+from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.xa_answers import DEADLOCK, LOST, SimulatedError
 from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.xa.database.mysql_server import listed_xids, xa
 from txmq.xid import Xid
 
+pytestmark = pytest.mark.needs(Ability.ATTACHED_XA)  # what is simulated is MariaDB
 EXAMPLES, STEPS = 30, 40  # about 8 s; 250 examples have been run without a difference
 SESSIONS_MAX, CRASHES_MAX = 4, 2
 KEYS = 4

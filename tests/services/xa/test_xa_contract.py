@@ -9,6 +9,7 @@ import pytest
 
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
 from txmq.testing.eventually import eventually
+from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.xa_answers import Fault, SimulatedError
 from txmq.testing.simulated.xa_database import SimulatedXADatabase
@@ -192,6 +193,7 @@ def test_a_branch_that_is_not_prepared_ends_with_its_owner(subject: ResourceUnde
     assert subject.rows() == []
 
 
+@pytest.mark.needs(Ability.ATTACHED_XA)
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
 def test_prepared_branch_of_a_gone_owner_is_finished_by_another(subject: ResourceUnderTest, verb: str) -> None:
     branch, recovery = prepared(subject, 1), subject.recovery()
@@ -225,6 +227,7 @@ def test_prepared_branches_survive_crashes(subject: ResourceUnderTest) -> None:
     assert subject.rows() == [0]
 
 
+@pytest.mark.needs(Ability.FORGETS_ROLLBACKS)
 def test_unforced_rollback_by_another_may_be_lost_in_a_crash(subject: ResourceUnderTest) -> None:
     branches = [prepared(subject, number) for number in range(4)]
     for branch in branches:
@@ -250,6 +253,7 @@ def test_a_marker_in_doubt_is_not_readable(subject: ResourceUnderTest) -> None:
     assert recovery.marker_outcome(branch.xid.gtrid.decode()) is None
 
 
+@pytest.mark.needs(Ability.ATTACHED_XA)
 def test_a_connection_of_the_caller_is_given_back_idle(subject: ResourceUnderTest) -> None:
     connection = subject.connect()
     assert prepared(subject, 1, connection).commit()

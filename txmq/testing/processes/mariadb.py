@@ -1,9 +1,10 @@
-"""A real MariaDB server as a child process over a private directory, to be killed and restarted.
+"""A real MariaDB (or MySQL) as a child process over a private directory, to be killed and restarted.
 
-Theory of operation. The first ``start`` makes a data directory (``mariadb-install-db``, under a second; or a copy of
-``MariaDB.template``) and an empty database; each start waits until the server accepts a connection. It listens on a
-unix socket and on a port of 127.0.0.1; both stay the same over restarts. ``root`` has no password there. Nothing of the
-machine's own MariaDB is read or touched (``--no-defaults``).
+Theory of operation. Which server it is, ``database_programs.chosen_program`` says. The first ``start`` makes a data
+directory (under a second with MariaDB, five with MySQL; or a copy of ``MariaDB.template``) and an empty database; each
+start waits until the server accepts a connection. It listens on a unix socket and on a port of 127.0.0.1; both stay the
+same over restarts. ``root`` has no password there. Nothing of the machine's own MariaDB is read or touched
+(``--no-defaults``).
 
 Invariants, beside those of ``child.py``:
     * commits are as durable as InnoDB makes them, unless ``options`` say otherwise;
@@ -25,15 +26,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from txmq.errors import TxmqError
 from txmq.testing.processes.broker import free_port
 from txmq.testing.processes.child import ChildProcess
+from txmq.testing.processes.database_programs import MariaDBFailedError, chosen_program
 from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.database.mysql_server import Server, listed_xids
+from txmq.xid import xid_sql
 
 START_TIMEOUT_S = 60.0
 _OUTPUT_TAIL_BYTES = 3000
 _SOCKET_PATH_MAX = 100  # sockaddr_un holds 107 bytes
-_SERVER_DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec")  # often not in PATH
 _OPTIONS = (
     "--bind-address=127.0.0.1",
     "--skip-name-resolve",
@@ -42,18 +44,6 @@ _OPTIONS = (
     "--innodb-buffer-pool-size=64M",
     "--max-connections=500",
 )
-_BINARY_LOG = (
-    "--log-bin=binlog",
-    "--binlog-format=ROW",
-    "--binlog-row-metadata=FULL",  # names of columns, signs, character sets: txmq binlog asks for it
-    "--server-id=1",
-    "--sync-binlog=1",
-    "--gtid-strict-mode=1",
-)
-
-
-class MariaDBFailedError(TxmqError):
-    """The server is not installed, ended, or did not serve or stop in time; the text ends with the end of its log."""
 
 
 class MariaDB(ChildProcess):
@@ -62,10 +52,11 @@ class MariaDB(ChildProcess):
     Args:
         directory: for data, log and process id; made if it is missing. A directory used before is started again.
         binary_log: keep one, in row format and synced (replication, change capture).
-        options: more options of ``mariadbd``; the last one of a name holds.
+        options: more options of the server; the last one of a name holds.
         database: made at the first start, and chosen by ``connect_arguments``.
 
     Attributes:
+        program: which server it is, and what it can do.
         defaults: options of all servers of this process, under those that each is given; none unless assigned.
         template: a data directory, made when it is first needed, that each new server gets a copy of; None: each makes
             its own.
@@ -84,7 +75,9 @@ class MariaDB(ChildProcess):
         self.database = database
         super().__init__(self.directory / "error.log")
         self._data_dir = self.directory / "data"
-        self._options = (*_OPTIONS, *(_BINARY_LOG if binary_log else ()), *self.defaults, *options)
+        self.program = chosen_program()
+        logged = self.program.binary_log if binary_log else self.program.without_binary_log
+        self._options = (*_OPTIONS, *self.program.options, *logged, *self.defaults, *options)
         self._socket = self.directory / "s"
         self._socket_dir: Path | None = None  # a short path, where ours is too long for a socket
         self._port = 0
@@ -123,6 +116,21 @@ class MariaDB(ChildProcess):
             cursor.execute(sql, tuple(parameters)) if parameters else cursor.execute(sql)
             return list(cursor.fetchall()) if cursor.description is not None else []
 
+    def prepared(self) -> list[str]:
+        """The XA branches that are prepared, as SQL names them."""
+        with closing(self.connect(autocommit=True)) as connection:
+            return [xid_sql(xid) for xid in listed_xids(connection, is_mariadb=Server(connection).is_mariadb)]
+
+    def binlog_gtids(self) -> str:
+        """The GTIDs of what its binary log holds by now."""
+        ((found,),) = self.execute(f"SELECT {self.program.binlog_gtids}")
+        return "".join(str(found).split())
+
+    def binlog_end(self) -> tuple[str, int]:
+        """The file of its binary log that is written, and where that ends."""
+        file, offset, *_ = self.execute("SHOW BINARY LOGS")[-1]
+        return str(file), int(offset)
+
     def start(self, timeout: float = START_TIMEOUT_S) -> Self:
         """Start the server and wait until it serves.
 
@@ -133,9 +141,9 @@ class MariaDB(ChildProcess):
         if not self._data_dir.exists():
             self._install()
         self._choose_addresses()
-        command = [_find("mariadbd"), "--no-defaults", *_as_root(), f"--datadir={self._data_dir}"]
+        command = [self.program.server, "--no-defaults", *_as_root(), f"--datadir={self._data_dir}"]
         command += [
-            self._tmpdir(),
+            f"--tmpdir={self._scratch()}",
             f"--socket={self._socket}",
             f"--port={self._port}",
             f"--pid-file={self.directory / 'pid'}",
@@ -165,24 +173,20 @@ class MariaDB(ChildProcess):
     def _make(self, data_dir: Path) -> None:
         unfinished = data_dir.with_suffix(".new")  # a crash in here must not leave half a data directory behind
         shutil.rmtree(unfinished, ignore_errors=True)
+        command = [*self.program.install_command(unfinished, self._scratch()), *_as_root()]
         result = subprocess.run(  # noqa: S603 - a program found by its name, arguments of our own
-            [
-                _find("mariadb-install-db"), "--no-defaults", *_as_root(), f"--datadir={unfinished}",
-                "--auth-root-authentication-method=normal", "--skip-test-db", self._tmpdir(),
-                "--innodb-log-file-size=4M",  # the server makes one of its own size when it starts
-            ],
-            capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
-        )  # fmt: skip
+            command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+        )
         if result.returncode != 0:
             said = (result.stdout + result.stderr)[-_OUTPUT_TAIL_BYTES:]
-            raise MariaDBFailedError(f"mariadb-install-db failed\n{said}")
+            raise MariaDBFailedError(f"{command[0]} made no data directory\n{said}")
         unfinished.rename(data_dir)
 
-    def _tmpdir(self) -> str:
+    def _scratch(self) -> Path:
         """A server that starts deletes what looks like temporary tables of another one in a shared directory."""
         directory = self.directory / "tmp"
         directory.mkdir(exist_ok=True)
-        return f"--tmpdir={directory}"
+        return directory
 
     def _choose_addresses(self) -> None:
         if not self._port:
@@ -202,14 +206,6 @@ class MariaDB(ChildProcess):
             cursor.execute("SHOW DATABASES LIKE %s", (self.database,))
             if not cursor.fetchall():
                 cursor.execute(f"CREATE DATABASE {self.database}")
-
-
-def _find(program: str) -> str:
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_SERVER_DIRECTORIES])
-    found = shutil.which(program, path=path)
-    if found is None:
-        raise MariaDBFailedError(f"{program} is not installed: apt-get install mariadb-server")
-    return found
 
 
 def _as_root() -> list[str]:
