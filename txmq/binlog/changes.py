@@ -1,7 +1,8 @@
 """What a binlog says, as values: tables, row changes, statements, and the parts in which transactions are handed out.
 
 A value of a row is the text or number that its JSON form shows, so that nothing is lost on the way (``Column``):
-None, int, float, str, or bytes for binary columns. Only ``event_json.py`` turns it into JSON.
+None, int, float, str, or bytes for binary columns. Only ``event_json.py`` turns it into JSON. A generated column's
+value may be ``ABSENT``: MariaDB 11.8 leaves it out of the rows of an UPDATE or DELETE.
 
 A transaction comes in one part, or in several in order if it is large: ``first`` and ``last`` say which, ``number`` is
 that of the part's first change in its transaction. A transaction of which nothing is captured is a part without
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from functools import cached_property
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -20,7 +21,15 @@ from zlib import crc32
 from txmq.binlog.position import Flavor, GtidSet, Position
 from txmq.xid import Xid
 
-Value = None | int | float | str | bytes
+
+class Absent(Enum):
+    """The place of a value that the server did not write."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
+Value = None | int | float | str | bytes | Absent
 Row = tuple[Value, ...]
 
 

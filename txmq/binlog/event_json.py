@@ -20,6 +20,7 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from txmq.binlog.changes import (
+    ABSENT,
     SESSION_VARIABLES,
     ColumnKind,
     Ddl,
@@ -66,11 +67,13 @@ class EventMessage(NamedTuple):
 class _TableJson:
     """What is the same in all events of one schema."""
 
-    __slots__ = ("headers", "key", "names", "source")
+    __slots__ = ("headers", "key", "names", "source", "stored")
 
     def __init__(self, schema: TableSchema) -> None:
         self.names = [column.name for column in schema.columns]
         self.key = schema.key
+        stored = [place for place, column in enumerate(schema.columns) if not column.is_generated]
+        self.stored = stored if len(stored) < len(self.names) else None  # None: all are
         described: dict[str, Any] = {"db": schema.table.database, "table": schema.table.name, "schema": schema.tag}
         binary = [column.name for column in schema.columns if column.kind is ColumnKind.BINARY]
         if binary:
@@ -79,10 +82,15 @@ class _TableJson:
         self.headers = {op: {OP_HEADER: op.encode(), SCHEMA_HEADER: schema.tag.encode()} for op in map(str, Op)}
 
     def row(self, row: Row | None) -> str:
-        return "null" if row is None else _dumps(dict(zip(self.names, row, strict=True)))
+        if row is None:
+            return "null"
+        values = zip(self.names, row, strict=True)
+        return _dumps(dict(values) if self.stored is None else {name: one for name, one in values if one is not ABSENT})
 
     def message_key(self, row: Row, text: str) -> bytes:
-        if not self.key:
+        if not self.key:  # generated values are in some images of a row, and not in others
+            if self.stored is not None:
+                text = _dumps({self.names[place]: row[place] for place in self.stored})
             return f'["{blake2b(text.encode(), digest_size=16).hexdigest()}"]'.encode()
         return _dumps([row[place] for place in self.key]).encode()
 

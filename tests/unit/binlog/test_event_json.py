@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.binlog.changes import (
+    ABSENT,
     Column,
     ColumnKind,
     Ddl,
@@ -160,6 +161,18 @@ def test_every_value_comes_back(row: list[tuple[Value, bytes]]) -> None:
     before = read_event(message.value).before
     assert before is not None
     assert tuple(before.values()) == values
+
+
+@pytest.mark.parametrize("key", [(0,), ()], ids=["key", "no key"])
+def test_an_absent_generated_value_is_left_out(key: tuple[int, ...]) -> None:
+    doubled = Column("doubled", ColumnKind.INTEGER, "int", is_generated=True)
+    schema = TableSchema(ITEMS.table, (*ITEMS.columns, doubled), key)
+    created, deleted = _messages(
+        RowChange(Op.CREATE, schema, None, (1, "a", 2)), RowChange(Op.DELETE, schema, (1, "a", ABSENT), None)
+    )
+    assert read_event(created.value).after == {"id": 1, "name": "a", "doubled": 2}
+    assert read_event(deleted.value).before == {"id": 1, "name": "a"}
+    assert created.key == deleted.key  # a row's messages have one key, and so one partition
 
 
 def test_a_schema_is_not_known_by_its_place_in_memory() -> None:

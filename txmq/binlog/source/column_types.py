@@ -106,6 +106,7 @@ def describe_column(column: MapColumn, text: TextDecoder | None, declared: str) 
 
 BLOB_COMPRESSED: Final = 140
 VARCHAR_COMPRESSED: Final = 141
+VECTOR: Final = 242  # of MySQL 9; MariaDB shows its own as VARBINARY
 
 
 def _fixed(column: MapColumn) -> Described:
@@ -187,6 +188,11 @@ def _variable(name: str, prefix: int, text: TextDecoder | None, *, compressed: b
 
 def _geometry(column: MapColumn) -> Described:
     return "geometry", ColumnKind.BINARY, _prefixed(column.meta[0], None)
+
+
+def _vector(column: MapColumn) -> Described:
+    """Floats of four bytes, the lowest first, as both vendors store them."""
+    return "vector", ColumnKind.BINARY, _prefixed(column.meta[0], None)
 
 
 def _json(column: MapColumn) -> Described:
@@ -413,4 +419,5 @@ _DESCRIBE: Final[dict[int, Callable[[MapColumn], Described]]] = {
     FIELD_TYPE.SET: _set,
     FIELD_TYPE.GEOMETRY: _geometry,
     FIELD_TYPE.JSON: _json,
+    VECTOR: _vector,
 }

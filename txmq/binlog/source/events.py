@@ -72,7 +72,7 @@ def is_checked(event: bytes) -> bool:
 
 
 def has_checksums(description: bytes) -> bool:
-    """Whether the events behind this format description have checksums. It has one itself in any case."""
+    """Whether this format description and the events behind it have checksums."""
     return description[-5] == 1
 
 

@@ -3,19 +3,20 @@
     table id 6 | flags 2 | more (version 2) | columns | bits of those present | for an update, again | rows
     row: bits of those that are NULL | values
 
-Invariant: a row is whole, or an error. A column that the row image leaves out is refused with its name, and what does
-not end with its last row as well.
+Invariant: a row is whole but for generated columns, or an error. Another column that the row image leaves out is
+refused with its name, and what does not end with its last row as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Final
 
 from pymysqlreplication.constants import FIELD_TYPE
 
-from txmq.binlog.changes import Column, Row, RowChange, TableSchema, Value
+from txmq.binlog.changes import ABSENT, Column, Row, RowChange, TableSchema, Value
 from txmq.binlog.errors import ColumnError, SourceError
 from txmq.binlog.source.column_types import Reader, UnsupportedTypeError, describe_column
 from txmq.binlog.source.events import UNREADABLE, RowOp, uncompressed
@@ -45,7 +46,7 @@ class TableDescription:
 class TableDecoder:
     """Turns a table's rows events into changes."""
 
-    __slots__ = ("_all_present", "_columns", "_image_size", "_null_size", "_read_row", "_readers", "schema")
+    __slots__ = ("_all_present", "_columns", "_generated", "_image_size", "_readers", "_row_readers", "schema")
 
     def __init__(self, table_map: TableMap, described: TableDescription) -> None:
         columns, self._readers = _columns(table_map, described)
@@ -54,8 +55,10 @@ class TableDecoder:
         self._columns = len(columns)
         self._image_size = (self._columns + 7) // 8
         self._all_present = (1 << self._columns) - 1
-        self._null_size = self._image_size
-        self._read_row = _row_reader(self._readers)
+        self._generated = sum(
+            1 << place for place, column in enumerate(columns) if column.is_generated and place not in key
+        )
+        self._row_readers = {self._all_present: _row_reader(self._readers)}  # by the bits of the columns in the image
 
     def changes(self, op: RowOp, data: bytes, at: int, *, compressed: bool) -> list[RowChange]:
         """The changes of a rows event, which begins at its number of columns.
@@ -67,22 +70,22 @@ class TableDecoder:
         count, at = _number(data, at)
         if count != self._columns:
             raise SourceError(f"{self.schema.table}: an event has {count} columns, the table map {self._columns}")
+        images = []
         for _ in range(2 if op == "u" else 1):
             behind = at + self._image_size
-            present = int.from_bytes(data[at:behind], "little") & self._all_present
-            if present != self._all_present:
-                raise self._absent(present)
+            images.append(int.from_bytes(data[at:behind], "little") & self._all_present)
             at = behind
+        readers = [self._row_readers.get(present) or self._reader_of(present) for present in images]
         if compressed:
             data, at = uncompressed(data[at:]), 0
         try:
-            return self._rows(op, data, at)
+            return self._rows(op, data, at, readers[0], readers[-1])
         except _UNREADABLE as error:
-            raise self._unreadable(op, data, at, error) from error
+            raise self._unreadable(op, data, at, images, error) from error
 
-    def _rows(self, op: str, data: bytes, at: int) -> list[RowChange]:
+    def _rows(self, op: str, data: bytes, at: int, read: RowReader, read_after: RowReader) -> list[RowChange]:
         found: list[RowChange] = []
-        add, read, schema, end = found.append, self._read_row, self.schema, len(data)
+        add, schema, end = found.append, self.schema, len(data)
         if op == "c":
             while at < end:
                 row, at = read(data, at)
@@ -94,29 +97,56 @@ class TableDecoder:
         else:
             while at < end:
                 row, at = read(data, at)
-                after, at = read(data, at)
+                after, at = read_after(data, at)
                 add(RowChange("u", schema, row, after))
         if at != end:
             raise SourceError(f"{schema.table}: the rows of an event end {at - end} bytes behind it")
         return found
 
-    def _absent(self, present: int) -> ColumnError:
-        name = next(column.name for place, column in enumerate(self.schema.columns) if not present >> place & 1)
-        return ColumnError(
-            str(self.schema.table), name, "it is absent from the row image: SET GLOBAL binlog_row_image=FULL"
-        )
+    def _reader_of(self, present: int) -> RowReader:
+        """A reader of an image without some generated columns.
 
-    def _unreadable(self, op: str, data: bytes, at: int, error: Exception) -> ColumnError | SourceError:
+        Raises:
+            ColumnError: another column is absent.
+        """
+        absent = self._all_present & ~present & ~self._generated
+        if absent:
+            name = self.schema.columns[(absent & -absent).bit_length() - 1].name
+            text = "it is absent from the row image: SET GLOBAL binlog_row_image=FULL"
+            raise ColumnError(str(self.schema.table), name, text)
+        places = self._places(present)
+        read_present = _row_reader([self._readers[place] for place in places])
+        width = self._columns
+
+        def read(data: bytes, at: int) -> tuple[Row, int]:
+            values, behind = read_present(data, at)
+            row: list[Value] = [ABSENT] * width
+            for place, value in zip(places, values, strict=True):
+                row[place] = value
+            return tuple(row), behind
+
+        self._row_readers[present] = read
+        return read
+
+    def _places(self, present: int) -> list[int]:
+        return [place for place in range(self._columns) if present >> place & 1]
+
+    def _unreadable(
+        self, op: str, data: bytes, at: int, images: Sequence[int], error: Exception
+    ) -> ColumnError | SourceError:
         """Which column it was: the rows once more, one column at a time."""
         reason = str(error)
+        in_turn = cycle([self._places(present) for present in images])
         while at < len(data):
-            nulls = int.from_bytes(data[at : at + self._null_size], "little")
-            at += self._null_size
-            for place, reader in enumerate(self._readers):
-                if nulls >> place & 1:
+            places = next(in_turn)
+            null_size = (len(places) + 7) // 8
+            nulls = int.from_bytes(data[at : at + null_size], "little")
+            at += null_size
+            for number, place in enumerate(places):
+                if nulls >> number & 1:
                     continue
                 try:
-                    _value, at = reader(data, at)
+                    _value, at = self._readers[place](data, at)
                 except _UNREADABLE:
                     return ColumnError(str(self.schema.table), self.schema.columns[place].name, reason)
         return SourceError(f"{self.schema.table}: an event ({op}) cannot be read: {reason}")

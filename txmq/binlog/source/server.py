@@ -3,7 +3,7 @@
 Each question has a connection of its own: they are rare, and none is left to time out.
 
 What must hold for the binlog to show each change (``check``): row format with full images and metadata; GTIDs; a server
-id of our own; no foreign key of a captured table with an action, for InnoDB carries those out without row events.
+id of our own; no foreign key of a captured table with an action where InnoDB carries those out, without row events.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from txmq.binlog.changes import SYSTEM_CLOCK, Ddl, Origin, TableName
 from txmq.binlog.errors import BinlogError, SourceAwayError, SourceError
-from txmq.binlog.position import Flavor, MariadbGtids, MysqlGtids, Position, parse_gtids
+from txmq.binlog.position import Flavor, MariadbGtids, MysqlGtids, Position
 from txmq.binlog.source.charsets import UNDEFINED, Charset, charset
 from txmq.binlog.source.connection import replica_name
 from txmq.binlog.source.options import SourceOptions
@@ -105,12 +105,9 @@ class Server:
             is_exact: the GTIDs are those of file and offset: MariaDB looks through the file for them. Else they may be
                 of a moment later.
         """
-        status = self.rows("SHOW MASTER STATUS")
-        if not status:
-            raise SourceError("the server keeps no binlog: start it with log-bin")
-        file, offset = str(status[0][0]), int(status[0][1])
+        file, offset = [*self._files().items()][-1]  # of the file that is written, its size is where the binlog ends
         if self.origin.flavor == "mysql":
-            gtids = "".join(self._variable("gtid_executed").split())
+            gtids = str(self._mysql_gtids("gtid_executed"))
         else:
             gtids = str(self.gtids_at(file, offset)) if is_exact else self._variable("gtid_binlog_pos")
         return Position(self.origin.flavor, gtids, 0, file, offset, self.origin.server)
@@ -119,7 +116,7 @@ class Server:
         """Where the oldest binlog begins that the server has."""
         file = self.first_file()
         if self.origin.flavor == "mysql":
-            gtids = "".join(self._variable("gtid_purged").split())
+            gtids = str(self._mysql_gtids("gtid_purged"))
         else:
             gtids = str(self.gtids_at(file, 4))
         return Position(self.origin.flavor, gtids, 0, file, 4, self.origin.server)
@@ -128,7 +125,7 @@ class Server:
         """What stands before each file of MariaDB's binlog."""
         if self.origin.flavor == "mysql":
             return []
-        return [self.gtids_at(str(row[0]), 4) for row in self.rows("SHOW BINARY LOGS")]
+        return [self.gtids_at(file, 4) for file in self._files()]
 
     def gtids_at(self, file: str, offset: int) -> MariadbGtids:
         """What stands in MariaDB's binlog before a byte of a file."""
@@ -155,11 +152,22 @@ class Server:
 
     def first_file(self) -> str:
         """The oldest binlog file."""
-        return str(self.rows("SHOW BINARY LOGS")[0][0])
+        return next(iter(self._files()))
+
+    def _files(self) -> dict[str, int]:
+        """The binlog's files in order, and their sizes. Every version has this statement; MySQL 8.4 no other."""
+        return {str(row[0]): int(row[1]) for row in self.rows("SHOW BINARY LOGS")}
+
+    def _mysql_gtids(self, variable: str) -> MysqlGtids:
+        found = "".join(self._variable(variable).split())
+        try:
+            return MysqlGtids.parse(found)
+        except ValueError as error:
+            raise SourceError(f"{variable} is {found[:200]}, and GTIDs with tags are not supported: {error}") from error
 
     def bytes_behind(self, position: Position) -> int | None:
         """Bytes of the binlog behind a position's file and offset; None if that file is gone, or another server's."""
-        sizes = {str(row[0]): int(row[1]) for row in self.rows("SHOW BINARY LOGS")}
+        sizes = self._files()
         if position.file not in sizes or position.server != self.origin.server:
             return None
         return sum(size for file, size in sizes.items() if file >= position.file) - position.offset
@@ -184,7 +192,7 @@ class Server:
     def _check_not_reset(self, position: Position, read: MariadbGtids) -> None:
         """The binlog's numbers rise: what stands before the position's place is what was read, the last of it there."""
         name, _, number = position.file.rpartition(".")
-        sizes = {str(row[0]): int(row[1]) for row in self.rows("SHOW BINARY LOGS")}
+        sizes = self._files()
         if sizes.get(position.file, 0) >= _OFFSETS:
             is_same = True  # events tell 32 bits of where they end
         elif position.file in sizes:
@@ -207,7 +215,7 @@ class Server:
         A transaction under this server's own id proves nothing: a server set up anew counts from 1 as well.
         """
         if isinstance(gtids, MysqlGtids):
-            return parse_gtids("mysql", "".join(self._variable("gtid_executed").split())).covers(gtids)
+            return self._mysql_gtids("gtid_executed").covers(gtids)
         mine = int(self._variable("server_id"))
         state = [gtid.strip().split("-") for gtid in self._variable("gtid_binlog_state").split(",") if gtid.strip()]
         known = {(int(domain), int(server)): int(sequence) for domain, server, sequence in state}
@@ -217,7 +225,7 @@ class Server:
         )
 
     def _check_mysql(self, gtids: MysqlGtids) -> None:
-        purged = parse_gtids("mysql", "".join(self._variable("gtid_purged").split()))
+        purged = self._mysql_gtids("gtid_purged")
         if not gtids.covers(purged):
             raise SourceError(
                 f"the server has purged transactions behind the position ({purged}): begin anew with a snapshot"
@@ -238,7 +246,8 @@ class Server:
                 raise SourceError(f"server id {mine} is that of the replica {row[1]}: take another one")
 
     def _check_cascades(self) -> None:
-        if self._options.cascades == "pass":
+        # MySQL 9.6 has foreign keys carried out above InnoDB, with row events, unless this setting is on.
+        if self._options.cascades == "pass" or self._variable("innodb_native_foreign_keys") == "OFF":
             return
         found = self.rows(
             "SELECT constraint_schema, table_name, constraint_name FROM information_schema.referential_constraints "

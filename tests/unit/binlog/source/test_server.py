@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from txmq.binlog.changes import Origin
+from txmq.binlog.changes import Ddl, DdlKind, Origin
 from txmq.binlog.errors import SourceError
-from txmq.binlog.position import Position
+from txmq.binlog.position import Flavor, Position
 from txmq.binlog.source.options import SourceOptions
 from txmq.binlog.source.server import Server
 
@@ -20,12 +20,61 @@ class Told(Server):
     def __init__(self, files: Sequence[tuple[str, int]], found: str | None) -> None:
         super().__init__(SourceOptions(name="test", server_id=9, captures=lambda table: True))
         self.origin = Origin("mariadb", "here")
-        self._files, self._found = files, found
+        self._listed, self._found = files, found
 
     def rows(self, sql: str, *parameters: object) -> Sequence[Any]:
-        return self._files if sql.startswith("SHOW BINARY LOGS") else [(self._found,)]
+        return self._listed if sql.startswith("SHOW BINARY LOGS") else [(self._found,)]
 
 
+class Asked(Server):
+    """A server that answers by the beginning of a statement, and has some variables."""
+
+    def __init__(self, flavor: Flavor, answers: Mapping[str, Sequence[Any]], **variables: str) -> None:
+        super().__init__(SourceOptions(name="test", server_id=9, captures=lambda table: True))
+        self.origin = Origin(flavor, "here")
+        self._answers, self._variables = answers, variables
+
+    def rows(self, sql: str, *parameters: object) -> Sequence[Any]:
+        if sql.startswith("SHOW GLOBAL VARIABLES"):
+            name = str(parameters[0]).replace("\\", "")
+            return [(name, self._variables[name])] if name in self._variables else []
+        return next(rows for start, rows in self._answers.items() if sql.startswith(start))
+
+
+SERVER_UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+LOGS = {"SHOW BINARY LOGS": [("binlog.000002", 900, "No"), ("binlog.000003", 700, "No")]}
+
+
+def test_the_end_is_that_of_the_last_file() -> None:
+    assert Asked("mysql", LOGS, gtid_executed=f"{SERVER_UUID}:1-5").end_position() == Position(
+        "mysql", f"{SERVER_UUID}:1-5", 0, "binlog.000003", 700, "here"
+    )
+    found = Asked("mariadb", LOGS, gtid_binlog_pos="0-1-7").end_position(is_exact=False)
+    assert (found.gtids, found.file, found.offset) == ("0-1-7", "binlog.000003", 700)
+
+
+@pytest.mark.parametrize("variable", ["gtid_executed", "gtid_purged"])
+def test_gtids_with_tags_are_refused_by_name(variable: str) -> None:
+    server = Asked("mysql", LOGS, **{variable: f"{SERVER_UUID}:1-5:audit:1"})
+    ask = server.end_position if variable == "gtid_executed" else server.oldest_position
+    with pytest.raises(SourceError, match=rf"{variable} is {SERVER_UUID}:1-5:audit:1, and GTIDs with tags"):
+        ask()
+
+
+CASCADE = {"SELECT constraint_schema": [("shop", "items", "of_order")]}
+
+
+@pytest.mark.parametrize("native", [{}, {"innodb_native_foreign_keys": "ON"}])
+def test_cascades_within_innodb_are_refused(native: dict[str, str]) -> None:
+    with pytest.raises(SourceError, match=r"shop\.items \(of_order\)"):
+        Asked("mysql", CASCADE, **native).changed(REFERENCE)
+
+
+def test_cascades_above_innodb_are_taken() -> None:
+    Asked("mysql", CASCADE, innodb_native_foreign_keys="OFF").changed(REFERENCE)
+
+
+REFERENCE = Ddl(DdlKind.ALTER, "ALTER TABLE items ADD FOREIGN KEY (o) REFERENCES orders (id)", "shop")
 FILES = (("binlog.000002", 900), ("binlog.000003", 900))
 
 

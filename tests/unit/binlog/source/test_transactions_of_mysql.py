@@ -71,6 +71,18 @@ def test_a_table_that_is_not_captured_is_named_as_such() -> None:
     assert part.ddl.captured == (TableName("shop", "t"), TableName("shop", "u"), TableName("shop", "w"))
 
 
+def test_vectors_are_bytes_and_what_follows_is_read() -> None:
+    names = b"".join(wire.sized(name) for name in (b"id", b"e", b"v"))
+    optional = wire.field(1, b"\x80") + wire.field(2, bytes([wire.UTF8MB4])) + wire.field(4, names)
+    named = wire.sized(b"shop") + b"\0" + wire.sized(b"t") + b"\0"
+    described = named + wire.sized(bytes([8, 242, 15])) + wire.sized(b"\x04" + b"\x28\0") + b"\x06" + optional
+    table = wire.event(wire.TABLE_MAP, (5).to_bytes(6, "little") + b"\x01\0" + described)
+    row = b"\0" + (1).to_bytes(8, "little") + (8).to_bytes(4, "little") + bytes(range(8)) + wire.sized(b"a")
+    part = only(transaction(11, table, wire.rows(wire.WRITE, row)))
+    assert part.changes[0].after == (1, bytes(range(8)), "a")
+    assert part.changes[0].schema.columns[1].type == "vector"
+
+
 def test_xa_rows_stand_at_the_prepare() -> None:
     xid = "X'ff',X'02',7"
     prepared = wire.event(wire.XA_PREPARE, b"\0" + b"".join(n.to_bytes(4, "little") for n in (7, 1, 1)) + b"\xff\x02")

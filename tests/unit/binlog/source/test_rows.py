@@ -1,0 +1,54 @@
+"""Rows events: what an image may leave out, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from pymysqlreplication.constants import FIELD_TYPE
+
+from txmq.binlog.changes import ABSENT, RowChange, TableName
+from txmq.binlog.errors import ColumnError
+from txmq.binlog.source.rows import TableDecoder, TableDescription
+from txmq.binlog.source.table_map import MapColumn, TableMap
+
+ALL, STORED = b"\x07", b"\x05"  # of the columns id, doubled, v
+
+
+def decoder(generated: str = "doubled") -> TableDecoder:
+    columns = [MapColumn(FIELD_TYPE.TINY, b"", name) for name in ("id", "doubled", "v")]
+    return TableDecoder(TableMap(TableName("shop", "t"), columns), TableDescription(generated=frozenset([generated])))
+
+
+def image(*values: int | None) -> bytes:
+    nulls = sum(1 << place for place, value in enumerate(values) if value is None)
+    return bytes([nulls, *(value for value in values if value is not None)])
+
+
+def told(changes: list[RowChange]) -> list[tuple[object, object]]:
+    return [(change.before, change.after) for change in changes]
+
+
+def test_generated_columns_may_be_absent_from_an_image() -> None:
+    one = decoder()
+    updated = b"\x03" + STORED + STORED + image(1, 5) + image(1, None) + image(2, 6) + image(3, 7)
+    assert told(one.changes("u", updated, 0, compressed=False)) == [
+        ((1, ABSENT, 5), (1, ABSENT, None)), ((2, ABSENT, 6), (3, ABSENT, 7)),
+    ]  # fmt: skip
+    assert told(one.changes("d", b"\x03" + STORED + image(None, 4), 0, compressed=False)) == [((None, ABSENT, 4), None)]
+    assert told(one.changes("c", b"\x03" + ALL + image(1, 2, 5), 0, compressed=False)) == [(None, (1, 2, 5))]
+
+
+def test_images_of_an_update_may_differ_in_their_columns() -> None:
+    updated = b"\x03" + STORED + ALL + image(1, 5) + image(1, 2, 6)
+    assert told(decoder().changes("u", updated, 0, compressed=False)) == [((1, ABSENT, 5), (1, 2, 6))]
+
+
+def test_another_column_that_is_absent_is_refused_by_name() -> None:
+    for generated, name in (("v", "doubled"), ("nothing", "doubled"), ("doubled", "v")):
+        present = b"\x01" if name == "v" else STORED
+        with pytest.raises(ColumnError, match=f"column {name}: .*binlog_row_image=FULL"):
+            decoder(generated).changes("d", b"\x03" + present + image(1, 5), 0, compressed=False)
+
+
+def test_an_unreadable_value_is_named_behind_absent_ones() -> None:
+    with pytest.raises(ColumnError, match="column v: "):
+        decoder().changes("d", b"\x03" + STORED + b"\0\x01", 0, compressed=False)
