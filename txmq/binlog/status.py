@@ -28,7 +28,7 @@ from txmq.model import TopicPartition
 from txmq.runtime.owner import host_name
 
 ANSWERS = "answers"
-_NO_SUCH_TABLE = 1146  # ER_NO_SUCH_TABLE
+_NOT_THERE = ((1146,), (1049,))  # ER_NO_SUCH_TABLE; MySQL's ER_BAD_DB_ERROR for a table in no database
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ def _saved(settings: BinlogSettings, slots: list[TopicPartition]) -> list[int | 
         store.enter(group)
         saved = [store.saved(group, slot) for slot in slots]
     except StorageError as error:
-        if getattr(error.__cause__, "args", ())[:1] == (_NO_SUCH_TABLE,):
+        if getattr(error.__cause__, "args", ())[:1] in _NOT_THERE:
             return [None] * len(slots)  # no applier has begun there
         raise
     finally:

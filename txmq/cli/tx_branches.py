@@ -63,7 +63,7 @@ def sql(branches: Sequence[Row], outcome: str) -> list[str]:
     verb = {"committed": "COMMIT", "rolled-back": "ROLLBACK"}.get(outcome)
     found = []
     for branch in branches:
-        found += [f"-- in {branch['resource']}: is the branch listed?", "XA RECOVER FORMAT='SQL';"]
+        found += [f"-- in {branch['resource']}: is the branch listed?", "XA RECOVER;"]
         named = branch_xid(branch["txid"], branch["bqual"])
         if named is None:
             found.append(NO_BRANCH)

@@ -155,7 +155,7 @@ def sql(row: Row) -> list[str]:
 
 
 def _branch_sql(row: Row, branch: Row) -> list[str]:
-    lines = [f"-- in {branch['resource']}: is the branch listed?", "XA RECOVER FORMAT='SQL';"]
+    lines = [f"-- in {branch['resource']}: is the branch listed?", "XA RECOVER;"]
     xid = branch_xid(row["txid"], branch["bqual"])
     if xid is None:
         return [*lines, NO_BRANCH]

@@ -1,13 +1,13 @@
 """Checksums of rows, made by the database: SQL that is the same for source and target.
 
 Theory of operation. Each column has an expression that gives its value as hexadecimal text, or NULL. Two values have
-the same text if, and only if, they are the same value of the column's type. A row's sum is the MD5 of these texts; a
-chunk's is the sum of its rows' as numbers, so that equal rows count as often as they are there.
+the same text if, and only if, they are the same value of the column's type. A row's sum is the SHA-256 of these texts;
+a chunk's is the sum of its rows' as numbers, so that equal rows count as often as they are there.
 
 A chunk is a range of the key, ``low < key <= high``. The key's columns are compared in the order in which the database
 sorts them, and are read in a form that can be compared with them again.
 
-Source: MariaDB 10.11, "HEX", "MD5", "ORDER BY" (ENUM and SET sort by number).
+Source: MariaDB 10.11, "HEX", "SHA2", "ORDER BY" (ENUM and SET sort by number).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RowSums:
         self.key = [columns[name] for name in table.key]
         self._texts = [_text(column) for column in table.columns]
         row = ",".join(f"IFNULL({text},'-')" for text in self._texts)
-        self._row = f"MD5(CONCAT_WS('#',{row}))"
+        self._row = f"SHA2(CONCAT_WS('#',{row}),256)"
         self._sorted = ",".join(_sorted(column) for column in self.key)
 
     def chunk_sum(self, name: str, chunk: Chunk) -> tuple[str, Key]:
@@ -68,7 +68,7 @@ class RowSums:
         keys = [
             f"CAST({quoted(column.name)} AS CHAR)" if not _is_bytes(column) else _text(column) for column in self.key
         ]
-        sums = [f"MD5({text})" for text in self._texts]
+        sums = [f"SHA2({text},256)" for text in self._texts]
         return f"SELECT {','.join(keys + sums)} FROM {name}{where}", parameters  # noqa: S608 - as above
 
     def row_counts(self, name: str) -> str:

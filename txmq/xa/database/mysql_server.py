@@ -213,14 +213,17 @@ def listed_xids(connection: Any, *, is_mariadb: bool) -> list[Xid]:
         ConfigError: the user may not (MySQL: privilege XA_RECOVER_ADMIN).
     """
     try:
-        # MySQL converts to hex on request; MariaDB's column is binary, which the driver hands out as bytes.
+        # MySQL converts to hex on request; MariaDB's column is binary.
         rows = run(connection, "XA RECOVER" if is_mariadb else "XA RECOVER CONVERT XID")[0]
     except Exception as error:
         if code_of(error) in _NOT_LISTED:
-            text = f"the database user may not XA RECOVER: GRANT XA_RECOVER_ADMIN to it ({error})"
-            raise caused(ConfigError(text), error) from error
+            refused = ConfigError(f"the database user may not XA RECOVER: GRANT XA_RECOVER_ADMIN to it ({error})")
+            raise caused(refused, error) from error
         raise
-    return [_xid(*row) for row in rows]
+    return [
+        _xid(_bytes(data) if is_mariadb else bytes.fromhex(text(data).removeprefix("0x")), *numbers)
+        for *numbers, data in rows
+    ]
 
 
 def warn_of_binary_log(connection: Any, name: str) -> None:
@@ -244,12 +247,11 @@ def _takes_packets(connection: Any) -> bool:
     return len(counts) == 2
 
 
-def _xid(format_id: Any, gtrid_size: Any, bqual_size: Any, text: bytes | str) -> Xid:
-    raw = _unhex(text) if isinstance(text, str) else bytes(text)
+def _xid(raw: bytes, format_id: Any, gtrid_size: Any, bqual_size: Any) -> Xid:
     gtrid_end = int(gtrid_size)
     end = gtrid_end + int(bqual_size)
     return Xid(int(format_id), raw[:gtrid_end], raw[gtrid_end:end])
 
 
-def _unhex(text: str) -> bytes:
-    return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode("utf-8", "surrogateescape")
+def _bytes(data: bytes | str) -> bytes:
+    return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)

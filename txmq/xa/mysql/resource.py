@@ -13,8 +13,9 @@ Invariants:
     * what the server does not support or does not promise is refused or said before the first branch begins: Galera,
       weak durability, engines without rollback, missing privileges, the binary log (a warning).
 
-MariaDB 10.11 is what the tests run against. MySQL 8 differs in its manual: XA RECOVER needs XA_RECOVER_ADMIN and gives
-binary xids with CONVERT XID, and since 8.0.29 a prepared branch leaves its connection (``xa_detach_on_prepare``).
+The tests run against MariaDB 10.11, and by ``make test-mysql`` against MariaDB 11.8 and MySQL 9.7. MySQL differs: XA
+RECOVER needs XA_RECOVER_ADMIN and gives binary xids with CONVERT XID, and a prepared branch leaves its connection
+(``xa_detach_on_prepare``, since 8.0.29).
 """
 
 from __future__ import annotations

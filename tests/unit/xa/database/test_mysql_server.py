@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,8 +52,9 @@ class Scripted:
     commit = rollback = close
 
 
-def test_mysql_lists_xids_in_hex_on_request() -> None:
-    mysql = Scripted(XA_RECOVER=[(7, 2, 1, "0xff0027"), (1, 1, 0, "0x61")])
+@pytest.mark.parametrize("said", [str, str.encode], ids=["text", "use_unicode=False"])
+def test_mysql_lists_xids_in_hex_on_request(said: Callable[[str], str | bytes]) -> None:
+    mysql = Scripted(XA_RECOVER=[(7, 2, 1, said("0xff0027")), (1, 1, 0, said("0x61"))])
     assert listed_xids(mysql, is_mariadb=False) == [Xid(7, b"\xff\x00", b"'"), Xid(1, b"a", b"")]
     assert mysql.said == ["XA RECOVER CONVERT XID"]
 
