@@ -221,7 +221,11 @@ class BrokerSettings:
         section="Transactions",
     )  # fmt: skip
     queries_max: int = number(
-        1000, 1, 1_000_000, "Queries of parallel writers (Spark) whose newest batch is kept.", section="Transactions"
+        1000,
+        1,
+        1_000_000,
+        "Queries of parallel writers (Spark) whose committed batches are kept.",
+        section="Transactions",
     )
     visibility_hold_ms_max: int = number(
         30_000, 0, _DAY_MS,

@@ -16,7 +16,7 @@ def main(bootstrap: str, topic: str, query: str, partitions: str) -> None:
     options = parse_options({"bootstrap": bootstrap, "topic": topic, "timeout": "20"}, is_streaming=False)
     client = task.client_of(options)
     at = Attempt(query, homes.new_epoch(client), 0, 0, 0)
-    opened = homes.open_query(client, topic, query, at.epoch)
+    opened = homes.open_query(client, topic, query, at.epoch, 0)
     places = range(int(partitions))
     columns = {"value": pa.array([b"%d" % place for place in places]), "partition": pa.array(places, pa.int32())}
     written = task.write(client, options, at, iter([pa.record_batch(columns)]), opened.home)

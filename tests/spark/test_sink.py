@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,28 @@ def test_a_job_that_is_run_again_writes_its_batch_once(
     Queries(client).delete("job")
 
 
+def test_batch_below_the_newest_is_written_once(
+    spark: SparkSession, broker: BrokerProcess, client: txmq.Client, topic: str
+) -> None:
+    for number, repeats in ((7, 1), (3, 2), (5, 1), (3, 1)):
+        for _ in range(repeats):
+            write(spark.sql(f"SELECT 'v{number}' value"), broker, topic=topic, queryId="any", batchId=str(number))
+    assert values(client, topic) == Counter({b"v3": 1, b"v5": 1, b"v7": 1})
+    Queries(client).delete("any")
+
+
+def test_other_rows_under_a_committed_number_are_refused(
+    spark: SparkSession, broker: BrokerProcess, client: txmq.Client, topic: str
+) -> None:
+    write(rows(spark, 10), broker, topic=topic, queryId="same", batchId="0")
+    for other in (rows(spark, 11), spark.sql("SELECT 'k' key, 'other' value")):
+        with pytest.raises(Exception, match="batch 0 of query same is committed with other rows"):
+            write(other, broker, topic=topic, queryId="same", batchId="0")
+    write(rows(spark, 10, tasks=1), broker, topic=topic, queryId="same", batchId="0")
+    assert values(client, topic) == expected(10)
+    Queries(client).delete("same")
+
+
 def _arrow(*contents: bytes) -> Any:
     import pyarrow as pa
 
@@ -128,10 +151,28 @@ def test_stream_that_repeats_batch_after_crash_writes_it_once(
     Queries(client).delete(query["query"])
 
 
-def _drain(spark: SparkSession, broker: BrokerProcess, topic: str, checkpoint: Path) -> None:
+def test_stream_whose_checkpoint_lacks_the_newest_batch_is_refused(
+    spark: SparkSession, broker: BrokerProcess, client: txmq.Client, topic: str, tmp_path: Path
+) -> None:
+    checkpoint, copy, source = tmp_path / "checkpoint", tmp_path / "copy", "in-copied"
+    client.topics.create(source)
+    with client.producer() as producer:
+        for number in range(2):
+            producer.send_many(source, [(None, f"v{number * 100 + n}".encode()) for n in range(100)])
+            _drain(spark, broker, topic, checkpoint, source)
+            if number == 0:
+                shutil.copytree(checkpoint, copy)
+        producer.send_many(source, [(None, b"v200")])
+    with pytest.raises(Exception, match="committed with other rows"):
+        _drain(spark, broker, topic, copy, source)
+    _drain(spark, broker, topic, checkpoint, source)
+    assert values(client, topic) == expected(201)
+
+
+def _drain(spark: SparkSession, broker: BrokerProcess, topic: str, checkpoint: Path, source: str = "in") -> None:
     """Everything that is there, read from txmq and written to txmq."""
-    source = spark.readStream.format("txmq").options(bootstrap=broker.address, topic="in", startingOffsets="earliest")
-    writer = source.load().select("key", "value").writeStream.format("txmq").trigger(availableNow=True)
+    reader = spark.readStream.format("txmq").options(bootstrap=broker.address, topic=source, startingOffsets="earliest")
+    writer = reader.load().select("key", "value").writeStream.format("txmq").trigger(availableNow=True)
     query = writer.options(bootstrap=broker.address, topic=topic, checkpointLocation=str(checkpoint)).start()
     assert query.awaitTermination(DEADLINE_S)
 

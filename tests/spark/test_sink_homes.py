@@ -135,7 +135,7 @@ class Job:
     def __init__(self, client: txmq.Client, topic: str) -> None:
         self.client, self.options = client, SinkOptions("", topic, None, client.timeout, None, None)
         self.at = Attempt(topic, homes.new_epoch(client), 0, 0, 0)
-        self.opened: Opened = homes.open_query(client, topic, topic, self.at.epoch)
+        self.opened: Opened = homes.open_query(client, topic, topic, self.at.epoch, 0)
 
     def write(self, attempt: int = 0) -> Written:
         columns: dict[str, Any] = {"value": pa.array([b"%d" % number for number in range(PARTITIONS)])}
@@ -190,6 +190,6 @@ def test_task_or_driver_killed_leaves_all_or_nothing(
     eventually(lambda: client.transactions.list() == [], "nothing is in doubt", within_s=60.0)
     assert values(client, topic) == (once() if point.endswith("decided") else Counter())
     job = Job(client, topic)
-    if not job.opened.has(0):
+    if not job.opened.standing.is_committed:
         job.commit(job.write())
     assert values(client, topic) == once()

@@ -19,7 +19,7 @@ from txmq.spark.sink import sink
 from txmq.spark.sink import task as sink_task
 from txmq.spark.sink.homes import Opened
 from txmq.spark.sink.options import SinkOptions
-from txmq.spark.sink.queries import Attempt, Queries
+from txmq.spark.sink.queries import Attempt, Queries, Standing
 from txmq.spark.sink.sink import BatchWriter, TaskMessage
 from txmq.spark.sink.task import Written
 from txmq.testing.processes.broker import BrokerProcess
@@ -68,7 +68,7 @@ def test_winners_of_a_batch_are_seen_once_and_losers_never(
     first = sink_task.write(client, told, driver, iter([rows(b"a", b"b")]))
     loser = sink_task.write(client, told, driver._replace(task=1), iter([rows(b"c")]))
     winner = sink_task.write(client, told, driver._replace(task=1, attempt=1), iter([rows(b"c")]))
-    assert (values(client, topic), first.rows, len(client.transactions.list())) == ([], 2, 3)
+    assert (values(client, topic), first.digest.rows, len(client.transactions.list())) == ([], 2, 3)
     assert decide(client, first, winner) is True
     assert decide(client, first, winner) is False
     assert values(client, topic) == [b"a", b"b", b"c"]
@@ -91,7 +91,7 @@ def test_a_broker_that_dies_within_a_task_costs_nothing(tmp_path: Path) -> None:
                     broker.start()
 
         written = sink_task.write(client, options(broker), life(client, "q"), dying())
-        assert (written.rows, len(written.txids) > 2) == (9000, True)
+        assert (written.digest.rows, len(written.txids) > 2) == (9000, True)
         broker.kill()
         broker.start()
         assert values(client, "out") == []
@@ -181,7 +181,7 @@ def test_unanswered_commit_reports_what_may_have_happened(
         messages = [TaskMessage(sink_task.write(client, told, at, iter([rows(b"x")])))]
         monkeypatch.setattr(sink, "client_of", lambda _: client)  # it answered a moment ago
         broker.kill()
-        writer = BatchWriter(told, at, Opened(0, None))
+        writer = BatchWriter(told, at, Opened(0, Standing()))
         with pytest.raises(
             txmq.errors.ConnectionLostError, match=rf"the batch may be written, or not: {advice}.*cannot connect"
         ):
@@ -189,5 +189,5 @@ def test_unanswered_commit_reports_what_may_have_happened(
         writer.abort(messages)  # as Spark does then; what it cannot say is no error
         broker.start()
         if query is not None:
-            BatchWriter(told, at, Opened(0, None)).commit(messages)
+            BatchWriter(told, at, Opened(0, Standing())).commit(messages)
             assert values(client, "out") == [b"x"]

@@ -327,7 +327,7 @@ def _check_query(ask: Ask, node: Node) -> None:
     assert node.state.queries.last_epoch >= int(epoch or 0), f"P1: epoch {epoch} may be drawn again"
     assert known.epoch >= int(epoch or 0), f"P1: epoch {known.epoch} after {epoch} was opened"
     if ask.arguments[0] == "commit":
-        assert known.batch >= int(ask.extensions["batch"] or 0), f"P1: batch {ask.extensions['batch']} is lost"
+        assert known.has(int(ask.extensions["batch"] or 0)), f"P1: batch {ask.extensions['batch']} is lost"
         outcomes = node.state.sessions[SESSION].outcomes
         assert all(outcomes[counter] is not None for counter in ask.winners), f"P1: {ask.winners} are lost"
 

@@ -141,7 +141,7 @@ class Driver(Client):
 def check_batches(shared: Shared, written: Written, visible: dict[bytes, tuple[TopicPartition, int]]) -> None:
     """What must hold at the end."""
     known = [node.state.queries.named.get(QUERY) for node in shared.nodes()]
-    newest = max((query.batch for query in known if query is not None), default=-1)
+    newest = max((query.newest for query in known if query is not None and query.newest is not None), default=-1)
     if newest < written.newest and not shared.may_forget:
         raise Violation(f"P1: batch {written.newest} was told to be committed, the newest is {newest}")
     attempts: dict[tuple[int, int], set[bytes]] = {}

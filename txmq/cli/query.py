@@ -1,4 +1,4 @@
-"""``txmq query``: list, delete. Queries of parallel writers (Spark's sink), whose newest batch is kept for ever."""
+"""``txmq query``: list, delete. Queries of parallel writers (Spark's sink), whose batches are kept for ever."""
 
 from __future__ import annotations
 

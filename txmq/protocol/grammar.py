@@ -178,7 +178,7 @@ _TABLE = (
         teaches="join, heartbeat, elsewhere, leave, save, describe, list, reset, delete: group describe billing 0 1",
     ),
     Verb(
-        b"query", ("action", "query"), {b"epoch": "long", b"batch": "long"}, has_body=True,
+        b"query", ("action", "query"), {b"epoch": "long", b"batch": "long", b"digest": "text"}, has_body=True,
         body_size_bytes_max=QUERY_SIZE_BYTES_MAX,
         teaches="epoch, open, commit, abort, list, delete: batches of parallel writers: query list * 0 1",
     ),

@@ -38,7 +38,7 @@ Bodies::
     19 GROUP_DELETED  JSON
     24 QUERY_OPENED   JSON: a driver's new incarnation writes in the name of a query
     25 BATCH_COMMITTED  number of transactions u32, then of each what COMMITTED holds, then meta (JSON): the query,
-                      epoch and batch that are decided; all its messages are placed
+                      epoch and batch that are decided, digest of its rows; all its messages are placed
     26 QUERY_DELETED  JSON
     27 EPOCH_DRAWN    JSON: the number of a driver's incarnation, never handed out again
     28 SESSION_TAKEN  JSON: a session was taken over, its epoch rises

@@ -154,11 +154,12 @@ class SinkProgram(Program):
         options = SinkOptions("", SINK, None, client.timeout, QUERY, None)
         self._executors = [Executor(self, self._threads) for _ in range(rng.randint(1, 2))]
         epoch = homes.new_epoch(client)
-        opened = homes.open_query(client, rng.choice((SINK, None)), QUERY, epoch)
+        opened = homes.open_query(client, rng.choice((SINK, None)), QUERY, epoch, self._told.newest + 1)
         self.has_opened, self._told.epoch = True, max(self._told.epoch, epoch)
-        batch = 0 if opened.batch is None else opened.batch + 1
+        newest = opened.standing.newest
+        batch = 0 if newest is None else newest + 1
         if batch <= self._told.newest and not self.shared.may_forget:
-            raise Violation(f"P1: batch {self._told.newest} was told to be committed, the newest is {opened.batch}")
+            raise Violation(f"P1: batch {self._told.newest} was told to be committed, the newest is {newest}")
         while not self.shared.stopping and not is_last:
             try:
                 self._write(client, options, Attempt(QUERY, epoch, batch, 0, 0), opened.home)

@@ -410,7 +410,7 @@ class State:
                 together.setdefault(partition, place)
         if placed:
             self.decisions.barriers.add_behind(placed[0][:2], together)
-        self.queries.committed(meta["query"], meta["batch"], meta["time_ms"])
+        self.queries.committed(meta["query"], meta["batch"], meta["digest"], meta["time_ms"])
 
     def accept_sequence(
         self, partition: Partition, producer: int, sequence: int, count: int, crc: int, offset: int

@@ -317,8 +317,8 @@ def _spark(context: Context, given: dict[bytes, bytes]) -> dict[str, Any]:
     numbers = {word.decode(): int(given[word]) for word in words}
     name = given[b"query"].decode()
     known = context.state.queries.at_epoch(name, numbers["epoch"])
-    if numbers["batch"] <= known.batch:
-        raise TransactionConflictError(f"batch {known.batch} of query {name} is committed: {numbers['batch']} is over")
+    if known.has(numbers["batch"]):
+        raise TransactionConflictError(f"batch {numbers['batch']} of query {name} is committed: it is over")
     return {"resource": name, "uuid": "", **numbers}
 
 

@@ -3,9 +3,10 @@
 Theory of operation. Tasks of a query (Spark's, on any machine) prepare transactions of kind ``spark``: durable,
 invisible, each under the names of its query, epoch, batch, task and attempt. Of a task that ran twice there are two
 sets of them. The driver's one request ``query commit`` names the winners: one synced record places all their messages,
-moves the query's newest batch, and rolls back what else was prepared for it. So
+notes the batch as committed, with what the driver says of its rows (``digest``), and rolls back what else was prepared
+for it. So
 
-    * a repeat of the same batch finds that it is committed, after any crash;
+    * a repeat of the same batch finds that it is committed, after any crash, and of which rows;
     * ``query open`` with a later epoch fences former incarnations of the driver, and rolls back what they prepared;
     * a driver that dies in between leaves prepared transactions, listed by ``recover`` under their query.
 
@@ -52,6 +53,7 @@ from txmq.redo import entries
 Given = dict[bytes, bytes]
 ANY_QUERY = "*"
 EPOCH_MAX = (1 << 62) - 1
+DIGEST_LENGTH_MAX = 64
 
 
 class Asked(NamedTuple):
@@ -120,7 +122,7 @@ def _drawn(asked: Asked, epoch: int) -> None:
 
 
 def _open(asked: Asked) -> None:
-    """An incarnation of a driver writes from now on, or does already: tell the newest committed batch."""
+    """An incarnation of a driver writes from now on, or does already: tell what is committed."""
     context, name = asked.context, asked.name
     if context.cluster is None or name in context.state.queries.named:
         _open_here(asked)
@@ -141,16 +143,26 @@ def _open_here(asked: Asked) -> None:
     if known is not None and epoch < known.epoch:
         raise known.fenced(epoch)
     if known is not None and epoch == known.epoch:
-        asked.answer(_described(known), is_new=False)
+        asked.answer(_opened(asked, known), is_new=False)
         return
     _refuse_open(asked, known)
+    if known is not None:
+        _opened(asked, known)  # may refuse
     fields = {"query": name, "epoch": epoch, "time_ms": context.now_ms}
     context.group.add_entry(entries.json_entry(entries.QUERY_OPENED, fields))
     opened = queries.open(name, epoch, context.now_ms)
     if known is None:
         note_made(context, asked.client, QUERY_SHARE, name)
     _roll_back_all(context, prepared_of(context, name))
-    asked.answer(_described(opened), is_new=True)
+    asked.answer(_opened(asked, opened), is_new=True)
+
+
+def _opened(asked: Asked, known: Query) -> dict[str, Any]:
+    """The answer to ``open``; with ``batch=`` it says whether that one is committed, and of which rows."""
+    told, batch = _described(known), asked.given.get(b"batch")
+    if batch is not None:
+        told |= {"committed": known.has(int(batch)), "digest": known.digests.get(int(batch))}
+    return told
 
 
 def _refuse_open(asked: Asked, known: Query | None) -> None:
@@ -173,13 +185,14 @@ def _commit(asked: Asked) -> None:
     epoch, batch = _stated(given, b"epoch"), _stated(given, b"batch")
     known = context.state.queries.at_epoch(name, epoch)
     told = {"query": name, "epoch": epoch, "batch": batch}
-    if batch <= known.batch:
+    digest = _digest(given)
+    if known.has(batch):
         asked.answer({**told, "already_committed": True}, is_new=False)
         return
     winners = [_winner(context, known, batch, txid) for txid in _lines(asked.body)]
     _refuse_twins(winners)
     _refuse_too_many(context, winners)
-    meta = {"query": name, "epoch": epoch, "batch": batch, "time_ms": context.now_ms}
+    meta = {"query": name, "epoch": epoch, "batch": batch, "digest": digest, "time_ms": context.now_ms}
     placing.commit_batch(context, winners, meta)
     _roll_back_all(context, [t for t in prepared_of(context, name) if t.meta["batch"] <= batch])
     asked.answer({**told, "already_committed": False}, is_new=True)
@@ -252,8 +265,15 @@ def _stated(given: Given, word: bytes) -> int:
     return int(number)
 
 
+def _digest(given: Given) -> str | None:
+    text = given.get(b"digest")
+    if text is not None and len(text) > DIGEST_LENGTH_MAX:
+        raise BadRequestError(f"digest= has {len(text)} characters: at most {DIGEST_LENGTH_MAX}")
+    return None if text is None else text.decode()
+
+
 def _described(known: Query) -> dict[str, Any]:
-    return {"query": known.name, "epoch": known.epoch, "batch": known.committed_batch, "time_ms": known.time_ms}
+    return {"query": known.name, "epoch": known.epoch, "batch": known.newest, "time_ms": known.time_ms}
 
 
 def _roll_back_all(context: Context, doomed: list[Transaction]) -> int:

@@ -172,7 +172,7 @@ class ChunkTransaction:
             raise
 
     def finished(self) -> None:
-        """Let the homes drop its outcome: the query's newest batch says it."""
+        """Let the homes drop its outcome: the query's batches say it."""
         for broker in (self.decides, *self.branches):
             broker.finished()
 

@@ -37,7 +37,7 @@ from txmq.model import Outcome
 from txmq.protocol.parts import parse_outcome
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
-from txmq.spark.sink.queries import Attempt, Queries
+from txmq.spark.sink.queries import Attempt, Queries, Standing
 from txmq.xa.broker_port import Answer
 from txmq.xid import TxId
 
@@ -53,15 +53,11 @@ class Opened(NamedTuple):
 
     Attributes:
         home: the id of its anchor.
-        batch: the newest committed one, or None.
+        standing: what that knows of the query and the batch that is to be written.
     """
 
     home: int
-    batch: int | None
-
-    def has(self, batch: int) -> bool:
-        """Whether a batch is committed."""
-        return self.batch is not None and batch <= self.batch
+    standing: Standing
 
 
 class Winner(NamedTuple):
@@ -86,8 +82,8 @@ def new_epoch(client: Client) -> int:
     return epoch
 
 
-def open_query(client: Client, topic: str | None, query: str, epoch: int) -> Opened:
-    """Open a query at its anchor; a new one gets a home that its rows go to.
+def open_query(client: Client, topic: str | None, query: str, epoch: int, batch: int) -> Opened:
+    """Open a query at its anchor, to write a batch; a new one gets a home that its rows go to.
 
     Args:
         topic: where every row goes; None if the rows say.
@@ -102,8 +98,10 @@ def open_query(client: Client, topic: str | None, query: str, epoch: int) -> Ope
         first = checksum(query.encode()) % len(links)
         return [*links[first:], *links[:first]]
 
-    link, batch = _ask_anchor(client, proposed, lambda link, left_s: Queries(link).open(query, epoch, timeout=left_s))
-    return Opened(link.home, batch)
+    link, standing = _ask_anchor(
+        client, proposed, lambda link, left_s: Queries(link).open(query, epoch, batch=batch, timeout=left_s)
+    )
+    return Opened(link.home, standing)
 
 
 def _ask_anchor(
@@ -156,8 +154,9 @@ def is_to_be_written(client: Client, anchor: HomeLink, attempt: Attempt) -> bool
     Raises:
         FencedError: a later driver writes.
     """
-    batch = _insist(client, lambda left_s: Queries(anchor).open(attempt.query, attempt.epoch, timeout=left_s))
-    return not Opened(anchor.home, batch).has(attempt.batch)
+    query, epoch, batch = attempt[:3]
+    known = _insist(client, lambda left_s: Queries(anchor).open(query, epoch, batch=batch, timeout=left_s))
+    return not known.is_committed
 
 
 def _insist(client: Client, ask: Callable[[float], T]) -> T:
@@ -177,17 +176,22 @@ def _insist(client: Client, ask: Callable[[float], T]) -> T:
 # --- the decision ----------------------------------------------------------------------------------------------------
 
 
-def commit(client: Client, home: int, at: Attempt, winners: Sequence[Winner]) -> None:
+def commit(client: Client, home: int, at: Attempt, winners: Sequence[Winner], digest: str | None = None) -> None:
     """Decide a batch, and have every home show it. Errors and durability: as of ``Queries.commit``.
 
     Args:
         home: of the query's anchor.
         at: query, epoch and batch.
         winners: in the order of their rows.
+        digest: of their rows (``digest``).
     """
     anchor = anchor_of(client, home)
     txids = [winner.txid for winner in winners]
-    is_new = _insist(client, lambda left_s: Queries(anchor).commit(at.query, at.epoch, at.batch, txids, timeout=left_s))
+
+    def decide(left_s: float) -> bool:
+        return Queries(anchor).commit(*at[:3], txids, digest=digest, timeout=left_s)
+
+    is_new = _insist(client, decide)
     crash_point("client.sink.decided")
     _tell(client, [txid for one in winners if is_new or _is_committed(client, anchor, one) for txid in one.branches])
 

@@ -9,7 +9,7 @@ Requests are repeated until they are answered: the broker executes each once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from txmq.client.arguments import require_wait
@@ -34,6 +34,20 @@ class Attempt(NamedTuple):
     attempt: int
 
 
+class Standing(NamedTuple):
+    """What the broker knows of a query, and of the batch that was asked for.
+
+    Attributes:
+        newest: the committed batch with the highest number, or None.
+        is_committed: whether the batch is.
+        digest: what its writer said of its rows; None if that is not kept (any more).
+    """
+
+    newest: int | None = None
+    is_committed: bool = False
+    digest: str | None = None
+
+
 class Queries:
     """See the module's docstring. Thread safety: any thread."""
 
@@ -45,20 +59,22 @@ class Queries:
         epoch: int = self._ask("epoch", ANY_QUERY, {}, timeout)["epoch"]
         return epoch
 
-    def open(self, query: str, epoch: int, *, timeout: float | None = None) -> int | None:
+    def open(self, query: str, epoch: int, *, batch: int | None = None, timeout: float | None = None) -> Standing:
         """This incarnation writes from now on; former ones are fenced, and what they prepared is rolled back.
 
-        Returns:
-            The newest committed batch, or None.
+        Args:
+            batch: the one to be written: the answer says whether it is committed.
 
         Raises:
             FencedError: a later incarnation has opened it.
             OverloadedError: too many queries are kept.
+            TransactionConflictError: whether ``batch`` is committed is not known any more.
 
         Durability: forced when this returns.
         """
-        batch: int | None = self._ask("open", query, {"epoch": epoch}, timeout)["batch"]
-        return batch
+        stated = {"epoch": epoch} if batch is None else {"epoch": epoch, "batch": batch}
+        told = self._ask("open", query, stated, timeout)
+        return Standing(told["batch"], told.get("committed", False), told.get("digest"))
 
     def prepare_part(
         self,
@@ -72,7 +88,7 @@ class Queries:
         Args:
             branches: its parts at other homes, prepared; they are decided with it.
 
-        Call ``broker.finished`` at the end, whatever became of it: the query's newest batch tells the outcome.
+        Call ``broker.finished`` at the end, whatever became of it: the query's batches tell the outcome.
 
         Raises:
             TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared.
@@ -87,10 +103,22 @@ class Queries:
             fields["homes"] = ",".join(branch.txid for branch in branches)
         repeat_prepare(broker, TransactionKind.SPARK.value, fields, parts, waits_for_broker=True)
 
-    def commit(self, query: str, epoch: int, batch: int, txids: Sequence[str], *, timeout: float | None = None) -> bool:
+    def commit(
+        self,
+        query: str,
+        epoch: int,
+        batch: int,
+        txids: Sequence[str],
+        *,
+        digest: str | None = None,
+        timeout: float | None = None,
+    ) -> bool:
         """Decide a batch: the messages of ``txids`` are visible, in that order, all or none.
 
         What else is prepared for the query up to this batch is rolled back.
+
+        Args:
+            digest: says which rows these are (``txmq.spark.sink.digest``); it is told whoever opens the batch again.
 
         Returns:
             False if the batch was committed before: nothing happened.
@@ -102,7 +130,10 @@ class Queries:
         Durability: decided, in the broker's journal, when this returns.
         """
         body = "".join(f"{txid}\n" for txid in txids).encode()
-        answer = self._ask("commit", query, {"epoch": epoch, "batch": batch}, timeout, body)
+        stated: dict[str, int | str] = {"epoch": epoch, "batch": batch}
+        if digest is not None:
+            stated["digest"] = digest
+        answer = self._ask("commit", query, stated, timeout, body)
         return not answer["already_committed"]
 
     def abort(self, query: str, *, epoch: int | None = None, batch: int | None = None) -> int:
@@ -130,7 +161,7 @@ class Queries:
         self._ask("delete", query, {} if epoch is None else {"epoch": epoch})
 
     def _ask(
-        self, action: str, query: str, fields: dict[str, int], timeout: float | None = None, body: bytes = b""
+        self, action: str, query: str, fields: Mapping[str, int | str], timeout: float | None = None, body: bytes = b""
     ) -> Fields:
         require_wait(timeout)
         seconds = self._client.timeout if timeout is None else timeout

@@ -29,6 +29,7 @@ PARTITIONS_MAX = 1000  # in one chunk: each costs a record batch of its own
 _PIECE_ROWS_MAX = 8192  # each may have a place of its own: together fewer than a request has parts
 _ROW_OVERHEAD_BYTES = 16
 
+COLUMNS = ("topic", "partition", "key", "value", "headers")
 Row = Any  # (key, value), or (key, value, headers) if the rows have headers
 PartitionCount = Callable[[str], int]
 
@@ -119,8 +120,8 @@ class Gatherer:
 
     def _groups(self, batch: Any, *, has_headers: bool) -> dict[TopicPartition, Sequence[Row]]:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        keys = _bytes(columns["key"]) if "key" in columns else [None] * batch.num_rows
-        pairs = list(zip(keys, _bytes(columns["value"]), strict=True))
+        keys = as_bytes(columns["key"]) if "key" in columns else [None] * batch.num_rows
+        pairs = list(zip(keys, as_bytes(columns["value"]), strict=True))
         rows: list[Row] = pairs
         if has_headers:
             headers = map(_headers, columns["headers"].to_pylist())
@@ -168,7 +169,7 @@ def _nth(values: list[Any], numbers: list[int]) -> list[Any]:
     return [values[number] for number in numbers]
 
 
-def _bytes(column: Any) -> list[bytes | None]:
+def as_bytes(column: Any) -> list[bytes | None]:
     """A column of binary or text as Python values; by way of numpy, 5 times as fast as Arrow's own."""
     listed: list[bytes | None] = column.cast("binary").to_numpy(zero_copy_only=False).tolist()
     return listed

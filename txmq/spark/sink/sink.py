@@ -1,14 +1,18 @@
 """The writers of ``df.write.format("txmq")`` and ``df.writeStream.format("txmq")``: every batch exactly once.
 
 Theory of operation. One transaction per (query, batch): each task attempt prepares its rows (``task``), the
-driver's one request names the winners (``queries``), and the broker keeps each query's newest batch, so that a
-batch which Spark repeats after a crash is found to be committed. Spark makes a writer when it plans a batch and
-pickles it to the tasks; for a stream it makes *another one* when it commits. So what the commit needs to know comes
-with the tasks' messages.
+driver's one request names the winners (``queries``), and the broker keeps which batches are committed, so that a
+batch which Spark repeats after a crash is found to be. Its rows are computed again all the same, and held against the
+``digest`` of what was written: rows that are not there are never passed over in silence. Spark makes a writer when it
+plans a batch and pickles it to the tasks; for a stream it makes *another one* when it commits. So what the commit needs
+to know comes with the tasks' messages.
 
 An incarnation of the driver is known by its *epoch*, drawn when a batch is planned. The first task of a later epoch
 fences the former ones and rolls back what they left: tasks of a driver that died, and of an
 attempt at the batch that failed.
+
+A stream's batches come in order. One below the newest comes from an older copy of its checkpoint, and is refused;
+``df.write`` may write its numbers in any order.
 
 A batch write without ``queryId`` has a name of its own, which is forgotten once it is committed.
 
@@ -27,12 +31,19 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from txmq.client.client import Client
-from txmq.errors import ConfigError, ConnectionLostError, RequestTimeoutError, TxmqError, UnavailableError
+from txmq.errors import (
+    ConfigError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    TxmqError,
+    UnavailableError,
+)
 from txmq.spark.sink import homes
-from txmq.spark.sink.homes import Opened, Winner
+from txmq.spark.sink.digest import OTHER_ROWS, OTHER_STREAM, Digest, check_repeat, refuse_older
+from txmq.spark.sink.homes import Opened
 from txmq.spark.sink.options import SinkOptions, check_columns, parse_options
 from txmq.spark.sink.queries import Attempt, Queries
-from txmq.spark.sink.task import Written, client_of, write
+from txmq.spark.sink.task import Written, client_of, pass_over, write
 
 _AGAIN = "a stream finds out when it goes on from its checkpoint"
 _AGAIN_AS_NAMED = "write it again with the same queryId and batchId, and it is there once"
@@ -50,7 +61,11 @@ class TaskMessage(WriterCommitMessage):  # type: ignore[misc]
 
 
 def make_writer(options: dict[str, str], schema: Any, *, overwrite: bool) -> DataSourceArrowWriter:
-    """The writer of ``df.write``. Errors: ConfigError, UnknownTopicError, ConnectionLostError, FencedError."""
+    """The writer of ``df.write``.
+
+    Errors: ConfigError, UnknownTopicError, ConnectionLostError, FencedError, and TransactionConflictError if nobody
+    knows any more whether the batch is committed.
+    """
     _refuse_overwrite(overwrite)
     parsed = parse_options(options, is_streaming=False)
     check_columns(schema, parsed)
@@ -59,7 +74,7 @@ def make_writer(options: dict[str, str], schema: Any, *, overwrite: bool) -> Dat
         client.topics.refresh(parsed.topic)  # a missing topic is told before the first row is computed
     epoch = homes.new_epoch(client)
     planned = Attempt(parsed.query or f"write-{epoch}", epoch, parsed.batch or 0, 0, 0)
-    return BatchWriter(parsed, planned, homes.open_query(client, parsed.topic, planned.query, epoch))
+    return BatchWriter(parsed, planned, homes.open_query(client, parsed.topic, planned.query, epoch, planned.batch))
 
 
 def make_stream_writer(options: dict[str, str], schema: Any, *, overwrite: bool) -> DataSourceStreamArrowWriter:
@@ -96,13 +111,13 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         Raises:
             ConnectionLostError, RequestTimeoutError: it may be written, or not; says what to do.
             FencedError: a later driver writes.
+            TransactionConflictError: the batch is committed with other rows; these were not written.
 
         Durability: the rows are visible and in the broker's journal when this returns.
         """
         client, planned, is_nameless = client_of(self._options), self._planned, self._options.query is None
-        if not self._opened.has(planned.batch):
-            with _with_advice(_AGAIN_NAMELESS if is_nameless else _AGAIN_AS_NAMED):
-                homes.commit(client, self._opened.home, planned, _winners(messages))
+        with _with_advice(_AGAIN_NAMELESS if is_nameless else _AGAIN_AS_NAMED):
+            _decide(client, planned, self._opened.home, messages, OTHER_ROWS)
         if is_nameless:
             with suppress(TxmqError):  # committed all the same; what is left is an entry in a list
                 self._queries(client).delete(planned.query, epoch=planned.epoch)
@@ -132,17 +147,17 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         context = TaskContext.get()
         query, batch = context.getLocalProperty(_QUERY_ID), int(context.getLocalProperty(_BATCH_ID))
         attempt = Attempt(query, self._epoch, batch, context.partitionId(), context.taskAttemptId())
-        opened = homes.open_query(client_of(self._options), self._options.topic, query, self._epoch)
+        opened = homes.open_query(client_of(self._options), self._options.topic, query, self._epoch, batch)
+        refuse_older(attempt, opened.standing.newest)
         return TaskMessage(_written(self._options, attempt, opened, iterator))
 
     def commit(self, messages: Sequence[TaskMessage | None], batchId: int) -> None:
         """On the driver: decide the batch. Errors and durability: as of ``BatchWriter``."""
-        written = [message.written for message in messages if message is not None]
-        if not written or any(one.is_over for one in written):
-            return  # a batch without tasks has no rows; one that was over before a task began is committed
-        client = client_of(self._options)
+        first = next((message.written for message in messages if message is not None), None)
+        if first is None:
+            return  # a batch without tasks has no rows
         with _with_advice(_AGAIN):
-            homes.commit(client, written[0].home, written[0].attempt._replace(batch=batchId), _winners(messages))
+            _decide(client_of(self._options), first.attempt._replace(batch=batchId), first.home, messages, OTHER_STREAM)
 
     def abort(self, messages: Sequence[TaskMessage | None], batchId: int) -> None:
         """On the driver: roll back what is known of; the rest goes with the next incarnation of the driver."""
@@ -165,13 +180,22 @@ def _with_advice(advice: str) -> Iterator[None]:
 
 
 def _written(options: SinkOptions, attempt: Attempt, opened: Opened, iterator: Iterator[Any]) -> Written:
-    if opened.has(attempt.batch):
-        for _ in iterator:  # Spark's worker wants its input read
-            pass
-        return Written(attempt, (), 0, is_over=True, home=opened.home)
+    if opened.standing.is_committed:
+        return pass_over(options, attempt, iterator, opened)
     return write(client_of(options), options, attempt, iterator, opened.home)
 
 
-def _winners(messages: Sequence[TaskMessage | None]) -> list[Winner]:
-    written = [message.written for message in messages if message is not None]
-    return [winner for one in sorted(written, key=lambda one: one.attempt.task) for winner in one.transactions]
+def _decide(
+    client: Client, planned: Attempt, home: int, messages: Sequence[TaskMessage | None], other_rows: str
+) -> None:
+    """Commit a batch, or find that it was committed before with these rows."""
+    written = sorted((one.written for one in messages if one is not None), key=lambda one: one.attempt.task)
+    digest = Digest(is_of_content=bool(written) and written[0].digest.is_of_content).merged(
+        one.digest for one in written
+    )
+    known = [one.committed for one in written if one.committed is not None]
+    if known:
+        check_repeat(planned, known[0].digest, digest.text, other_rows)
+    else:
+        winners = [winner for one in written for winner in one.transactions]
+        homes.commit(client, home, planned, winners, digest.text)

@@ -23,9 +23,10 @@ from txmq.client.client import Client
 from txmq.client.transaction.preparing import OVERLOADED_PAUSE_S
 from txmq.errors import ConnectionLostError, FencedError, TransactionConflictError
 from txmq.spark.sink.chunk_transaction import ChunkTransaction, Writing, roll_back
-from txmq.spark.sink.homes import Winner, anchor_of, is_to_be_written
+from txmq.spark.sink.digest import Digest
+from txmq.spark.sink.homes import Opened, Winner, anchor_of, is_to_be_written
 from txmq.spark.sink.options import SinkOptions
-from txmq.spark.sink.queries import Attempt
+from txmq.spark.sink.queries import Attempt, Standing
 from txmq.spark.sink.rows import Chunk, Gatherer
 
 # Spark reuses its worker processes: a connection and a session for each, not a task. The next job may be less patient.
@@ -39,14 +40,15 @@ class Written(NamedTuple):
 
     Attributes:
         transactions: those that it prepared, in order of their rows.
-        is_over: the batch was committed before it began: it wrote nothing.
+        digest: of its rows.
+        committed: what the broker knew of the batch, if it was committed before the attempt began: it wrote nothing.
         home: that decides the query's batches.
     """
 
     attempt: Attempt
     transactions: tuple[Winner, ...]
-    rows: int
-    is_over: bool
+    digest: Digest
+    committed: Standing | None
     home: int
 
     @property
@@ -100,19 +102,27 @@ def write(
     def partitions_of(topic: str) -> int:
         return client.topics.refresh(topic).config.partitions
 
+    digest = Digest(is_of_content=options.query is not None)
     gatherer = Gatherer(options.topic, partitions_of, min(CHUNK_SIZE_BYTES, limit // 4))
-    begun, prepared, rows = list[ChunkTransaction](), list[Winner](), 0
+    begun, prepared = list[ChunkTransaction](), list[Winner]()
     try:
-        for chunk in gatherer.chunks(batches):
+        for chunk in gatherer.chunks(digest.watching(batches)):
             prepared.append(_prepare(writing, chunk, begun))
-            rows += chunk.count
     except BaseException:
         roll_back(begun)
         raise
     finally:
         for transaction in begun:
-            transaction.finished()  # the brokers need not keep what became of each: the query's newest batch says it
-    return Written(attempt, tuple(prepared), rows, is_over=False, home=anchor.home)
+            transaction.finished()  # the brokers need not keep what became of each: the query's batches say it
+    return Written(attempt, tuple(prepared), digest, None, anchor.home)
+
+
+def pass_over(options: SinkOptions, attempt: Attempt, batches: Iterator[Any], opened: Opened) -> Written:
+    """Read the rows of a batch that is committed, and write nothing: the driver compares their digest."""
+    digest = Digest(is_of_content=options.query is not None)
+    for batch in batches:
+        digest.add(batch)
+    return Written(attempt, (), digest, opened.standing, opened.home)
 
 
 def _prepare(writing: Writing, chunk: Chunk, begun: list[ChunkTransaction]) -> Winner:

@@ -42,7 +42,7 @@ WRITTEN_AT_ONCE = (
     'e,"heuristic":"committed"},{"resource":"q","uuid":"u2","complete":false,"heuristic":null}]},[[1,0,6,'
     '1]]]],"holds":[[2,3,false,[[1,0,6,0,9000],[1,1,1,0,10]]]],"heuristics":[[2,3,[{"what":"committed","w'
     'hy":"\\u00fc"}]]]},"groups":[["g",[[1,0,3,"text",12],[1,1,4,null,12]],[[1,0,2]]]],"generation_floor"'
-    ':0,"queries":{"last_epoch":4,"named":[["q",4,-1,5]]}}'
+    ':0,"queries":{"last_epoch":4,"named":[["q",4,5,[],[],0]]}}'
 )
 
 

@@ -307,3 +307,43 @@ def test_every_answer_first_or_repeated_waits_for_the_sync() -> None:
         assert driver.received.pop(first).code == 200
         told_again.append(driver.received.pop(again).code)
     assert told_again == [200, 200, 200, 404]
+
+
+# --- which batches are committed -------------------------------------------------------------------------------------
+
+
+def written(made: Node, driver: Client, number: int, digest: str, name: str = "q") -> dict[str, Any]:
+    """A batch of one row, committed by the driver itself; what ``commit`` answered."""
+    txid = made.txid(1, 1000 + number)
+    assert write(driver, txid, ("a", 0, batch(b"%d" % number)), query=name, number=number).code == 200
+    words: dict[str, Any] = {"epoch": 1, "batch": number, "digest": digest}
+    return told(driver.ask("query", "commit", name, extensions=words, body=f"{txid}\n".encode()))
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_batch_below_the_newest_is_written_if_absent(checkpoint: bool) -> None:
+    made = node()
+    driver = made.session()
+    ask(driver, "epoch", "*")
+    ask(driver, "open", epoch=1)
+    for number in (7, 3, 5, 4):
+        assert written(made, driver, number, f"1-{number}")["already_committed"] is False
+    made = lives(made, checkpoint=checkpoint)
+    driver = made.session("1.0")
+    known = [told(ask(driver, "open", epoch=1, batch=number)) for number in range(2, 9)]
+    assert [(one["committed"], one["digest"]) for one in known] == [
+        (False, None), (True, "1-3"), (True, "1-4"), (True, "1-5"), (False, None), (True, "1-7"), (False, None),
+    ]  # fmt: skip
+    assert {one["batch"] for one in known} == {7}
+    assert values(made) == [b"7", b"3", b"5", b"4"]
+    assert written(made, driver, 6, "1-6")["already_committed"] is False
+    assert made.context.state.queries.named["q"].intervals == [(3, 7)]
+
+
+def test_digest_that_is_too_long_is_refused() -> None:
+    made = node()
+    driver = made.session()
+    ask(driver, "epoch", "*")
+    ask(driver, "open", epoch=1)
+    words: dict[str, Any] = {"epoch": 1, "batch": 0, "digest": "x" * 65}
+    assert driver.ask("query", "commit", "q", extensions=words, body=b"").error == "bad-request"

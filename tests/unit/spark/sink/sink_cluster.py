@@ -63,7 +63,7 @@ class SinkHome(ScriptedHome):
     def _query(self, _stream: ScriptedStream, request: Request) -> bytes:
         action, name = (word.decode() for word in request[1])
         self.cluster.note(self.number, f"query {action}")
-        stated = {word.decode(): int(number) for word, number in (request[2] or {}).items()}
+        stated = {word.decode(): int(number) for word, number in (request[2] or {}).items() if word != b"digest"}
         answer = getattr(self, f"_query_{action}")(name, stated, bytes(request[3] or b""))
         return answers.result(200, request[4], json.dumps(answer).encode())
 
@@ -78,7 +78,8 @@ class SinkHome(ScriptedHome):
         if stated["epoch"] < self.cluster.epochs.get(name, 0):
             raise FencedError("a later driver writes")
         self.cluster.epochs[name] = stated["epoch"]
-        return {"batch": self.cluster.batches.get(name)}
+        newest = self.cluster.batches.get(name)
+        return {"batch": newest, "committed": newest is not None and stated["batch"] <= newest, "digest": None}
 
     def _query_commit(self, name: str, stated: dict[str, int], body: bytes) -> dict[str, Any]:
         self._known(name)
@@ -183,7 +184,7 @@ class Job:
         options = {"bootstrap": "txmq://host:1", "timeout": "5"} | ({"topic": topic} if topic else {})
         self.options: SinkOptions = parse_options(options, is_streaming=False)
         self.at = Attempt(query, homes.new_epoch(client), 0, 0, 0)
-        self.opened: Opened = homes.open_query(client, topic, query, self.at.epoch)
+        self.opened: Opened = homes.open_query(client, topic, query, self.at.epoch, 0)
 
     def write(self, *batches: Any, task_number: int = 0, attempt: int = 0, batch: int = 0) -> Written:
         """One attempt of a task."""

@@ -135,7 +135,7 @@ def test_chunk_that_was_fenced_is_prepared_under_other_ids(
     assert [text for home, text in cluster.requests() if home == 3 and text != "prepare spark"] == [
         "query open", "rollback",
     ]  # fmt: skip
-    assert written.rows == 3
+    assert written.digest.rows == 3
 
 
 def test_chunk_without_branches_is_not_prepared_anew(cluster: SinkCluster, job: Job) -> None:
