@@ -167,6 +167,8 @@ def test_stream_whose_checkpoint_lacks_the_newest_batch_is_refused(
         _drain(spark, broker, topic, copy, source)
     _drain(spark, broker, topic, checkpoint, source)
     assert values(client, topic) == expected(201)
+    (query,) = Queries(client).list()
+    Queries(client).delete(query["query"])
 
 
 def _drain(spark: SparkSession, broker: BrokerProcess, topic: str, checkpoint: Path, source: str = "in") -> None:

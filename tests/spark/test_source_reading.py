@@ -17,6 +17,7 @@ from crc32c import crc32c
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import txmq
+from tests.older_copy import older_copy
 from txmq.errors import ConfigError, ConnectionLostError, DataLossError, InvalidBatchError, UnknownTopicError
 from txmq.log import records
 from txmq.spark.source import fetch as source_fetch
@@ -369,3 +370,52 @@ def test_retention_that_passed_stream_is_error_or_warning(stream: Open, client: 
         read_between(reader, at, end)
     lenient = read_between(stream(topic, failOnDataLoss="false"), at, end)
     assert lenient == browsed(client, topic)
+
+
+# --- an older copy of the broker's data ------------------------------------------------------------------------------
+
+
+def test_stream_on_an_older_copy_is_refused_at_once(tmp_path: Path) -> None:
+    """It has read 130, and another log has 240 by now; the micro-batch that was under way is refused as well."""
+    with BrokerProcess(tmp_path / "data") as own, txmq.connect(own.address, timeout=DEADLINE_S) as client:
+        client.topics.create("orders")
+        fill(client, "orders", 100)
+        options = {"bootstrap": own.address, "topic": "orders", "timeout": "60", "startingOffsets": "earliest"}
+        readers = [StreamReader(parse({**options, "failOnDataLoss": word}, is_stream=True), COLUMNS)
+                   for word in ("true", "false")]  # fmt: skip
+        first = readers[0].initialOffset()
+        with older_copy(own):
+            before = readers[0].latestOffset(first, ReadAllAvailable())
+            fill(client, "orders", 30, first=100)
+            after = readers[0].latestOffset(before, ReadAllAvailable())
+            assert len(read_between(readers[0], before, after)) == 30
+        own.start()
+        assert len(read_between(readers[0], first, before)) == 100  # of both logs
+        fill(client, "orders", 140, first=200)
+        text = r"orders-0: offset 130 .* same up to offset 100"
+        for reader in readers:
+            with pytest.raises(DataLossError, match=text):
+                reader.latestOffset(after, ReadAllAvailable())
+            with pytest.raises(DataLossError, match=text):
+                reader.partitions(before, after)
+            reader.stop()
+
+
+def test_stream_goes_on_behind_restarts_of_its_broker(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as own, txmq.connect(own.address, timeout=DEADLINE_S) as client:
+        client.topics.create("orders")
+        options = {"bootstrap": own.address, "topic": "orders", "timeout": "60", "startingOffsets": "earliest"}
+        reader = StreamReader(parse(options, is_stream=True), COLUMNS)
+        at, seen = reader.initialOffset(), 0
+        for number in range(3):
+            fill(client, "orders", 10, first=10 * number)
+            own.kill()
+            own.start()
+            end = reader.latestOffset(at, ReadAllAvailable())
+            seen += len(read_between(reader, at, end))
+            at = end
+        own.kill()
+        own.start()
+        assert reader.latestOffset(at, ReadAllAvailable()) == at
+        assert seen == 30
+        reader.stop()

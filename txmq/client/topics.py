@@ -90,7 +90,7 @@ class Topics:
         return self.refresh(name).config
 
     def watermarks(self, name: str) -> FieldsList:
-        """The range of each partition: ``partition``, ``start``, ``end``, ``bytes``, ``broker_number``.
+        """The range of each partition: ``partition``, ``start``, ``end``, ``bytes``, ``broker_number``, ``log``.
 
         In a cluster also ``home``, which owns it.
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import txmq
+from tests.older_copy import older_copy
 from tests.services.loop_client import Connect
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -62,19 +62,6 @@ def hear(consumer: Any, heard: list[int], numbers: range) -> None:
         return set(heard) >= set(numbers)
 
     eventually(all_heard, f"all of {numbers} are delivered", within_s=WITHIN_S)
-
-
-@contextmanager
-def older_copy(broker: BrokerProcess) -> Iterator[None]:
-    """What the block does happens in a directory that is replaced at its end by a copy of what was there before."""
-    broker.stop()
-    copy = broker.data_dir.with_name("copy")
-    shutil.copytree(broker.data_dir, copy)
-    broker.start()
-    yield
-    broker.kill()
-    shutil.rmtree(broker.data_dir)
-    copy.rename(broker.data_dir)
 
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["lives", "away"])

@@ -116,6 +116,7 @@ def _described(context: Context, described: Topic) -> bytes:
             "start": p.log_start,
             "end": p.high_watermark,
             "bytes": p.size_bytes,
+            "log": p.log.decode(),
         }
         for p in context.state.partitions_of[described.topic_id].values()
     ]

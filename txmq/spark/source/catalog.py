@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import txmq
@@ -27,6 +27,7 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.log import records
+from txmq.log.history import LogHistory
 from txmq.protocol.json_text import Fields
 from txmq.spark.source.options import EARLIEST, LATEST, At, SourceOptions, Where
 from txmq.spark.source.ranges import Range
@@ -42,11 +43,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A topic as it is now: the readable offsets of each partition."""
+    """A topic as it is now: the readable offsets of each partition.
+
+    Attributes:
+        logs: which log they count in (``txmq.log.history``), if that was asked for.
+    """
 
     name: str
     topic_id: int
     partitions: dict[int, Range]
+    logs: dict[int, LogHistory] = field(default_factory=dict)
 
 
 def connect(bootstrap: str, timeout: float) -> Client:
@@ -74,11 +80,27 @@ def made_anew(topic: str, topic_id: int, current_id: int) -> DataLossError:
     )
 
 
-class Catalog:
-    """See the module's docstring."""
+def put_back(held: Range, read_to: int, shared: int | None) -> DataLossError:
+    """The error for a log that is not the one that was read, or planned, up to an offset."""
+    same = f"the two are the same up to offset {shared}" if shared else "nobody can tell how far the two are the same"
+    return DataLossError(
+        f"{held.topic}-{held.partition}: offset {read_to} counts in another log: an older copy of the broker's data "
+        f"was put back, and {same}. Begin anew: give the stream an empty checkpoint, and say in startingOffsets from where"
+    )
 
-    def __init__(self, client: Client, options: SourceOptions) -> None:
+
+class Catalog:
+    """See the module's docstring.
+
+    Args:
+        logs: the histories that are known, of the topic and partition; those of a broker's present life do not change.
+    """
+
+    def __init__(
+        self, client: Client, options: SourceOptions, logs: dict[tuple[str, int], LogHistory] | None = None
+    ) -> None:
         self._client, self._options = client, options
+        self._logs = {} if logs is None else logs
 
     def topics(self) -> list[str]:
         """Names of the topics to be read: those the options list, or whose name matches now."""
@@ -98,9 +120,34 @@ class Catalog:
         Raises:
             UnknownTopicError: there is none of that name; names the nearest one.
         """
-        client = self._client
+        return self._held(topic, self._of_one_topic)
+
+    def logged(self, topic: str) -> Held:
+        """The same, with the logs that the offsets count in."""
+
+        def found(name: str) -> list[Fields]:
+            told = self._of_one_topic(name)
+            for row in (row for fields in told for row in fields["watermarks"]):
+                self._know(name, row["partition"], row["log"])
+            return told
+
+        held = self._held(topic, found)
+        return replace(held, logs={number: self._logs[topic, number] for number in held.partitions})
+
+    def _know(self, topic: str, number: int, log: str) -> None:
+        known = self._logs.get((topic, number))
+        if known is None or known.log != log:
+            known = self._client.log_of(topic, number)[1]
+            if known.log != log:
+                raise UnavailableError(f"{topic}-{number}: the broker has just started anew")
+            self._logs[topic, number] = known
+
+    def _of_one_topic(self, topic: str) -> list[Fields]:
+        return _of_one_topic(self._client.topics.owned(topic))
+
+    def _held(self, topic: str, ask: Callable[[str], list[Fields]]) -> Held:
         try:
-            told = self._ask(lambda: _of_one_topic(client.topics.owned(topic)))
+            told = self._ask(lambda: ask(topic))
         except UnknownTopicError:
             near = difflib.get_close_matches(topic, self._names(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -10,13 +10,15 @@ read in proportion to what waits; bytes are what the broker says a partition tak
 
 Invariants:
     * the rows of a micro-batch are a function of its two offsets and the log alone;
-    * a topic is known by its id: one that was made anew under the same name stops the query;
+    * a topic is known by its id: one that was made anew under the same name stops the query; so does an older copy of a
+      broker's data directory, by the history of the log;
     * with ``Trigger.AvailableNow`` nothing is read that came after the query began.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -30,6 +32,7 @@ from pyspark.sql.streaming.datasource import (
 
 from txmq.client import Client
 from txmq.errors import DataLossError, UnknownTopicError
+from txmq.log.history import LogHistory
 from txmq.runtime.logging import get_logger
 from txmq.spark.source.batch import RangePartition, tasks, within
 from txmq.spark.source.catalog import Catalog, Held, check_offsets, connect, made_anew, placed
@@ -54,19 +57,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._client: Client | None = None  # made when it is needed: what is pickled has none
         self._target: Ends | None = None  # with AvailableNow
         self._seen: Position | None = None  # what there was when last asked
+        self._logs: dict[tuple[str, int], LogHistory] = {}
 
     # --- how far -----------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Json:
         """The start of a query without a checkpoint."""
         catalog, options = self._catalog(), self._options
-        found = [catalog.held(topic) for topic in catalog.topics()]
+        found = [catalog.logged(topic) for topic in catalog.topics()]
         check_offsets(options.start, found, "startingOffsets")
-        position = Position(is_initial=True)
-        for held in found:
-            position.ids[held.name] = held.topic_id
-            position.ends[held.name] = {number: self._start(catalog, each) for number, each in held.partitions.items()}
-        return position.to_json()
+        ends = {
+            held.name: {number: self._start(catalog, each) for number, each in held.partitions.items()}
+            for held in found
+        }
+        return replace(Position.before(found, ends), is_initial=True).to_json()
 
     def _start(self, catalog: Catalog, held: Range) -> int:
         start = placed(held, self._options.start, catalog.offset_at, is_end=False)
@@ -98,9 +102,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         is_limited = not isinstance(limit, ReadAllAvailable)
         rows_max, size_bytes_max = self._options.trigger_rows_max, self._options.trigger_size_bytes_max
         ends = admit(waiting, rows_max if is_limited else None, size_bytes_max if is_limited else None)
-        following = Position({held.name: held.topic_id for held in found.values()}, {held: {} for held in found})
+        by_topic: Ends = {name: {} for name in found}
         for (topic, number), end in ends.items():
-            following.ends[topic][number] = end
+            by_topic[topic][number] = end
+        following = Position.before(found.values(), by_topic)
         if position.is_initial:
             following.begins = position.ends
         return following.to_json()
@@ -121,13 +126,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         """All there is, for the lag (``txmq.spark.source.offsets.lag``)."""
         if self._seen is None:
             catalog = self._catalog()
-            self._seen = _ends_of([catalog.held(topic) for topic in catalog.topics()])
+            self._seen = _ends_of([catalog.logged(topic) for topic in catalog.topics()])
         return self._seen.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Pin the ends of the log as they are now."""
         catalog = self._catalog()
-        self._target = _ends_of([catalog.held(topic) for topic in catalog.topics()]).ends
+        self._target = _ends_of([catalog.logged(topic) for topic in catalog.topics()]).ends
 
     # --- which rows --------------------------------------------------------------------------------------------------
 
@@ -167,7 +172,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def _catalog(self) -> Catalog:
         if self._client is None:
             self._client = connect(self._reading.bootstrap, self._reading.timeout)
-        return Catalog(self._client, self._options)
+        return Catalog(self._client, self._options, self._logs)
 
     def _held(self, names: Iterable[str], position: Position) -> dict[str, Held]:
         """Topics as they are now; those of ``position`` are still the same ones."""
@@ -176,7 +181,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         for name in names:
             known_id = position.ids.get(name)
             try:
-                held = catalog.held(name)
+                held = catalog.logged(name)
             except UnknownTopicError:
                 if known_id is None:
                     raise
@@ -184,6 +189,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
                 continue
             if known_id not in (None, held.topic_id):
                 raise made_anew(name, known_id, held.topic_id)
+            position.check(held)
             found[name] = held
         return found
 
@@ -193,9 +199,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         get_logger().warning("messages are gone before they were read", text=text)
 
 
-def _ends_of(found: Any) -> Position:
-    position = Position()
-    for held in found:
-        position.ids[held.name] = held.topic_id
-        position.ends[held.name] = {number: each.end for number, each in held.partitions.items()}
-    return position
+def _ends_of(held: Iterable[Held]) -> Position:
+    found = list(held)
+    ends = {one.name: {number: each.end for number, each in one.partitions.items()} for one in found}
+    return Position.before(found, ends)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, DataLossError
+from txmq.log.history import Lives, LogHistory
+from txmq.spark.source.catalog import Held
 from txmq.spark.source.offsets import Position, lag
 from txmq.spark.source.ranges import Range, admit, pack, share, split
 
@@ -72,14 +75,21 @@ def test_bytes_are_admitted_by_their_share_and_one_message_always() -> None:
     assert admit(available, None, 1) == {"a": 1}
 
 
+LIFE, NEXT, LATER = ("1" * 16, "2" * 16, "3" * 16)
+
+
 # --- what a stream remembers -----------------------------------------------------------------------------------------
 
 
 def test_position_survives_json_and_equal_ones_have_equal_text() -> None:
-    position = Position({"b": 2, "a": 1}, {"b": {10: 5, 9: 1}, "a": {0: 3}}, {"b": {9: 0}}, is_initial=False)
+    logs = {
+        "b": {10: LogHistory(2, ((LIFE, 0),)), 9: LogHistory(2, ())},
+        "a": {0: LogHistory(1, ((LIFE, 1), (NEXT, 2)))},
+    }
+    position = Position({"b": 2, "a": 1}, {"b": {10: 5, 9: 1}, "a": {0: 3}}, {"b": {9: 0}}, is_initial=False, logs=logs)
     again = Position.from_json(json.loads(json.dumps(position.to_json())))
     assert again == position
-    reordered = Position({"a": 1, "b": 2}, {"a": {0: 3}, "b": {9: 1, 10: 5}}, {"b": {9: 0}})
+    reordered = Position({"a": 1, "b": 2}, {"a": {0: 3}, "b": {9: 1, 10: 5}}, {"b": {9: 0}}, logs=logs)
     assert json.dumps(reordered.to_json()) == json.dumps(position.to_json())
 
 
@@ -93,6 +103,29 @@ def test_the_first_micro_batch_begins_where_its_end_says() -> None:
     assert planned.start_of(following) == {"a": {0: 90}}
 
 
+@pytest.mark.parametrize(
+    ("now", "shared"),
+    [
+        (((LIFE, 0), (NEXT, 10)), None),  # the same, and more behind it
+        (((LIFE, 0), (NEXT, 10), (LATER, 30)), None),
+        (((LIFE, 0), (LATER, 10)), 10),  # a copy from before the second life
+        (((LIFE, 0), (NEXT, 10), (LATER, 20)), 20),  # from within it
+        (((LATER, 0),), 0),
+    ],
+)
+def test_position_is_checked_against_the_log_as_it_is(now: Lives, shared: int | None) -> None:
+    position = Position({"a": 1}, {"a": {0: 30}}, logs={"a": {0: LogHistory(1, ((LIFE, 0), (NEXT, 10)))}})
+    held = Held("a", 1, {0: Range("a", 1, 0, 0, 99, 0)}, {0: LogHistory(1, now)})
+    with (
+        nullcontext()
+        if shared is None
+        else pytest.raises(
+            DataLossError, match=f"a-0: offset 30 .* up to offset {shared}" if shared else "nobody can tell how far"
+        )
+    ):
+        position.check(held)
+
+
 @pytest.mark.parametrize("fields", [{}, {"topics": 3}, {"topics": {"a": {"0": 1}}}, {"topics": {"a": {"id": "x"}}}])
 def test_a_checkpoint_of_something_else_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="the checkpoint holds no offsets of txmq"):
@@ -100,7 +133,10 @@ def test_a_checkpoint_of_something_else_is_refused(fields: dict[str, object]) ->
 
 
 def test_the_lag_is_what_is_there_and_was_not_read() -> None:
-    read, there = ({"topics": {"a": {"id": 1, "offsets": offsets}}} for offsets in ({"0": 3}, {"0": 10, "1": 4}))
+    read, there = (
+        {"topics": {"a": {"id": 1, "offsets": offsets, "logs": dict.fromkeys(offsets, "1")}}}
+        for offsets in ({"0": 3}, {"0": 10, "1": 4})
+    )
     progress = {
         "sources": [{"endOffset": json.dumps(read), "latestOffset": there}, {"endOffset": 5, "latestOffset": None}]
     }
