@@ -310,6 +310,16 @@ def test_statements_run_in_the_session_of_the_source(replica: Replica) -> None:
     replica.require_equal()
 
 
+def test_rows_that_break_a_constraint_at_the_source_are_written(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute(
+            "CREATE TABLE t (id INT PRIMARY KEY CHECK (id < 2))", "SET check_constraint_checks = 0",
+            "INSERT INTO t VALUES (5)",
+        )  # fmt: skip
+    replica.apply()
+    replica.require_equal()
+
+
 def test_database_of_another_collation_stops_at_a_new_table(replica: Replica) -> None:
     with replica.reader():
         replica.execute("ALTER DATABASE shop COLLATE latin1_german1_ci", "CREATE TABLE t (v VARCHAR(9))")

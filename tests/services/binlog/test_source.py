@@ -122,6 +122,7 @@ def test_statements_are_told_with_their_tables(reading: Reading) -> None:
         "TRUNCATE u",
         "RENAME TABLE u TO w",
         "CREATE VIEW view_of_t AS SELECT * FROM t",
+        "RENAME TABLE view_of_t TO view_of_all",
         "CREATE SEQUENCE numbers",
         "SELECT NEXTVAL(numbers)",
         "DROP TABLE t, w",

@@ -399,6 +399,8 @@ class TransactionReader:
         if opened.is_void or ddl.kind is DdlKind.OTHER:
             return
         self._decoders.clear()  # the tables' keys are asked for anew
+        if ddl.kind is DdlKind.RENAME:
+            ddl = replace(ddl, moved=tuple(pair for pair in ddl.moved if not self._is_view(pair[1])))
         if self._concerns(ddl):
             read = tuple(filter(self._captures, ddl.read))  # another one is of no interest
             is_named = ddl.kind is not DdlKind.DATABASE
@@ -409,6 +411,9 @@ class TransactionReader:
             collation = self._catalog.database_collation(ddl.changed[0].database) if ddl.kind is DdlKind.CREATE else ""
             opened.ddl = replace(ddl, read=read, foreign=foreign, session=session, collation=collation)
             self._catalog.changed(ddl)
+
+    def _is_view(self, table: TableName) -> bool:
+        return self._captures(table) and not self._catalog.describe(table).is_table
 
     def _session(self, gtid: str, ddl: Ddl, status: StatusVariables) -> Mapping[str, SessionValue] | None:
         """The session in which a statement was run; None if that is not known, and it is passed over."""
