@@ -241,7 +241,7 @@ class TargetStatements:
         """Those that are missing; a new table has from its database what its own statement leaves open."""
         wanted = one.ddl.collation
         collate = f" COLLATE {wanted}" if wanted else ""
-        for table in one.ddl.tables:
+        for table in one.ddl.changed:
             name = self._tables.name(table).database
             run(connection, f"CREATE DATABASE IF NOT EXISTS {_quoted_name(name)}{collate}")
         name = self._tables.name(one.ddl.changed[0]).database
