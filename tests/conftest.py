@@ -125,8 +125,12 @@ PLAYED, PLAYED_S_MAX = ("tests/simulation/", "tests/images/"), 1800
 
 def _leave_out_what_no_server_can(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of an ability that the database has not (``needs``) are counted as deselected."""
-    abilities = chosen_program().abilities
-    left_out = [item for item in items if any(set(mark.args) - abilities for mark in item.iter_markers("needs"))]
+    wanted = {item: {one for mark in item.iter_markers("needs") for one in mark.args} for item in items}
+    needing = {item: abilities for item, abilities in wanted.items() if abilities}
+    if not needing:
+        return
+    there = chosen_program().abilities
+    left_out = [item for item, abilities in needing.items() if not abilities <= there]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

@@ -8,8 +8,20 @@ import pytest
 
 from tests.services.binlog.reading import Reading
 from tools.crash.binlog.columns import COLUMNS, MOMENT, NUMBER, SESSION, STAMP
-from txmq.binlog.changes import ColumnKind
+from txmq.binlog.changes import ABSENT, ColumnKind
 from txmq.binlog.errors import ColumnError
+from txmq.testing.processes.database_programs import Ability
+
+_OF_SOME = {
+    "uuid": Ability.NETWORK_TYPES, "inet": Ability.NETWORK_TYPES, "compressed": Ability.COMPRESSED_COLUMNS,
+    "uca1400": Ability.UCA1400,
+}  # fmt: skip
+
+
+def _columns(reading: Reading) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Those that the server can have."""
+    lacking = [word for word, ability in _OF_SOME.items() if ability not in reading.server.program.abilities]
+    return [column for column in COLUMNS if not any(word in column[0] for word in lacking)]
 
 
 def _selected(place: int, form: str) -> str:
@@ -21,13 +33,12 @@ def _selected(place: int, form: str) -> str:
 
 
 def test_every_type_arrives_as_it_is_selected(reading: Reading) -> None:
-    columns = ", ".join(f"c{place} {declared}" for place, (declared, _, _) in enumerate(COLUMNS))
-    length = max(len(values) for _, _, values in COLUMNS)
-    rows = [
-        ", ".join(values[row] if row < len(values) else "NULL" for _, _, values in COLUMNS) for row in range(length)
-    ]
+    kinds = _columns(reading)
+    columns = ", ".join(f"c{place} {declared}" for place, (declared, _, _) in enumerate(kinds))
+    length = max(len(values) for _, _, values in kinds)
+    rows = [", ".join(values[row] if row < len(values) else "NULL" for _, _, values in kinds) for row in range(length)]
     inserts = [f"INSERT INTO t VALUES ({row}, {values})" for row, values in enumerate(rows)]
-    wanted = ", ".join(_selected(place, form) for place, (_, form, _) in enumerate(COLUMNS))
+    wanted = ", ".join(_selected(place, form) for place, (_, form, _) in enumerate(kinds))
     selected = reading.run(
         f"CREATE TABLE t (id INT PRIMARY KEY, {columns}) ROW_FORMAT=DYNAMIC",
         *SESSION, *inserts,
@@ -38,25 +49,28 @@ def test_every_type_arrives_as_it_is_selected(reading: Reading) -> None:
     wrong = []
     for change, expected in zip(changes, selected, strict=True):
         assert change.after is not None
-        for (declared, form, _), value, wants in zip(COLUMNS, change.after[1:], expected[1:], strict=True):
+        for (declared, form, _), value, wants in zip(kinds, change.after[1:], expected[1:], strict=True):
             told = value.hex().upper() if isinstance(value, bytes) else value
             if told != wants or (form == NUMBER and type(told) not in (int, type(None))):
                 wrong.append((declared, told, wants))
     assert wrong == []
-    kinds = {change.schema.columns[1 + place].kind for change in changes for place in range(len(COLUMNS))}
-    assert kinds == set(ColumnKind) - {ColumnKind.JSON}  # MariaDB's JSON is text
+    told_kinds = {change.schema.columns[1 + place].kind for change in changes for place in range(len(kinds))}
+    is_binary = Ability.BINARY_JSON in reading.server.program.abilities
+    assert told_kinds == set(ColumnKind) - (set() if is_binary else {ColumnKind.JSON})  # MariaDB's is text
 
 
 def test_types_are_told_as_they_were_declared(reading: Reading) -> None:
+    has_uuid = Ability.NETWORK_TYPES in reading.server.program.abilities
     reading.run(
         "CREATE TABLE t (a BIGINT UNSIGNED PRIMARY KEY, b DECIMAL(7,2), c VARCHAR(20), d CHAR(5), e VARBINARY(9), "
-        "f ENUM('x','y'), g SET('p'), h DATETIME(3), i TIMESTAMP NULL, j BIT(9), k MEDIUMTEXT, l UUID, m BINARY(4))",
+        "f ENUM('x','y'), g SET('p'), h DATETIME(3), i TIMESTAMP NULL, j BIT(9), k MEDIUMTEXT, "
+        f"l {'UUID' if has_uuid else 'CHAR(36)'}, m BINARY(4))",
         "INSERT INTO t (a) VALUES (1)",
     )
     (change,) = reading.changes()
     assert [column.type for column in change.schema.columns] == [
         "bigint unsigned", "decimal(7,2)", "varchar(20)", "char(5)", "varbinary(9)", "enum('x','y')", "set('p')",
-        "datetime(3)", "timestamp", "bit(9)", "mediumtext", "uuid", "binary(4)",
+        "datetime(3)", "timestamp", "bit(9)", "mediumtext", "uuid" if has_uuid else "char(36)", "binary(4)",
     ]  # fmt: skip
 
 
@@ -68,6 +82,11 @@ def test_generated_and_invisible_columns_arrive(reading: Reading) -> None:
     )
     (change,) = reading.changes()
     assert change.after == (1, 2, 3, 9)
+    reading.run("UPDATE t SET i = 8", "DELETE FROM t")
+    assert reading.told() in [
+        [("u", ((1, *computed, 9), (1, *computed, 8))), ("d", (1, *computed, 8))]
+        for computed in ((2, 3), (ABSENT, ABSENT))  # as of MariaDB 11.8
+    ]
     assert [column.is_generated for column in change.schema.columns] == [False, True, True, False]
 
 
@@ -113,6 +132,7 @@ def test_minimal_row_image_is_refused_with_the_column(reading: Reading) -> None:
     assert caught.value.column == "a"
 
 
+@pytest.mark.needs(Ability.OLD_TEMPORAL_TYPES)
 def test_temporal_types_of_old_are_refused_by_name(reading: Reading) -> None:
     reading.server.execute("SET GLOBAL mysql56_temporal_format = OFF")
     try:
@@ -121,3 +141,11 @@ def test_temporal_types_of_old_are_refused_by_name(reading: Reading) -> None:
         reading.server.execute("SET GLOBAL mysql56_temporal_format = ON")
     with pytest.raises(ColumnError, match=r"column moment: .*mysql56_temporal_format"):
         reading.parts()
+
+
+@pytest.mark.needs(Ability.VECTORS)
+def test_vectors_arrive_as_their_bytes(reading: Reading) -> None:
+    reading.run(
+        "CREATE TABLE t (id INT PRIMARY KEY, e VECTOR(2), v INT)", "INSERT INTO t VALUES (1, X'0000803F000020C0', 7)"
+    )
+    assert reading.told() == [("c", (1, bytes.fromhex("0000803F000020C0"), 7))]

@@ -10,6 +10,7 @@ import pytest
 from tests.services.binlog.reading import Reading
 from txmq.binlog.errors import SourceError
 from txmq.testing.eventually import eventually
+from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
 
 
@@ -23,6 +24,7 @@ def encrypted(directory: Path) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.needs(Ability.DOMAINS, Ability.KEY_FILES)
 def test_a_replica_is_read_on_where_its_master_ended(server: MariaDB, tmp_path: Path) -> None:
     with (
         Reading(server) as reading,

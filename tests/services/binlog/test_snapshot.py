@@ -24,9 +24,11 @@ from txmq.runtime.crashpoints import VARIABLE
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB
 
+pytestmark = pytest.mark.needs(Ability.SNAPSHOTS)
 POINTS = (
     "binlog.snapshot.begun:1", "binlog.snapshot.viewed:1", "binlog.snapshot.viewed:2", "binlog.snapshot.read:1",
     "binlog.snapshot.read:3", "binlog.tx.filled:2", "binlog.tx.committed:3", "binlog.position.read:4",

@@ -14,6 +14,9 @@ from txmq.binlog.position import Position
 from txmq.binlog.publish.unread import SnapshotState
 from txmq.binlog.snapshot.snapshot import Snapshot
 from txmq.runtime.os_clock import OSClock
+from txmq.testing.processes.database_programs import Ability
+
+pytestmark = pytest.mark.needs(Ability.SNAPSHOTS)
 
 
 class Recorded:

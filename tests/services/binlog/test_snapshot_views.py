@@ -17,6 +17,9 @@ from txmq.binlog.snapshot.snapshot import Snapshot
 from txmq.binlog.snapshot.tables import describe
 from txmq.binlog.snapshot.view import View
 from txmq.runtime.os_clock import OSClock
+from txmq.testing.processes.database_programs import Ability
+
+pytestmark = pytest.mark.needs(Ability.SNAPSHOTS)
 
 
 def view(reading: Reading, *tables: str) -> View:
@@ -127,6 +130,17 @@ def test_tables_that_cannot_be_cut_are_read_in_one_go(reading: Reading) -> None:
             assert table is not None
             assert table.key == ()
             assert [len(rows) for rows in taken.whole(table, 10)] == [1]
+
+
+@pytest.mark.needs(Ability.VECTORS)
+def test_vectors_have_form_and_tag_of_the_stream(reading: Reading) -> None:
+    reading.run("CREATE TABLE t (id INT PRIMARY KEY, e VECTOR(2))", "INSERT INTO t VALUES (1, X'0000803F000020C0')")
+    (change,) = reading.changes()
+    with closing(view(reading, "t")) as taken:
+        table = taken.table(change.schema.table)
+        assert table is not None
+        assert table.schema.tag == change.schema.tag
+        assert taken.chunk(table, 10, ()) == (change.after,)
 
 
 def test_an_engine_without_transactions_is_refused_by_name(reading: Reading) -> None:

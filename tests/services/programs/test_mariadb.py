@@ -10,7 +10,7 @@ import MySQLdb
 import pytest
 
 from txmq.testing.processes.broker import BrokerProcess
-from txmq.testing.processes.database_programs import MariaDBFailedError
+from txmq.testing.processes.database_programs import VARIABLE, MariaDBFailedError
 from txmq.testing.processes.mariadb import MariaDB
 
 
@@ -67,6 +67,7 @@ def test_its_directory_may_be_named_by_text(tmp_path: Path) -> None:
 
 
 def test_a_missing_server_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("txmq.testing.processes.database_programs._SERVER_DIRECTORIES", ())
     with pytest.raises(MariaDBFailedError, match="apt-get install mariadb-server"):

@@ -122,7 +122,7 @@ def test_resolver_of_its_own_user_fences_the_unknown(
 ) -> None:
     names = ("settled_a", "settled_b")
     for name in names:
-        mariadb.execute(f"CREATE OR REPLACE DATABASE {name}")
+        mariadb.make_database_anew(name)
         mariadb.execute(f"CREATE TABLE {name}.transfers (value VARCHAR(20)) ENGINE=InnoDB")
     places = [{**mariadb.connect_arguments(), "db": name} for name in names]
     banks = resources(places)

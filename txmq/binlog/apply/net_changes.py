@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from txmq.binlog.apply.tables import Row, TargetColumn, TargetTable, quoted
+from txmq.binlog.apply.tables import Row, TargetColumn, TargetTable, json_as_text, quoted
 from txmq.binlog.changes import Op
 
 
@@ -161,7 +161,9 @@ def _is_value(column: TargetColumn) -> str:
     name = quoted(column.name)
     if column.is_text:
         return f"CAST(CONVERT({name} USING utf8mb4) AS BINARY) <=> CAST(%s AS BINARY)"
-    return f"HEX({name}) <=> HEX(%s)" if column.is_geometry else f"{name} <=> %s"
+    if column.type == "json":  # of MySQL; MariaDB's is text
+        return f"{json_as_text(name)} <=> {json_as_text('%s')}"
+    return f"HEX({name}) <=> HEX(%s)" if column.is_opaque else f"{name} <=> %s"
 
 
 def _marks(count: int) -> str:

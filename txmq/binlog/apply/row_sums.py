@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from txmq.binlog.apply.tables import TargetColumn, TargetTable, quoted
+from txmq.binlog.apply.tables import TargetColumn, TargetTable, json_as_text, quoted
 
 Key = tuple[Any, ...]
 _BY_NUMBER = frozenset({"enum", "set", "bit"})
@@ -106,6 +106,8 @@ def _text(column: TargetColumn) -> str:
         return f"HEX(CONVERT({name} USING utf8mb4))"
     if column.type in ("float", "double"):
         return f"HEX(CAST({name}+0e0 AS CHAR))"  # as text a FLOAT has six digits
+    if column.type == "json":
+        return f"HEX({json_as_text(name)})"
     return f"HEX({name})" if _is_bytes(column) else f"HEX(CAST({name} AS CHAR))"
 
 
@@ -122,4 +124,4 @@ def _read(column: TargetColumn) -> str:
 
 
 def _is_bytes(column: TargetColumn) -> bool:
-    return column.type in _BYTES or column.is_geometry or column.type == "bit"
+    return column.type in _BYTES or column.is_opaque or column.type == "bit"

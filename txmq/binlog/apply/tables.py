@@ -21,9 +21,9 @@ _KEYS = (
     "WHERE s.table_schema = %s AND s.table_name = %s AND s.non_unique = 0 "
     "ORDER BY s.index_name <> 'PRIMARY', s.index_name, s.seq_in_index"
 )
-_GEOMETRIES = frozenset(
+_OPAQUE = frozenset(
     {
-        "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
+        "vector", "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
         "geometrycollection", "geomcollection",
     }
 )  # fmt: skip
@@ -49,9 +49,9 @@ class TargetColumn:
     is_generated: bool = False
 
     @property
-    def is_geometry(self) -> bool:
-        """Its values are geometries, of whichever kind."""
-        return self.type in _GEOMETRIES
+    def is_opaque(self) -> bool:
+        """Its values are bytes that are compared as such in hex alone: geometries, of whichever kind, and vectors."""
+        return self.type in _OPAQUE
 
     @property
     def has_empty_member(self) -> bool:
@@ -189,6 +189,11 @@ def _key(rows: Sequence[Sequence[Any]]) -> tuple[str, ...]:
 
 def _text(value: Any) -> str:
     return "" if value is None else value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def json_as_text(sql: str) -> str:
+    """SQL of what JSON's text tells of a document. MySQL stores more: which numbers are DECIMAL, which texts dates."""
+    return f"CAST(CAST(CAST({sql} AS CHAR) AS JSON) AS CHAR)"
 
 
 def quoted(name: str) -> str:

@@ -21,7 +21,7 @@ Ask = Callable[..., Sequence[Any]]
 KeyTypes = tuple[tuple[str, str], ...]
 
 _INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint")
-_BINARY: Final = ("tinyblob", "blob", "mediumblob", "longblob", "binary", "varbinary")
+_BINARY: Final = ("tinyblob", "blob", "mediumblob", "longblob", "binary", "varbinary", "vector")
 _GEOMETRIES: Final = (
     "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon", "geometrycollection",
 )  # fmt: skip
@@ -188,6 +188,8 @@ def _type(row: Sequence[Any]) -> str:
     text = str(data)
     if data == "decimal":
         text = f"decimal({precision},{scale})"
+    elif data == "vector":
+        text = f"varbinary({length})"  # so MariaDB's binlog shows it
     elif data == "bit":
         text = f"bit({precision})"
     elif data in ("char", "varchar", "binary", "varbinary"):

@@ -7,33 +7,31 @@ What the binlog leaves out is put back: the zero bytes at the end of BINARY, UUI
 (fractions in the temporal types of before MySQL 5.6) is refused with the column's name.
 
 Sources: MariaDB, "Rows Event", "Table Map Event"; MySQL internals, "Date and Time Data Type Representation";
-MySQL server, ``strings/decimal.c``; MariaDB server, ``sql/field_comp.h`` (compressed columns).
+MariaDB server, ``sql/field_comp.h`` (compressed columns).
 """
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import date
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from pymysqlreplication.constants import FIELD_TYPE
-from pymysqlreplication.json_binary import parse_json
 
 from txmq.binlog.changes import ColumnKind, Value
+from txmq.binlog.source.decimals import decimal_reader
 from txmq.binlog.source.events import EVENT_BYTES_MAX
+from txmq.binlog.source.json_binary import json_text
 from txmq.binlog.source.table_map import MapColumn
 
 Reader = Callable[[bytes, int], tuple[Value, int]]
 TextDecoder = Callable[[bytes], str]
 
-_DIGITS: Final = 9  # of a full group of a DECIMAL, in four bytes
-_PARTIAL_BYTES: Final = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)  # for so many digits of a group that is not full
 _FIXED: Final[dict[int, tuple[str, str, str]]] = {  # name, then struct of signed and of unsigned values
     FIELD_TYPE.TINY: ("tinyint", "<b", "<B"),
     FIELD_TYPE.SHORT: ("smallint", "<h", "<H"),
@@ -196,7 +194,7 @@ def _vector(column: MapColumn) -> Described:
 
 
 def _json(column: MapColumn) -> Described:
-    return "json", ColumnKind.JSON, _prefixed(column.meta[0], _json_text)
+    return "json", ColumnKind.JSON, _prefixed(column.meta[0], json_text)
 
 
 def _prefixed(size: int, convert: Callable[[bytes], str | bytes] | None) -> Reader:
@@ -229,26 +227,6 @@ def _inflated(raw: bytes) -> bytes:
     if len(value) != size:
         raise ValueError(f"a compressed value of {size} bytes has {len(value)}")
     return value
-
-
-def _json_text(raw: bytes) -> str:
-    try:
-        return json.dumps(_decoded(parse_json(raw[0], raw[1:])) if raw else None, ensure_ascii=False)
-    except Exception as error:  # the library's own, of any kind
-        raise ValueError(f"a JSON document cannot be read: {error!r}") from error
-
-
-def _decoded(value: Any) -> Any:
-    """The library leaves keys and some strings as bytes."""
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, dict):
-        return {_decoded(name): _decoded(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_decoded(inner) for inner in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value)  # DECIMAL, dates and times inside a document
 
 
 # --- sets and enumerations -------------------------------------------------------------------------------------------
@@ -289,29 +267,11 @@ def _quoted(members: Sequence[str]) -> str:
 
 def _decimal(column: MapColumn) -> Described:
     precision, scale = column.meta[0], column.meta[1]
-    whole_groups, whole_rest = divmod(precision - scale, _DIGITS)
-    part_groups, part_rest = divmod(scale, _DIGITS)
-    widths = [(_PARTIAL_BYTES[whole_rest], whole_rest), *[(4, _DIGITS)] * (whole_groups + part_groups)]
-    widths.append((_PARTIAL_BYTES[part_rest], part_rest))
-    size = sum(count for count, _ in widths)
-    groups, below = [], size * 8  # of each group: where it stands, its bits, its digits
-    for count, digits in widths:
-        below -= count * 8
-        if count:
-            groups.append((below, (1 << count * 8) - 1, digits))
-    sign, ones = 1 << (size * 8 - 1), (1 << size * 8) - 1
+    size, text = decimal_reader(precision, scale)
 
     def read(data: bytes, at: int) -> tuple[Value, int]:
         behind = at + size
-        number = int.from_bytes(data[at:behind], "big") ^ sign  # the sign's bit is set in what is not negative
-        minus = ""
-        if number & sign:
-            number ^= ones
-            minus = "-"
-        text = "".join([f"{number >> shift & mask:0{digits}d}" for shift, mask, digits in groups])
-        if scale:
-            return f"{minus}{text[:-scale].lstrip('0') or '0'}.{text[-scale:]}", behind
-        return f"{minus}{text.lstrip('0') or '0'}", behind
+        return text(data[at:behind]), behind
 
     unsigned = " unsigned" * column.is_unsigned
     return f"decimal({precision},{scale}){unsigned}", ColumnKind.DECIMAL, read

@@ -36,6 +36,7 @@ ROWS: Final[dict[int, tuple[RowOp, bool, bool]]] = {  # type of a rows event: (o
     BINLOG.DELETE_ROWS_EVENT_V1: ("d", False, False), BINLOG.DELETE_ROWS_EVENT_V2: ("d", True, False),
     166: ("c", False, True), 169: ("c", True, True), 167: ("u", False, True), 170: ("u", True, True),
     168: ("d", False, True), 171: ("d", True, True),
+    BINLOG.PARTIAL_UPDATE_ROWS_EVENT: ("u", True, False),
 }  # fmt: skip
 PASSED_OVER: Final = frozenset(
     {
@@ -53,7 +54,6 @@ LOAD_DATA: Final = frozenset(
 REFUSED: Final = {
     BINLOG.INCIDENT_EVENT: "the server lost events (an incident): begin anew with a snapshot",
     BINLOG.ANONYMOUS_GTID_LOG_EVENT: "it has no GTID: SET GLOBAL gtid_mode=ON",
-    BINLOG.PARTIAL_UPDATE_ROWS_EVENT: "it holds parts of JSON documents: SET GLOBAL binlog_row_value_options=''",
     40: "its transactions are compressed: SET GLOBAL binlog_transaction_compression=OFF",
     42: "it has a GTID with a tag, which is not supported",
 }

@@ -16,13 +16,15 @@ from typing import Final
 
 from pymysqlreplication.constants import FIELD_TYPE
 
-from txmq.binlog.changes import ABSENT, Column, Row, RowChange, TableSchema, Value
+from txmq.binlog.changes import ABSENT, Column, ColumnKind, Row, RowChange, TableSchema, Value
 from txmq.binlog.errors import ColumnError, SourceError
 from txmq.binlog.source.column_types import Reader, UnsupportedTypeError, describe_column
 from txmq.binlog.source.events import UNREADABLE, RowOp, uncompressed
+from txmq.binlog.source.json_diffs import patched
 from txmq.binlog.source.table_map import MapColumn, TableMap
 
 RowReader = Callable[[bytes, int], tuple[Row, int]]
+_PARTIAL_JSON: Final = 1
 _UNREADABLE: Final = (*UNREADABLE, UnsupportedTypeError)
 
 
@@ -60,8 +62,13 @@ class TableDecoder:
         )
         self._row_readers = {self._all_present: _row_reader(self._readers)}  # by the bits of the columns in the image
 
-    def changes(self, op: RowOp, data: bytes, at: int, *, compressed: bool) -> list[RowChange]:
+    def changes(
+        self, op: RowOp, data: bytes, at: int, *, compressed: bool, is_partial: bool = False
+    ) -> list[RowChange]:
         """The changes of a rows event, which begins at its number of columns.
+
+        Args:
+            is_partial: of JSON documents, rows after an update may hold what has changed.
 
         Raises:
             ColumnError: a column is absent from the row image, or its value cannot be read.
@@ -79,6 +86,8 @@ class TableDecoder:
         if compressed:
             data, at = uncompressed(data[at:]), 0
         try:
+            if is_partial:
+                return self._partial_updates(data, at, readers[0], images[-1])
             return self._rows(op, data, at, readers[0], readers[-1])
         except _UNREADABLE as error:
             raise self._unreadable(op, data, at, images, error) from error
@@ -128,6 +137,38 @@ class TableDecoder:
         self._row_readers[present] = read
         return read
 
+    def _partial_updates(self, data: bytes, at: int, read: RowReader, present: int) -> list[RowChange]:
+        places = self._places(present)
+        documents = [place for place, column in enumerate(self.schema.columns) if column.kind is ColumnKind.JSON]
+        found = []
+        while at < len(data):
+            before, at = read(data, at)
+            after, at = self._partial_row(before, data, at, places, documents)
+            found.append(RowChange("u", self.schema, before, after))
+        return found
+
+    def _partial_row(
+        self, before: Row, data: bytes, at: int, places: Sequence[int], documents: Sequence[int]
+    ) -> tuple[Row, int]:
+        """A row after an update: options, bits of the documents that are told by diffs, and what every row has."""
+        options, at = data[at], at + 1
+        changed = frozenset[int]()
+        if options & _PARTIAL_JSON:
+            bits, at = _bits(data, at, len(documents))
+            changed = frozenset(place for number, place in enumerate(documents) if bits >> number & 1)
+        nulls, at = _bits(data, at, len(places))
+        row: list[Value] = [ABSENT] * self._columns
+        for number, place in enumerate(places):
+            if nulls >> number & 1:
+                row[place] = None
+            elif place in changed:
+                behind = at + 4 + int.from_bytes(data[at : at + 4], "little")
+                row[place] = patched(str(before[place]), data[at + 4 : behind])
+                at = behind
+            else:
+                row[place], at = self._readers[place](data, at)
+        return tuple(row), at
+
     def _places(self, present: int) -> list[int]:
         return [place for place in range(self._columns) if present >> place & 1]
 
@@ -168,6 +209,11 @@ def _columns(table_map: TableMap, described: TableDescription) -> tuple[list[Col
 def _declared(column: MapColumn, described: TableDescription) -> str:
     is_binary = column.type == FIELD_TYPE.STRING and column.charset is None
     return described.types.get(column.name, "") if is_binary else ""
+
+
+def _bits(data: bytes, at: int, count: int) -> tuple[int, int]:
+    behind = at + (count + 7) // 8
+    return int.from_bytes(data[at:behind], "little"), behind
 
 
 def _unique_key(columns: Sequence[Column], unique: Sequence[Sequence[str]]) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from txmq.xid import xid_sql
 _WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
 _WANTED_OF: Final[dict[Flavor, dict[str, str]]] = {
     "mariadb": _WANTED,
-    "mysql": _WANTED | {"gtid_mode": "ON", "binlog_row_value_options": "", "binlog_transaction_compression": "0"},
+    "mysql": _WANTED | {"gtid_mode": "ON", "binlog_transaction_compression": "0"},
 }
 _NOT_AWAY: Final = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698, 4031})
 _MAY_NOT_SEE: Final = 1227

@@ -315,7 +315,8 @@ class TransactionReader:
         if decoder is None:
             return
         at = 8 + (int.from_bytes(body[8:10], "little") if has_more else 0)
-        changes = decoder.changes(op, body, at, compressed=compressed)
+        is_partial = kind == BINLOG.PARTIAL_UPDATE_ROWS_EVENT
+        changes = decoder.changes(op, body, at, compressed=compressed, is_partial=is_partial)
         if self._skip:
             changes = self._unpublished(opened, changes)
         kept = self._changes

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -39,12 +41,22 @@ class Ability(enum.Enum):
     ARIA = "has tables of the engine Aria"
     ATTACHED_XA = "keeps a prepared XA branch with its session, until that ends"
     BINARY_JSON = "stores JSON in a form of its own, and not as text"
+    DOMAINS = "counts GTIDs by domains: each server's follow one another"
+    HIDDEN_CASCADES = "changes rows by foreign keys without row events"
+    KEY_FILES = "encrypts with the keys of a file"
+    MIXED_TRANSACTIONS = "lets a transaction change tables that cannot roll back"
+    OLD_TEMPORAL_TYPES = "makes temporal columns in the format of before MySQL 5.6"
+    TWO_PHASE_ALTER = "writes an ALTER TABLE when it begins and when it ends"
+    UCA1400 = "has collations of UCA 14"
+    VECTORS = "has columns of the type VECTOR"
     CASCADES_IN_BINLOG = "writes into its binary log what foreign keys change"
     COMPOUND_STATEMENTS = "prepares several statements as one"
     COMPRESSED_COLUMNS = "has compressed columns"
+    COMPRESSED_EVENTS = "compresses single events of its binary log"
     ENDS_EMPTY_BRANCHES = "rolls an XA branch back by itself that wrote nothing, when it is ended"
     FORGETS_ROLLBACKS = "may have a branch prepared again after a crash that it said was rolled back"
     NETWORK_TYPES = "has columns of the types UUID, INET4, INET6"
+    REPLACED_TABLES = "makes a table in the place of another one (CREATE OR REPLACE TABLE)"
     SEQUENCES = "has sequences"
     SNAPSHOTS = "tells at which place in its binary log a consistent read stands"
 
@@ -53,7 +65,6 @@ class DatabaseProgram(Protocol):
     """The program of a server.
 
     Attributes:
-        abilities: what it can do.
         binlog_gtids: SQL of the GTIDs that its binary log holds.
         in_transaction: SQL that says whether the session is in one.
         isolation: the variable of that name.
@@ -65,7 +76,6 @@ class DatabaseProgram(Protocol):
         small: options that keep what it reserves on disk small.
     """
 
-    abilities: frozenset[Ability]
     binlog_gtids: str
     in_transaction: str
     isolation: str
@@ -80,14 +90,21 @@ class DatabaseProgram(Protocol):
     def server(self) -> str:
         """The path of the program."""
 
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What it can do."""
+
     def install_command(self, data_dir: Path, scratch: Path) -> list[str]:
         """What makes a data directory in which root has no password. ``scratch`` is a directory for its files."""
+
+
+_OF_MYSQL = frozenset({Ability.BINARY_JSON, Ability.CASCADES_IN_BINLOG, Ability.VECTORS})
+_OF_MARIADB = frozenset(Ability) - _OF_MYSQL
 
 
 class MariaDBProgram:
     """MariaDB: this machine's, or one that was unpacked below ``root``."""
 
-    abilities = frozenset(Ability) - {Ability.BINARY_JSON, Ability.CASCADES_IN_BINLOG}
     binlog_gtids = "@@gtid_binlog_pos"
     in_transaction = "@@in_transaction"
     isolation = "tx_isolation"
@@ -108,6 +125,18 @@ class MariaDBProgram:
     def server(self) -> str:
         return _found("mariadbd", self._root)
 
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        command = [self.server, "--version"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603 - found by name
+        version = tuple(map(int, re.findall(r"Ver (\d+)\.(\d+)", said)[0]))
+        found = set(_OF_MARIADB)
+        if version >= (11, 7):
+            found.add(Ability.VECTORS)
+        if self._root is not None and not (self._root / "usr/lib/mysql/plugin/file_key_management.so").exists():
+            found.remove(Ability.KEY_FILES)  # a plugin of another package
+        return frozenset(found)
+
     def install_command(self, data_dir: Path, scratch: Path) -> list[str]:
         where = [] if self._root is None else [f"--basedir={self._root / 'usr'}", "--force"]  # force: no look-up of us
         return [
@@ -120,7 +149,7 @@ class MariaDBProgram:
 class MySQLProgram:
     """MySQL, unpacked below ``root``."""
 
-    abilities = frozenset({Ability.BINARY_JSON, Ability.CASCADES_IN_BINLOG})
+    abilities = _OF_MYSQL
     binlog_gtids = "@@global.gtid_executed"
     in_transaction = "(SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = CONNECTION_ID())"
     isolation = "transaction_isolation"

@@ -110,11 +110,19 @@ class MariaDB(ChildProcess):
         """A new MySQLdb connection as root; ``arguments`` are added to ``connect_arguments``, or replace some."""
         return mysql_driver().connect(**(self.connect_arguments() | arguments))
 
-    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def execute(self, sql: str, parameters: Sequence[Any] = (), *, sql_mode: str | None = None) -> list[Any]:
         """Run one statement on a connection of its own, in autocommit; its rows."""
         with closing(self.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
+            if sql_mode is not None:
+                cursor.execute("SET SESSION sql_mode = %s", (sql_mode,))
             cursor.execute(sql, tuple(parameters)) if parameters else cursor.execute(sql)
             return list(cursor.fetchall()) if cursor.description is not None else []
+
+    def make_database_anew(self, name: str) -> None:
+        """An empty database."""
+        with closing(self.connect(db="", autocommit=True)) as connection:
+            connection.query(f"DROP DATABASE IF EXISTS {name}")
+            connection.query(f"CREATE DATABASE {name}")
 
     def prepared(self) -> list[str]:
         """The XA branches that are prepared, as SQL names them."""

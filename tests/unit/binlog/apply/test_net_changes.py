@@ -111,6 +111,14 @@ def test_rows_without_a_key_are_compared_whole_and_in_order() -> None:
     ]
 
 
+def test_json_is_compared_by_what_its_text_tells() -> None:
+    table = TargetTable(TABLE.name, (TargetColumn("doc", "json"), TargetColumn("e", "vector")), ())
+    (found,) = made(RowEvent("d", {"doc": '{"a": 1.50}', "e": b"abcd"}, None), table=table)
+    told = "CAST(CAST(CAST({} AS CHAR) AS JSON) AS CHAR)"
+    condition = f"{told.format('`doc`')} <=> {told.format('%s')} AND HEX(`e`) <=> HEX(%s)"
+    assert found == Statement(f"DELETE FROM `shop`.`items` WHERE {condition} LIMIT 1", ('{"a": 1.50}', b"abcd"), 1)
+
+
 def test_generated_columns_are_left_out() -> None:
     table = TargetTable(TABLE.name, (ID, NAME, TargetColumn("twice", "int", is_generated=True)), ("id",))
     (found,) = made(RowEvent("c", None, row(1) | {"twice": 2}), table=table)

@@ -52,3 +52,21 @@ def test_another_column_that_is_absent_is_refused_by_name() -> None:
 def test_an_unreadable_value_is_named_behind_absent_ones() -> None:
     with pytest.raises(ColumnError, match="column v: "):
         decoder().changes("d", b"\x03" + STORED + b"\0\x01", 0, compressed=False)
+
+
+def test_partial_rows_hold_whole_values_and_changes_of_documents() -> None:
+    names = {"id": FIELD_TYPE.TINY, "a": FIELD_TYPE.JSON, "b": FIELD_TYPE.JSON}
+    columns = [MapColumn(kind, b"\x04", name) for name, kind in names.items()]
+    one = TableDecoder(TableMap(TableName("shop", "t"), columns), TableDescription())
+    document, changed = bytes.fromhex("00 0100 0c00 0b00 0100 05 0700 61"), b"\x00\x03$.a\x03\x05\x08\x00"
+    before = b"\0\x01" + sized(document) * 2
+    events = before + b"\x01\x02\0\x01" + sized(b"\x04\x01") + sized(changed)  # diffs of b alone
+    events += before + b"\0\x02\x02" + sized(document)  # no options: nothing is told by diffs, and a is NULL
+    assert told(one.changes("u", b"\x03" + ALL + ALL + events, 0, compressed=False, is_partial=True)) == [
+        ((1, '{"a": 7}', '{"a": 7}'), (1, "true", '{"a": 8}')),
+        ((1, '{"a": 7}', '{"a": 7}'), (2, None, '{"a": 7}')),
+    ]
+
+
+def sized(value: bytes) -> bytes:
+    return len(value).to_bytes(4, "little") + value
