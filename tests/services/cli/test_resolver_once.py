@@ -213,7 +213,8 @@ def txmq_tx(broker: BrokerProcess, *words: str) -> subprocess.CompletedProcess[b
 def test_resolver_that_reached_nothing_ends_with_status_1(
     server: MariaDB, shared: BrokerProcess, tmp_path: Path
 ) -> None:
-    server.execute("CREATE OR REPLACE USER shop@localhost IDENTIFIED BY 'right'")
+    server.execute("DROP USER IF EXISTS shop@localhost")
+    server.execute("CREATE USER shop@localhost IDENTIFIED BY 'right'")
     result = once(shared, config(tmp_path, addresses(server, user="shop", passwd="wrong")))
     assert result.returncode == 1
     assert b"resource bank-a: not reached" in result.stderr

@@ -154,7 +154,6 @@ def test_resolver_of_its_own_user_fences_the_unknown(
 
 
 def test_binlog_is_published_and_applied_under_a_user(guarded: Guarded, binlog: MariaDB, tmp_path: Path) -> None:
-    binlog.execute("DROP TABLE IF EXISTS orders")
     binlog.execute("CREATE TABLE orders (id INT PRIMARY KEY, v VARCHAR(20))")
     binlog.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
     config = tmp_path / "binlog.toml"
