@@ -15,6 +15,7 @@ from tests.services.binlog.reading import Reading
 from txmq.binlog.changes import DdlKind, TableName, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.errors import SourceAwayError, SourceError
 from txmq.binlog.position import Position
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xid import Xid
@@ -427,10 +428,14 @@ def test_position_before_what_was_purged_is_refused(reading: Reading) -> None:
     reading.server.execute("FLUSH BINARY LOGS")
     reading.source.close()
     file = reading.source.current_position().file
-    reading.server.execute(f"PURGE BINARY LOGS TO '{file}'")
-    oldest = reading.source.oldest_position()
-    assert oldest.gtid_set.covers(old.gtid_set)
-    reading.source.open(oldest)
+
+    def is_purged() -> bool:
+        """The server keeps a file until it has noticed that its reader is gone."""
+        reading.server.execute(f"PURGE BINARY LOGS TO '{file}'")
+        return reading.source.oldest_position().gtid_set.covers(old.gtid_set)
+
+    eventually(is_purged, "the file is purged")
+    reading.source.open(reading.source.oldest_position())
     with pytest.raises(SourceError, match="begin anew with a snapshot"):
         _open_and_read(reading, old)
 
