@@ -58,9 +58,8 @@ def main() -> int:
         result = TopicAudit(spark, client, given.bootstrap, rows, spec, say=print).run()
         facts = {"table": given.table, "database": without_password(given.database), "bootstrap": given.bootstrap}
         print(verdict(save(result, summary_of(result, facts), given.output, given.dataset)))
-        is_clean = result.is_clean
     spark.stop()
-    return 0 if is_clean else 1
+    return 0 if result.is_clean else 1 if result.has_findings else 2  # 2: there was nothing to judge
 
 
 if __name__ == "__main__":

@@ -56,6 +56,8 @@ _SETTLE = "How long a message may take before its row counts as missing."
 Settle = Annotated[str, typer.Option(metavar="30s", help=_SETTLE)]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep auditing; needs --row-time.")]
 Interval = Annotated[str, typer.Option(metavar="10s", help="With --follow: how often.")]
+_LATEST = "Rows are updated: hold each against its newest message alone; one whose value is null says the row is gone."
+Latest = Annotated[bool, typer.Option("--latest", help=_LATEST)]
 _OUTPUT = "For findings, audit.json, audit.html; otherwise audit-TOPIC."
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help=_OUTPUT, show_default=False)]
 Master = Annotated[str, typer.Option(help="Spark's master.")]
@@ -78,6 +80,7 @@ def audit(
     from_offsets: FromOffsets = None,
     to_offsets: ToOffsets = None,
     settle: Settle = "30s",
+    latest: Latest = False,
     follow: Follow = False,
     interval: Interval = "10s",
     directory: Output = None,
@@ -90,7 +93,8 @@ def audit(
 
     Finds rows without message, messages without row, duplicates, disorder, holes in the offsets, transactions that are
     torn or in doubt; measures the latency from row to message. Leaves a dataset of the findings, audit.json, and
-    audit.html to look at. Exit status: 0 clean, 1 findings, 2 it could not audit.
+    audit.html to look at. Exit status: 0 clean, 1 findings, 2 it could not audit, or
+    there was nothing to judge.
 
     Needs PySpark and Java 17 or later: docs/how-to/audit.md
 
@@ -114,6 +118,7 @@ def audit(
                 together=tuple(together or ()), since=since, until=until, from_offsets=from_offsets,
                 to_offsets=to_offsets, settle=settle, interval=interval if follow else None,
                 directory=directory or Path(f"audit-{topic}"), master=master, memory=memory, bootstrap=bootstrap,
+                latest=latest,
             ),
             as_json=as_json,
         )

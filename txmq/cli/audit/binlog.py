@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SCHEME = "binlog:"
 _UNUSED = (
     "match", "compare", "order", "row_time", "row_txid", "transaction_size", "together", "since", "until",
-    "from_offsets", "to_offsets", "interval",
+    "from_offsets", "to_offsets", "interval", "latest",
 )  # fmt: skip
 _OPTIONS = {"since": "from", "until": "to", "interval": "follow"}
 

@@ -1,7 +1,7 @@
 """``txmq audit --follow``: round after round, each finding told as soon as it is made.
 
 A round that fails (the broker or the database is away) is said and repeated; nothing is left out. Ctrl-C and SIGTERM
-end it: status 1 if this run found something, else 0.
+end it: status 1 if this run found something, 2 if there was nothing to judge, else 0.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Rounds:
 
     def __init__(self, follower: Follower, interval_ms: int, say: Say, cause: Callable[[Exception], str]) -> None:
         self.follower, self.interval_s, self.say, self.cause = follower, interval_ms / 1000, say, cause
-        self.found = 0
+        self.found, self.has_judged = 0, False
 
-    def run(self) -> bool:
-        """Go on until Ctrl-C or SIGTERM; whether nothing was found."""
+    def run(self) -> None:
+        """Go on until Ctrl-C or SIGTERM; then ``found`` says how many findings there were."""
         # No Event: its ``set`` in a handler may meet the lock of the very ``wait`` that the signal interrupted.
         stop, is_stopped = Signal(), False
         previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -42,8 +42,8 @@ class Rounds:
                 self._round()
                 is_stopped = stop.wait(max(0.0, self.interval_s - (time.monotonic() - began)))
         signal.signal(signal.SIGTERM, previous)
-        self.say(f"ended; {self.found} findings")
-        return self.found == 0
+        judged = "" if self.has_judged else "; there was nothing to judge"
+        self.say(f"ended; {self.found} findings{judged}")
 
     def _round(self) -> None:
         try:
@@ -55,6 +55,7 @@ class Rounds:
             return
         if result is not None:
             self.found += sum(result.counts.values())
+            self.has_judged = self.has_judged or not result.blind
             self.say(
                 f"{result.totals.rows} rows, {result.totals.messages} messages: {sum(result.counts.values())} findings"
             )

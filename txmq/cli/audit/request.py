@@ -30,3 +30,4 @@ class Request:
     master: str
     memory: str
     bootstrap: str
+    latest: bool = False

@@ -92,6 +92,8 @@ class AuditCommand:
         has_times = wanted.from_ms is not None or wanted.to_ms is not None
         if spec.row_time is None and (has_times or self.request.interval is not None):
             raise ConfigError("--from, --to and --follow need the column with the rows' times: --row-time COLUMN")
+        if self.request.interval is not None and spec.latest:
+            raise ConfigError("--follow judges each message once: leave --latest out")
         if self.request.interval is not None and (wanted.is_by_offsets or wanted.to_ms is not None):
             raise ConfigError("--follow takes --from, and none of --to, --from-offsets and --to-offsets")
         return rows, spec, wanted
@@ -131,7 +133,7 @@ class AuditCommand:
             show(summary)
             output.note("")
             output.note(f"look at {self.request.directory / PAGE}")
-        return STATUS_CLEAN if result.is_clean else STATUS_FINDINGS
+        return _status(result.is_clean, result.has_findings)
 
     def _follow(self, job: TopicAudit, from_ms: int | None, interval_ms: int) -> int:
         from txmq.cli.audit.follow import Rounds, tell
@@ -141,7 +143,8 @@ class AuditCommand:
             replace(job, say=lambda text: None), self.request.directory, from_ms, partial(tell, as_json=self.as_json)
         )
         rounds = Rounds(follower, interval_ms, self.say, lambda error: _cause(error, self.request.directory))
-        return STATUS_CLEAN if rounds.run() else STATUS_FINDINGS
+        rounds.run()
+        return _status(rounds.has_judged and not rounds.found, rounds.found > 0)
 
     def _facts(self) -> dict[str, object]:
 
@@ -160,6 +163,13 @@ class AuditCommand:
         output.note(f"{time.monotonic() - self.started:6.1f} s  {text}")
 
 
+def _status(is_clean: bool, has_findings: bool) -> int:
+    """What was not judged is not clean."""
+    if has_findings:
+        return STATUS_FINDINGS
+    return STATUS_CLEAN if is_clean else STATUS_COULD_NOT
+
+
 def show(summary: dict[str, Any]) -> None:
     """The result in a terminal: the verdict, a line for each check, the first findings."""
     from txmq.spark.audit.spec import Kind
@@ -174,6 +184,7 @@ def show(summary: dict[str, Any]) -> None:
     if totals["latency_ms_p50"] is not None:
         p50, p99 = rounded(totals["latency_ms_p50"]), rounded(totals["latency_ms_p99"])
         lines.append(("latency", p50, f"from the row's time to the message's; p99 {p99}"))
+    lines += [("not judged", f"{count:,}", what) for what, count in summary["unjudged"].items()]
     output.print_paragraph(verdict(summary))
     output.print_table("", ("check", "found", ""), lines)
     for kind, found in summary["findings"].items():
@@ -199,6 +210,7 @@ def _spec(request: Request, primary_key: list[str]) -> AuditSpec:
         transaction_size=None if request.transaction_size is None else parse_source(request.transaction_size),
         together=request.together,
         settle_ms=_duration("--settle", request.settle),
+        latest=request.latest,
     )
 
 

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 # How an audit is planned. Spark's default of 200 partitions a shuffle made 2,606 tasks of 2,000 rows: nearly all of
 # them empty, and 129 s on a cluster of two cores.
 _PLANNING = {
+    # Times of messages, and of tables without a zone, are read and spelled in it: in another one the autumn's hour is
+    # there twice, and two times look alike.
+    "spark.sql.session.timeZone": "UTC",
     # Without this the join would shuffle by identity and number what is already shuffled by identity.
     "spark.sql.requireAllClusterKeysForCoPartition": "false",
     # Partitions that a shuffle left small are joined to at least 1 MiB each, also in what is persisted.
@@ -78,6 +81,7 @@ class Surroundings:
         in_doubt: what the broker lists as in doubt; None: it cannot be asked.
         together: the messages of the other topics, by name, over the same window with its margins.
         unmade: checks that cannot be made, and why; what the spec leaves out is added.
+        unjudged: how many things were left out of both sides, by what they are.
     """
 
     ranges: Ranges | None = None
@@ -87,6 +91,7 @@ class Surroundings:
     in_doubt: Callable[[], Sequence[InDoubt]] | None = None
     together: Mapping[str, DataFrame] = field(default_factory=dict)
     unmade: Mapping[Kind, str] = field(default_factory=dict)
+    unjudged: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,8 @@ class AuditResult:
         counts: findings by kind; kinds that were not checked are not in it.
         unchecked: kinds that could not be checked, and why.
         bucket_s: seconds of each of ``moments``.
+        unjudged: what lies in the window and was not judged: how many, by what it is.
+        blind: why nothing can be said: the window is empty, or a check that was asked for has judged nothing.
     """
 
     spec: AuditSpec
@@ -109,11 +116,18 @@ class AuditResult:
     bucket_s: int
     moments: Sequence[Moment]
     partitions: Sequence[PartitionFigures]
+    unjudged: Mapping[str, int] = field(default_factory=dict)
+    blind: Sequence[str] = ()
+
+    @property
+    def has_findings(self) -> bool:
+        """Whether anything was found."""
+        return any(self.counts.values())
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found."""
-        return not any(self.counts.values())
+        """Whether something was judged, and nothing found."""
+        return not self.has_findings and not self.blind
 
     def sample(self, kind: Kind, limit: int) -> list[dict[str, object]]:
         """The first findings of a kind, in the order of the log."""
@@ -175,12 +189,37 @@ def _audited(
     bucket_s, moments = audit_figures.moments(pairs, figures)
     counts = {kind: counted.get(kind, 0) for kind in Kind if kind not in unchecked}
     return AuditResult(
-        spec, window, findings, counts, unchecked, figures, bucket_s, moments, audit_figures.by_partition(runs)
-    )
+        spec, window, findings, counts, unchecked, figures, bucket_s, moments, audit_figures.by_partition(runs),
+        unjudged=_unjudged(spec, figures, around), blind=_blind(spec, figures),
+    )  # fmt: skip
+
+
+def _unjudged(spec: AuditSpec, figures: Totals, around: Surroundings) -> dict[str, int]:
+    found = {"rows without a time": figures.timeless, "earlier messages": figures.earlier, **around.unjudged}
+    if spec.order is not None:
+        found["messages without a key, or a row with an order value"] = figures.messages - figures.ordered
+    if spec.transaction_size is not None:
+        found["messages that do not say the size of their transaction"] = figures.messages - figures.sized
+    return {what: count for what, count in found.items() if count}
+
+
+def _blind(spec: AuditSpec, figures: Totals) -> list[str]:
+    if not figures.rows and not figures.messages:
+        return ["nothing was judged: the window has no rows and no messages"]
+    found = []
+    if spec.compare and not figures.matched:
+        found.append("nothing was compared: no row has a message")
+    if spec.order is not None and not figures.ordered:
+        found.append("no order was judged: no message has a key, and a row with an order value")
+    if spec.transaction_size is not None and not figures.sized:
+        found.append("no transaction was judged: no message says the size of its own")
+    return found
 
 
 def _unchecked(spec: AuditSpec, around: Surroundings) -> dict[Kind, str]:
     why = dict(around.unmade)
+    if spec.latest:
+        why |= dict.fromkeys((Kind.DUPLICATE, Kind.GAP, Kind.OUT_OF_ORDER), "the newest message of each row counts")
     if spec.order is None:
         why.setdefault(Kind.OUT_OF_ORDER, "no order column is named")
     if not spec.compare and spec.row_txid is None:
@@ -210,7 +249,7 @@ class _Findings:
         gaps = [] if Kind.GAP in unchecked else self._gaps(runs)
         parts = [*self._alone(unchecked, doubts), *self._torn(doubts), *gaps]
         if Kind.DIFFERS not in unchecked:
-            parts.append(audit_findings.differing(self.pairs, self.spec))
+            parts.append(self._not_changed(audit_findings.differing(self.pairs, self.spec)))
         if Kind.OUT_OF_ORDER not in unchecked:
             parts.append(audit_findings.disordered(self.pairs, self.spec))
         if overdue := [doubt for doubt in doubts if doubt.age_ms >= self.spec.settle_ms]:
@@ -225,7 +264,7 @@ class _Findings:
         if self.around.older_rows is not None:
             wanted = sent.filter("copy = 1 and id is not null").select("id").distinct()
             older = wanted.limit(0) if wanted.isEmpty() else self.around.older_rows(wanted)
-        parts = [audit_findings.unknown_messages(sent, older, self.spec)]
+        parts = [self._not_changed(audit_findings.unknown_messages(sent, older, self.spec))]
         if Kind.MISSING in unchecked:
             return parts
         absent = self._not_excused(audit_findings.is_row(alone), doubts)
@@ -233,6 +272,16 @@ class _Findings:
             torn, absent = audit_findings.torn_rows(absent, self.pairs, self.spec.topic)
             parts.append(torn)
         return [*parts, audit_findings.missing(absent, self.spec.topic)]
+
+    def _not_changed(self, found: DataFrame) -> DataFrame:
+        """With ``latest``: without what has a newer message by now."""
+        if not self.spec.latest or self.around.later_messages is None:
+            return found
+        found = found.persist(StorageLevel.DISK_ONLY)
+        if found.isEmpty():
+            return found
+        came = identities(self.around.later_messages(), self.rows, self.spec).withColumnRenamed("id", "identity")
+        return found.join(came, "identity", "left_anti").select(found.columns)
 
     def _not_excused(self, absent: DataFrame, doubts: Sequence[InDoubt]) -> DataFrame:
         if absent.isEmpty():

@@ -35,7 +35,7 @@ from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, Surroundings, audit
 from txmq.spark.audit.binlog_rows import FORMAT, XA_COMMIT, BinlogRows, Reading
 from txmq.spark.audit.gaps import Ranges
-from txmq.spark.audit.match import Window
+from txmq.spark.audit.match import Window, json_text
 from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
 from txmq.spark.audit.sync import SyncAudit
 from txmq.spark.audit.topic import TopicAudit
@@ -65,7 +65,7 @@ class GtidWindow(Window):
 
     def holds_message(self) -> Column:
         """Whether it is of a change of the window. Null if it is no change event at all: it is audited."""
-        gtid, op = (F.get_json_object(F.col("value").cast("string"), path) for path in ("$.source.gtid", "$.op"))
+        gtid, op = (json_text(F.col("value").cast("string"), path) for path in ("$.source.gtid", "$.op"))
         inside = holds(self.last, gtid) & ~holds(self.before, gtid) & ~gtid.isin(*self.parked)
         return inside & op.isin(*_ROW_OPS)
 
@@ -247,7 +247,7 @@ class BinlogAudit(SyncAudit):
             plain = plain.unionByName(_committed(prepared))
 
         def said(path: str) -> Column:
-            return F.get_json_object("event", path)
+            return json_text("event", path)
 
         number = said("$.source.row")
         return plain.select(

@@ -28,6 +28,7 @@ from txmq.spark.audit.audit import AuditResult, Surroundings, audit
 from txmq.spark.audit.binlog import LOOK_AGAIN_S, UNORDERED, holds, is_ordered, sent, wait_for_pending
 from txmq.spark.audit.binlog_rows import Reading
 from txmq.spark.audit.binlog_table_rows import FORMAT, TableRows
+from txmq.spark.audit.match import json_text
 from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
 from txmq.spark.audit.sync import SyncAudit
 
@@ -82,7 +83,7 @@ class BinlogTableAudit(SyncAudit):
         reading = Reading(self.settings, self.topic, position.flavor, ())
         options = {"reading": reading.to_json(), "db": self.table.database, "table": self.table.name}
         found = self.spark.read.format(FORMAT).options(**options).load()
-        said = [F.get_json_object("event", path).alias(name) for name, path in (
+        said = [json_text("event", path).alias(name) for name, path in (
             ("after", "$.after"), ("schema", "$.source.schema"),
         )]  # fmt: skip
         return found.select("key", *said).persist(StorageLevel.DISK_ONLY)
@@ -135,7 +136,7 @@ class BinlogTableAudit(SyncAudit):
 
 
 def _said(path: str) -> Column:
-    return F.get_json_object(F.col("value").cast("string"), path)
+    return json_text(F.col("value").cast("string"), path)
 
 
 def _published(newest: Published) -> Column:

@@ -24,7 +24,14 @@ _ACCURACY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The contents of the window. Latencies are in ms, from the row's time to the message's; None: not measured."""
+    """The contents of the window. Latencies are in ms, from the row's time to the message's; None: not measured.
+
+    Attributes:
+        ordered: messages that have a key, and a row with an order value.
+        sized: messages that say how many their transaction has.
+        timeless: rows whose time is not known, so that they are in no window.
+        earlier: messages that a newer one of the same identity stands for (``latest``).
+    """
 
     messages: int = 0
     rows: int = 0
@@ -36,6 +43,10 @@ class Totals:
     latency_ms_p50: float | None = None
     latency_ms_p99: float | None = None
     latency_ms_max: float | None = None
+    ordered: int = 0
+    sized: int = 0
+    timeless: int = 0
+    earlier: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,10 @@ def totals(pairs: DataFrame) -> Totals:
             F.unix_millis(
                 F.greatest(F.max(F.when(F.col("m_in"), F.col("m_at"))), F.max(F.when(F.col("r_in"), F.col("r_at"))))
             ).alias("last_ms"),
+            F.count_if(F.col("m_in") & F.col("m_key").isNotNull() & F.col("r_order").isNotNull()).alias("ordered"),
+            F.count_if(F.col("m_in") & F.col("m_txid").isNotNull() & F.col("m_size").isNotNull()).alias("sized"),
+            F.count_if(F.col("r_here") & F.col("r_at").isNull() & ~F.col("r_in")).alias("timeless"),
+            F.coalesce(F.sum(F.when(F.col("m_in"), F.col("m_earlier"))), F.lit(0)).alias("earlier"),
             F.percentile_approx(latency, list(_PERCENTILES), _ACCURACY).alias("latency"),
             F.max(latency).alias("latency_ms_max"),
         )

@@ -79,7 +79,9 @@ def unknown_messages(messages: DataFrame, older: DataFrame | None, spec: AuditSp
 def differing(pairs: DataFrame, spec: AuditSpec) -> DataFrame:
     """Pairs of which the compared values are not equal."""
     names = [*(term.column for term in spec.compare), *([TXID_COLUMN] if spec.row_txid else [])]
-    both = pairs.filter(F.col("m_offset").isNotNull() & F.col("r_here") & (F.col("m_in") | F.col("r_in")))
+    # The newest state of a row that was changed within the margin may be on its way.
+    is_judged = F.col("r_in") if spec.latest else F.col("m_in") | F.col("r_in")
+    both = pairs.filter(F.col("m_offset").isNotNull() & F.col("r_here") & is_judged)
     parts = []
     for number, name in enumerate(names):
         row, message = F.col("r_values")[number], F.col("m_values")[number]

@@ -85,6 +85,8 @@ class Follower:
     def __post_init__(self) -> None:
         if self.job.spec.row_time is None:
             raise ConfigError("an audit that goes on needs the column with the rows' times (--row-time)")
+        if self.job.spec.latest:
+            raise ConfigError("an audit that goes on judges each message once: leave --latest out")
         make_private_directory(self.directory)
         found = self._load()
         if found is None:
@@ -158,7 +160,7 @@ class Follower:
 
     def _keep(self, result: AuditResult, plan: Plan) -> None:
         path = self.directory / "findings" / f"from={plan.window.from_ms}"  # the same when it is repeated
-        if not result.is_clean or path.exists():  # what a round that died has found may be excused by now
+        if result.has_findings or path.exists():  # what a round that died has found may be excused by now
             result.findings.write.mode("overwrite").parquet(str(path.absolute()))
 
     def _load(self) -> Progress | None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOOKUPS_MAX = 2_000  # rows that are asked for one by one; more are found by reading the table
+_LOOKED_UP = frozenset({"bigint", "string", "binary"})  # of others the database may read a text in its own way
 _MYSQL_PORT = 3306
 _ILLEGAL_MIX_OF_COLLATIONS = 1267
 _JARS = 'PYSPARK_SUBMIT_ARGS="--jars DRIVER.jar pyspark-shell" names its jar'
@@ -103,9 +104,11 @@ class Rows:
         """Of identities (one column ``id``), those that have a row anywhere in the table."""
         columns = [term.column for term in spec.match]
         values = [row["id"] for row in wanted.limit(LOOKUPS_MAX + 1).collect()]
-        if self.table is None or len(columns) > 1 or len(values) > LOOKUPS_MAX:
+        kinds = [] if self.table is None else [column for column in columns_of(self.table) if column.name == columns[0]]
+        is_exact = len(columns) == 1 and all(kind.spark in _LOOKED_UP and not kind.may_be_number for kind in kinds)
+        if self.table is None or not is_exact or len(values) > LOOKUPS_MAX:
             return wanted.join(row_identities(self.read(columns), spec), "id", "left_semi")
-        (kind,) = (column for column in columns_of(self.table) if column.name == columns[0])
+        (kind,) = kinds
         found = [(value,) for value in values if self._is_there(self.table, kind, value)]
         return self.spark.createDataFrame(found, "id string")
 

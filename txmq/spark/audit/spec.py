@@ -104,6 +104,8 @@ class AuditSpec:
         together: topics in which the transactions of ``topic`` have messages too, and the reverse.
         settle_ms: how long a message may take, and how far clocks may differ.
         row_key: a column with the key that the row's message has: it is shown where there is no message.
+        latest: the table has the newest state of each thing: the row is held against its newest message alone. A
+            message whose value is null says that the row is gone.
     """
 
     topic: str
@@ -116,12 +118,15 @@ class AuditSpec:
     together: tuple[str, ...] = ()
     settle_ms: int = SETTLE_MS
     row_key: str | None = None
+    latest: bool = False
 
     def __post_init__(self) -> None:
         if not self.match:
             raise ConfigError("match: nothing says which row belongs to which message; expected COLUMN = SOURCE")
         if not 0 <= self.settle_ms <= SETTLE_MS_MAX:
             raise ConfigError(f"settle_ms = {self.settle_ms}: expected 0 to {SETTLE_MS_MAX}")
+        if self.latest and (self.order or self.transaction_size or self.together):
+            raise ConfigError("latest: of the newest messages alone neither an order nor a whole transaction is known")
         if self.topic in self.together:
             raise ConfigError(f"together = {self.topic!r}: expected another topic than the one that is audited")
 

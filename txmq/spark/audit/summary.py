@@ -44,6 +44,8 @@ def summary_of(result: AuditResult, facts: Mapping[str, object]) -> Summary:
         "order": spec.order,
         "window": {"from": iso(window.from_ms), "to": iso(window.to_ms), "settle_s": spec.settle_ms / 1000},
         "counts": {kind.value: count for kind, count in result.counts.items()},
+        "unjudged": dict(result.unjudged),
+        "blind": list(result.blind),
         "unchecked": {kind.value: why for kind, why in result.unchecked.items()},
         "totals": asdict(result.totals),
         "bucket_s": result.bucket_s,
@@ -59,7 +61,10 @@ def verdict(summary: Summary) -> str:
     rows, messages = _counted(totals["rows"], "row"), _counted(totals["messages"], "message")
     if summary["clean"]:
         limits = "" if len(summary["unchecked"]) == 0 else " in all that was checked"
-        return f"Clean: {rows} and {messages} agree{limits}."
+        left = "".join(f"; not judged: {count:,} {what}" for what, count in summary["unjudged"].items())
+        return f"Clean: {rows} and {messages} agree{limits}{left}."
+    if not any(counts.values()):
+        return f"Not clean, and no findings: {'; '.join(summary['blind'])}."
     found = ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
     return f"{_counted(sum(counts.values()), 'finding')} in {rows} and {messages}: {found}."
 

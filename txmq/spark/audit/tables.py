@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from txmq.errors import ConfigError
+from txmq.spark.audit.match import MAYBE_NUMBER
 from txmq.xa.database.mysql_driver import mysql_driver
 
 if TYPE_CHECKING:
@@ -44,12 +45,21 @@ _CASE_S = 30.0  # SQLite waits so long for a writer
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; ``spark`` is its type in Spark's words; ``is_key``: of the primary key."""
+    """A column; ``spark`` is its type in Spark's words; ``is_key``: of the primary key.
+
+    ``may_be_number``: it is text in Spark, and numbers in it are compared as numbers.
+    """
 
     name: str
     spark: str
     is_key: bool
     is_number: bool
+    may_be_number: bool = False
+
+    def read_by(self, table: Table) -> str:
+        """What is selected. MySQL writes a FLOAT with six digits, and rounds: as a double it is exact."""
+        name = table.quoted(self.name)
+        return f"({name} + 0e0)" if table.kind == "mysql" and self.spark == "float" else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,8 @@ def key_range(table: Table, columns: Sequence[Column], where: str) -> tuple[str,
         return None
     name = table.quoted(keys[0].name)
     condition = f" WHERE {where}" if where else ""
+    if table.kind == "sqlite":
+        condition = f"{condition or ' WHERE true'} AND typeof({name}) = 'integer'"
     ((low, high),) = table.query(f"SELECT MIN({name}), MAX({name}) FROM {table.quoted(table.name)}{condition}")  # noqa: S608
     return None if low is None else (keys[0].name, int(low), int(high))
 
@@ -183,9 +195,16 @@ class TableSource(DataSource):  # type: ignore[misc]  # Any: mypy does not look 
         """The name of the format."""
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """Of the columns that are read."""
-        return ", ".join(f"`{column.name}` {column.spark}" for column in self._reading().columns)
+        from pyspark.sql.pandas.types import from_arrow_type
+        from pyspark.sql.types import StructType
+
+        found = StructType()
+        for column in self._reading().columns:
+            metadata = {MAYBE_NUMBER: True} if column.may_be_number else None
+            found.add(column.name, from_arrow_type(arrow_type(column.spark)), metadata=metadata)
+        return found
 
     def reader(self, schema: StructType) -> TableReader:
         """The reader of one use."""
@@ -218,12 +237,18 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
         name = reading.table.quoted(key)
         also = f" AND {reading.where}" if reading.where else ""
         found_ranges = ranges(low, high, reading.at_least, rows_about(reading.table))
-        return [_Piece(f"{name} >= {start} AND {name} < {end}{also}") for start, end in found_ranges]
+        edges = [start for start, _ in found_ranges[1:]]
+        # Open at both ends: SQLite keeps NULL in a primary key, and text in a column of numbers; and rows may come.
+        lower = [f"({name} < {edges[0]} OR {name} IS NULL)", *(f"{name} >= {edge}" for edge in edges)] if edges else []
+        upper = ["", *(f" AND {name} < {edge}" for edge in edges[1:]), ""]
+        if not edges:
+            return [_Piece(reading.where)]
+        return [_Piece(f"{low}{high}{also}") for low, high in zip(lower, upper, strict=True)]
 
     def read(self, partition: _Piece) -> Iterator[pa.RecordBatch]:
         """The rows of one range, in the columns' order."""
         reading = self.reading
-        quoted = ", ".join(reading.table.quoted(column.name) for column in reading.columns)
+        quoted = ", ".join(column.read_by(reading.table) for column in reading.columns)
         condition = f" WHERE {partition.value}" if partition.value else ""
         sql = f"SELECT {quoted} FROM {reading.table.quoted(reading.table.name)}{condition}"  # noqa: S608
         for rows in reading.table.stream(sql):
@@ -238,8 +263,8 @@ def arrow_type(spark: str) -> pa.DataType:
         precision, scale = spark[len("decimal(") : -1].split(",")
         return pa.decimal128(int(precision), int(scale))
     return {
-        "bigint": pa.int64(), "double": pa.float64(), "string": pa.string(), "binary": pa.binary(),
-        "date": pa.date32(), "timestamp": pa.timestamp("us", tz="UTC"),
+        "bigint": pa.int64(), "double": pa.float64(), "float": pa.float32(), "string": pa.string(),
+        "binary": pa.binary(), "date": pa.date32(), "timestamp": pa.timestamp("us", tz="UTC"),
     }[spark]  # fmt: skip
 
 
@@ -255,6 +280,8 @@ def _mysql_array(column: Column, values: Sequence[bytes | None]) -> pa.Array:
     if column.spark == "binary":
         return raw
     text = raw.cast(pa.string())
+    if column.spark == "float":
+        return text.cast(pa.float64()).cast(pa.float32())
     if column.spark == "timestamp":
         zero = pc.starts_with(text, "0000-00-00")  # MySQL's "no date"
         naive = pc.if_else(zero, pa.scalar(None, pa.string()), text).cast(pa.timestamp("us"))
@@ -274,9 +301,13 @@ def _text(value: object) -> str:
 
 def _sqlite_columns(table: Table) -> list[Column]:
     rows = table.query("SELECT name, type, pk FROM pragma_table_info(?)", (table.name,))
-    return [
-        Column(name, spark := _affinity(kind), bool(key), spark in ("bigint", "double")) for name, kind, key in rows
-    ]
+    return [_sqlite_column(*row) for row in rows]
+
+
+def _sqlite_column(name: str, kind: str, key: int) -> Column:
+    spark = _affinity(kind)
+    is_text = any(word in kind.upper() for word in ("CHAR", "CLOB", "TEXT"))
+    return Column(name, spark, bool(key), spark in ("bigint", "double"), spark == "string" and not is_text)
 
 
 def _affinity(declared: str) -> str:
@@ -292,7 +323,7 @@ def _affinity(declared: str) -> str:
 _MYSQL_TYPES = {
     "tinyint": "bigint", "smallint": "bigint", "mediumint": "bigint", "int": "bigint", "bigint": "bigint",
     "year": "bigint",
-    "float": "double", "double": "double", "date": "date", "datetime": "timestamp", "timestamp": "timestamp",
+    "float": "float", "double": "double", "date": "date", "datetime": "timestamp", "timestamp": "timestamp",
     "binary": "binary", "varbinary": "binary", "tinyblob": "binary", "blob": "binary", "mediumblob": "binary",
     "longblob": "binary", "bit": "binary",
 }  # fmt: skip
@@ -313,5 +344,5 @@ def _mysql_column(name: str, kind: str, full: str, precision: int | None, scale:
         spark = f"decimal({min(precision or 10, 38)},{scale or 0})"
     if kind.lower() == "bigint" and "unsigned" in full.lower():
         spark = "decimal(20,0)"
-    is_number = spark in ("bigint", "double") or spark.startswith("decimal")
+    is_number = spark in ("bigint", "double", "float") or spark.startswith("decimal")
     return Column(name, spark, key.upper() == "PRI", is_number)

@@ -131,6 +131,8 @@ class TopicAudit:
 
     def plan(self, wanted: Wanted) -> Plan:
         """Choose the offsets and rows of a window. Raises as ``run``."""
+        if self.spec.latest and (wanted.to_ms is not None or wanted.is_by_offsets):
+            raise ConfigError("with the newest messages (--latest) a window ends now: leave --to and offsets out")
         now_ms = self.clock.now_ms()
         held = self.held(self.spec.topic)
         if wanted.is_by_offsets:

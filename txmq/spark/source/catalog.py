@@ -85,7 +85,8 @@ def put_back(held: Range, read_to: int, shared: int | None) -> DataLossError:
     same = f"the two are the same up to offset {shared}" if shared else "nobody can tell how far the two are the same"
     return DataLossError(
         f"{held.topic}-{held.partition}: offset {read_to} counts in another log: an older copy of the broker's data "
-        f"was put back, and {same}. Begin anew: give the stream an empty checkpoint, and say in startingOffsets from where"
+        f"was put back, and {same}. Begin anew: give the stream an empty checkpoint, and say in startingOffsets from "
+        "where"
     )
 
 

@@ -30,6 +30,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "started": "2026-01-01T12:00:00Z", "seconds": 3.1, "match": ["id = key"], "compare": [], "order": None,
         "window": {"from": None, "to": iso(NOON_MS), "settle_s": 30.0},
         "counts": {kind.value: 0 for kind in Kind if kind is not Kind.TORN},
+        "unjudged": {}, "blind": [],
         "unchecked": {"torn": "nothing says what belongs to a transaction"},
         "totals": {"messages": 10, "rows": 10, "matched": 10, "messages_read": 10, "rows_read": 10, "first_ms": NOON_MS,
                    "last_ms": NOON_MS, "latency_ms_p50": 1.5, "latency_ms_p99": 9.0, "latency_ms_max": 9.0},
@@ -152,6 +153,13 @@ def test_page_names_its_table_and_shows_first_what_was_found() -> None:
     assert re.search(r"<tr><th>what</th><th>identity</th>", text)
     assert 'content="width=device-width, initial-scale=1"' in text
     assert text.count("<svg") == text.count('<div class="wide"><svg')
+
+
+def test_verdict_says_what_was_not_judged_and_why() -> None:
+    left = verdict(summary(unjudged={"earlier messages": 1200}))
+    assert left == "Clean: 10 rows and 10 messages agree in all that was checked; not judged: 1,200 earlier messages."
+    nothing = page(summary(clean=False, blind=["nothing was judged: the window has no rows and no messages"]))
+    assert "Not clean, and no findings: nothing was judged: the window has no rows" in nothing
 
 
 def test_buckets_are_minutes_unless_the_window_is_short_or_long() -> None:
