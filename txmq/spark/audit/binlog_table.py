@@ -2,8 +2,9 @@
 
 Theory of operation. The reader's newest position is taken, then the rows are read in one consistent read, then the
 reader is waited for until it has published what the binlog held by then, then the log is read. A key that has an event
-behind the first position is on its way, and not judged; neither is one whose last event was made before the table was
-altered. For every other key the row is the last event's, or there is neither.
+behind the first position is on its way, and not judged. For every other key the row is the last event's, or there is
+neither. If the table was altered since, the columns are compared that the row and the event both have: ALTER makes no
+events of the rows that it fills or converts.
 
 TRUNCATE and DROP end the rows of their partition. An XA transaction that was prepared at the first position is on its
 way as well.
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _UNMADE = dict.fromkeys((Kind.DUPLICATE, Kind.TORN, Kind.GAP, Kind.OUT_OF_ORDER), "the last event of each key counts")
+_MOVING = "keys that have changed since the audit began"
+_ALTERED = "rows whose last event is from before an ALTER: only the columns that both have were compared"
 _REMOVED = "retention has removed messages of the topic"
 
 
@@ -67,25 +70,31 @@ class BinlogTableAudit(SyncAudit):
         wait_for_pending(read, self.settle_ms)
         held = read.held(self.topic)
         last = self._last(read.messages(self.topic, held)).persist(StorageLevel.DISK_ONLY)
-        tag = rows.select("schema").limit(1).collect()
-        is_of_now = F.col("schema").eqNullSafe(F.lit(tag[0]["schema"])) if tag else F.lit(True)
-        judged = _published(newest) & is_of_now
-        expected = last.filter(judged & (F.col("op") != "d")).select("message.*")
-        moving = last.filter(~judged).select(F.col("message.key").cast("string").alias("key"))
+        judged = F.coalesce(_published(newest), F.lit(False))
+        expected, moving = last.filter(judged & (F.col("op") != "d")), last.filter(~judged).select("key")
         is_whole = not any(start for start, _ in held.values())
+        now = rows.select("schema", F.map_keys("after").alias("columns")).limit(1).collect()
+        altered = expected.filter(F.col("schema") != now[0]["schema"]).count() if now else 0
         around = Surroundings(
-            in_doubt=read.in_doubt, unmade=_UNMADE if is_whole else {**_UNMADE, Kind.MISSING: _REMOVED}
-        )
-        return audit(expected, rows.join(moving, "key", "left_anti"), spec, around=around)
+            in_doubt=read.in_doubt, unmade=_UNMADE if is_whole else {**_UNMADE, Kind.MISSING: _REMOVED},
+            unjudged={_MOVING: moving.count(), _ALTERED: altered},
+        )  # fmt: skip
+        known = expected.select("key", F.map_keys("after").alias("known"))
+        left = rows.join(moving, "key", "left_anti").join(known, "key", "left")
+        return audit(
+            expected.select("message.*", _shared("after", F.lit(now[0]["columns"]) if now else None).alias("shared"))
+            .withColumn("value", F.col("shared").cast("binary")).drop("shared"),
+            left.select("key", json_text(_shared("after", F.col("known")), "$.after").alias("after")), spec,
+            around=around,
+        )  # fmt: skip
 
     def _rows(self, position: Position) -> DataFrame:
         self.spark.dataSource.register(TableRows)
         reading = Reading(self.settings, self.topic, position.flavor, ())
         options = {"reading": reading.to_json(), "db": self.table.database, "table": self.table.name}
         found = self.spark.read.format(FORMAT).options(**options).load()
-        said = [json_text("event", path).alias(name) for name, path in (
-            ("after", "$.after"), ("schema", "$.source.schema"),
-        )]  # fmt: skip
+        event = F.col("event")
+        said = _columns(event).alias("after"), json_text(event, "$.source.schema").alias("schema")
         return found.select("key", *said).persist(StorageLevel.DISK_ONLY)
 
     def _wait(self) -> None:
@@ -113,7 +122,7 @@ class BinlogTableAudit(SyncAudit):
         return self.table, TableName(self.table.database, "")
 
     def _last(self, messages: DataFrame) -> DataFrame:
-        """The last event of each key: ``message``, and of it ``op``, ``gtid`` and ``schema``."""
+        """The last event of each key: ``message``, and of it ``key``, ``op``, ``gtid``, ``schema`` and ``after``."""
         events = messages.select(
             F.struct("*").alias("message"), F.col("key").cast("string").alias("key"), "partition", "offset",
             *(_said(path).alias(name) for name, path in (
@@ -132,7 +141,22 @@ class BinlogTableAudit(SyncAudit):
             "emptied_at is null or offset > emptied_at"
         )
         newest = left.groupBy("key").agg(F.max_by(F.struct("message", "op", "gtid", "schema"), "offset").alias("last"))
-        return newest.select("last.*")
+        found = newest.select("last.*", "key")
+        return found.withColumn("after", _columns(F.col("message.value").cast("string")))
+
+
+def _columns(event: Column) -> Column:
+    """The row of an event, its values as text."""
+    return F.try_variant_get(F.try_parse_json(event), "$.after", "map<string,string>")
+
+
+def _shared(row: str, others: Column | None) -> Column:
+    """A row as the JSON of an event, with the columns that the other side has too; null: it has no such row."""
+
+    def is_there(name: Column, _value: Column) -> Column:
+        return F.lit(True) if others is None else F.coalesce(F.array_contains(others, name), F.lit(True))
+
+    return F.to_json(F.struct(F.map_filter(row, is_there).alias("after")))
 
 
 def _said(path: str) -> Column:
