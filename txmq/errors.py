@@ -348,6 +348,13 @@ class OutOfTurnError(BrokerError):
     code, wire_name = 409, "out-of-turn"
 
 
+class OtherTokenError(BrokerError):
+    """The fencing token is not the successor of the newest one that the broker knows of the database: a copy has gone
+    on, or one of the two was restored."""
+
+    code, wire_name = 409, "other-token"
+
+
 class StaleLogError(BrokerError):
     """The position is of another log: its topic was made anew, or the broker has started since. Ask for the log."""
 

@@ -36,6 +36,7 @@ _VISITS_MAX = {
 # What a worker must leave in doubt for a resolver to come to the point.
 LEFT_FOR_RESOLVER = {
     "resolver.marker_inserted": "client.tx.prepared",
+    "resolver.token_drawn": "client.tx.prepared",
     "resolver.read_committed": "client.tx.db_committed",
     "resolver.told_broker": "client.tx.db_committed",
 }

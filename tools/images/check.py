@@ -2,6 +2,7 @@
 
 =====  ==============================================================================================================
 P1     what had been told (in a way that promises it) is there: messages at their offsets, outcomes, topics
+P1     the newest fencing token of a database is not older than one that had been told
 P2     each transaction is visible all or none, at the places of its outcome; offsets have no holes; messages stand in
        the order in which they were decided
 P4     messages of a decision are invisible until every branch has completed
@@ -34,7 +35,7 @@ from txmq.testing.simulated.disk_model import Trace
 from txmq.xid import TxId
 
 from .node import SMALL, Answer, Client, Node, small_settings
-from .script import GROUP, OF_ANOTHER_HOME, QUERY, SERIES, Ask, Script
+from .script import GROUP, OF_ANOTHER_HOME, QUERY, SERIES, UUID, Ask, Script
 
 SESSION = 1
 OTHER_HOME = 0xB
@@ -196,6 +197,7 @@ def check_recovered(script: Script, node: Node, told: Told) -> None:
     _check_homes(script, told, node.disk, node)
     _check_offset(script, node)
     _check_numbers(script, node)
+    _check_tokens(script, node, told)
     verdict = verify_log(node.disk)
     assert verdict.is_sound, f"P10: {verdict.findings}"
 
@@ -302,6 +304,15 @@ def _check_numbers(script: Script, node: Node) -> None:
     taken = list(series.behind(0)) if series is not None else []
     assert taken == decided, f"P6: taken {taken}, decided {decided}"
     assert [number for number, _ in taken] == list(range(1, len(taken) + 1)), f"P6: numbers {taken}"
+
+
+def _check_tokens(script: Script, node: Node, told: Told) -> None:
+    """No database has gone back to a token that was followed by another one."""
+    drawn = [(ask.opaque in told, str(ask.arguments[1])) for ask in script.asks if ask.verb == "token"]
+    newest = node.state.fencing_tokens.newest.get(UUID)
+    numbers = [token for _, token in drawn]
+    at = numbers.index(newest) if newest is not None else -1
+    assert not any(is_told for is_told, _ in drawn[at + 1 :]), f"P1: token {newest}, later ones had been told"
 
 
 def _check_group(ask: Ask, answer: Answer, node: Node) -> None:
@@ -414,6 +425,8 @@ def _repeat(script: Script, player: Player, told: Told) -> Told:
         refusals = {409} if ask.counter and (ask.once or _is_stream(script, ask)) else set()
         if ask.verb == "query":
             refusals = {410}  # of a life of the driver that is over
+        elif ask.verb == "token":
+            refusals = {409}  # others have followed
         assert answer.code in {200, *refusals}, f"request {ask.number} ({ask.verb}) again: {answer}"
     return answers
 

@@ -179,6 +179,11 @@ class Script:
         return self._ask("commit", str(counter), extensions=words, body=body, counter=counter, adds=adds,
                          topics=tuple(topic for topic, _ in places))  # fmt: skip
 
+    def draw(self, number: int) -> Script:
+        """A database's fencing token, numbered from 1, follows the one before."""
+        after = {"after": f"{number - 1:032x}"} if number > 1 else {}
+        return self._ask("token", UUID, f"{number:032x}", extensions=after, once=True)
+
     def complete_home(self, counter: int) -> Script:
         """The other home reports its branch."""
         return self._ask("complete", str(counter), extensions={"branch": counter}, counter=counter)

@@ -272,6 +272,12 @@ def drained_around_checkpoints(name: str) -> Script:
     return script.restart().put("b").drain(6, 5, B).checkpoint()
 
 
+def tokens(name: str) -> Script:
+    """A database's fencing tokens, alone and two in one group, over checkpoints and restarts."""
+    script = Script(name).topic("a").draw(1).put("a").together().draw(2).draw(3).put("a").apart().restart().draw(4)
+    return script.checkpoint().put("a").restart().draw(5).checkpoint().draw(6).restart().put("a")
+
+
 def everything(name: str) -> Script:
     """A little of all."""
     script = Script(name).topic("a", partitions=2, segment_size_bytes=4096).topic("b").put("a", size=2000)
@@ -288,6 +294,6 @@ _WRITERS: tuple[Callable[[str], Script], ...] = (
     retention_archives, retention_empties, synced_at_intervals, decided, decided_around_checkpoints, consumer_groups,
     batches_of_a_query, batches_around_checkpoints,
     consumed_and_produced, consumed_around_checkpoints, over_homes, over_homes_around_checkpoints, drained,
-    drained_around_checkpoints, everything,
+    drained_around_checkpoints, tokens, everything,
 )  # fmt: skip
 SCRIPTS: dict[str, Script] = {writer.__name__: writer(writer.__name__) for writer in _WRITERS}

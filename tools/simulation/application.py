@@ -383,10 +383,11 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
     proved: dict[str, tuple[proof.Step, str]] = {}
 
     def prove(
-        database: proof.Prover, txid: str, deadline_ms: int, proves_until_ms: int | None = None
-    ) -> tuple[proof.Step, Exception | None]:
+        database: proof.Prover, txid: str, deadline_ms: int, proves_until_ms: int | None = None, *,
+        has_token: bool = True,
+    ) -> tuple[proof.Step, Exception | None]:  # fmt: skip
         host = required_task().host
-        step, error = _prove(database, txid, deadline_ms, proves_until_ms)
+        step, error = _prove(database, txid, deadline_ms, proves_until_ms, has_token=has_token)
         host.world.trace(host.name, "proves", txid[34:], step.name, type(error).__name__)
         if step is not proof.Step.UNDECIDED:
             before, who = proved.setdefault(txid, (step, host.name))

@@ -3,7 +3,7 @@
 The copy is an image of the disk at one moment (C). Later (R) the broker dies, and what starts is the copy. Services go
 on meanwhile: through outages, which fill their outbox, and as drainers that die, or are stopped for a while. If broker
 and database do not agree then about what was drained, an operator numbers anew (``txmq outbox renumber``), some time
-after the restore. What must hold at the end:
+after the restore; and if its newest fencing token is an older one, he adopts the database. What must hold at the end:
 
     lost      of the transactions that the broker had placed at R, or prepared, unless their messages wait in the
               outbox, those whose messages the copy does not have. Only these may have a row, and no messages. (A row
@@ -26,13 +26,16 @@ from dataclasses import dataclass, field
 
 from tools.images.node import Node
 from txmq.broker.state.transaction import TransactionState
+from txmq.client.client import Client
 from txmq.client.producer.producer import Producer
 from txmq.client.transaction.block import Transaction as Block
 from txmq.errors import HeuristicError
 from txmq.testing.simulated.clock import SimRandom
 from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.disk_model import Image
+from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.outbox_tables import OutboxTables
+from txmq.xa.fencing import Fence
 from txmq.xa.last_resource.drainer import Agreed, Drainer, DrainError
 from txmq.xa.last_resource.outbox import OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection
@@ -59,7 +62,7 @@ SITUATIONS_OF_RESTORES = frozenset(
     {
         "a transaction was lost with the restore", "a drainer stood still behind a restore", "rows were numbered anew",
         "real rows were kept back", "a real row's number went to a void",
-        "a restored broker agreed with the database",
+        "a restored broker agreed with the database", "a database was adopted",
         "the broker decided otherwise than a database", "a process was stopped while it drained",
         "real messages went into an outbox", "broker killed", "power lost", "link lost", "real client died",
     }
@@ -135,7 +138,7 @@ class Service(Application):
 
 
 class RenumberingProgram(Program):
-    """An operator behind the restore: numbers anew if broker and database do not agree (``txmq outbox renumber``)."""
+    """An operator behind the restore: adopts the database, numbers anew (``txmq outbox renumber``), where need be."""
 
     ends_with_the_world = False
 
@@ -151,8 +154,20 @@ class RenumberingProgram(Program):
             # Database or broker are away.
             with suppress(Exception), closing(resource.open_for_operator()) as database:
                 while True:
+                    self._adopt(client, resource, database)
                     self._look(Drainer(client, _state_of(resource), database.uuid, resource.name, self.host), database)
                     pause(self.world.rng.uniform(0.05, NUMBERED_S_MAX))
+
+    def _adopt(self, client: Client, resource: LastResource, database: ResolvingConnection) -> None:
+        if self._restore.lost is None:
+            return
+        (home,) = client.routes.all_links()
+        try:
+            Fence(database, f"{home.session.home:016x}", home.control, resource.new_token).check()
+        except StrangeServerError:
+            pause(self.world.rng.uniform(0.0, NUMBERED_S_MAX))
+            resource.install(client, adopt=True)
+            self.world.meet("a database was adopted")
 
     def _look(self, drainer: Drainer, database: ResolvingConnection) -> None:
         if self._restore.lost is None:

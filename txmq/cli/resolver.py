@@ -36,6 +36,12 @@ _OTHERS = {
 
 
 app = typer.Typer(rich_markup_mode="rich", invoke_without_command=True)
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", metavar="txmq://HOST:PORT", help="Goes before the file's."
+    ),
+]
 Config = Annotated[Path, typer.Option(metavar="FILE", help="TOML file that names the databases.", show_default=False)]
 
 
@@ -45,12 +51,7 @@ def resolver(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="TOML file that names the databases.", show_default=False)
     ] = None,
-    bootstrap: Annotated[
-        str | None,
-        typer.Option(
-            "--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", metavar="txmq://HOST:PORT", help="Goes before the file's."
-        ),
-    ] = None,
+    bootstrap: Bootstrap = None,
     once: Annotated[
         bool,
         typer.Option(
@@ -105,6 +106,7 @@ def resolver(
 @app.command()
 def adopt(
     config: Config,
+    bootstrap: Bootstrap = None,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="RESOURCE", help="Of the file's; all.", show_default=False)
     ] = None,
@@ -113,14 +115,16 @@ def adopt(
 ) -> None:
     """Take the servers (or files) that the file leads to for the databases, whichever were that before.
 
-    After a planned move, restore or fail-over, when the old one is off for good: what a dead client left is rolled back
-    if its marker is missing in the adopted one.
+    After a restore, or a fail-over that lost commits, when the old one is off for good: what a dead client left is
+    rolled back if its marker is missing in the adopted one.
 
     [bold]Examples[/bold]
 
       txmq resolver adopt --config resolver.toml orders-db
     """
-    _, resources = read_config(config)
+    import txmq
+
+    address, resources = read_config(config)
     chosen = [resource for resource in resources if not names or resource.name in names]
     unknown = set(names or ()) - {resource.name for resource in chosen}
     if unknown:
@@ -130,16 +134,21 @@ def adopt(
         question = f"Adopt {which}? If the old one still commits anywhere, rows and messages part company."
         typer.confirm(question, abort=True, err=True)
     adopted: list[str] = []
-    for resource in chosen:
-        try:
-            resource.install(adopt=True)
-        except TxmqError:
-            raise
-        except Exception as error:  # noqa: BLE001 - of any driver: an address, a password
-            before = f"; adopted before it: {', '.join(adopted)}" if adopted else ""
-            output.fail(f"resource {resource.name}: not reached: {type(error).__name__}: {error}{before}")
-        adopted.append(resource.name)
+    with txmq.connect(bootstrap or address or output.DEFAULT_BOOTSTRAP) as client:
+        for resource in chosen:
+            _adopt(resource, client, adopted)
     output.report({"adopted": adopted}, f"adopted: {', '.join(adopted)}", as_json=as_json)
+
+
+def _adopt(resource: Resource, client: txmq.Client, adopted: list[str]) -> None:
+    try:
+        resource.install(client, adopt=True)
+    except TxmqError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of any driver: an address, a password
+        before = f"; adopted before it: {', '.join(adopted)}" if adopted else ""
+        output.fail(f"resource {resource.name}: not reached: {type(error).__name__}: {error}{before}")
+    adopted.append(resource.name)
 
 
 def read_config(path: Path) -> tuple[str | None, list[Resource]]:

@@ -159,6 +159,10 @@ _TABLE = (
         b"drained", ("series",), {b"from": "long"},
         teaches="how far an outbox is drained: the last number, and the newest rows",
     ),
+    Verb(
+        b"token", ("uuid", "token"), {b"after": "hex32", b"adopted": "flag"},
+        teaches="the fencing token that was drawn in a database, after the one before",
+    ),
     Verb(b"forget", ("txid",), teaches="forget a heuristic outcome"),
     Verb(
         b"checks", ("group",), {b"limit": "number", b"wait": "number"},

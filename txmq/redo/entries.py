@@ -59,6 +59,7 @@ Bodies::
     42 HOME_RETIRED   JSON: another home of the cluster is given up as lost for ever: its id, why
     43 SESSION_CLOSED  session u64: its client is done with it. No connection speaks for it any more, its batches are
                       not known again; the outcomes of its transactions are
+    44 TOKEN_DRAWN    JSON: the newest fencing token of a database, by the database's uuid
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ FENCED: Final = 40
 MADE: Final = 41
 HOME_RETIRED: Final = 42
 SESSION_CLOSED: Final = 43
+TOKEN_DRAWN: Final = 44
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -121,6 +123,7 @@ NAMES: Final = {
     REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", DRAINED: "drained",
     USER: "user", USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", VOIDED: "voided",
     ACCESS: "access", FENCED: "fenced", MADE: "made", HOME_RETIRED: "home-retired", SESSION_CLOSED: "session-closed",
+    TOKEN_DRAWN: "token-drawn",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences

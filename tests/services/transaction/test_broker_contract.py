@@ -10,7 +10,13 @@ import pytest
 
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.errors import BadRequestError, TransactionConflictError, UnknownTopicError, UnknownTransactionError
+from txmq.errors import (
+    BadRequestError,
+    OtherTokenError,
+    TransactionConflictError,
+    UnknownTopicError,
+    UnknownTransactionError,
+)
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
 
@@ -132,6 +138,22 @@ def test_a_prepared_one_is_listed_until_it_is_committed(deal: Deal) -> None:
     first = deal.commit_prepared()
     assert deal.commit_prepared() == first
     assert (deal.outcome(), deal.listed()) == (("committed", 1), [])
+
+
+def test_fencing_token_is_taken_after_the_newest_one_only(client: Any) -> None:
+    a, b, c = ("abc"[number] * 32 for number in range(3))
+
+    def tell(token: str, **words: str | None) -> str:
+        try:
+            client.control.call("token", UUID, token, extensions=words, timeout=60.0)
+        except OtherTokenError:
+            return "other"
+        return "newest"
+
+    assert [tell(a), tell(a), tell(b), tell(b, after=a), tell(c, after=a)] == [
+        "newest", "newest", "other", "newest", "other",
+    ]  # fmt: skip
+    assert [tell(c, adopted=None), tell(b, after=a), tell(a, after=c)] == ["newest", "other", "newest"]
 
 
 def test_prepared_one_is_rolled_back_by_anybody_who_names_it(deal: Deal) -> None:

@@ -51,6 +51,12 @@ class MySQLShop(MySQLDatabase):
         tx.connection(self.resource).cursor().execute("INSERT INTO orders (value) VALUES (%s)", (value,))
         self.producer.send(self.topic, value, key=b"k")
 
+    def session_of(self, tx: Any) -> int:
+        """The transaction's session, as the server numbers them."""
+        cursor = tx.connection(self.resource).cursor()
+        cursor.execute("SELECT CONNECTION_ID()")
+        return int(cursor.fetchall()[0][0])
+
     def rows(self) -> list[bytes]:
         """Return the committed rows in order."""
         return [value for (value,) in self.execute("SELECT value FROM orders ORDER BY id")]

@@ -119,7 +119,7 @@ def test_session_killed_while_its_marker_waits_is_looked_up(shop: MySQLShop, sen
         shop.producer.transaction(shop.resource) as tx,
     ):
         shop.insert(tx, b"2")
-        number, holder = shop.opened[-1].thread_id(), shop.connect()
+        number, holder = shop.session_of(tx), shop.connect()
         holder.cursor().execute(_LOCK)
         threads.submit(kill_waiting, shop, holder, number)
     assert shop.order(b"3") is txmq.Outcome.COMMITTED
@@ -142,7 +142,7 @@ def test_look_up_behind_a_locked_table_ends_with_the_block(shop: MySQLShop) -> N
         shop.producer.transaction(shop.resource, timeout=6) as tx,
     ):
         shop.insert(tx, b"1")
-        number = shop.opened[-1].thread_id()
+        number = shop.session_of(tx)
         holder.cursor().execute("LOCK TABLES txmq_marker READ")
         threads.submit(kill_waiting_for_a_table, shop, number)
     holder.cursor().execute("UNLOCK TABLES")

@@ -1,4 +1,4 @@
-"""A copy of a database on another MariaDB: both kinds of resource prove nothing there by what is missing."""
+"""A copy of a database on another MariaDB: XA branches, and what went to an outbox, are proved in the known server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from txmq.xa.last_resource.proof import Step, prove
 from .mysql_orders import new_txid
 
 CLUSTER = "00000000000000c1"
-TABLES = ("txmq_marker_identity", "txmq_marker", "txmq_marker_server")
+TABLES = ("txmq_marker_identity", "txmq_marker", "txmq_marker_server", "txmq_marker_token")
+LATER_MS = 1 << 53
 
 
 class Copies:
@@ -41,10 +42,14 @@ class Copies:
         """A resource whose configuration leads to one of them."""
         return kind("shop", connect=server.connect)
 
+    def adopt(self, server: MariaDB) -> None:
+        """An operator says that this is the known server."""
+        self.resource(server, MySQLResource).install(adopt=True)
+
     def proved(self, server: MariaDB, txid: str) -> tuple[Step, Exception | None]:
-        """What one who settles finds there."""
+        """What one who settles finds there, of a transaction that went to an outbox."""
         with closing(self.resource(server).open_for_resolver(CLUSTER)) as resolving:
-            return prove(resolving, txid, 0)
+            return prove(resolving, txid, 0, LATER_MS)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,7 @@ def test_missing_row_in_a_copy_proves_nothing_until_adopted(copies: Copies) -> N
     assert step is Step.UNDECIDED
     assert isinstance(error, StrangeServerError)
     assert copies.proved(copies.original, "t1") == (Step.REPORT_ROLLBACK, None)
-    copies.resource(copies.other).install(adopt=True)
+    copies.adopt(copies.other)
     assert copies.proved(copies.other, "t1") == (Step.REPORT_ROLLBACK, None)
 
 
@@ -81,7 +86,7 @@ def test_branches_of_a_copy_are_neither_ended_nor_missed(copies: Copies) -> None
     with pytest.raises(StrangeServerError, match="txmq resolver adopt"):
         copies.resource(copies.other, MySQLResource).open_recovery(CLUSTER)
     copies.resource(copies.original, MySQLResource).open_recovery(CLUSTER).close()
-    copies.resource(copies.other, MySQLResource).install(adopt=True)
+    copies.adopt(copies.other)
     copies.resource(copies.other, MySQLResource).open_recovery(CLUSTER).close()
 
 
@@ -91,7 +96,7 @@ def test_to_adopt_waits_for_no_transaction_that_is_open(copies: Copies) -> None:
     branch = resource.enlist(CLUSTER)
     branch.end_body()
     branch.insert_marker("open", 30.0)
-    copies.resource(copies.other).install(adopt=True)
+    copies.adopt(copies.other)
     branch.commit()
     branch.finish()
     resource.close()

@@ -245,7 +245,7 @@ def test_body_that_ends_transaction_by_itself_is_heuristic(shop: MySQLShop, stat
 def test_a_killed_session_is_rolled_back(shop: MySQLShop) -> None:
     with pytest.raises(RolledBackError), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
-        shop.execute(f"KILL {shop.opened[-1].thread_id()}")
+        shop.execute(f"KILL {shop.session_of(tx)}")
     assert (shop.rows(), shop.messages()) == ([], [])
     assert shop.order(b"next") is txmq.Outcome.COMMITTED
 
@@ -303,11 +303,18 @@ def test_resolver_that_was_faster_keeps_marker_and_commit_out(shop: MySQLShop, i
 
 
 def test_connection_lost_in_front_of_marker_is_looked_up(shop: MySQLShop) -> None:
-    def kill() -> None:
-        shop.execute(f"KILL {shop.opened[-1].thread_id()}")
+    sessions = list[int]()
 
-    with at_moment("client.tx.prepared", kill), pytest.raises(RolledBackError):
-        shop.order(b"x")
+    def kill() -> None:
+        shop.execute(f"KILL {sessions[0]}")
+
+    with (
+        at_moment("client.tx.prepared", kill),
+        pytest.raises(RolledBackError),
+        shop.producer.transaction(shop.resource) as tx,
+    ):
+        sessions.append(shop.session_of(tx))
+        shop.insert(tx, b"x")
     assert (shop.rows(), shop.messages()) == ([], [])
     assert shop.order(b"next") is txmq.Outcome.COMMITTED
 
@@ -381,15 +388,20 @@ def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: MySQLShop, 
 def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: MySQLShop, connect: Connect) -> None:
     """The session lives on in the database, marker row uncommitted: the resolver waits a second, and asks again."""
     shop.arguments = {"multi_statements": False}  # the marker is in before prepare is answered
-    with crash_at("client.tx.prepared"), pytest.raises(SimulatedCrash):
-        shop.order(b"held")
+    with (
+        crash_at("client.tx.prepared"),
+        pytest.raises(SimulatedCrash),
+        shop.producer.transaction(shop.resource) as tx,
+    ):
+        session = shop.session_of(tx)
+        shop.insert(tx, b"held")
     shop.client.close()
     other = MySQLShop(shop.broker, shop.server, shop.database, connect)
     inside(other.client, other.resource.install)
     inside(other.client, lambda client: resolver_of(client).add(other.resource))
     eventually(lambda: shop.lock_waits(), "the resolver waits for the row's lock")
     assert not other.is_resolved()
-    shop.opened[-1].close()
+    shop.execute(f"KILL {session}")
     eventually(other.is_resolved, "nothing is in doubt")
     assert (other.rows(), other.messages()) == ([], [])
     other.die()

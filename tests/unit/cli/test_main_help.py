@@ -36,7 +36,7 @@ def test_prose_is_folded_by_the_terminal_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = _shown(("resolver", "adopt"), capsys, monkeypatch)
-    assert " what a dead client left is rolled back if its marker is missing in the adopted" in lines
+    assert " good: what a dead client left is rolled back if its marker is missing in the" in lines
 
 
 def _shown(words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:

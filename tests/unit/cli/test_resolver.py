@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from txmq.cli import resolver
 from txmq.cli.main import app
 from txmq.errors import ConfigError
+from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource, MySQLResource
 from txmq.xa.database.dialects import SQLITE
 from txmq.xa.database.fingerprint import fingerprint
@@ -116,6 +117,14 @@ def test_transaction_in_doubt_names_what_its_resource_needs() -> None:
     assert "could not prove" in resolver.why(listed | {"owner_gone_ms": 4000}, {"shop"})
 
 
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> SimulatedBroker:
+    """The broker that is told."""
+    made = SimulatedBroker()
+    monkeypatch.setattr("txmq.connect", lambda _address: nullcontext(made))
+    return made
+
+
 def _adopt(tmp_path: Path, *words: str, stdin: str = "") -> tuple[int, str]:
     path = _write(
         tmp_path,
@@ -125,7 +134,7 @@ def _adopt(tmp_path: Path, *words: str, stdin: str = "") -> tuple[int, str]:
     return found.exit_code, f"{found.output} {found.exception}"
 
 
-def test_adopt_makes_the_file_that_is_there_the_known_one(tmp_path: Path) -> None:
+def test_adopt_makes_the_file_that_is_there_the_known_one(tmp_path: Path, home: SimulatedBroker) -> None:
     """A new inode at the old path, as a restore leaves it."""
     path = tmp_path / "shop.db"
     LastResource("shop", connect=lambda: sqlite3.connect(path)).install()
@@ -137,8 +146,11 @@ def test_adopt_makes_the_file_that_is_there_the_known_one(tmp_path: Path) -> Non
     status, said = _adopt(tmp_path, "shop", "--yes")
     assert (status, "adopted: shop" in said) == (0, True), said
     assert _known(path) == _found(path)
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT drawn FROM txmq_marker_token").fetchall() == [(*home.tokens.values(),)]
 
 
+@pytest.mark.usefixtures("home")
 def test_adopt_refuses_what_is_not_installed_or_not_named(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "shop.db").execute("CREATE TABLE orders (id)")
     status, said = _adopt(tmp_path, "--yes")
@@ -149,6 +161,7 @@ def test_adopt_refuses_what_is_not_installed_or_not_named(tmp_path: Path) -> Non
     assert (status, "names no resource 'depot'" in said) == (1, True), said
 
 
+@pytest.mark.usefixtures("home")
 def test_adopt_says_which_database_it_cannot_reach(tmp_path: Path) -> None:
     LastResource("shop", connect=lambda: sqlite3.connect(tmp_path / "shop.db")).install()
     path = _write(tmp_path, "".join(_table(tmp_path, name) for name in ("shop", "depot")))

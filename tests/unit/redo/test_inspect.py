@@ -64,6 +64,7 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.MADE, {"kind": "group", "name": "g", "user": "shop", "size": 1}),
         entries.json_entry(entries.HOME_RETIRED, {"home": "00000000000000b2", "reason": "burnt"}),
         entries.encode_session_ended(1, entries.SESSION_CLOSED),
+        entries.json_entry(entries.TOKEN_DRAWN, {"uuid": "a", "token": "b"}),
     ]
     for sample in samples:
         journal.append(sample)

@@ -192,7 +192,7 @@ def test_what_is_not_ours_is_not_touched(
     monkeypatch.setattr(world.home, "_recover", lambda *_: json.dumps(listed).encode())
     world.home.requests.clear()
     assert world.resolver().run_once() == 0
-    assert (set(world.home.requests), world.markers()) == ({"recover", "resource"}, {})
+    assert (set(world.home.requests), world.markers()) == ({"recover", "resource", "token"}, {})
 
 
 def test_another_database_of_the_name_settles_nothing(world: LastResourceFixture) -> None:

@@ -363,6 +363,7 @@ class OutboxCampaign(Campaign):
             raise CampaignError(f"a restored broker was given rows before they were renumbered: {gone}")
         for name in (RESOURCE, LEDGER_DB):
             operators.renumber(self.world, name)
+        operators.adopt(self.world)
 
     def _come_to_rest(self) -> None:
         """Nobody writes, nobody reads, and nothing is left to do."""

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from tools.crash.outbox.directory import OutboxCampaignDirectory
 from tools.crash.processes import CampaignError
+from txmq.cli import resolver
 from txmq.cli.outbox import app
 from txmq.xa.database.outbox_homes import PARKED
 from txmq.xa.database.outbox_tables import OutboxTables
@@ -68,6 +69,17 @@ def renumber(world: OutboxCampaignDirectory, resource: str) -> None:
     answer = _outbox(world, "renumber", "--yes", resource)
     if answer.exit_code != 0:
         raise CampaignError(f"txmq outbox renumber: {answer.output}{answer.exception!r}")
+
+
+def adopt(world: OutboxCampaignDirectory) -> None:
+    """``txmq resolver adopt``: the restored broker knows an older fencing token.
+
+    Raises:
+        CampaignError: it is refused.
+    """
+    answer = CliRunner().invoke(resolver.app, ["adopt", "--yes", "--config", str(world.resolver_config)])
+    if answer.exit_code != 0:
+        raise CampaignError(f"txmq resolver adopt: {answer.output}{answer.exception!r}")
 
 
 def _outbox(world: OutboxCampaignDirectory, *words: str) -> Result:

@@ -95,10 +95,8 @@ class Redo:
             self._redo_group(kind, json.loads(bytes(body)))
         elif kind in (entries.EPOCH_DRAWN, entries.QUERY_OPENED, entries.BATCH_COMMITTED, entries.QUERY_DELETED):
             self._redo_query(kind, body)
-        elif kind == entries.DRAINED:
-            fields = json.loads(bytes(body))
-            taken = DrainedRow(fields["row"], fields["session"], fields["counter"])
-            self._state.outboxes.take(fields["series"], fields["number"], taken)
+        elif kind in (entries.DRAINED, entries.TOKEN_DRAWN):
+            self._redo_database(kind, json.loads(bytes(body)))
         elif kind in principals.KINDS:
             self._state.principals.fold(kind, json.loads(bytes(body)))
         elif kind in (entries.ROLLED_BACK, entries.VOIDED):
@@ -143,6 +141,13 @@ class Redo:
             self._state.fence(fields["session"], fields["counter"], fields["uuid"])
         else:
             self._state.rest_sessions(fields["sessions"])
+
+    def _redo_database(self, kind: int, fields: dict[str, Any]) -> None:
+        if kind == entries.TOKEN_DRAWN:
+            self._state.fencing_tokens.drawn(fields["uuid"], fields["token"])
+        else:
+            taken = DrainedRow(fields["row"], fields["session"], fields["counter"])
+            self._state.outboxes.take(fields["series"], fields["number"], taken)
 
     def _redo_payload(self, body: memoryview) -> None:
         entry = entries.decode_payload(body)

@@ -42,6 +42,7 @@ def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles, lsn:
     state.queries.restore(snapshot.get("queries") or Queries().snapshot())
     state.registration.restore(snapshot.get("registration"))
     state.outboxes.restore(snapshot.get("outboxes", ()))
+    state.fencing_tokens.restore(snapshot.get("fencing_tokens", ()))
     state.principals.restore(snapshot.get("principals"))
     _derive(state)
 

@@ -28,6 +28,7 @@ from typing import Any, Final, TypeVar
 from txmq.broker.state import (
     branch_parts,
     decisions,
+    fencing_tokens,
     group_offsets,
     outboxes,
     producer_sequences,
@@ -76,6 +77,7 @@ class FrozenState:
     queries: dict[str, Any]
     registration: dict[str, Any] | None
     outboxes: Packed
+    fencing_tokens: Packed
     principals: dict[str, Any] | None
 
     def sections(self) -> Iterator[tuple[str, Any]]:
@@ -103,6 +105,8 @@ class FrozenState:
             yield "branch_parts", _rows(self.branch_parts, branch_parts.FROZEN_FIELDS, list)
         if any(self.outboxes):
             yield "outboxes", _rows(self.outboxes, outboxes.FROZEN_FIELDS, list)
+        if any(self.fencing_tokens):
+            yield "fencing_tokens", _rows(self.fencing_tokens, fencing_tokens.FROZEN_FIELDS, list)
         if self.principals is not None:
             yield "principals", self.principals
 

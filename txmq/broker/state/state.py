@@ -21,6 +21,7 @@ from txmq.broker.state.access.principals import Principals
 from txmq.broker.state.branch_parts import BranchPart, BranchParts
 from txmq.broker.state.commit_order import CommitOrder
 from txmq.broker.state.decisions import Name, XADecision, XADecisions
+from txmq.broker.state.fencing_tokens import FencingTokens
 from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed, packed
 from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.in_doubt_index import InDoubtIndex
@@ -84,6 +85,7 @@ class State:
         self.payload_bytes, self.epoch, self.life = 0, 0, NO_LIFE
         self.decisions, self.branch_parts = XADecisions(), BranchParts()
         self.saved, self.queries, self.outboxes = SavedGroups(), Queries(), Outboxes()
+        self.fencing_tokens = FencingTokens()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
 
     def new_topic_id(self) -> int:
@@ -462,6 +464,7 @@ class State:
             queries=self.queries.snapshot(),
             registration=self.registration.snapshot(),
             outboxes=packed(self.outboxes.freeze()),
+            fencing_tokens=packed(self.fencing_tokens.freeze()),
             principals=self.principals.freeze(),
         )  # fmt: skip
 

@@ -28,8 +28,10 @@ from txmq.broker.verbs.parts import parts
 from txmq.broker.verbs.put import put
 from txmq.broker.verbs.query import query
 from txmq.broker.verbs.resource import resource
+from txmq.broker.verbs.token import token
 from txmq.errors import (
     FencedError,
+    OtherTokenError,
     OutOfTurnError,
     TransactionConflictError,
     UnavailableError,
@@ -56,6 +58,7 @@ VERBS: dict[bytes, Verb] = {
     b"complete": fast_path.complete,
     b"forget": decide.forget,
     b"drained": drained,
+    b"token": token,
     b"recover": recover.recover,
     b"parts": parts,
     b"checks": check_backs.checks,
@@ -92,5 +95,5 @@ LONG_ANSWERS = frozenset(
 )  # fmt: skip
 TELL_A_STATE = (
     TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError, OutOfTurnError,
-    UserExistsError, UnknownUserError,
+    UserExistsError, UnknownUserError, OtherTokenError,
 )  # fmt: skip

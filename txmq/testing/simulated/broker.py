@@ -1,8 +1,9 @@
 """A home broker in memory, as far as transactions see one: for tests of what a client does when answers go missing.
 
 It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``,
-``checks``, ``resource report``, and for ``decide`` and ``complete`` without a held watermark; the same contract tests
-run against it and a real broker (tests/services/transaction/test_broker_contract.py). Faults are planned (``faults``).
+``checks``, ``resource report``, ``token``, and for ``decide`` and ``complete`` without a held watermark; the same
+contract tests run against it and a real broker (tests/services/transaction/test_broker_contract.py). Faults are planned
+(``faults``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
     NotOwnerError,
+    OtherTokenError,
     StaleTopicError,
     TransactionConflictError,
     TxmqError,
@@ -52,6 +54,7 @@ class SimulatedBroker:
         faults: per verb, what happens to its next requests; None lets one pass.
         requests: verbs received, in order.
         reports: resources that resolvers reported, and what they said.
+        tokens: the newest fencing token of each database.
         topic_ids: of each topic that there is; another one after it was deleted and created anew.
         log: per topic and partition, the messages that readers see.
         owner_connected: what ``recover`` says of every owner.
@@ -80,7 +83,7 @@ class SimulatedBroker:
         self.requests, self.reports = list[str](), list[tuple[str, dict[str, Any]]]()
         self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
         self.owner_connected, self.is_away, self.timeout = True, False, 5.0
-        self.holds = Holding(self.clock)
+        self.holds, self.tokens = Holding(self.clock), dict[str, str]()
         self.witness: Callable[[SimulatedBroker, str], None] | None = None
         self.topic_ids = {topic: number for number, topic in enumerate(topics, 1)}
         self.topics = SimulatedTopics(lambda: self.topic_ids)
@@ -341,6 +344,13 @@ class SimulatedBroker:
     def _resource(self, _action: str, name: str, _fields: Extensions, body: bytes) -> bytes:
         self.reports.append((name, json.loads(body)))
         return b"{}\n"
+
+    def _token(self, uuid: str, token: str, fields: Extensions, _body: bytes) -> bytes:
+        newest = self.tokens.get(uuid, "")
+        if token != newest and "adopted" not in fields and newest != fields.get("after", ""):
+            raise OtherTokenError(f"{newest} is the newest")
+        self.tokens[uuid] = token
+        return b""
 
     def _recover(self, fields: Extensions, _body: bytes) -> bytes:
         state = fields.get("state")

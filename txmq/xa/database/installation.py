@@ -38,6 +38,7 @@ from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.sqlite_file import main_file
 from txmq.xa.database.statement import Compounds
+from txmq.xa.database.token_table import TokenTable
 
 CHECK_EVERY_S = 60.0
 STATEMENT_OVERHEAD_BYTES = 4096
@@ -336,14 +337,18 @@ class Installation:
         self._has_privileges = True
 
     def _check_server(self, connection: Connection, table: MarkerTable) -> None:
-        """Log once that absence will prove nothing there. Transactions may go on: commits are proved."""
+        """Log once that absence will prove nothing there. Transactions may go on: commits are proved.
+
+        Of a last resource without an outbox the fencing tokens say that.
+        """
         if self._is_server_checked:
             return
         with self._named(connection, table, " was installed by an older txmq; call install() once"):
             known, found = table.known_server(connection), table.found_server(connection)
+            TokenTable(table).row(connection, "")
         if known is None:
             raise ConfigError(f"resource {self.name!r} was installed by an older txmq; call install() once")
-        if known != found:
+        if known != found and (self._demands.two_phase or self._demands.outbox):
             get_logger(resource=self.name).warning(
                 "not the known server: what a dead client leaves stays in doubt; see txmq resolver adopt",
                 known=known, found=found,

@@ -13,6 +13,7 @@ from contextlib import suppress
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import Connection, is_error, run, text
 from txmq.xa.database.marker_table import MarkerTable, own_transaction
+from txmq.xa.database.token_table import TokenTable
 
 _KEY = re.compile(r"FOREIGN KEY \(`uuid`\) REFERENCES [^ ]*_identity` \(`uuid`\)")
 
@@ -26,6 +27,7 @@ def create_tables(connection: Connection, table: MarkerTable) -> None:
     with own_transaction(connection, d):
         run(connection, f"CREATE TABLE IF NOT EXISTS {name}_identity ({identity}){d.table_options}")
         run(connection, f"CREATE TABLE IF NOT EXISTS {name}_server ({server}){d.table_options}")
+        TokenTable(table).create(connection)
         _create_markers(connection, table)
 
 

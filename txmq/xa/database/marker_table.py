@@ -17,10 +17,12 @@ Tables::
                      written_ms, seen; in MySQL and MariaDB also uuid, a foreign key of the identity's, or NULL
     <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
     <table>_server   id (always 1), fingerprint of the known server (``fingerprint``)
+    <table>_token    the fencing tokens (``token_table``)
 
 Invariants:
-    * absence proves a rollback in the known server only, and the rolled-back row gets in there only; the row of the
-      known server may change, and stands beside the identity's, which writers lock at REPEATABLE READ;
+    * a rolled-back row keeps the owner's out of this database, and proves a rollback only under the newest fencing
+      token (``xa/fencing.py``); of what went to an outbox, in the known server only, whose row stands beside the
+      identity's, which writers lock at REPEATABLE READ;
     * an outcome that is committed never changes; only the marker sweep deletes a row (``marker_sweep.py``), and an
       outboxed one its own (``outbox_tables``);
     * the owner's row gets in only if the identity is the expected one, and before the deadline on the database's
@@ -153,7 +155,7 @@ class MarkerTable:
     def is_there(self, connection: Connection) -> bool:
         """Whether all tables can be read. False if one is missing, or if the user may not read it."""
         try:
-            for table in (self.name, f"{self.name}_identity", f"{self.name}_server"):
+            for table in (self.name, f"{self.name}_identity", f"{self.name}_server", f"{self.name}_token"):
                 self._read(connection, f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
         except Exception as error:
             if not is_error(error):
@@ -177,6 +179,9 @@ class MarkerTable:
             )
             self._run(connection, f"UPDATE {self.name} SET seen = seen + 1 WHERE 1 = 0")  # noqa: S608
             self._run(connection, f"{self._delete} WHERE 1 = 0")
+            columns, tokens = "home, accepted, drawn", f"{self.name}_token"
+            self._run(connection, f"INSERT INTO {tokens} ({columns}) SELECT {columns} FROM {tokens} WHERE 1 = 0")  # noqa: S608
+            self._run(connection, f"UPDATE {tokens} SET drawn = '' WHERE 1 = 0")  # noqa: S608
         finally:
             with suppress(Exception):
                 connection.rollback()
@@ -383,10 +388,11 @@ class MarkerTable:
     def insert_rolled_back(
         self, connection: Connection, txid: str, uuid: str, deadline_ms: int, before_ms: int | None = None
     ) -> bool:
-        """A resolver's row. Own transaction: when this returns True, the transaction is rolled back for good.
+        """A resolver's row. Own transaction: when this returns True, the owner's does not get into this database.
 
         Args:
-            before_ms: from this moment on, by the database's clock, the owner's row may have left: nothing is inserted.
+            before_ms: of one that went to an outbox: from this moment on, by the database's clock, the owner's row may
+                have left: nothing is inserted; nor in another server than the known one.
 
         Returns:
             False if the database is not ``uuid``, or it is too late: nothing was inserted, nothing is known.
@@ -397,7 +403,8 @@ class MarkerTable:
         """
         in_time = "" if before_ms is None else f" AND {self.dialect.now_ms} < {int(before_ms)}"
         with own_transaction(connection, self.dialect, self.place):
-            self.require_known(connection)
+            if before_ms is not None:
+                self.require_known(connection)
             _, count = self._run(
                 connection,
                 f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608

@@ -63,8 +63,9 @@ class DatabaseResource(ABC, Generic[S]):
 
         Args:
             client: binds the database to this client's cluster now; without it the first transaction does.
-            adopt: this server or file is the database from now on, whichever was: it was moved, restored or failed
-                over, and the old one is off for good (docs/how-to/move-a-database.md).
+            adopt: this server or file is the database from now on, whichever was: it was restored, or a copy has taken
+                its place, and the old one is off for good (docs/how-to/move-a-database.md). A last resource needs the
+                client for that: every home is told.
 
         Raises:
             ConfigError: another resource or another cluster has been installed there, the user may not, or an SQLite
@@ -78,6 +79,8 @@ class DatabaseResource(ABC, Generic[S]):
             raise ConfigError(
                 f"install() takes a client of txmq.connect(), not a {kind}, or none: then the first block binds"
             )
+        if adopt:
+            self._require_told(client)
         away: BrokerAwayError | None = None
         cluster: str | None = None
         topics: Mapping[str, TopicSize] = {}
@@ -92,11 +95,19 @@ class DatabaseResource(ABC, Generic[S]):
             self.installation.install(connection, cluster, self._random, topics, adopt=adopt)
         finally:
             close_connection(connection)
-        if away is not None and not (self._has_outbox and self.installation.cluster):
+        if away is not None and (adopt or not (self._has_outbox and self.installation.cluster)):
             raise away
+        if adopt and client is not None:
+            self._adopt(client)
 
     def _topics_of(self, client: InstallingClient) -> Mapping[str, TopicSize]:
         return client.topics.sizes() if self._has_outbox else {}
+
+    def _require_told(self, client: InstallingClient | None) -> None:
+        """Refuse to adopt a database without those who have to hear of it."""
+
+    def _adopt(self, client: InstallingClient) -> None:
+        """Tell the broker that this is the database from now on."""
 
     def close(self) -> None:
         """Close the idle connections of this process."""

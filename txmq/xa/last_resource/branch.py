@@ -68,6 +68,9 @@ class BranchResource(Protocol):
     def open_for_resolver(self, cluster: str) -> ResolvingConnection:
         """A connection for looking up what became of a transaction."""
 
+    def new_token(self) -> str:
+        """A fencing token."""
+
 
 class Branch:
     """One transaction's side in its database: begun when made, ended by exactly one of ``commit`` and ``roll_back``.

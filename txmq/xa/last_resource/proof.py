@@ -8,7 +8,7 @@
    |                   |                        |
    +------FAILED-------+--------FAILED----------+--> UNDECIDED: again later
    |
-   +--STRANGE--> READ_ELSEWHERE --COMMITTED--> REPORT_COMMIT
+   +--STRANGE--> READ_ELSEWHERE --COMMITTED--> REPORT_COMMIT        (begins here where absence proves nothing)
    |                   | \\------OUTBOXED----> REPORT_VOID
    |                   \\--FAILED--> UNDECIDED
    |
@@ -26,6 +26,9 @@ LATE: the transaction went to an outbox, and its row may have left by now: its a
 
 STRANGE: perhaps a copy of the database answers. A committed or outboxed marker proves that the rows are committed
     wherever it is found; no other row, and no missing one, proves anything there.
+
+REPORT_ROLLBACK rests on a row that keeps the owner's out of this database. Whoever reports it draws a fencing token
+first, which makes it a proof (``xa/fencing.py``); but for what went to an outbox, where the known server is asked.
 
 CONTRADICTED: the broker decided otherwise.
 
@@ -129,7 +132,7 @@ class Prover(Protocol):
 
 
 def prove(
-    database: Prover, txid: str, deadline_ms: int, proves_until_ms: int | None = None
+    database: Prover, txid: str, deadline_ms: int, proves_until_ms: int | None = None, *, has_token: bool = True
 ) -> tuple[Step, Exception | None]:
     """Resolve the outcome in the database.
 
@@ -137,13 +140,15 @@ def prove(
         deadline_ms: of the transaction; the rolled-back row is kept until long after it.
         proves_until_ms: of one that went to an outbox: until then, by the database's clock, its row is there if it is
             committed.
+        has_token: the newest fencing token stands in the database.
 
     Returns:
-        REPORT_COMMIT, REPORT_ROLLBACK or REPORT_VOID: proved and durable. UNDECIDED, with what stood in the way:
-        nothing is known, and the connection should be closed. FORGOTTEN: nothing will be.
+        REPORT_COMMIT or REPORT_VOID: proved and durable. REPORT_ROLLBACK: so is this, when a token is drawn behind it.
+        UNDECIDED, with what stood in the way: nothing is known, and the connection should be closed. FORGOTTEN: nothing
+        will be.
     """
     error: Exception | None = None
-    step = Step.INSERT
+    step = Step.INSERT if has_token else Step.READ_ELSEWHERE
     while step in _IN_DATABASE:
         try:
             found = _IN_DATABASE[step](database, txid, deadline_ms, proves_until_ms)

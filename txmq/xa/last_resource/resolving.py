@@ -26,6 +26,16 @@ class Unresolved(NamedTuple):
     proves_until_ms: int | None = None  # see ``proof.prove``
 
     @property
+    def is_outboxed(self) -> bool:
+        """Whether its messages may have gone to an outbox."""
+        return self.proves_until_ms is not None
+
+    @property
+    def rests_on_absence(self) -> bool:
+        """Whether a fencing token is what proves that it was rolled back."""
+        return self.outcome is None and not self.is_outboxed
+
+    @property
     def marker(self) -> str:
         """The transaction whose marker proves the outcome."""
         return self.of or self.txid

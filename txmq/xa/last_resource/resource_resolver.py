@@ -3,9 +3,10 @@ more.
 
 Theory of operation. A round asks the broker for the resource's prepared transactions. One is due if its owner has been
 gone for a second or its deadline has passed, both by the broker's clock: waiting is courtesy, the marker table is what
-makes it safe. Due ones are proved by the database (``proof.prove``), oldest first, and then all are reported to the
-broker at once: a commit may have to wait for an earlier one of the same rows, so none is waited for before the rest is
-sent. Those that this process itself left (``LastResource.unresolved``) are always due.
+makes it safe. Due ones are proved by the database (``proof.prove``), oldest first; then a fencing token is drawn for
+those that are missing there (``xa/fencing.py``). Then all are reported to the broker at once: a commit may have to wait
+for an earlier one of the same rows, so none is waited for before the rest is sent. Those that this process itself left
+(``LastResource.unresolved``) are always due.
 
 Then the messages that wait in the database are taken to the broker, for a while (``drainer``), unless threads of this
 process do that (``pump``).
@@ -13,6 +14,7 @@ process do that (``pump``).
 Committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after their deadline.
 
 Invariants:
+    * nothing is reported as rolled back because it is missing, before a token was drawn behind that look;
     * only transactions of this cluster, this broker and this database's uuid are touched, and only of the kind that the
       marker table can prove;
     * a committed marker leaves only after every home has said that the commit is durable.
@@ -20,7 +22,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -54,13 +56,57 @@ from txmq.xa.database import marker_table
 from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.database.outbox_homes import LONE
+from txmq.xa.fencing import DRAW_EVERY_S, Fence
 from txmq.xa.last_resource.drainer import Drainer
 from txmq.xa.last_resource.proof import Step, prove
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.reporter import Reporter
+from txmq.xid import home_word
 
 ENCLOSED_KEPT_S_MAX = 24 * 3600.0  # markers, where it is not known how long they are to be kept
+
+
+class _Fences:
+    """The database under the tokens of several homes, in one round.
+
+    Args:
+        fence: of the home in a transaction's id.
+
+    Attributes:
+        errors: why no token can be drawn, of each home where that is so.
+    """
+
+    def __init__(self, fence: Callable[[str], Fence]) -> None:
+        self._fence, self._checked = fence, dict[str, Fence | None]()
+        self.errors: list[Exception] = []
+
+    def may_draw(self, txid: str) -> bool:
+        """Whether the newest token of its home stands in the database; asked once."""
+        home = home_word(txid)
+        if home not in self._checked:
+            self._checked[home] = self._tried(txid, Fence.check)
+        return self._checked[home] is not None
+
+    def draw(self, txids: Sequence[str]) -> set[str]:
+        """Draw a token at the home of each of these, whose rolled-back markers are there; those of which it failed."""
+        failed = set[str]()
+        for home in {home_word(txid): None for txid in txids}:
+            some = [txid for txid in txids if home_word(txid) == home]
+            if self._tried(some[0], lambda fence, some=some: fence.draw(some)) is None:  # type: ignore[misc]
+                failed.update(some)
+        return failed
+
+    def _tried(self, txid: str, attempt: Callable[[Fence], None]) -> Fence | None:
+        try:
+            fence = self._fence(txid)
+            attempt(fence)
+        except ClosedError:
+            raise
+        except Exception as error:  # noqa: BLE001  of the driver, or a home that is away: nothing is proved there
+            self.errors.append(error)
+            return None
+        return fence
 
 
 class _Reported(NamedTuple):
@@ -96,7 +142,7 @@ class LastResourceResolver:
     """
 
     def __init__(self, client: Home, resource: LastResource, clock: Clock, homes: Homes) -> None:
-        self.resource, self.has_failed = resource, False
+        self.resource, self.has_failed, self._was_failing = resource, False, False
         self._homes = homes
         self.problem: Exception | None = None  # kept the last round from the database or the broker
         self._client, self._clock = client, clock
@@ -108,11 +154,13 @@ class LastResourceResolver:
         self._is_reached = False  # in this round
         self._has_expired = False  # markers, more than one round takes: an outage a day ago may have left a million
         self._is_strange = False  # the database may be a copy, and that was logged
+        self._draw_at = float("-inf")  # a token, with or without a reason
         self._log = get_logger(resource=resource.name)
 
     def round(self) -> set[str]:
         """Resolve what is due, remove markers, drain the outbox. Returns the txids that were resolved."""
-        was_failing, self.has_failed, self.problem = self.has_failed, False, None
+        was_failing = self._was_failing = self.has_failed
+        self.has_failed, self.problem = False, None
         self.has_more = False
         self._is_reached = False
         resolved: set[str] = set()
@@ -124,6 +172,7 @@ class LastResourceResolver:
                 self._open()
             left.update((item.txid, item) for item in self._due() if item.txid not in own)
             resolved = self._resolve(left)
+            self._draw_if_due()
             self._clean_up()
             self._drain()
         except ClosedError:
@@ -189,33 +238,83 @@ class LastResourceResolver:
 
     def _proved(self, doubtful: list[Unresolved]) -> list[tuple[Step, Unresolved]]:
         proved: list[tuple[Step, Unresolved]] = []
+        if any(item.outcome is None for item in doubtful):
+            self._reopen_file()
+        fences = _Fences(self._fence)
         failures = 0
         for item in doubtful:
-            step = self._prove(item)
+            has_token = item.outcome is not None or item.is_outboxed or fences.may_draw(item.marker)
+            step = self._prove(item, has_token=has_token)
             if step is Step.UNDECIDED:
-                failures += not isinstance(self.problem, StrangeServerError)  # which waits for no lock
+                failures += has_token and not self._is_strange  # else it waits for no lock
                 if failures >= FAILURES_PER_ROUND_MAX:
                     break
             else:
                 proved.append((step, item))
-        if self._is_strange:
-            self.close()  # of SQLite it may lead to a file that another one has taken the place of
-        return proved
+        missing = [item.marker for step, item in proved if step is Step.REPORT_ROLLBACK and item.rests_on_absence]
+        undrawn = fences.draw(missing)
+        self._judge(fences.errors)
+        return [(step, item) for step, item in proved if not (item.rests_on_absence and item.marker in undrawn)]
 
-    def _prove(self, item: Unresolved) -> Step:
+    def _prove(self, item: Unresolved, *, has_token: bool) -> Step:
         if item.outcome is not None:
             return _STEPS[item.outcome]
-        step, error = prove(self._open(), item.marker, item.deadline_ms, item.proves_until_ms)
+        database = self._open()
+        step, error = prove(database, item.marker, item.deadline_ms, item.proves_until_ms, has_token=has_token)
         if isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
-            self._failed("rollback not proved", error, is_new=not self._is_strange)
-            self._is_strange, self._is_reached = True, False
-        elif step is Step.UNDECIDED:
+            self._strange(error)
+        elif step is not Step.UNDECIDED:
+            self._is_reached = True
+        elif has_token:
             self._failed("transaction undecided", error, txid=item.txid)
             self.close()
-        else:
-            self._is_reached = True
-            self._is_strange = self._is_strange and step is not Step.REPORT_ROLLBACK
         return step
+
+    # --- fencing tokens ----------------------------------------------------------------------------------------------
+
+    def _fence(self, txid: str) -> Fence:
+        """The database under the tokens of the home in a transaction's id."""
+        home = home_of(self._homes, txid)
+        home.look()
+        return Fence(self._open(), f"{home.session.home:016x}", home.control, self.resource.new_token)
+
+    def _draw_if_due(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._draw_at or self.resource.uuid is None:
+            return
+        self._draw_at, was_open = now + DRAW_EVERY_S, self._database is not None
+        fence = Fence(self._open(), f"{self._client.session.home:016x}", self._client.control, self.resource.new_token)
+        try:
+            fence.draw()
+        except StrangeServerError as error:
+            self._strange(error)
+        except Exception:
+            self.close()
+            raise
+        if not was_open:
+            self.close()
+
+    def _judge(self, errors: Sequence[Exception]) -> None:
+        """Note why no token could be drawn."""
+        for error in errors:
+            if isinstance(error, StrangeServerError):
+                self._strange(error)
+            else:
+                is_new = not self._was_failing
+                self._failed("rollback not proved: no fencing token can be drawn", error, is_new=is_new)
+                self.close()
+
+    def _strange(self, error: StrangeServerError) -> None:
+        self.has_failed, self.problem = True, self.problem or error
+        say = self._log.debug if self._is_strange else self._log.error
+        say("rollback not proved", error=str(error))
+        self._is_strange, self._is_reached = True, False
+        self.close()
+
+    def _reopen_file(self) -> None:
+        """An SQLite file may have been put in the place of the one that is open: who commits now opens that one."""
+        if self._database is not None and self._database.table.dialect.is_local_clock:
+            self.close()
 
     def _report(self, txid: str, step: Step) -> Answer:
         control = self._client.control

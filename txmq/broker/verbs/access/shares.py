@@ -1,4 +1,4 @@
-"""Of what there may be so many, one user makes half at most: groups, partitions, queries, outbox series.
+"""Of what there may be so many, one user makes half at most: groups, partitions, queries, outbox series, databases.
 
 Administrators are not counted: they make what all use, and raise the setting. What there was before there were users is
 nobody's. With a registry each home counts what it was asked for.
@@ -20,6 +20,7 @@ TOPIC_SHARE: Final = "topic"  # counted by partitions
 GROUP_SHARE: Final = "group"
 QUERY_SHARE: Final = "query"
 SERIES_SHARE: Final = "series"
+DATABASE_SHARE: Final = "database"
 
 
 def refuse_over_half(

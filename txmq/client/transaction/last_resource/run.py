@@ -19,6 +19,7 @@ from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
 from txmq.client.transaction.refusals import rolled_back
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
+    ConfigError,
     FencedError,
     HeuristicError,
     HeuristicHazardError,
@@ -31,10 +32,11 @@ from txmq.errors import (
 from txmq.model import TopicPartition, TransactionKind
 from txmq.protocol.parts import PartResult
 from txmq.runtime.crashpoints import crash_point
-from txmq.xa.broker_port import Answer
+from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_tables import OUTBOXED_KEPT_MS
+from txmq.xa.fencing import Fence
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import (
     LastResourceCoordinator,
@@ -43,7 +45,9 @@ from txmq.xa.last_resource.coordinator import (
     LastResourceState,
 )
 from txmq.xa.last_resource.proof import Step, prove
+from txmq.xa.last_resource.resolving import ResolvingConnection
 from txmq.xa.two_phase.coordinator import BranchState
+from txmq.xid import home_word
 
 RESOLVE_S_MIN = 1.0  # for looking the decision up, even if the deadline is closer
 LOOK_UP_PAUSE_S = 0.05
@@ -361,11 +365,28 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         except Exception:  # noqa: BLE001  unreachable, in whatever way of the driver: nothing is known
             return Step.UNDECIDED
         try:
-            return prove(database, self._broker.txid, self._broker.deadline_ms, self.proves_until_ms)[0]
+            return self._proved_in(database)
         except Exception:  # noqa: BLE001  as above
             return Step.UNDECIDED
         finally:
             database.close()
+
+    def _proved_in(self, database: ResolvingConnection) -> Step:
+        broker, until_ms = self._broker, self.proves_until_ms
+        if until_ms is not None:
+            return prove(database, broker.txid, broker.deadline_ms, until_ms)[0]
+        resource, home = self._branch.resource, broker.home
+        timeout_s = max(min(broker.remaining_s, REQUEST_TIMEOUT_S), RESOLVE_S_MIN)
+        fence = Fence(database, home_word(broker.txid), home.control, resource.new_token, timeout_s)
+        try:
+            fence.check()
+            has_token = True
+        except (TxmqError, ConfigError):  # a committed marker proves all the same
+            has_token = False
+        step, _ = prove(database, broker.txid, broker.deadline_ms, has_token=has_token)
+        if step is Step.REPORT_ROLLBACK:
+            fence.draw([broker.txid])
+        return step
 
     # --- after it ----------------------------------------------------------------------------------------------------
 

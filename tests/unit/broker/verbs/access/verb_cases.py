@@ -215,6 +215,8 @@ CASES = [
     Case("forget", "", (SETTLE,), _settle("forget"), _heuristic),
     Case("drained", "", (INSTALL,), _line("drained", SERIES), of_any=True),
     Case("drained", "", (INSTALL,), _line("drained", SERIES), lambda world: drain(world.ops, 1, session=2), "known"),
+    Case("token", "", (SETTLE | INSTALL,), _line("token", UUID, "b" * 32)),
+    Case("token", "", (INSTALL,), _line("token", UUID, "b" * 32, adopted=None), about="adopted"),
     Case("recover", "", (), _line("recover")),
     Case("parts", "", (SETTLE, READ), _settle("parts"), _prepared),
     Case("checks", "", (GROUP,), _line("checks", "g")),

@@ -1,0 +1,130 @@
+"""A copy of a database on the same server: a resolver that is led there, with production's broker, proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+import txmq
+from tests.crash_points import crash_at
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.eventually import eventually
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.processes.postgresql import PostgreSQL
+from txmq.xa import LastResource
+from txmq.xa.resolver import Resolver
+
+COPY = "staging"
+TABLES = ("sold", "txmq_marker_identity", "txmq_marker", "txmq_marker_server", "txmq_marker_token")
+
+
+class Database:
+    """A database of orders, and how it is copied."""
+
+    def __init__(self, connect: Callable[[str | None], Any], copy: Callable[[], None]) -> None:
+        self._connect, self.copy, self._opened = connect, copy, list[Any]()
+
+    def connect(self, name: str | None) -> Any:
+        """A connection, that of a process which dies, too, is closed in the end."""
+        self._opened.append(self._connect(name))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        """Close what dead processes have left."""
+        for connection in self._opened:
+            with suppress(Exception):  # closed before
+                connection.close()
+
+    def resource(self, name: str | None = None) -> LastResource:
+        """The resource; with a name, as somebody sees it whose configuration leads to that database."""
+        return LastResource("shop", connect=lambda: self.connect(name))
+
+    def token(self) -> str:
+        """The newest one that is drawn in the original."""
+        with closing(self.connect(None)) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute("SELECT drawn FROM txmq_marker_token")
+            rows = cursor.fetchall()
+        return rows[0][0] if rows else ""
+
+
+def _in_mariadb(server: MariaDB) -> Iterator[Database]:
+    def copy() -> None:
+        server.execute(f"CREATE DATABASE {COPY}")
+        for table in TABLES:
+            ((_, definition),) = server.execute(f"SHOW CREATE TABLE {table}")
+            with closing(server.connect(db=COPY, autocommit=True)) as connection:
+                connection.cursor().execute(definition)
+            server.execute(f"INSERT INTO {COPY}.{table} SELECT * FROM {server.database}.{table}")
+
+    server.execute("CREATE TABLE sold (id INTEGER PRIMARY KEY) ENGINE=InnoDB")
+    with closing(Database(lambda name: server.connect(db=name or server.database), copy)) as made:
+        yield made
+    server.execute(f"DROP TABLE {', '.join(sorted(TABLES))}")
+    server.execute(f"DROP DATABASE IF EXISTS {COPY}")
+
+
+def _in_postgresql(server: PostgreSQL) -> Iterator[Database]:
+    def run(*statements: str, database: str | None = None) -> None:
+        with psycopg.connect(server.conninfo(database), autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    run("DROP SCHEMA public CASCADE", "CREATE SCHEMA public", "CREATE TABLE sold (id INTEGER PRIMARY KEY)")
+    copy = f"CREATE DATABASE {COPY} TEMPLATE {server.database}"
+    with closing(
+        Database(lambda name: psycopg.connect(server.conninfo(name)), lambda: run(copy, database="postgres"))
+    ) as made:
+        yield made
+    run(f"DROP DATABASE IF EXISTS {COPY}", database="postgres")
+
+
+@pytest.fixture(params=["mariadb", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    server = request.getfixturevalue(request.param)
+    yield from _in_mariadb(server) if isinstance(server, MariaDB) else _in_postgresql(server)
+
+
+def _order(client: txmq.Client, resource: LastResource, number: int) -> str:
+    with client.producer().transaction(resource) as tx:
+        tx.connection(resource).cursor().execute(f"INSERT INTO sold VALUES ({number})")
+        tx.send("orders", b"%d" % number)
+    return tx.txid or ""
+
+
+def test_copy_on_the_same_server_rolls_nothing_back(broker: BrokerProcess, database: Database) -> None:
+    """Somebody's staging, made of production's database, with production's broker in its settings."""
+    with txmq.connect(broker.address) as client:
+        client.topics.create("orders")
+        resource = database.resource()
+        resource.install(client)
+        _order(client, resource, 1)
+        eventually(database.token, "a token is drawn")
+        resource.close()
+    database.copy()
+    copied = database.token()
+    with txmq.connect(broker.address) as client:
+        resource = database.resource()
+        _order(client, resource, 2)
+        eventually(lambda: database.token() != copied, "a token is drawn behind the copy")
+        with crash_at("client.tx.db_committed"), pytest.raises(SimulatedCrash):
+            _order(client, resource, 3)
+        resource.close()
+    with txmq.connect(broker.address) as client:
+        (left,) = [row["txid"] for row in client.transactions.list(state="in-doubt")]
+        resolver = Resolver(client, [database.resource(COPY)])
+        eventually(lambda: resolver.run_once() or _refusals(resolver), "the copy is asked")
+        resolver.close()
+        assert client.outcome(left) is not txmq.Outcome.ROLLED_BACK
+        resolver = Resolver(client, [database.resource()])
+        eventually(lambda: resolver.run_once() or client.outcome(left) is txmq.Outcome.COMMITTED, "the original is")
+        resolver.close()
+        assert [message.value for message in client.browse("orders")] == [b"1", b"2", b"3"]
+
+
+def _refusals(resolver: Resolver) -> list[str]:
+    return [str(error) for _, error in resolver.problems() if "txmq resolver adopt" in str(error)]
