@@ -38,7 +38,9 @@ CITED_ELSEWHERE = frozenset(
 QUOTED = re.compile(r"``([A-Za-z_][\w.]*)(?:\(\))?``")
 COMPOSED = re.compile(r"_*[a-z]+(?:_[a-z0-9]+)+")  # a module's, function's or variable's name of several words
 # Of kazoo, nats and MySQL.
-NAMES_ELSEWHERE = frozenset({"_reset_watchers", "_session_callback", "publish_async", "xa_detach_on_prepare"})
+NAMES_ELSEWHERE = frozenset(
+    {"_reset_watchers", "_session_callback", "get_json_object", "my_gcvt", "publish_async", "xa_detach_on_prepare"}
+)
 # Parts of identifiers that were given up for the field's words (docs/glossary.md).
 FORMER_WORDS = frozenset(
     {

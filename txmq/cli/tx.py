@@ -307,7 +307,7 @@ def forget(
 
       txmq tx list --state heuristic
       txmq tx forget TXID
-      txmq tx list --state heuristic --json | jq -r '.\\[].txid' | xargs txmq tx forget
+      txmq tx forget $(txmq tx list --state heuristic --json | jq -r '.\\[].txid')
     """
     unknown: UnknownTransactionError | None = None
     with connected(bootstrap) as client:
