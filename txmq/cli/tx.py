@@ -306,8 +306,7 @@ def forget(
     [bold]Examples[/bold]
 
       txmq tx list --state heuristic
-      txmq tx forget TXID
-      txmq tx forget $(txmq tx list --state heuristic --json | jq -r '.\\[].txid')
+      txmq tx forget TXID TXID
     """
     unknown: UnknownTransactionError | None = None
     with connected(bootstrap) as client:
