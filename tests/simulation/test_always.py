@@ -16,7 +16,7 @@ from txmq.xa.last_resource.enclosing import Enclosed
 from txmq.xa.last_resource.turns import TurnDrainer
 
 WORLD, SEEDS, MUTATED_SEEDS = World(is_always=True), 40, range(1, 41)
-CUT_SEEDS = (181, 196, 208, 269)  # in which rows that leave too early are missed
+CUT_SEEDS = (333, 336, 181, 196)  # in which rows that leave too early are missed
 
 
 @cache

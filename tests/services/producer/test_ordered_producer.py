@@ -22,7 +22,9 @@ from tests.services.loop_client import Connect
 from txmq.client.spooling.sessions import stamped
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import AssignedSequence, SpoolIdentity
+from txmq.client.transport.session import ClientSession
 from txmq.log import records
+from txmq.model import TopicPartition
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
@@ -123,6 +125,13 @@ def test_flush_ends_what_former_process_left_despite_empty_spool(
         assert [left.session for left in spool.sessions()] == []
 
 
+def store_in_session(client: txmq.Client, session: ClientSession, partition: TopicPartition, batch: bytearray) -> None:
+    """As what a killed process left in its sockets; the producer that has the session cannot end it any more."""
+    with txmq.connect(f"txmq://{client.control.connect(client.clock.monotonic() + 60).address}") as other:
+        other.control.call("hello", 1, "me", extensions={"session": session.wish}, timeout=60.0)
+        other.control.call("put", *partition, body=[batch], timeout=60.0)
+
+
 @pytest.mark.threads
 @pytest.mark.parametrize("was_stored", [True, False])
 def test_log_tells_the_fate_of_a_message_whose_session_ended(
@@ -136,13 +145,10 @@ def test_log_tells_the_fate_of_a_message_whose_session_ended(
         session = producer._homes.any().sessions.main.session
         assert identity is not None
         assert session is not None
-    assigned = AssignedSequence(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
-    content = bytes(records.encode([(b"k", b"1", (), 1)]))
-    if was_stored:
-        with txmq.connect(f"txmq://{client.control.connect(client.clock.monotonic() + 60).address}") as other:
-            hello = {"session": session.wish}
-            other.control.call("hello", 1, "me", extensions=hello, timeout=60.0)
-            other.control.call("put", *partition, body=[stamped(content, assigned)], timeout=60.0)
+        assigned = AssignedSequence(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
+        content = bytes(records.encode([(b"k", b"1", (), 1)]))
+        if was_stored:
+            store_in_session(client, session, partition, stamped(content, assigned))
     with Spool(tmp_path / "spool") as spool:
         spool.append(partition, content, 1, assigned)
     with _ordered(client, tmp_path) as producer:
@@ -164,11 +170,9 @@ def test_spool_without_secrets_is_stored_once_in_any_case(
         session = producer._homes.any().sessions.main.session
         assert identity is not None
         assert session is not None
-    assigned, content = AssignedSequence(identity, 1, 1), bytes(records.encode([(b"k", b"1", (), 1)]))
-    if was_stored:
-        with txmq.connect(f"txmq://{client.control.connect(client.clock.monotonic() + 60).address}") as other:
-            other.control.call("hello", 1, "me", extensions={"session": session.wish}, timeout=60.0)
-            other.control.call("put", *partition, body=[stamped(content, assigned)], timeout=60.0)
+        assigned, content = AssignedSequence(identity, 1, 1), bytes(records.encode([(b"k", b"1", (), 1)]))
+        if was_stored:
+            store_in_session(client, session, partition, stamped(content, assigned))
     with Spool(tmp_path / "spool") as spool:
         spool.append(partition, content, 1, assigned)
         spool._database.execute("UPDATE sessions SET secret = ''")
