@@ -62,6 +62,7 @@ class Reporter:
         self._first_seen: dict[str, float] = {}
         self._due_at = float("-inf")
         self._reported: tuple[bool, bool] | None = None
+        self._told = 0  # branches
 
     @property
     def hanging(self) -> list[Hanging]:
@@ -88,7 +89,7 @@ class Reporter:
         state = is_reachable, max(ages.values(), default=0) >= HANGS_AFTER_MS
         if now < self._due_at and state == self._reported:
             return
-        self._due_at, self._reported = now + REPORT_EVERY_S, state
+        self._due_at, self._reported, self._told = now + REPORT_EVERY_S, state, len(ages)
         oldest = sorted(self._branches, key=lambda one: -ages[one.txid])[:LISTED_MAX]
         body = {
             "kind": self._kind.value, "uuid": self._resource.uuid, "reachable": is_reachable,
@@ -100,6 +101,12 @@ class Reporter:
             self._client.control.submit(
                 "resource", "report", self._resource.name, body=[json.dumps(body).encode()], timeout=REQUEST_TIMEOUT_S
             )
+
+    def end(self) -> None:
+        """Before it goes: the broker keeps branches that were told for a day, and these are finished."""
+        if self._told and not self._branches and not self.is_unreachable:
+            self._due_at = float("-inf")
+            self.report(is_reachable=True, problem=None)
 
     def _age_ms(self, one: Hanging, now: float) -> int:
         return max(0, one.overdue_ms, int((now - self._first_seen[one.txid]) * 1000))

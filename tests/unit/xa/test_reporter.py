@@ -72,6 +72,18 @@ def test_unchanged_state_is_reported_sparingly_and_its_end_at_once() -> None:
     assert [(body["branches"], body["oldest"]) for body in told(world)] == [(0, [])]
 
 
+def test_last_words_take_back_a_branch_that_is_gone() -> None:
+    world = XAFixture("a")
+    resolver = world.resolver()
+    hang(world)
+    resolver.run_once()
+    world.databases[0].prepared.clear()
+    resolver.run_once()
+    assert [body["branches"] for body in told(world)] == [1], "a young one: told sparingly"
+    resolver.close()
+    assert [body["branches"] for body in told(world)] == [0]
+
+
 def test_what_a_round_has_settled_is_not_reported() -> None:
     world = XAFixture("a")
     hang(world, overdue_ms=5000)  # the deadline has passed: it is fenced and rolled back

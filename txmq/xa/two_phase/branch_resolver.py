@@ -153,11 +153,12 @@ class BranchResolver:
         return resolved
 
     def end(self) -> None:
-        """Remove the last markers, if the database is there, and close the connection to it."""
+        """Remove the last markers, if the database is there, close the connection to it, and report what is left."""
         with suppress(Exception):
             self._take_answers()
             self._sweep.delete_finished(self._database)
         self.close()
+        self._reporter.end()
 
     def close(self) -> None:
         """Close the connection to the database."""
