@@ -35,8 +35,13 @@ def resource_at(path: Path) -> LastResource:
 def resolve(world: LastResourceFixture, path: Path | None = None, rounds: int = 1) -> Exception | None:
     """A new resolver over the database, or over that file; what kept its last round from proving."""
     resolver = Resolver(world.home, [resource_at(path or world.path)])
-    for _ in range(rounds):
-        resolver.run_once()
+    try:
+        for _ in range(rounds):
+            resolver.run_once()
+    except SimulatedCrash:
+        for one in resolver._resource_resolvers:
+            one.close()  # the connection alone, as of a process that dies
+        raise
     problems = [error for _, error in resolver.problems()]
     resolver.close()
     return problems[0] if problems else None
