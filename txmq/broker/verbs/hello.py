@@ -10,6 +10,7 @@ from txmq.broker.context import Context
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.broker.verbs.access.asking import permissions_of, refuse_nobody
 from txmq.broker.verbs.prepare_commit import owner_gone
+from txmq.broker.verbs.resource import reporter_of
 from txmq.broker.verbs.session_expiry import close, make_room
 from txmq.errors import (
     BadRequestError,
@@ -123,9 +124,10 @@ def _take_over(context: Context, session: BrokerSession, epoch: int, user: str) 
 
 def let_go(context: Context, client: ClientConnection) -> None:
     """The connection speaks for its session no more: as if it had been lost."""
-    session, client.session = client.session, None
+    session = client.session
     if session is not None:
-        session.bound = None
+        context.resources.disconnected(reporter_of(client))
+        client.session, session.bound = None, None
         session.gone_ms = context.now_ms
         owner_gone(context, session)
 

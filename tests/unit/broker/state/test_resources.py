@@ -186,6 +186,18 @@ def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     assert node().session().ask("resource", "report", "stock", body=body).error == "bad-request"
 
 
+def test_report_of_a_session_that_was_ended_is_outvoted() -> None:
+    """Its connection reported in its name, and was taken for one that is there for half a minute."""
+    made = node()
+    client = made.session()
+    report(client, branches=1, age_ms=900)
+    assert client.ask("end", 0).code == 200
+    client.disconnect()
+    later(made, 0.5)
+    report(made.session())
+    assert [row["branches"] for row in rows(made)] == [0]
+
+
 def test_limits_of_name_size_and_action() -> None:
     client = node().session()
     assert report(client, "no/name").error == "invalid-name"
