@@ -138,7 +138,7 @@ def _start_by_own_loader(server: Newer, unfinished: Path) -> None:
     _write_script(
         usr / "sbin" / server.program, _LOADER.format(root=f"'{server.root}'", program=server.program, options=words)
     )
-    # mariadb-install-db asks it for defaults, even if there are to be none; it is in a package of clients.
+    # mariadb-install-db asks it for defaults, even where none are wanted; it is in a package of clients.
     if not (usr / "bin" / "my_print_defaults").exists():
         _write_script(usr / "bin" / "my_print_defaults", "#!/bin/sh\n")
 

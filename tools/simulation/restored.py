@@ -138,7 +138,7 @@ class Service(Application):
 
 
 class RenumberingProgram(Program):
-    """An operator behind the restore: adopts the database, numbers anew (``txmq outbox renumber``), where need be."""
+    """An operator after the restore: adopts the database, numbers anew (``txmq outbox renumber``), where need be."""
 
     ends_with_the_world = False
 

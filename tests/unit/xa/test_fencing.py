@@ -151,7 +151,7 @@ def test_copy_is_refused_once_the_original_has_drawn() -> None:
         world = World(seed)
         world.run()
         copy, before = world.database.copy(), len(world.going_on)
-        while len(world.going_on) < before + len(world.resolvers):  # each has begun a drawing behind the copy
+        while len(world.going_on) < before + len(world.resolvers):  # each has begun a drawing after the copy
             world.run(1)
         world.lead_to(copy)
         world.run(4 * STEPS)

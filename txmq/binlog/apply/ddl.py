@@ -263,7 +263,7 @@ class _Statement:
 
     @property
     def is_swap(self) -> bool:
-        """Whether it is a RENAME behind which there are the same names as before."""
+        """Whether it is a RENAME after which there are the same names as before."""
         moved = self.ddl.moved
         return self.ddl.kind is DdlKind.RENAME and {old for old, _ in moved} == {new for _, new in moved}
 

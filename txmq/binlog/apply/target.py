@@ -42,7 +42,7 @@ Changes = Mapping[TableName, Sequence[RowEvent]]
 
 
 class Written(NamedTuple):
-    """What is written of a partition: from the offset ``first`` to ``position``, which is behind the last message."""
+    """What is written of a partition: from the offset ``first`` to ``position``, which is after the last message."""
 
     position: OffsetPosition
     first: int
@@ -110,7 +110,7 @@ class Target:
         self._connection: Any = None
 
     def write(self, offsets: Sequence[Written], changes: Changes, *, overwrites: bool = False) -> None:
-        """Write changes, and save the offset behind them of each partition.
+        """Write changes, and save the offset after them of each partition.
 
         Raises:
             AppliedError: some are written already.

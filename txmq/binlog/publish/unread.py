@@ -99,7 +99,7 @@ class SnapshotState:
 
 
 def _name_behind(table: TableName, ddl: Ddl) -> TableName | None:
-    """What a table is called behind a statement; None if from there on all its rows come by the binlog."""
+    """What a table is called after a statement; None if from there on all its rows come by the binlog."""
     if table in ddl.emptied or TableName(table.database, "") in ddl.emptied:
         return None
     for old, new in ddl.moved:

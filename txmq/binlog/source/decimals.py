@@ -16,7 +16,7 @@ _PARTIAL_BYTES: Final = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)  # for so many digits of 
 
 @lru_cache(1024)
 def decimal_reader(precision: int, scale: int) -> tuple[int, Callable[[bytes], str]]:
-    """How many bytes a number of so many digits has, so many of them behind the point; and what reads them."""
+    """How many bytes a number of so many digits has, so many of them after the point; and what reads them."""
     whole_groups, whole_rest = divmod(precision - scale, _DIGITS)
     part_groups, part_rest = divmod(scale, _DIGITS)
     widths = [(_PARTIAL_BYTES[whole_rest], whole_rest), *[(4, _DIGITS)] * (whole_groups + part_groups)]

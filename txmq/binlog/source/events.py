@@ -72,7 +72,7 @@ def is_checked(event: bytes) -> bool:
 
 
 def has_checksums(description: bytes) -> bool:
-    """Whether this format description and the events behind it have checksums."""
+    """Whether this format description and the events after it have checksums."""
     return description[-5] == 1
 
 

@@ -34,7 +34,7 @@ _LITERAL: Final = 4
 _NUMBERS: Final = {5: _INT16, 6: _UINT16, 7: _INT32, 8: _UINT32, 9: _INT64, 10: _UINT64}
 _INLINED: Final = frozenset({_LITERAL, 5, 6})
 _INLINED_IN_LARGE: Final = _INLINED | {7, 8}
-_F_FORMAT_MAX: Final = 15  # digits before the point, and fewer zeros behind it: beyond that there is an exponent
+_F_FORMAT_MAX: Final = 15  # digits before the point, and fewer zeros after it: beyond that there is an exponent
 _NESTED_MAX: Final = 100  # the server's own limit
 
 quoted = json.JSONEncoder(ensure_ascii=False).encode
@@ -91,7 +91,7 @@ def _text(data: bytes, start: int, behind: int) -> str:
 
 
 def _sized(data: bytes, at: int) -> tuple[int, int]:
-    """Where bytes begin that stand behind their length, and where they end."""
+    """Where bytes begin that stand after their length, and where they end."""
     size = shift = 0
     while True:
         byte = data[at]

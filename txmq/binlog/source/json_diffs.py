@@ -28,7 +28,7 @@ class _Number(str):
 
 
 def patched(document: str, diffs: bytes) -> str:
-    """A document's text behind its diffs.
+    """A document's text after its diffs.
 
     Raises:
         ValueError, LookupError: they do not fit the document, or are none.
@@ -50,7 +50,7 @@ def patched(document: str, diffs: bytes) -> str:
 
 
 def _sized(data: bytes, at: int) -> tuple[int, int]:
-    """Where bytes begin that stand behind their length, and where they end."""
+    """Where bytes begin that stand after their length, and where they end."""
     first, at = data[at], at + 1
     if first < _LONGER:
         return at, at + first

@@ -191,7 +191,7 @@ def _size(status: bytes, code: int, at: int) -> int | None:
             return 2 + first
         case 5 | 6:  # time zone, catalog
             return 1 + first
-        case 11:  # who has run it: user and host
+        case 11:  # the user and host that have run it
             return 2 + first + (status[at + 1 + first] if at + 1 + first < len(status) else 0)
         case 12:  # databases, each with a zero
             return 1 if first == _MANY_DATABASES else _size_of_names(status, at + 1, first) + 1

@@ -186,7 +186,7 @@ class BrokerSession:
 
 
 def count_for(counts: dict[str, int], user: str, more: int) -> None:
-    """So many more are the user's; nothing is kept of a user who has none, or of nobody."""
+    """So many more are the user's; nothing is kept of a user without any, or of nobody."""
     if user and more:
         left = counts.get(user, 0) + more
         if left:

@@ -74,8 +74,10 @@ class SenderPool:
                 return
             self._senders.remove(sender)
         sender.stop()
-        have_ended([sender.reconnecting.end_session(self._clock.monotonic() + END_S_MAX)])
-        sender.reconnecting.close()
+        try:
+            have_ended([sender.reconnecting.end_session(self._clock.monotonic() + END_S_MAX)])
+        finally:
+            sender.reconnecting.close()
 
     def stop(self) -> list[ReconnectingConnection]:
         """Give up what is unfinished; no sender is given out any more. Returns their connections, to be closed."""

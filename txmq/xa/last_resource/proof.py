@@ -143,7 +143,7 @@ def prove(
         has_token: the newest fencing token stands in the database.
 
     Returns:
-        REPORT_COMMIT or REPORT_VOID: proved and durable. REPORT_ROLLBACK: so is this, when a token is drawn behind it.
+        REPORT_COMMIT or REPORT_VOID: proved and durable. REPORT_ROLLBACK: so is this, when a token is drawn after it.
         UNDECIDED, with what stood in the way: nothing is known, and the connection should be closed. FORGOTTEN: nothing
         will be.
     """

@@ -14,7 +14,7 @@ process do that (``pump``).
 Committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after their deadline.
 
 Invariants:
-    * nothing is reported as rolled back because it is missing, before a token was drawn behind that look;
+    * nothing is reported as rolled back because it is missing, before a token was drawn after that look;
     * only transactions of this cluster, this broker and this database's uuid are touched, and only of the kind that the
       marker table can prove;
     * a committed marker leaves only after every home has said that the commit is durable.

@@ -78,7 +78,7 @@ def test_batch_that_comes_late_is_refused_and_stored_once(counter: int, is_new_l
     client = _producer(broker)
     wish = _wish(broker)
     assert client.ask("end", counter).code == 200
-    assert put(client, b"v", producer=1).error == "other-session"  # what was in the pipe behind it
+    assert put(client, b"v", producer=1).error == "other-session"  # what was in the pipe after it
     if is_new_life:
         broker = restarted(broker)
     late = broker.connect()

@@ -106,7 +106,7 @@ def test_the_first_micro_batch_begins_where_its_end_says() -> None:
 @pytest.mark.parametrize(
     ("now", "shared"),
     [
-        (((LIFE, 0), (NEXT, 10)), None),  # the same, and more behind it
+        (((LIFE, 0), (NEXT, 10)), None),  # the same, and more after it
         (((LIFE, 0), (NEXT, 10), (LATER, 30)), None),
         (((LIFE, 0), (LATER, 10)), 10),  # a copy from before the second life
         (((LIFE, 0), (NEXT, 10), (LATER, 20)), 20),  # from within it

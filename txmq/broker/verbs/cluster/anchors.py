@@ -1,12 +1,12 @@
 """Anchors: the one home that decides for a group or a query, where several homes have a part of it.
 
 Theory of operation. The registry fixes the home that asks for the anchor of a name first. From then on every home is
-told that one. When the group or query is deleted there, the anchor is released behind that, as soon as it is durable:
+told that one. When the group or query is deleted there, the anchor is released after that, as soon as it is durable:
 no home is the next anchor of a name of which the former one still knows something.
 
 A broker that is alone is the anchor of everything, and asks nobody.
 
-Invariant: the registry is asked for an anchor behind its release, if both are wanted: it tells of no former one.
+Invariant: the registry is asked for an anchor after its release, if both are wanted: it tells of no former one.
 """
 
 from __future__ import annotations
