@@ -355,6 +355,13 @@ class OtherTokenError(BrokerError):
     code, wire_name = 409, "other-token"
 
 
+class OutboxConflictError(BrokerError):
+    """The page does not follow the newest one that the broker knows of the outbox: another relay has gone on, or the
+    outbox is a copy, or the database or the broker was restored."""
+
+    code, wire_name = 409, "outbox-conflict"
+
+
 class StaleLogError(BrokerError):
     """The position is of another log: its topic was made anew, or the broker has started since. Ask for the log."""
 

@@ -138,6 +138,36 @@ def test_outbox_row_whose_answer_died_is_placed_once(tmp_path: Path, point: str,
             raw.close()
 
 
+@pytest.mark.parametrize(
+    ("point", "is_taken"), [("broker.outbox.page_taken", False), ("broker.outbox.page_taken>journal.sync.done", True)]
+)
+def test_outbox_page_whose_answer_died_is_told_by_chain(tmp_path: Path, point: str, is_taken: bool) -> None:
+    uuid = "5e" * 16
+    batch = bytes(encode([(b"key", b"value", (), 1_700_000_000_000)]))
+    body = b"t 0 %d\r\n" % len(batch) + batch
+    with BrokerProcess(tmp_path / "broker", settings=QUIET) as broker:
+        with txmq.connect(broker.address) as client:
+            client.topics.create("t")
+        broker.stop()
+        broker.start(env={"TXMQ_CRASH": f"{point}:1"})
+        raw = RawClient(broker)
+        hello = raw.ask("hello 1 raw session=new")[1]
+        session, secret = _json_text(hello, "session"), _json_text(hello, "secret")
+        txid = "-".join(_json_text(hello, word) for word in ("cluster", "home", "session")) + "-1"
+        with pytest.raises(ConnectionError):
+            raw.ask(f"commit {txid} outbox={uuid} name=shop after=-", body)
+        raw.close()
+        assert broker.wait(WAIT_S) == KILLED
+        broker.start(env={})
+        raw = RawClient(broker)
+        assert raw.ask(f"hello 1 raw session={session}.0.{secret}")[0] == 200
+        assert json.loads(raw.ask(f"outbox {uuid}")[1]) == {"last": txid if is_taken else None}
+        outcome = raw.ask(f"outcome {txid} fence")[1]
+        assert outcome.splitlines()[0] == ("committed" if is_taken else "rolled-back")
+        assert raw.ask("offset t 0 latest")[1].split()[2] == str(int(is_taken))
+        raw.close()
+
+
 def _json_text(text: str, name: str) -> str:
     return str(json.loads(text)[name])
 

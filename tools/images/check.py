@@ -3,6 +3,7 @@
 =====  ==============================================================================================================
 P1     what had been told (in a way that promises it) is there: messages at their offsets, outcomes, topics
 P1     the newest fencing token of a database is not older than one that had been told
+P6     the chain of an outbox ends with the newest of its pages that is decided
 P2     each transaction is visible all or none, at the places of its outcome; offsets have no holes; messages stand in
        the order in which they were decided
 P4     messages of a decision are invisible until every branch has completed
@@ -85,6 +86,9 @@ class Player:
                 extensions["tx"] = txid
             else:
                 arguments[0] = txid
+        if "outbox" in extensions:
+            after = int(extensions["after"] or 0)
+            extensions["after"] = self.node.txid(SESSION, after) if after else "-"
         words = [word for word in OF_ANOTHER_HOME if word in extensions]
         for word in words:
             extensions[word] = other_txid(self.node, int(extensions[word] or 0))
@@ -198,6 +202,7 @@ def check_recovered(script: Script, node: Node, told: Told) -> None:
     _check_offset(script, node)
     _check_numbers(script, node)
     _check_tokens(script, node, told)
+    _check_chain(script, node)
     verdict = verify_log(node.disk)
     assert verdict.is_sound, f"P10: {verdict.findings}"
 
@@ -313,6 +318,17 @@ def _check_tokens(script: Script, node: Node, told: Told) -> None:
     numbers = [token for _, token in drawn]
     at = numbers.index(newest) if newest is not None else -1
     assert not any(is_told for is_told, _ in drawn[at + 1 :]), f"P1: token {newest}, later ones had been told"
+
+
+def _check_chain(script: Script, node: Node) -> None:
+    """The chain of an outbox ends with the newest of its pages that is decided."""
+    session, decided = node.state.sessions.get(SESSION), ""
+    for counter, made in script.transactions.items():
+        is_placed = session is not None and session.outcomes.get(counter) is not None
+        if made.is_page and (is_placed or (SESSION, counter) in node.state.transactions):
+            decided = node.txid(SESSION, counter)
+    last = node.state.outbox_chains.last(UUID)
+    assert last == decided, f"P6: the chain ends with {last}, the newest page that is decided is {decided}"
 
 
 def _check_group(ask: Ask, answer: Answer, node: Node) -> None:

@@ -80,6 +80,7 @@ class Transaction:
     offset: int = 0  # that it saves for the group, of partition 0 of topic a; 0 for none
     is_branch: bool = False  # of a transaction that another home decides
     number: int = 0  # that it takes of the outbox series
+    is_page: bool = False  # of an outbox
 
 
 class Script:
@@ -176,6 +177,15 @@ class Script:
         self._transaction(counter, "committed").number = number
         adds = () if waits else tuple(self.transactions[counter].parts)
         words: dict[str, str | int] = {"drained": SERIES, "number": number, "row": f"row-{number}", "uuid": UUID}
+        return self._ask("commit", str(counter), extensions=words, body=body, counter=counter, adds=adds,
+                         topics=tuple(topic for topic, _ in places))  # fmt: skip
+
+    def page(self, counter: int, after: int, *places: TopicPartition, waits: bool = False) -> Script:
+        """A page of an outbox follows the one of transaction ``after``, 0 for none; ``waits`` as of ``local``."""
+        body = self._parts(counter, places, 1, keys="7" if waits else "") if places else b""
+        self._transaction(counter, "committed").is_page = True
+        adds = () if waits else tuple(self.transactions[counter].parts)
+        words: dict[str, str | int] = {"outbox": UUID, "name": "shop", "after": after}
         return self._ask("commit", str(counter), extensions=words, body=body, counter=counter, adds=adds,
                          topics=tuple(topic for topic, _ in places))  # fmt: skip
 

@@ -278,6 +278,14 @@ def tokens(name: str) -> Script:
     return script.checkpoint().put("a").restart().draw(5).checkpoint().draw(6).restart().put("a")
 
 
+def pages(name: str) -> Script:
+    """Pages of an outbox, with and without messages, alone and in one group; one waits; over checkpoints."""
+    script = Script(name).topic("a", partitions=2).topic("b").page(1, 0, A, B).put("a").page(2, 1).together()
+    script.page(3, 2, A).page(4, 3, B).put("b").apart().branch(5, A).page(6, 4, A, A1, waits=True)
+    script.checkpoint().restart().put("a").commit(5).commit(6).page(7, 6, B).checkpoint().page(8, 7, A).restart()
+    return script.stream(9, "a").put("b").page(10, 8, B).checkpoint()
+
+
 def everything(name: str) -> Script:
     """A little of all."""
     script = Script(name).topic("a", partitions=2, segment_size_bytes=4096).topic("b").put("a", size=2000)
@@ -294,6 +302,6 @@ _WRITERS: tuple[Callable[[str], Script], ...] = (
     retention_archives, retention_empties, synced_at_intervals, decided, decided_around_checkpoints, consumer_groups,
     batches_of_a_query, batches_around_checkpoints,
     consumed_and_produced, consumed_around_checkpoints, over_homes, over_homes_around_checkpoints, drained,
-    drained_around_checkpoints, tokens, everything,
+    drained_around_checkpoints, tokens, pages, everything,
 )  # fmt: skip
 SCRIPTS: dict[str, Script] = {writer.__name__: writer(writer.__name__) for writer in _WRITERS}

@@ -64,6 +64,7 @@ class Counters:
     shown_before_rows: int = 0
     checks: int = 0
     drained: int = 0
+    outbox_pages: int = 0
     logins: int = 0
     logins_failed: int = 0
     refused: int = 0

@@ -120,9 +120,11 @@ _TABLE = (
         b"commit", ("txid",),
         {
             b"delayable": "flag", b"heuristic": "text", b"homes": "text", b"drained": "hex32", b"number": "long",
-            b"row": "text", b"uuid": "hex32", b"floor": "long", **_STREAMED,
+            b"row": "text", b"uuid": "hex32", b"floor": "long", b"outbox": "hex32", b"name": "text", b"after": "text",
+            **_STREAMED,
         }, has_body=True, number_max=_STREAMED_MAX,
-        teaches="decide a local transaction, or settle a prepared one; drained: a row of a database's outbox",
+        teaches="decide a local transaction, or settle a prepared one; drained: a row of a database's outbox; outbox: "
+        "a page of its rows, after the one before",
     ),
     Verb(
         b"decide", ("txid",), {b"branches": "number", b"homes": "text", b"floor": "long", **_STREAMED}, has_body=True,
@@ -162,6 +164,10 @@ _TABLE = (
     Verb(
         b"token", ("uuid", "token"), {b"after": "hex32", b"adopted": "flag"},
         teaches="the fencing token that was drawn in a database, after the one before",
+    ),
+    Verb(
+        b"outbox", ("uuid",), {b"forget": "flag"},
+        teaches="the newest page of an outbox; forget: drop what is known of it",
     ),
     Verb(b"forget", ("txid",), teaches="forget a heuristic outcome"),
     Verb(

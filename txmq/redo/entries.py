@@ -60,6 +60,7 @@ Bodies::
     43 SESSION_CLOSED  session u64: its client is done with it. No connection speaks for it any more, its batches are
                       not known again; the outcomes of its transactions are
     44 TOKEN_DRAWN    JSON: the newest fencing token of a database, by the database's uuid
+    47 OUTBOX_CHAIN   JSON: the newest page of an outbox, in the record of its decision; without one it is forgotten
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ MADE: Final = 41
 HOME_RETIRED: Final = 42
 SESSION_CLOSED: Final = 43
 TOKEN_DRAWN: Final = 44
+OUTBOX_CHAIN: Final = 47
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -123,7 +125,7 @@ NAMES: Final = {
     REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", DRAINED: "drained",
     USER: "user", USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", VOIDED: "voided",
     ACCESS: "access", FENCED: "fenced", MADE: "made", HOME_RETIRED: "home-retired", SESSION_CLOSED: "session-closed",
-    TOKEN_DRAWN: "token-drawn",
+    TOKEN_DRAWN: "token-drawn", OUTBOX_CHAIN: "outbox-chain",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences

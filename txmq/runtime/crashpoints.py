@@ -70,6 +70,7 @@ POINTS: Final[Mapping[str, str]] = {
     "broker.decision.decided": "other homes: prepared; deciding home: the decision is in the journal buffer only",
     "broker.database.fenced": "database: a branch is prepared; broker: its fence is in the journal buffer only",
     "broker.outbox.taken": "database: the row in its outbox; broker: number and messages in the journal buffer only",
+    "broker.outbox.page_taken": "database: the page is claimed; broker: chain and messages in the journal buffer only",
     "broker.decision.awaits_place": "deciding home: a decision whose place waits is in the journal buffer only",
     "broker.decision.asked": "deciding home: anything; a branch home has asked and has no answer",
     "broker.decision.fenced": "deciding home: undecided, the rollback is in the journal buffer only; branch: prepared",

@@ -65,6 +65,7 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.HOME_RETIRED, {"home": "00000000000000b2", "reason": "burnt"}),
         entries.encode_session_ended(1, entries.SESSION_CLOSED),
         entries.json_entry(entries.TOKEN_DRAWN, {"uuid": "a", "token": "b"}),
+        entries.json_entry(entries.OUTBOX_CHAIN, {"uuid": "a", "name": "shop", "last": "b", "time_ms": 1}),
     ]
     for sample in samples:
         journal.append(sample)

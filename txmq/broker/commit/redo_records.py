@@ -95,7 +95,7 @@ class Redo:
             self._redo_group(kind, json.loads(bytes(body)))
         elif kind in (entries.EPOCH_DRAWN, entries.QUERY_OPENED, entries.BATCH_COMMITTED, entries.QUERY_DELETED):
             self._redo_query(kind, body)
-        elif kind in (entries.DRAINED, entries.TOKEN_DRAWN):
+        elif kind in (entries.DRAINED, entries.TOKEN_DRAWN, entries.OUTBOX_CHAIN):
             self._redo_database(kind, json.loads(bytes(body)))
         elif kind in principals.KINDS:
             self._state.principals.fold(kind, json.loads(bytes(body)))
@@ -145,6 +145,10 @@ class Redo:
     def _redo_database(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == entries.TOKEN_DRAWN:
             self._state.fencing_tokens.drawn(fields["uuid"], fields["token"])
+        elif kind == entries.OUTBOX_CHAIN:
+            self._state.outbox_chains.fold(fields)
+            if fields["last"] is None:
+                self._state.principals.unmade("outbox", fields["uuid"])
         else:
             taken = DrainedRow(fields["row"], fields["session"], fields["counter"])
             self._state.outboxes.take(fields["series"], fields["number"], taken)

@@ -43,6 +43,7 @@ def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles, lsn:
     state.registration.restore(snapshot.get("registration"))
     state.outboxes.restore(snapshot.get("outboxes", ()))
     state.fencing_tokens.restore(snapshot.get("fencing_tokens", ()))
+    state.outbox_chains.restore(snapshot.get("outbox_chains", ()))
     state.principals.restore(snapshot.get("principals"))
     _derive(state)
 

@@ -30,6 +30,7 @@ from txmq.broker.state import (
     decisions,
     fencing_tokens,
     group_offsets,
+    outbox_chains,
     outboxes,
     producer_sequences,
     session,
@@ -78,6 +79,7 @@ class FrozenState:
     registration: dict[str, Any] | None
     outboxes: Packed
     fencing_tokens: Packed
+    outbox_chains: Packed
     principals: dict[str, Any] | None
 
     def sections(self) -> Iterator[tuple[str, Any]]:
@@ -107,6 +109,8 @@ class FrozenState:
             yield "outboxes", _rows(self.outboxes, outboxes.FROZEN_FIELDS, list)
         if any(self.fencing_tokens):
             yield "fencing_tokens", _rows(self.fencing_tokens, fencing_tokens.FROZEN_FIELDS, list)
+        if any(self.outbox_chains):
+            yield "outbox_chains", _rows(self.outbox_chains, outbox_chains.FROZEN_FIELDS, list)
         if self.principals is not None:
             yield "principals", self.principals
 

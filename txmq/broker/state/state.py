@@ -25,6 +25,7 @@ from txmq.broker.state.fencing_tokens import FencingTokens
 from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed, packed
 from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.in_doubt_index import InDoubtIndex
+from txmq.broker.state.outbox_chains import OutboxChains
 from txmq.broker.state.outboxes import Outboxes
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.registration import Registration
@@ -85,7 +86,7 @@ class State:
         self.payload_bytes, self.epoch, self.life = 0, 0, NO_LIFE
         self.decisions, self.branch_parts = XADecisions(), BranchParts()
         self.saved, self.queries, self.outboxes = SavedGroups(), Queries(), Outboxes()
-        self.fencing_tokens = FencingTokens()
+        self.fencing_tokens, self.outbox_chains = FencingTokens(), OutboxChains()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
 
     def new_topic_id(self) -> int:
@@ -465,6 +466,7 @@ class State:
             registration=self.registration.snapshot(),
             outboxes=packed(self.outboxes.freeze()),
             fencing_tokens=packed(self.fencing_tokens.freeze()),
+            outbox_chains=packed(self.outbox_chains.freeze()),
             principals=self.principals.freeze(),
         )  # fmt: skip
 

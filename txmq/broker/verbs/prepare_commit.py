@@ -32,7 +32,7 @@ from txmq.broker.verbs.access.owners import audit_fence, refuse_others
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.branches.fences import is_for_a_database, outcome_for_a_database, refuse_fenced
 from txmq.broker.verbs.branches.heuristics import hazard_of, keep, record
-from txmq.broker.verbs.outbox import drained
+from txmq.broker.verbs.outbox import drained, pages
 from txmq.broker.verbs.transaction_checks import (
     check_streamed,
     floor_of,
@@ -130,7 +130,8 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
         drained.commit(context, client, request)
         return
     refuse_others(context, client, (txid.session, txid.counter), is_end=True)
-    event = TransactionEvent.COMMIT_PARTS if body or b"homes" in given else TransactionEvent.COMMIT
+    is_whole = body or b"homes" in given or pages.OUTBOX in given
+    event = TransactionEvent.COMMIT_PARTS if is_whole else TransactionEvent.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)
     floor = floor_of(given, client, session)
     if action is Action.REPEAT:
@@ -377,6 +378,9 @@ def _decide(
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
     saved = check_offsets(context, client, offsets)
+    page = pages.stated_page(context, client, given)
+    if page is not None:
+        pages.take(context, client, page, txid)
     if homes or turns.must_queue(context, transaction, parts, keys):
         meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name}
         if homes:
@@ -389,7 +393,7 @@ def _decide(
         return
     lines = placing.commit(context, session.number, txid.counter, floor, transaction, parts)
     save_with_commit(context, saved)
-    if transaction is None and not saved:
+    if transaction is None and not saved and page is None:
         context.answer_as_configured(client, opaque, lines)
     else:
         context.answer_when_durable(client, opaque, lines)

@@ -20,6 +20,7 @@ from txmq.broker.verbs.access.asking import (
     watches,
 )
 from txmq.broker.verbs.branches.listing import figures as branch_figures
+from txmq.broker.verbs.outbox import pages
 from txmq.broker.verbs.outbox.drained import series_rows
 from txmq.broker.verbs.resource import shown_rows
 from txmq.errors import BadRequestError
@@ -36,6 +37,7 @@ stats offsets       start and end of every partition
 stats transactions  open, prepared and kept outcomes; age of the oldest in-doubt one
 stats resources     one line a database: who reaches it, branches that are prepared there
 stats outboxes      one line an outbox of a database: how far it is drained, and when that was
+stats chains        one line an outbox: its newest page, and when that was taken
 stats registry      the session with the registry, and what it told
 stats config        the settings in force
 stats json          all of it as JSON
@@ -130,6 +132,8 @@ def transaction_figures(context: Context) -> dict[str, Value]:
         "heuristics_kept": len(decisions.heuristics),
         "shown_before_rows": context.counters.shown_before_rows,
         "queries": len(context.state.queries.named),
+        "outboxes": len(context.state.outbox_chains.newest),
+        "outbox_pages": context.counters.outbox_pages,
         "outbox_series": len(context.state.outboxes.series),
         "drained": context.counters.drained,
         "half_checks": context.counters.checks,
@@ -200,6 +204,13 @@ def _outboxes(context: Context, client: ClientConnection) -> str:
     )
 
 
+def _chains(context: Context, client: ClientConnection) -> str:
+    return "".join(
+        f"{row.pop('outbox')} {' '.join(f'{name} {_word(value)}' for name, value in row.items())}\n"
+        for row in pages.rows(context, client)
+    )
+
+
 def _for_watchers(figures: Callable[[Context], Mapping[str, object]]) -> Callable[[Context, ClientConnection], str]:
     """Figures that name what others have: of those who watch the broker, where there are users."""
 
@@ -232,6 +243,7 @@ def _json(context: Context, client: ClientConnection) -> str:
         **({"transactions": transaction_figures(context)} if is_watched else {}),
         "resources": shown_rows(context, client),
         "outboxes": series_rows(context, client),
+        "chains": pages.rows(context, client),
         "topics": [topic.to_json() for topic in topics],
         "offsets": offsets,
         **({"config": context.settings.shown()} if is_administrator(context, client) else {}),
@@ -248,6 +260,7 @@ _TEXTS: dict[str, Callable[[Context, ClientConnection], str]] = {
     "transactions": _for_watchers(transaction_figures),
     "resources": _resources,
     "outboxes": _outboxes,
+    "chains": _chains,
     "registry": _for_watchers(registry_figures),
     "config": _for_operators(lambda context: context.settings.shown()),
     "json": _json,

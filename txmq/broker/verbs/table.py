@@ -24,6 +24,7 @@ from txmq.broker.verbs.access.users import user
 from txmq.broker.verbs.cluster.describe import cluster
 from txmq.broker.verbs.group import group as groups
 from txmq.broker.verbs.outbox.drained import drained
+from txmq.broker.verbs.outbox.pages import outbox
 from txmq.broker.verbs.parts import parts
 from txmq.broker.verbs.put import put
 from txmq.broker.verbs.query import query
@@ -32,6 +33,7 @@ from txmq.broker.verbs.token import token
 from txmq.errors import (
     FencedError,
     OtherTokenError,
+    OutboxConflictError,
     OutOfTurnError,
     TransactionConflictError,
     UnavailableError,
@@ -59,6 +61,7 @@ VERBS: dict[bytes, Verb] = {
     b"forget": decide.forget,
     b"drained": drained,
     b"token": token,
+    b"outbox": outbox,
     b"recover": recover.recover,
     b"parts": parts,
     b"checks": check_backs.checks,
@@ -95,5 +98,5 @@ LONG_ANSWERS = frozenset(
 )  # fmt: skip
 TELL_A_STATE = (
     TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError, OutOfTurnError,
-    UserExistsError, UnknownUserError, OtherTokenError,
+    UserExistsError, UnknownUserError, OtherTokenError, OutboxConflictError,
 )  # fmt: skip

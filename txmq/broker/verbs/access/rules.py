@@ -101,6 +101,7 @@ RULES: Final[dict[bytes, Rule | dict[bytes, Rule]]] = {
     b"forget": Rule((_OTHERS,)),
     b"drained": Rule((Ask(INSTALL, RESOURCE, where="the resource of the series, or any if that is not known"),)),
     b"token": Rule((Ask(INSTALL, RESOURCE, where="its uuid, or settle; of adopted only the former"),)),
+    b"outbox": Rule((Ask(INSTALL, RESOURCE, where="its uuid; forget is an administrator's"),)),
     b"recover": _LISTED,
     b"parts": Rule((_OTHERS, Ask(READ, TOPIC, where="each part of a transaction of another user"))),
     b"checks": Rule((Ask(READ, GROUP, argument=0),)),

@@ -21,6 +21,7 @@ GROUP_SHARE: Final = "group"
 QUERY_SHARE: Final = "query"
 SERIES_SHARE: Final = "series"
 DATABASE_SHARE: Final = "database"
+OUTBOX_SHARE: Final = "outbox"
 
 
 def refuse_over_half(

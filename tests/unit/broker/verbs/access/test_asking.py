@@ -17,6 +17,7 @@ from ...group_support import pass_time
 from ...support import prepare, put, restarted, stated, values
 from ..outbox.test_drained import SERIES, drain
 from ..outbox.test_drained import send as send_row
+from ..outbox.test_pages import send as send_page
 from ..test_check_backs import half
 from ..test_decide import complete, decide
 from ..test_query import ask as ask_query
@@ -226,7 +227,7 @@ def test_lists_show_what_one_may_do_something_with() -> None:
             assert ask() == shown, (name, grants)
     made.allow(WRITE)
     found = _json(made.shop.ask("stats", "json"))
-    assert found.keys() == {"broker", "resources", "outboxes", "topics", "offsets"}
+    assert found.keys() == {"broker", "resources", "outboxes", "chains", "topics", "offsets"}
     assert {row["topic"] for row in found["offsets"]} == {"a"}
 
 
@@ -253,6 +254,7 @@ def test_lists_of_groups_queries_and_databases_show_what_one_may() -> None:
         body = json.dumps(found).encode()
         assert made.ops.ask("resource", "report", f"db{str(uuid)[0]}", body=body).code == 200
     assert drain(made.ops, 1, session=2).code == 200
+    assert send_page(made.ops, 2, 0, session=2).code == 200
 
     def shown() -> list[int]:
         return [
@@ -261,17 +263,18 @@ def test_lists_of_groups_queries_and_databases_show_what_one_may() -> None:
             len(_json(made.shop.ask("resource", "list", "*", body=b""))["resources"]),
             len(made.shop.ask("stats", "resources").text.splitlines()),
             len(made.shop.ask("stats", "outboxes").text.splitlines()),
+            len(made.shop.ask("stats", "chains").text.splitlines()),
         ]
 
-    assert shown() == [0, 0, 0, 0, 0]
+    assert shown() == [0] * 6
     made.allow(GROUP, INSTALL)
-    assert shown() == [1, 1, 1, 1, 1]
+    assert shown() == [1] * 6
     rows = _json(made.group("describe"))
     assert rows["partitions"] == []
     made.allow(GROUP, READ)
     assert {row["topic"] for row in _json(made.group("describe"))["partitions"]} == {"a"}
     made.allow(ADMINISTRATOR)
-    assert shown() == [2, 2, 3, 3, 1]
+    assert shown() == [2, 2, 3, 3, 1, 1]
 
 
 def test_series_of_another_database_is_not_drained() -> None:
@@ -358,7 +361,8 @@ def test_who_watches_the_broker_sees_all_and_touches_nothing() -> None:
     made = world(Grant("describe", "broker", "all"))
     assert made.ops.ask("group", "reset", "g", extensions={"create": None}, body=b'[["a", 0, 0]]').code == 200
     told = _json(made.shop.ask("stats", "json"))
-    assert {"broker", "transactions", "resources", "outboxes", "topics", "offsets"} == told.keys()  # no settings
+    shown = {"broker", "transactions", "resources", "outboxes", "chains", "topics", "offsets"}
+    assert told.keys() == shown  # no settings
     assert [topic["name"] for topic in told["topics"]] == ["a", "b"]
     assert [row["group"] for row in _json(made.group("list", group="*"))["groups"]] == ["g"]
     assert {row["topic"] for row in _json(made.group("describe"))["partitions"]} == {"a"}

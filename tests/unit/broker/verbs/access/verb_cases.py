@@ -16,6 +16,7 @@ from txmq.redo import entries
 
 from ...support import node, prepare, put
 from ..outbox.test_drained import SERIES, drain
+from ..outbox.test_pages import send as send_page
 from ..test_check_backs import half
 from ..test_decide import complete, decide
 from ..test_query import ask as ask_query
@@ -217,6 +218,10 @@ CASES = [
     Case("drained", "", (INSTALL,), _line("drained", SERIES), lambda world: drain(world.ops, 1, session=2), "known"),
     Case("token", "", (SETTLE | INSTALL,), _line("token", UUID, "b" * 32)),
     Case("token", "", (INSTALL,), _line("token", UUID, "b" * 32, adopted=None), about="adopted"),
+    Case("commit", "", (INSTALL,), lambda world: send_page(world.shop, 1, 0), about="a page"),
+    Case("commit", "", (WRITE, INSTALL), lambda world: send_page(world.shop, 1, 0, b"x"), about="page and message"),
+    Case("outbox", "", (INSTALL,), _line("outbox", UUID)),
+    Case("outbox", "", (NOBODY_ELSE,), _line("outbox", UUID, forget=None), about="forget"),
     Case("recover", "", (), _line("recover")),
     Case("parts", "", (SETTLE, READ), _settle("parts"), _prepared),
     Case("checks", "", (GROUP,), _line("checks", "g")),
