@@ -1,0 +1,3 @@
+from .world import main
+
+raise SystemExit(main())
