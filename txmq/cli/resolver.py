@@ -113,10 +113,10 @@ def adopt(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Take the servers (or files) that the file leads to for the databases, whichever were that before.
+    """Take what the file leads to for the databases that go on, whichever did that before.
 
     After a restore, or a fail-over that lost commits, when the old one is off for good: what a dead client left is
-    rolled back if its marker is missing in the adopted one.
+    rolled back if its marker is missing in the adopted one, and a decided XA branch that is missing there is lost.
 
     [bold]Examples[/bold]
 

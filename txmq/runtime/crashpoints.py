@@ -122,7 +122,7 @@ POINTS: Final[Mapping[str, str]] = {
     "client.ordered.answered": "spool: the messages with their numbers; broker: the answered ones, forced",
     "client.ordered.removed": "spool: nothing of the messages any more, forced; broker: the messages",
     "resolver.marker_inserted": "database: rolled-back marker committed; broker: prepared",
-    "resolver.token_drawn": "database: a fencing token, behind rolled-back markers; broker: knows the one before",
+    "resolver.token_drawn": "database: a fencing token, after what it proves was seen; broker: knows the one before",
     "client.outbox.filled": "database: rows, messages and outboxed marker, uncommitted; broker: perhaps prepared",
     "client.outbox.committed": "database: rows, messages and outboxed marker; broker: perhaps prepared",
     "client.outbox.chosen": "database: placed messages gone, next ones locked, uncommitted; broker: has placed those",

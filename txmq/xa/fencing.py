@@ -1,4 +1,4 @@
-"""Fencing tokens: of a database and its copies, which is the one in which a missing row proves anything.
+"""Fencing tokens: of a database and its copies, which is the one in which what is missing proves anything.
 
 Theory of operation. A copy of a database has everything of the original's, but not what was written there since. So who
 resolves in a database writes a random word into it, a *token*, and tells the broker, which keeps the newest token of
@@ -28,6 +28,11 @@ Laws:
        COMMIT out of all of them (``proof``). It is the token's acceptance that proves the rollback, not the row.
     3. The judge of a marker is the home in its txid: one, however many homes the transaction has parts at.
     4. A committed marker proves a commit wherever it is found: no token is asked.
+    5. An XA branch that XA RECOVER does not list, and whose marker is not there, is lost only by a token that was drawn
+       after both looks (``two_phase/branch_resolver.py``). The broker has decided, so the branch was prepared before:
+       it stands neither prepared nor committed in what goes on. That holds whether or not a replica has prepared
+       branches. XA RECOVER lists those of the whole server; the token stands in one schema, beside the markers. So of
+       two schemas with one identity on a server one goes on, and two resources never share a token.
 
 What if it stops here?
 
@@ -50,15 +55,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from txmq.errors import OtherTokenError, UnavailableError
 from txmq.runtime.crashpoints import crash_point
 from txmq.state_machine import next_step
 from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Control
 from txmq.xa.database.fingerprint import StrangeServerError
-from txmq.xa.database.marker_table import MarkerTable
-from txmq.xa.database.token_table import TokenRow, TokenTable
+from txmq.xa.database.token_table import TokenRow
 
 DRAW_EVERY_S: Final = 60.0
 _TRIES_MAX: Final = 20  # looks at the row: each but the last one was outdated by another resolver
@@ -143,19 +147,17 @@ class Drawing:
 
 
 class Drawn(Protocol):
-    """A database, as its tokens are drawn (``ResolvingConnection``)."""
-
-    @property
-    def connection(self) -> Any:
-        """The DB-API connection."""
-
-    @property
-    def table(self) -> MarkerTable:
-        """Its tables."""
+    """A database, as its tokens are drawn: ``ResolvingConnection``, or the ``Recovery`` of an XA resource."""
 
     @property
     def uuid(self) -> str:
         """Its identity."""
+
+    def token_row(self, home: str) -> TokenRow:
+        """See ``TokenTable.row``."""
+
+    def draw_token(self, home: str, before: TokenRow, after: TokenRow, rolled_back: Sequence[str] = ()) -> bool:
+        """See ``TokenTable.draw``."""
 
 
 class Fence:
@@ -174,7 +176,6 @@ class Fence:
     ) -> None:  # fmt: skip
         self._database, self._home, self._control = database, home, control
         self._new_token, self._timeout_s = new_token, timeout_s
-        self._table = TokenTable(database.table)
 
     def check(self) -> None:
         """Make sure, without a write, that what is missing here may prove something. Raises as ``draw``."""
@@ -201,13 +202,13 @@ class Fence:
             drawing = Drawing()
             drawing.read(self._read())
             row = drawing.next_row(self._new_token())
-            if self._table.draw(self._database.connection, self._home, drawing.row, row):
+            if self._database.draw_token(self._home, drawing.row, row):
                 self._tell(row, {"adopted": None})
                 return
         raise UnavailableError(f"{_TRIES_MAX} other resolvers were faster: try again")
 
     def _carry_out(self, end: Step, rolled_back: Sequence[str]) -> None:
-        drawing, table, connection = Drawing(), self._table, self._database.connection
+        drawing, database = Drawing(), self._database
         while drawing.step is not end:
             match drawing.step:
                 case Step.READ:
@@ -218,13 +219,13 @@ class Fence:
                     drawing.answered(is_accepted=self._is_accepted(drawing.row))
                 case Step.DRAW:
                     row = drawing.next_row(self._new_token())
-                    drawing.drawn(row, is_in=table.draw(connection, self._home, drawing.row, row, rolled_back))
+                    drawing.drawn(row, is_in=database.draw_token(self._home, drawing.row, row, rolled_back))
                     crash_point("resolver.token_drawn")
                 case Step.STRANGE | Step.HELD:
                     raise self._strange(drawing.row)
 
     def _read(self) -> TokenRow:
-        return self._table.row(self._database.connection, self._home)
+        return self._database.token_row(self._home)
 
     def _is_accepted(self, row: TokenRow) -> bool:
         try:
@@ -239,7 +240,7 @@ class Fence:
     def _strange(self, row: TokenRow) -> StrangeServerError:
         return StrangeServerError(
             f"the newest fencing token at home {self._home} does not stand in this database (its tokens: "
-            f"{row.accepted or 'none'}, {row.drawn}): it is a copy, or it or the broker was restored from a backup. A "
-            "marker that is missing here proves nothing. Stop what resolves in the copy; if this is the database from "
-            "now on, and no other one commits any more: txmq resolver adopt"
+            f"{row.accepted or 'none'}, {row.drawn}): it is a copy, or it or the broker was restored from a backup. "
+            "What is missing here proves nothing. Stop what resolves in the copy; if this is the database from now on, "
+            "and no other one commits any more: txmq resolver adopt"
         )

@@ -16,11 +16,11 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
-from txmq.xa import LastResource
+from txmq.xa import LastResource, MySQLResource
 from txmq.xa.resolver import Resolver
 
 COPY = "staging"
-TABLES = ("sold", "txmq_marker_identity", "txmq_marker", "txmq_marker_server", "txmq_marker_token")
+TABLES = ("sold", "txmq_marker_identity", "txmq_marker", "txmq_marker_token")
 
 
 class Database:
@@ -43,6 +43,10 @@ class Database:
     def resource(self, name: str | None = None) -> LastResource:
         """The resource; with a name, as somebody sees it whose configuration leads to that database."""
         return LastResource("shop", connect=lambda: self.connect(name))
+
+    def xa_resource(self, name: str | None = None) -> MySQLResource:
+        """The same as an XA resource."""
+        return MySQLResource("shop", connect=lambda: self.connect(name))
 
     def token(self) -> str:
         """The newest one that is drawn in the original."""
@@ -83,13 +87,18 @@ def _in_postgresql(server: PostgreSQL) -> Iterator[Database]:
     run(f"DROP DATABASE IF EXISTS {COPY}", database="postgres")
 
 
+@pytest.fixture
+def on_mariadb(mariadb: MariaDB) -> Iterator[Database]:
+    yield from _in_mariadb(mariadb)
+
+
 @pytest.fixture(params=["mariadb", "postgresql"])
 def database(request: pytest.FixtureRequest) -> Iterator[Database]:
     server = request.getfixturevalue(request.param)
     yield from _in_mariadb(server) if isinstance(server, MariaDB) else _in_postgresql(server)
 
 
-def _order(client: txmq.Client, resource: LastResource, number: int) -> str:
+def _order(client: txmq.Client, resource: LastResource | MySQLResource, number: int) -> str:
     with client.producer().transaction(resource) as tx:
         tx.connection(resource).cursor().execute(f"INSERT INTO sold VALUES ({number})")
         tx.send("orders", b"%d" % number)
@@ -123,6 +132,39 @@ def test_copy_on_the_same_server_rolls_nothing_back(broker: BrokerProcess, datab
         resolver = Resolver(client, [database.resource()])
         eventually(lambda: resolver.run_once() or client.outcome(left) is txmq.Outcome.COMMITTED, "the original is")
         resolver.close()
+        assert [message.value for message in client.browse("orders")] == [b"1", b"2", b"3"]
+
+
+def test_xa_branch_that_a_copy_lacks_is_not_called_lost(broker: BrokerProcess, on_mariadb: Database) -> None:
+    """XA RECOVER is the server's, and lists nothing of what is committed; the marker stands in the other schema."""
+    database = on_mariadb
+    with txmq.connect(broker.address) as client:
+        client.topics.create("orders")
+        resource = database.xa_resource()
+        resource.install(client)
+        _order(client, resource, 1)
+        eventually(database.token, "a token is drawn")
+        resource.close()
+    database.copy()
+    copied = database.token()
+    with txmq.connect(broker.address) as client:
+        resource = database.xa_resource()
+        _order(client, resource, 2)
+        eventually(lambda: database.token() != copied, "a token is drawn behind the copy")
+        with crash_at("client.xa.all_committed"), pytest.raises(SimulatedCrash):
+            _order(client, resource, 3)
+        resource.close()
+    with txmq.connect(broker.address) as client:
+        (left,) = [row["txid"] for row in client.transactions.list(state="in-doubt")]
+        resolver = Resolver(client, [database.xa_resource(COPY)])
+        eventually(lambda: resolver.run_once() or _refusals(resolver), "the copy is asked")
+        resolver.close()
+        assert client.transactions.list(state="heuristic") == []
+        assert [row["txid"] for row in client.transactions.list(state="in-doubt")] == [left]
+        resolver = Resolver(client, [database.xa_resource()])
+        eventually(lambda: resolver.run_once() and not client.transactions.list(state="in-doubt"), "the original is")
+        resolver.close()
+        assert client.transactions.list(state="heuristic") == []
         assert [message.value for message in client.browse("orders")] == [b"1", b"2", b"3"]
 
 

@@ -135,9 +135,9 @@ def _adopt(tmp_path: Path, *words: str, stdin: str = "") -> tuple[int, str]:
 
 
 def test_adopt_makes_the_file_that_is_there_the_known_one(tmp_path: Path, home: SimulatedBroker) -> None:
-    """A new inode at the old path, as a restore leaves it."""
+    """A new inode at the old path, as a restore leaves it. The file does not say that there is an outbox, too."""
     path = tmp_path / "shop.db"
-    LastResource("shop", connect=lambda: sqlite3.connect(path)).install()
+    LastResource("shop", connect=lambda: sqlite3.connect(path), outbox=True).install()
     shutil.copy(path, tmp_path / "copy.db")
     (tmp_path / "copy.db").rename(path)
     assert _known(path) != _found(path)

@@ -7,7 +7,7 @@ known to others; a rollback comes back with a crash until something was committe
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -17,6 +17,7 @@ from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.cluster import SimulatedCluster
+from txmq.xa.database.token_table import TokenRow
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import (
     Bqual,
@@ -29,6 +30,8 @@ from txmq.xa.two_phase.branch import (
     listed_xid,
 )
 from txmq.xid import FORMAT_ID, TxId, Xid
+
+_TOKENS = count(1)
 
 
 class DriverError(Exception):
@@ -66,6 +69,7 @@ class Database:
     killed: list[int] = field(default_factory=list)
     is_away: bool = False
     has_old_markers: bool = False
+    tokens: dict[str, TokenRow] = field(default_factory=dict)
     numbers: Any = field(default_factory=lambda: count(1))
 
     @property
@@ -239,6 +243,10 @@ class FakeResource:
         self.database.fault("open_recovery")
         return FakeRecovery(self.database, int(cluster, 16))
 
+    def new_token(self) -> str:
+        """One that nobody has drawn."""
+        return f"{next(_TOKENS):032x}"
+
     def close(self) -> None:
         """Nothing is idle."""
 
@@ -287,6 +295,21 @@ class FakeRecovery:
         """The row."""
         self._database.fault("marker")
         return self._database.markers.get(txid)
+
+    def token_row(self, home: str) -> TokenRow:
+        """The row."""
+        self._database.fault("token")
+        return self._database.tokens.get(home, TokenRow())
+
+    def draw_token(self, home: str, before: TokenRow, after: TokenRow, rolled_back: Sequence[str] = ()) -> bool:
+        """In the place of another one."""
+        assert not rolled_back
+        self._database.fault("draw")
+        if self._database.tokens.get(home, TokenRow()) != before:
+            return False
+        self._database.tokens[home] = after
+        self._database.unforced.clear()
+        return True
 
     def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
         """All of them, or none."""

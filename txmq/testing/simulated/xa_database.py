@@ -28,6 +28,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import count
 
 from txmq.testing.simulated.xa_answers import (
     DEADLOCK,
@@ -53,6 +54,7 @@ class SimulatedXADatabase(XAEngine):
         survives: asked at a crash, for each rollback that nothing made durable, whether its branch comes back.
         ends_slowly: asked when a session with a prepared branch ends, whether it stays in the processlist until
             ``session_has_gone``.
+        numbers: for words that nobody else has.
         loses_sight: asked at an XA COMMIT that meets such a session, whether it is acknowledged without a commit.
     """
 
@@ -62,7 +64,7 @@ class SimulatedXADatabase(XAEngine):
         self.survives: Callable[[Xid], bool] = lambda _xid: True
         self.ends_slowly: Callable[[SimulatedSession], bool] = lambda _session: False
         self.loses_sight: Callable[[Xid], bool] = lambda _xid: False
-        self.is_up = True
+        self.is_up, self.numbers = True, count(1)
         self._lost_sight_of: list[Branch] = []
         self._sessions: dict[int, SimulatedSession] = {}
         self._ending: dict[int, Xid] = {}  # sessions that have let go of their prepared branch
@@ -236,6 +238,12 @@ class SimulatedSession:
         """DELETE one row, if it is there."""
         self._call("remove", lambda: self._write(lambda work: self._database.remove(work, (table, key))))
 
+    def replace(self, table: str, key: object, before: object, after: object) -> bool:
+        """UPDATE a row WHERE its value is this one, or (None) INSERT it in the place of none; whether it was so."""
+        found: list[bool] = []
+        self._call("replace", lambda: found.append(self._replace((table, key), before, after)))
+        return found[0]
+
     def touch(self) -> None:
         """A small write of its own, committed: everything before it is durable."""
         self._call("touch", self._touch)
@@ -368,6 +376,17 @@ class SimulatedSession:
     def _touch(self) -> None:
         self._refuse_in_xa()
         self._database.force()
+
+    def _replace(self, row: tuple[str, object], before: object, after: object) -> bool:
+        if self._database.committed.get(row) != before:
+            return False
+
+        def write(work: Work) -> None:
+            self._database.remove(work, row)
+            self._database.insert(work, row, after)
+
+        self._write(write)
+        return True
 
     def _refuse_in_xa(self) -> None:
         if self.branch is not None:

@@ -20,6 +20,7 @@ from txmq.errors import ConfigError, RolledBackError, TransactionStateError, Tra
 from txmq.testing.simulated.xa_answers import LOST, NOTA, RB_ROLLBACK, SimulatedError
 from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.xa.database.guarded_connection import Guard
+from txmq.xa.database.token_table import TokenRow
 from txmq.xa.two_phase.branch import (
     Bqual,
     Ended,
@@ -31,7 +32,7 @@ from txmq.xa.two_phase.branch import (
 )
 from txmq.xid import FORMAT_ID, TxId, Xid
 
-MARKER, IDENTITY, TOUCH = "txmq_marker", "txmq_marker_identity", "txmq_touch"
+MARKER, IDENTITY, TOKEN, TOUCH = "txmq_marker", "txmq_marker_identity", "txmq_marker_token", "txmq_touch"
 COMMITTED = "committed"
 _GONE_TRIES = 400  # looks at the processlist until a killed session has ended
 
@@ -99,6 +100,10 @@ class SimulatedXAResource:
         session = self.database.connect(autocommit=True)
         self._identify(session)
         return SimulatedXARecovery(self, session, int(cluster, 16))
+
+    def new_token(self) -> str:
+        """See ``XAResource``."""
+        return f"{next(self.database.numbers):032x}"
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -262,6 +267,16 @@ class SimulatedXARecovery:
         row = self._session.read_locked(MARKER, txid)
         self._session.touch()  # what was seen is durable before it is told
         return str(row[0]) if isinstance(row, tuple) else None
+
+    def token_row(self, home: str) -> TokenRow:
+        """See ``Recovery``."""
+        row = self._session.read(TOKEN, home)
+        return row if isinstance(row, TokenRow) else TokenRow()
+
+    def draw_token(self, home: str, before: TokenRow, after: TokenRow, rolled_back: Sequence[str] = ()) -> bool:
+        """See ``Recovery``."""
+        assert not rolled_back, "an XA branch leaves no rolled-back marker"
+        return self._session.replace(TOKEN, home, None if before == TokenRow() else before, after)
 
     def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
         """See ``Markers``."""

@@ -1,4 +1,5 @@
-"""Which server or file a connection leads to, whatever its contents say.
+"""Which server or file a connection leads to, whatever its contents say. Only an outbox asks: for all else the fencing
+tokens tell (``xa/fencing.py``).
 
 A copied database has its original's identity, and all rows: only properties that are not copied with them tell the two
 apart.
@@ -31,8 +32,7 @@ _VARIABLES = ("wsrep_on", "server_uuid", "server_uid", "hostname", "port", "data
 
 
 class StrangeServerError(ConfigError):
-    """The database is not the one that was installed, but perhaps a copy: a row that is absent from it proves
-    nothing."""
+    """The database is not the one that goes on, but perhaps a copy: what is absent from it proves nothing."""
 
 
 def fingerprint(connection: Connection, dialect: Dialect) -> str:

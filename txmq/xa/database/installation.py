@@ -165,7 +165,7 @@ class Installation:
         self, connection: Connection, cluster: str | None, random: Random, topics: Mapping[str, TopicSize], *,
         adopt: bool = False,
     ) -> None:  # fmt: skip
-        """Create missing tables, identity and known server. Idempotent; see ``LastResource.install``.
+        """Create missing tables and identity; of an outbox the known server. See ``LastResource.install``.
 
         Args:
             topics: for the outbox to know.
@@ -192,6 +192,18 @@ class Installation:
                 outbox = OutboxTables.beside(table)
                 outbox.create(connection, f"{random.bits(128):032x}")
                 outbox.tell_topics(connection, topics)
+        if self._demands.outbox or (adopt and self._has_known_server(connection, table)):
+            self._put_server(connection, table, adopt=adopt)
+
+    def _has_known_server(self, connection: Connection, table: MarkerTable) -> bool:
+        try:
+            return table.known_server(connection) is not None
+        except Exception as error:
+            if not is_error(error):
+                raise
+            return False
+
+    def _put_server(self, connection: Connection, table: MarkerTable, *, adopt: bool) -> None:
         known, found = table.known_server(connection), table.found_server(connection)
         if known is None or (adopt and known != found):
             table.put_server(connection, found)
@@ -232,8 +244,8 @@ class Installation:
                 "correct it, or accept it with allow_weak_durability=True"
             )
         self._check_identity(connection, table, cluster)
-        self._check_privileges(connection, table)
         self._check_server(connection, table)
+        self._check_privileges(connection, table)
         session = DatabaseSession(connection, table)
         if self._demands.outbox:
             session.outbox = self._outbox_on(connection, table)
@@ -331,24 +343,25 @@ class Installation:
     def _check_privileges(self, connection: Connection, table: MarkerTable) -> None:
         if self._has_privileges:
             return
-        needs = ": the database user needs SELECT, INSERT, UPDATE and DELETE on its marker table"
+        needs = f": GRANT SELECT, INSERT, UPDATE, DELETE ON {table.name}, and ON {table.name}_token, TO its user"
         with self._named(connection, table, needs):
             table.probe(connection)
         self._has_privileges = True
 
     def _check_server(self, connection: Connection, table: MarkerTable) -> None:
-        """Log once that absence will prove nothing there. Transactions may go on: commits are proved.
-
-        Of a last resource without an outbox the fencing tokens say that.
-        """
+        """Make sure that there is a table of tokens; of an outbox, log once that its server is not the known one."""
         if self._is_server_checked:
             return
-        with self._named(connection, table, " was installed by an older txmq; call install() once"):
-            known, found = table.known_server(connection), table.found_server(connection)
+        older = " was installed by an older txmq; call install() once"
+        older += f" (and GRANT SELECT, INSERT, UPDATE, DELETE ON {table.name}_token TO its user)"
+        with self._named(connection, table, older):
             TokenTable(table).row(connection, "")
-        if known is None:
-            raise ConfigError(f"resource {self.name!r} was installed by an older txmq; call install() once")
-        if known != found and (self._demands.two_phase or self._demands.outbox):
+            known = found = None
+            if self._demands.outbox:
+                known, found = table.known_server(connection), table.found_server(connection)
+        if self._demands.outbox and known is None:
+            raise ConfigError(f"resource {self.name!r}{older}")
+        if known != found:
             get_logger(resource=self.name).warning(
                 "not the known server: what a dead client leaves stays in doubt; see txmq resolver adopt",
                 known=known, found=found,

@@ -23,10 +23,8 @@ def create_tables(connection: Connection, table: MarkerTable) -> None:
     d, name = table.dialect, table.name
     identity = f"id {d.number} NOT NULL PRIMARY KEY, name {d.text} NOT NULL, uuid {d.text} NOT NULL, "
     identity += f"cluster {d.text} NOT NULL{d.identity_key}"
-    server = f"id {d.number} NOT NULL PRIMARY KEY, fingerprint {d.text} NOT NULL"
     with own_transaction(connection, d):
         run(connection, f"CREATE TABLE IF NOT EXISTS {name}_identity ({identity}){d.table_options}")
-        run(connection, f"CREATE TABLE IF NOT EXISTS {name}_server ({server}){d.table_options}")
         TokenTable(table).create(connection)
         _create_markers(connection, table)
 

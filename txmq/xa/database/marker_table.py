@@ -16,8 +16,8 @@ Tables::
     <table>          txid (primary key), outcome ('committed' | 'rolled-back' | 'outboxed' | 'enclosed'), deadline_ms,
                      written_ms, seen; in MySQL and MariaDB also uuid, a foreign key of the identity's, or NULL
     <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
-    <table>_server   id (always 1), fingerprint of the known server (``fingerprint``)
     <table>_token    the fencing tokens (``token_table``)
+    <table>_server   with an outbox: id (always 1), fingerprint of the known server (``fingerprint``)
 
 Invariants:
     * a rolled-back row keeps the owner's out of this database, and proves a rollback only under the newest fencing
@@ -155,7 +155,7 @@ class MarkerTable:
     def is_there(self, connection: Connection) -> bool:
         """Whether all tables can be read. False if one is missing, or if the user may not read it."""
         try:
-            for table in (self.name, f"{self.name}_identity", f"{self.name}_server", f"{self.name}_token"):
+            for table in (self.name, f"{self.name}_identity", f"{self.name}_token"):
                 self._read(connection, f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
         except Exception as error:
             if not is_error(error):
@@ -208,7 +208,7 @@ class MarkerTable:
             )
 
     def known_server(self, connection: Connection) -> str | None:
-        """The fingerprint of the known server; None if none was put.
+        """The fingerprint of the known server, of an outbox; None if none was put.
 
         Raises:
             the driver's error: the table is missing.
@@ -231,7 +231,7 @@ class MarkerTable:
             self._run(connection, f"INSERT INTO {self.name}_server (id, fingerprint) VALUES (1, ?)", (found,))  # noqa: S608
 
     def require_known(self, connection: Connection) -> None:
-        """Make sure that the server that answers is the known one; within a transaction, it is the one that answers it.
+        """Make sure, for an outbox, that the known server answers; within a transaction, it is the one that answers it.
 
         Raises:
             StrangeServerError: it is another one: perhaps a copy.

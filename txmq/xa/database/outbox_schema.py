@@ -1,4 +1,4 @@
-"""The statements that create the tables of an outbox (``outbox_tables``, ``outbox_topics``)."""
+"""The statements that create the tables of an outbox (``outbox_tables``, ``outbox_topics``, ``fingerprint``)."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ def statements(marker: str, dialect: Dialect) -> Iterator[str]:
     numbering += f"holder {d.text} NOT NULL, until_ms {d.number} NOT NULL"
     topic = f"name {d.text} NOT NULL PRIMARY KEY, topic_id {d.number} NOT NULL, partitions {d.number} NOT NULL, "
     topic += f"homes {kind.long_text}"
+    server = f"id {d.number} NOT NULL PRIMARY KEY, fingerprint {d.text} NOT NULL"
+    yield f"CREATE TABLE IF NOT EXISTS {marker}_server ({server}){d.table_options}"
     yield f"CREATE TABLE IF NOT EXISTS {name} ({row}{kind.numbers}){kind.options}"
     yield f"CREATE TABLE IF NOT EXISTS {name}_keys ({key}{kind.keys}){d.table_options}"
     yield f"CREATE TABLE IF NOT EXISTS {name}_series ({numbering}){d.table_options}"

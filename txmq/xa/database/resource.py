@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import getattr_static
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from txmq.errors import BrokerAwayError, ConfigError, RolledBackError, TransactionStateError
 from txmq.runtime.os_clock import OSClock, OSRandom
@@ -23,9 +23,17 @@ from txmq.xa.database.dbapi import driver_of
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.thread_connection import GivenUp, lent, opened, return_lent
+from txmq.xa.fencing import Drawn, Fence
 
 S = TypeVar("S", bound=DatabaseSession)
 GIVEN_UP_MAX: Final = 64  # calls of cancelled tasks that run on; no more connections for blocks until one has ended
+
+
+class DrawnConnection(Drawn, Protocol):
+    """A connection on which tokens are drawn."""
+
+    def close(self) -> None:
+        """End the session."""
 
 
 class DatabaseResource(ABC, Generic[S]):
@@ -63,9 +71,8 @@ class DatabaseResource(ABC, Generic[S]):
 
         Args:
             client: binds the database to this client's cluster now; without it the first transaction does.
-            adopt: this server or file is the database from now on, whichever was: it was restored, or a copy has taken
-                its place, and the old one is off for good (docs/how-to/move-a-database.md). A last resource needs the
-                client for that: every home is told.
+            adopt: this is the database from now on, whichever was: it was restored, or a copy has taken its place, and
+                the old one is off for good (docs/how-to/move-a-database.md). Needs the client: every home is told.
 
         Raises:
             ConfigError: another resource or another cluster has been installed there, the user may not, or an SQLite
@@ -79,8 +86,8 @@ class DatabaseResource(ABC, Generic[S]):
             raise ConfigError(
                 f"install() takes a client of txmq.connect(), not a {kind}, or none: then the first block binds"
             )
-        if adopt:
-            self._require_told(client)
+        if adopt and client is None:
+            raise ConfigError(f"resource {self.name!r}: install(client, adopt=True): the broker has to be told")
         away: BrokerAwayError | None = None
         cluster: str | None = None
         topics: Mapping[str, TopicSize] = {}
@@ -103,11 +110,18 @@ class DatabaseResource(ABC, Generic[S]):
     def _topics_of(self, client: InstallingClient) -> Mapping[str, TopicSize]:
         return client.topics.sizes() if self._has_outbox else {}
 
-    def _require_told(self, client: InstallingClient | None) -> None:
-        """Refuse to adopt a database without those who have to hear of it."""
+    def new_token(self) -> str:
+        """A fencing token, 32 hex digits."""
+        return f"{self._random.bits(128):032x}"
 
     def _adopt(self, client: InstallingClient) -> None:
-        """Tell the broker that this is the database from now on."""
+        """Tell every home that this is the database from now on."""
+        database = self._drawn(cluster_of(client))
+        try:
+            for home in client.routes.all_links():
+                Fence(database, f"{home.session.home:016x}", home.control, self.new_token).adopt()
+        finally:
+            database.close()
 
     def close(self) -> None:
         """Close the idle connections of this process."""
@@ -162,6 +176,10 @@ class DatabaseResource(ABC, Generic[S]):
             raise
         self.installation.keep(session)
         return session
+
+    @abstractmethod
+    def _drawn(self, cluster: str) -> DrawnConnection:
+        """A connection of a resolver, to be closed."""
 
     @abstractmethod
     def _check_driver(self, connection: Any) -> None:

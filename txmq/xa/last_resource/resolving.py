@@ -9,6 +9,7 @@ from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error
 from txmq.xa.database.marker_table import ENCLOSED, EXPIRED_SIZE, OUTBOXED, MarkerTable
 from txmq.xa.database.outbox_tables import OutboxTables
+from txmq.xa.database.token_table import TokenRow, TokenTable
 
 
 def _nothing() -> None:
@@ -58,6 +59,14 @@ class ResolvingConnection(NamedTuple):
         if self.table.outcome_of(self.connection, txid) in (OUTBOXED, ENCLOSED):
             return True
         return self.outbox is not None and self.outbox.waits(self.connection, txid)
+
+    def token_row(self, home: str) -> TokenRow:
+        """See ``Drawn``."""
+        return TokenTable(self.table).row(self.connection, home)
+
+    def draw_token(self, home: str, before: TokenRow, after: TokenRow, rolled_back: Sequence[str] = ()) -> bool:
+        """See ``Drawn``."""
+        return TokenTable(self.table).draw(self.connection, home, before, after, rolled_back)
 
     def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
         """See ``Markers``."""

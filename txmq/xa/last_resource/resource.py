@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple
 
 from txmq.errors import ConfigError
 from txmq.runtime.ports import Clock, Random
-from txmq.xa.broker_port import InstallingClient, cluster_of
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import driver_of, may_change_threads, run
 from txmq.xa.database.dialects import prepare_for_resolver
@@ -30,7 +29,6 @@ from txmq.xa.database.mysql_server import sends_packets
 from txmq.xa.database.resource import DatabaseResource
 from txmq.xa.database.sqlite_file import open_existing
 from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, WriterTurn
-from txmq.xa.fencing import Fence
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.outbox import OutboxOptions, OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
@@ -135,21 +133,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
                 self.give_back(self._open(None))
         return self.installation.cluster
 
-    def new_token(self) -> str:
-        """A fencing token, 32 hex digits."""
-        return f"{self._random.bits(128):032x}"
-
-    def _require_told(self, client: InstallingClient | None) -> None:
-        if client is None:
-            raise ConfigError(f"resource {self.name!r}: install(client, adopt=True): the broker has to be told")
-
-    def _adopt(self, client: InstallingClient) -> None:
-        database = self.open_for_resolver(cluster_of(client))
-        try:
-            for home in client.routes.all_links():
-                Fence(database, f"{home.session.home:016x}", home.control, self.new_token).adopt()
-        finally:
-            database.close()
+    def _drawn(self, cluster: str) -> ResolvingConnection:
+        return self.open_for_resolver(cluster)
 
     def open_for_operator(self) -> ResolvingConnection:
         """A verified connection, whatever the cluster is: the broker may be away.

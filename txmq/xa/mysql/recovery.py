@@ -35,6 +35,7 @@ from txmq.xa.database.mysql_server import (
     listed_xids,
     xa,
 )
+from txmq.xa.database.token_table import TokenRow, TokenTable
 from txmq.xa.mysql.session import MySQLSession
 from txmq.xa.two_phase.branch import Ended, ListedXid, listed_xid
 from txmq.xid import Xid
@@ -87,6 +88,14 @@ class MySQLRecovery:
     def marker_outcome(self, txid: str) -> str | None:
         """See ``Recovery``. A branch that is prepared holds the row: the driver's error for a lock, after a second."""
         return self._session.table.read_durably(self._connection, txid)
+
+    def token_row(self, home: str) -> TokenRow:
+        """See ``Drawn``."""
+        return TokenTable(self._session.table).row(self._connection, home)
+
+    def draw_token(self, home: str, before: TokenRow, after: TokenRow, rolled_back: Sequence[str] = ()) -> bool:
+        """See ``Drawn``."""
+        return TokenTable(self._session.table).draw(self._connection, home, before, after, rolled_back)
 
     def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
         """See ``Markers``."""

@@ -110,8 +110,6 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         """A connection for a resolver. See ``XAResource``."""
         session = self._open(cluster)
         try:
-            session.table.require_known(session.connection)  # a copy has prepared branches, too, and lacks others
-            session.connection.rollback()
             return MySQLRecovery(session, self.name, self.installation.required_uuid, cluster)
         except BaseException:
             close_connection(session.connection)
@@ -123,6 +121,9 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         is_fresh = self.clock.monotonic() < committed_at + FRESH_S
         starts_late = is_own and is_fresh and session.may_start_late and self.has_marker
         return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own, starts_late=starts_late)
+
+    def _drawn(self, cluster: str) -> MySQLRecovery:
+        return self.open_recovery(cluster)
 
     def _check_driver(self, connection: Any) -> None:
         require_driver(connection, self.name)

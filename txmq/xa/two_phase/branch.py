@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from txmq.errors import TransactionError
 from txmq.xa.database.marker_sweep import Markers
+from txmq.xa.database.token_table import TokenRow
 from txmq.xid import FORMAT_ID, TxId, Xid
 
 _BQUAL = re.compile(rb"([0-9a-f]{32})\.([0-9a-f]{1,15})\.([0-9a-f]{1,14})\Z")
@@ -185,6 +187,12 @@ class Recovery(Markers, Protocol):
     def marker_outcome(self, txid: str) -> str | None:
         """``committed`` or ``rolled-back`` as the marker row says, durably; None without a row."""
 
+    def token_row(self, home: str) -> TokenRow:
+        """See ``Drawn``."""
+
+    def draw_token(self, home: str, before: TokenRow, after: TokenRow, rolled_back: Sequence[str] = ()) -> bool:
+        """See ``Drawn``: in a forced commit on this connection."""
+
     def kill(self, connection: int) -> bool:
         """End an owner's session, if it is there and in a transaction, and wait for its end; whether that was done."""
 
@@ -225,8 +233,11 @@ class XAResource(Protocol):
         """A connection for a resolver.
 
         Raises:
-            Exception: unreachable, in whatever way, or not the known server; nothing is known.
+            Exception: unreachable, in whatever way; nothing is known.
         """
+
+    def new_token(self) -> str:
+        """A fencing token, 32 hex digits."""
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -13,6 +13,11 @@ Unknown: when the owner has gone for a second or the deadline has passed by a se
 resource's uuid goes with both questions: under a user of its own that may settle for it, the resolver is answered for
 its branch alone. 410, a state in which another party decides, or no grant: left to the operator, logged once.
 
+*Which database*. A round begins with a look at the fencing token (``xa/fencing.py``): in a database that has not the
+newest one nothing is done at all. From what is missing something is concluded when a token was drawn after that look,
+on the same connection: that a decided branch is lost, that an owner was faster, that nothing is in doubt any more. That
+a branch was committed is told without one: its marker says so, or the database has just done it.
+
 *Not known, and listed* means that the owner's session still holds the branch. If the owner may be given up, the session
 is ended (KILL), and the branch tried again.
 
@@ -20,7 +25,7 @@ Invariants:
     * only xids with our format id, this cluster and this database's uuid are touched (``branch.Recovery.prepared``),
       and only of transactions whose home is this broker;
     * nothing is rolled back unless the broker has said so durably; nothing is committed unless it has decided;
-    * a branch that looks lost is looked at again a round later before it is reported;
+    * a branch that looks lost is looked at again a round later, and a token is drawn, before it is reported;
     * a round ends with a forced write, so that its rollbacks, and unanswered ones of owners, do not come back;
     * a marker leaves only when ``complete`` of its branch is durable: answered, or not in the broker's list any more.
 """
@@ -59,7 +64,9 @@ from txmq.xa.broker_port import (
     is_of_this_broker,
     list_transactions,
 )
+from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.fencing import DRAW_EVERY_S, Fence
 from txmq.xa.reporter import Hanging, Reporter
 from txmq.xa.two_phase.branch import Ended, ListedXid, Recovery, XAResource
 from txmq.xa.two_phase.branch_work import Decided, Orphan, Watched, Work, is_gone
@@ -104,6 +111,8 @@ class BranchResolver:
         self._said: dict[str, str] = {}
         self._reporter = Reporter(client, resource, TransactionKind.XA, clock)
         self._is_reached = False  # in this round
+        self._is_strange = False  # another database goes on, and that was logged
+        self._draw_at = float("-inf")  # a token, with or without a reason
         self._failures = 0
         self._log = get_logger(resource=resource.name)
 
@@ -146,6 +155,8 @@ class BranchResolver:
             self._sweep.keep(self._database)
         except ClosedError:
             raise
+        except StrangeServerError as error:
+            self._strange(error)
         except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
             self._failed("resource or broker away", error, is_new=not was_failing)
             self.close()
@@ -174,6 +185,7 @@ class BranchResolver:
         rows = {row["txid"]: row for row in list_transactions(self.client, database.uuid, "decided", PAGE_SIZE)}
         all_of_it, homes = database.prepared(), self._homes
         listed = [entry for entry in all_of_it if not is_of_another(self.client, homes, str(entry.txid))]
+        self._require_token(has_work=bool(rows or listed))
         now_ms = database.now_ms() if listed else 0
         self._is_reached = True
         self._report(listed, rows, now_ms)
@@ -228,7 +240,7 @@ class BranchResolver:
 
     def _commit_decided(self, due: Iterable[Decided]) -> set[str]:
         """Commit, then judge the others after one later XA RECOVER. Returns the txids that are finished."""
-        work, doubtful = Work(), list[tuple[Decided, Ended]]()
+        work, doubtful, looked_in = Work(), list[tuple[Decided, Ended]](), None
         for item in due:
             ended = self._attempt(item.txid, lambda item=item: self._database().commit(item.xid))  # type: ignore[misc]
             if ended is Ended.DONE:
@@ -237,11 +249,19 @@ class BranchResolver:
             elif ended is not None:
                 doubtful.append((item, ended))
         if doubtful:
-            listed = {entry.xid: entry for entry in self._database().prepared()}
+            looked_in = self._database()
+            listed = {entry.xid: entry for entry in looked_in.prepared()}
             for item, ended in doubtful:
                 self._judge(item, ended, listed.get(item.xid), work)
-        self._suspects = work.suspects
         self._await_answers(work, 0)
+        if work.missing and self._recovery is looked_in:  # on another connection another database may answer
+            self._fence().draw()
+            for item, found in work.missing:
+                self._send_complete(item, work, found)
+            self._await_answers(work, 0)
+        else:
+            work.suspects.update(item.txid for item, _ in work.missing)
+        self._suspects = work.suspects
         return work.finished
 
     def _judge(self, item: Decided, ended: Ended, held: ListedXid | None, work: Work) -> None:
@@ -255,10 +275,10 @@ class BranchResolver:
             if outcome is None:
                 return  # not answered: nothing is known
         found = verdict(ended, outcome=outcome, has_marker=item.has_marker, wrote=item.wrote)
-        if found is Verdict.DONE:
+        if found is Verdict.DONE and outcome is not None:
             self._send_complete(item, work)
-        elif item.txid in self._suspects:
-            self._send_complete(item, work, found)
+        elif found is Verdict.DONE or item.txid in self._suspects:
+            work.missing.append((item, found))
         else:
             work.suspects.add(item.txid)
             self.has_failed = True
@@ -384,14 +404,18 @@ class BranchResolver:
                 done.add(txid)
             elif ended is Ended.NOT_KNOWN:
                 doubtful.append((orphan, may_kill))
-        listed = {entry.xid for entry in self._database().prepared()} if doubtful else set()
+        looked_in = self._database()
+        listed = {entry.xid for entry in looked_in.prepared()} if doubtful else set()
+        missing = {orphan.txid for orphan, _ in doubtful if orphan.listed.xid not in listed}  # its owner was faster
         for orphan, may_kill in doubtful:
-            # If it is not held, its owner was faster.
-            if orphan.listed.xid not in listed or (may_kill and self._end_of_held(orphan.listed, commits=False)):
+            if may_kill and orphan.txid not in missing and self._end_of_held(orphan.listed, commits=False):
                 done.add(orphan.txid)
-        if done:
+        if done or missing:
             crash_point("resolver.xa.rolled_back")
             self._database().force()
+            if missing and self._recovery is looked_in:
+                self._fence().draw()
+                done |= missing
             for txid in sorted(done):
                 self._log.info("transaction resolved", txid=txid, outcome="rolled-back")
         return done
@@ -431,15 +455,49 @@ class BranchResolver:
     def _notify_watchers(self, still_open: set[str]) -> None:
         gone = [txid for txid in self._watched if txid not in still_open]
         if gone:
-            self._database().force()  # what an owner rolled back without an answer may come back with a crash
+            # A forced write as well: what an owner rolled back without an answer may come back with a crash.
+            self._fence().draw()
         for txid in gone:
             self._watched.pop(txid).on_resolved()
+
+    # --- fencing tokens ----------------------------------------------------------------------------------------------
+
+    def _require_token(self, *, has_work: bool) -> None:
+        """Make sure that this is the database that goes on; now and then by a new token, which outdates copies.
+
+        Raises:
+            StrangeServerError: it is another one.
+        """
+        now = self._clock.monotonic()
+        if now >= self._draw_at:
+            self._fence().draw()
+            self._draw_at = now + DRAW_EVERY_S
+        elif has_work:
+            self._fence().check()
+        self._is_strange = False
+
+    def _fence(self) -> Fence:
+        home = f"{self.client.session.home:016x}"
+        return Fence(self._database(), home, self.client.control, self.resource.new_token)
+
+    def _strange(self, error: StrangeServerError) -> None:
+        self.has_failed, self.problem, self._is_reached = True, self.problem or error, False
+        say = self._log.debug if self._is_strange else self._log.error
+        say("branches left alone", error=str(error))
+        self._is_strange, self._draw_at = True, float("-inf")
+        self._suspects, self._committed_before = set(), set()  # of another database, perhaps, than the next round's
+        self.close()
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _database(self) -> Recovery:
         if self._recovery is None:
             self._recovery = self.resource.open_recovery(f"{self.client.session.cluster:016x}")
+            try:
+                self._fence().check()
+            except BaseException:
+                self.close()
+                raise
         return self._recovery
 
     def _attempt(self, txid: str, work: Callable[[], _T]) -> _T | None:

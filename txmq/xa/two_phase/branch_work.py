@@ -37,14 +37,16 @@ class Work:
         sent: ``complete`` requests whose answers are not awaited yet, each with its verdict.
         finished: txids whose branch here is complete.
         suspects: txids whose branch looks lost.
+        missing: branches that are not there, with what that means once a fencing token is drawn.
     """
 
-    __slots__ = ("finished", "sent", "suspects")
+    __slots__ = ("finished", "missing", "sent", "suspects")
 
     def __init__(self) -> None:
         self.sent: deque[tuple[str, Verdict, Answer]] = deque()
         self.finished: set[str] = set()
         self.suspects: set[str] = set()
+        self.missing: list[tuple[Decided, Verdict]] = []
 
 
 class Watched(NamedTuple):

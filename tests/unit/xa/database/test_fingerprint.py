@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from txmq.errors import ConfigError
+from txmq.xa import LastResource
 from txmq.xa.broker_port import cluster_of
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 from txmq.xa.database.fingerprint import fingerprint
@@ -18,13 +19,22 @@ from txmq.xa.database.fingerprint import fingerprint
 from ..support import LastResourceFixture, abandon
 
 
-@pytest.mark.parametrize(
-    "what", ["DROP TABLE txmq_marker_server", "DELETE FROM txmq_marker_server", "DROP TABLE txmq_marker_token"]
-)
-def test_database_of_an_older_txmq_is_refused_until_reinstalled(world: LastResourceFixture, what: str) -> None:
+@pytest.mark.parametrize("what", ["DROP TABLE txmq_marker_server", "DELETE FROM txmq_marker_server"])
+def test_outbox_of_an_older_txmq_is_refused_until_reinstalled(tmp_path: Path, what: str) -> None:
+    resource = LastResource("shop", connect=lambda: sqlite3.connect(tmp_path / "shop.db"), outbox=True)
+    resource.install()
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+        connection.execute(what)
+    with pytest.raises(ConfigError, match="call install"):
+        resource.enlist("")
+    resource.install()
+    resource.close()
+
+
+def test_database_of_an_older_txmq_is_refused_until_reinstalled(world: LastResourceFixture) -> None:
     txid = abandon(world, b"left")
     with world.outside() as connection:
-        connection.execute(what)
+        connection.execute("DROP TABLE txmq_marker_token")
     with pytest.raises(ConfigError, match="call install"):
         world.new_resource().enlist(cluster_of(world.home))
     world.resolver().run_once()

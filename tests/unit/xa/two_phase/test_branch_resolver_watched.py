@@ -19,6 +19,7 @@ def test_unanswered_rollback_is_durable_before_its_owner_hears_of_it(fails: bool
         world.transfer(b"x")
     (database,), resource = world.databases, FakeResource(world.databases[0])
     resolver = Resolver(world.home, [resource], world.home.clock)
+    resolver.run_once()
     (xid,) = database.prepared
     database.rollback(xid)  # not forced: that failed, or the answer was lost
     told: list[bool] = []
@@ -26,7 +27,7 @@ def test_unanswered_rollback_is_durable_before_its_owner_hears_of_it(fails: bool
         xid.gtrid.decode(), lambda: told.append(bool(database.unforced))
     )
     if fails:
-        database.faults["force"].append("-")
+        database.faults["draw"].append("-")
         resolver.run_once()
         assert told == []
     resolver.run_once()
