@@ -32,7 +32,7 @@ from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
 from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, run
 from txmq.xa.database.dialects import POSTGRESQL
-from txmq.xa.database.marker_schema import create_tables, look_for_key
+from txmq.xa.database.marker_schema import create_tables, look_for_key, statements
 from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
 from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.outbox_topics import TopicSize
@@ -182,7 +182,8 @@ class Installation:
         if adopt:
             self._check_identity(connection, table, cluster)  # a database that is not installed is a mistake
         if not table.is_there(connection):
-            with self._named(connection, table, ": its tables cannot be created"):
+            by_hand = f"; as one who may: {'; '.join(statements(table))}; and install() again"
+            with self._named(connection, table, f": its tables cannot be created{by_hand}"):
                 create_tables(connection, table)
         if table.identity(connection) is None:
             self._put_identity(connection, table, DatabaseIdentity(self.name, f"{random.bits(128):032x}", ""))

@@ -18,31 +18,38 @@ from txmq.xa.database.token_table import TokenTable
 _KEY = re.compile(r"FOREIGN KEY \(`uuid`\) REFERENCES [^ ]*_identity` \(`uuid`\)")
 
 
-def create_tables(connection: Connection, table: MarkerTable) -> None:
-    """Create missing tables. Databases commit that by themselves, or here."""
+def statements(table: MarkerTable) -> list[str]:
+    """What creates the missing tables, in this order; the markers come last."""
     d, name = table.dialect, table.name
     identity = f"id {d.number} NOT NULL PRIMARY KEY, name {d.text} NOT NULL, uuid {d.text} NOT NULL, "
     identity += f"cluster {d.text} NOT NULL{d.identity_key}"
-    with own_transaction(connection, d):
-        run(connection, f"CREATE TABLE IF NOT EXISTS {name}_identity ({identity}){d.table_options}")
-        TokenTable(table).create(connection)
-        _create_markers(connection, table)
+    return [
+        f"CREATE TABLE IF NOT EXISTS {name}_identity ({identity}){d.table_options}",
+        TokenTable(table).statement(),
+        _markers(table, d.marker_key.format(table=name)),
+    ]
 
 
-def _create_markers(connection: Connection, table: MarkerTable) -> None:
-    d, create = table.dialect, f"CREATE TABLE IF NOT EXISTS {table.name}"
+def _markers(table: MarkerTable, key: str) -> str:
+    d = table.dialect
     columns = f"txid {d.text} NOT NULL PRIMARY KEY, outcome {d.text} NOT NULL, deadline_ms {d.number} NOT NULL, "
     columns += f"written_ms {d.number} NOT NULL, seen {d.number} NOT NULL"
-    if d.marker_key:
+    return f"CREATE TABLE IF NOT EXISTS {table.name} ({columns}{key}){d.table_options}"
+
+
+def create_tables(connection: Connection, table: MarkerTable) -> None:
+    """Create missing tables. Databases commit that by themselves, or here."""
+    *others, markers = statements(table)
+    with own_transaction(connection, table.dialect):
+        for statement in others:
+            run(connection, statement)
         try:
-            run(connection, f"{create} ({columns}{d.marker_key.format(table=table.name)}){d.table_options}")
+            run(connection, markers)
         except Exception as error:
-            if not is_error(error):
+            if not (is_error(error) and table.dialect.marker_key):
                 raise
             get_logger(table=table.name).warning("markers without their foreign key are slower", error=str(error))
-        else:
-            return
-    run(connection, f"{create} ({columns}){d.table_options}")
+            run(connection, _markers(table, ""))
 
 
 def look_for_key(connection: Connection, table: MarkerTable) -> None:

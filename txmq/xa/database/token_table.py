@@ -40,11 +40,11 @@ class TokenTable:
     def __init__(self, markers: MarkerTable) -> None:
         self._markers, self._name, self._mark = markers, f"{markers.name}_token", markers.mark
 
-    def create(self, connection: Connection) -> None:
-        """Create it if it is missing, in the transaction that is open."""
+    def statement(self) -> str:
+        """What creates it if it is missing."""
         d = self._markers.dialect
         columns = f"home {d.text} NOT NULL PRIMARY KEY, accepted {d.text} NOT NULL, drawn {d.text} NOT NULL"
-        run(connection, f"CREATE TABLE IF NOT EXISTS {self._name} ({columns}){d.table_options}")
+        return f"CREATE TABLE IF NOT EXISTS {self._name} ({columns}){d.table_options}"
 
     def row(self, connection: Connection, home: str) -> TokenRow:
         """The tokens of a home; empty ones if none was drawn. Outside any transaction.
