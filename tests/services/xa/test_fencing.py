@@ -105,11 +105,13 @@ def _order(client: txmq.Client, resource: LastResource | MySQLResource, number: 
     return tx.txid or ""
 
 
-def test_copy_on_the_same_server_rolls_nothing_back(broker: BrokerProcess, database: Database) -> None:
-    """Somebody's staging, made of production's database, with production's broker in its settings."""
+def _left_after_a_copy(
+    broker: BrokerProcess, database: Database, make: Callable[[], LastResource | MySQLResource], point: str
+) -> None:
+    """Three orders, of which the copy has the first one, and the owner of the last one dies at a point."""
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
-        resource = database.resource()
+        resource = make()
         resource.install(client)
         _order(client, resource, 1)
         eventually(database.token, "a token is drawn")
@@ -117,12 +119,21 @@ def test_copy_on_the_same_server_rolls_nothing_back(broker: BrokerProcess, datab
     database.copy()
     copied = database.token()
     with txmq.connect(broker.address) as client:
-        resource = database.resource()
+        resource = make()
         _order(client, resource, 2)
-        eventually(lambda: database.token() != copied, "a token is drawn behind the copy")
-        with crash_at("client.tx.db_committed"), pytest.raises(SimulatedCrash):
+        eventually(lambda: database.token() != copied, "a token is drawn after the copy was made")
+        with crash_at(point), pytest.raises(SimulatedCrash):
             _order(client, resource, 3)
         resource.close()
+
+
+def _orders(client: txmq.Client) -> list[bytes | None]:
+    return [message.value for message in client.browse("orders")]
+
+
+def test_copy_on_the_same_server_rolls_nothing_back(broker: BrokerProcess, database: Database) -> None:
+    """Somebody's staging, made of production's database, with production's broker in its settings."""
+    _left_after_a_copy(broker, database, database.resource, "client.tx.db_committed")
     with txmq.connect(broker.address) as client:
         (left,) = [row["txid"] for row in client.transactions.list(state="in-doubt")]
         resolver = Resolver(client, [database.resource(COPY)])
@@ -132,40 +143,39 @@ def test_copy_on_the_same_server_rolls_nothing_back(broker: BrokerProcess, datab
         resolver = Resolver(client, [database.resource()])
         eventually(lambda: resolver.run_once() or client.outcome(left) is txmq.Outcome.COMMITTED, "the original is")
         resolver.close()
-        assert [message.value for message in client.browse("orders")] == [b"1", b"2", b"3"]
+        assert _orders(client) == [b"1", b"2", b"3"]
 
 
 def test_xa_branch_that_a_copy_lacks_is_not_called_lost(broker: BrokerProcess, on_mariadb: Database) -> None:
     """XA RECOVER is the server's, and lists nothing of what is committed; the marker stands in the other schema."""
     database = on_mariadb
-    with txmq.connect(broker.address) as client:
-        client.topics.create("orders")
-        resource = database.xa_resource()
-        resource.install(client)
-        _order(client, resource, 1)
-        eventually(database.token, "a token is drawn")
-        resource.close()
-    database.copy()
-    copied = database.token()
-    with txmq.connect(broker.address) as client:
-        resource = database.xa_resource()
-        _order(client, resource, 2)
-        eventually(lambda: database.token() != copied, "a token is drawn behind the copy")
-        with crash_at("client.xa.all_committed"), pytest.raises(SimulatedCrash):
-            _order(client, resource, 3)
-        resource.close()
+    _left_after_a_copy(broker, database, database.xa_resource, "client.xa.all_committed")
     with txmq.connect(broker.address) as client:
         (left,) = [row["txid"] for row in client.transactions.list(state="in-doubt")]
-        resolver = Resolver(client, [database.xa_resource(COPY)])
-        eventually(lambda: resolver.run_once() or _refusals(resolver), "the copy is asked")
-        resolver.close()
+        _resolve_in_a_copy(client, database)
         assert client.transactions.list(state="heuristic") == []
         assert [row["txid"] for row in client.transactions.list(state="in-doubt")] == [left]
         resolver = Resolver(client, [database.xa_resource()])
         eventually(lambda: resolver.run_once() and not client.transactions.list(state="in-doubt"), "the original is")
         resolver.close()
-        assert client.transactions.list(state="heuristic") == []
-        assert [message.value for message in client.browse("orders")] == [b"1", b"2", b"3"]
+        assert (client.transactions.list(state="heuristic"), _orders(client)) == ([], [b"1", b"2", b"3"])
+        database.xa_resource(COPY).install(client, adopt=True)
+        assert _are_refused(client, database.xa_resource(COPY)) is False
+        assert _are_refused(client, database.xa_resource()) is True
+
+
+def _resolve_in_a_copy(client: txmq.Client, database: Database) -> None:
+    resolver = Resolver(client, [database.xa_resource(COPY)])
+    eventually(lambda: resolver.run_once() or _refusals(resolver), "the copy is asked")
+    resolver.close()
+
+
+def _are_refused(client: txmq.Client, resource: MySQLResource) -> bool:
+    resolver = Resolver(client, [resource])
+    resolver.run_once()
+    found = bool(_refusals(resolver))
+    resolver.close()
+    return found
 
 
 def _refusals(resolver: Resolver) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -32,6 +31,7 @@ from txmq.xid import FORMAT_ID, Xid
 
 from ..xa_support import FakeResource, Notes, Prepared, XAFixture, external_branch
 
+pytestmark = pytest.mark.usefixtures("notes")
 TXID = "00000000000000c1-00000000000000a1-7-1"
 POINTS = ["resolver.xa.committed", "resolver.xa.completed", "resolver.xa.fenced", "resolver.xa.rolled_back"]
 
@@ -39,14 +39,6 @@ POINTS = ["resolver.xa.committed", "resolver.xa.completed", "resolver.xa.fenced"
 @pytest.fixture
 def world() -> XAFixture:
     return XAFixture("ab")
-
-
-@pytest.fixture(autouse=True)
-def notes(world: XAFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
-    found = Notes(world.home)
-    monkeypatch.setattr(module, "resolver_of", lambda _client: found)
-    yield found
-    found.resolver.close()
 
 
 def abandon(world: XAFixture, point: str, value: bytes = b"x", *, dies: bool = True) -> str:

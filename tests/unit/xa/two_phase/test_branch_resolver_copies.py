@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from tests.crash_points import at_moment, crash_at
 from tests.logged import said
-from txmq.client.transaction import block as module
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.faults import lost
 from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.fencing import DRAW_EVERY_S
 from txmq.xa.resolver import Resolver
 
-from ..xa_support import Database, FakeRecovery, FakeResource, Notes, Prepared, XAFixture
+from ..xa_support import Database, FakeRecovery, FakeResource, Prepared, XAFixture
+
+pytestmark = pytest.mark.usefixtures("notes")
 
 
 @pytest.fixture
 def world() -> XAFixture:
     return XAFixture("a")
-
-
-@pytest.fixture(autouse=True)
-def notes(world: XAFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
-    found = Notes(world.home)
-    monkeypatch.setattr(module, "resolver_of", lambda _client: found)
-    yield found
-    found.resolver.close()
 
 
 def copied(database: Database, *, with_prepared: bool = True) -> Database:
