@@ -14,7 +14,6 @@ from txmq.binlog.config import SnapshotSettings
 from txmq.binlog.errors import SourceAwayError, SourceError
 from txmq.binlog.publish.unread import TableProgress
 from txmq.binlog.snapshot.snapshot import Snapshot
-from txmq.binlog.snapshot.tables import describe
 from txmq.binlog.snapshot.view import View
 from txmq.runtime.os_clock import OSClock
 from txmq.testing.processes.database_programs import Ability
@@ -146,4 +145,4 @@ def test_vectors_have_form_and_tag_of_the_stream(reading: Reading) -> None:
 def test_an_engine_without_transactions_is_refused_by_name(reading: Reading) -> None:
     reading.run("CREATE TABLE t (id INT PRIMARY KEY) ENGINE=MyISAM")
     with pytest.raises(SourceError, match=r"d\d+\.t cannot be read consistently, its engine is MyISAM"):
-        describe(lambda sql, *values: reading.server.execute(sql, values), TableName(reading.database, "t"))
+        view(reading, "t")

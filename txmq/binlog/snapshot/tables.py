@@ -1,11 +1,12 @@
 """A table as a snapshot reads it: each value in the form that the binlog's reader gives it.
 
-A SELECT converts the values itself, so that a row that it gives is the row of an event. The schema, too, is that of the
-stream: the events' schema tags are equal.
+A SELECT converts the values itself, so that a row that it gives is the row of an event. Text in another set than UTF-8
+is read as its bytes and decoded as the stream's (source/charsets.py): the server would show ``?`` for what it cannot
+convert. The schema, too, is that of the stream: the events' schema tags are equal.
 
 A table is read in chunks by its primary key, or its first unique key without NULL. It is read in one go if it has none,
 or if the order of the key's columns cannot be written in SQL for a value alone: FLOAT, DOUBLE, ENUM, SET, TEXT, BLOB,
-and prefixes of columns.
+text in a set that has a character twice, and prefixes of columns.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from txmq.binlog.changes import Column, ColumnKind, TableName, TableSchema, Value
-from txmq.binlog.errors import SourceError
+from txmq.binlog.changes import Column, ColumnKind, Row, TableName, TableSchema, Value
+from txmq.binlog.errors import ColumnError, SourceError
+from txmq.binlog.source.charsets import Charset, is_converted_exactly
 
 Ask = Callable[..., Sequence[Any]]
+CharsetOf = Callable[[str], Charset]
 KeyTypes = tuple[tuple[str, str], ...]
 
 _INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint")
@@ -53,6 +56,7 @@ class SnapshotTable:
     Args:
         schema: as the stream has it.
         selected: SQL of each column.
+        charsets: of the columns that are read as bytes, by their places.
         key: name and type, with collation, of the columns by which it is read in chunks; none if it is read in one go.
         row_bytes: of a row, about.
         rows: how many it has, about.
@@ -60,6 +64,7 @@ class SnapshotTable:
 
     schema: TableSchema
     selected: tuple[str, ...]
+    charsets: tuple[tuple[int, Charset], ...]
     key: KeyTypes
     row_bytes: int
     rows: int
@@ -74,6 +79,25 @@ class SnapshotTable:
         return other is not None and (self.schema, self.selected, self.key) == (
             other.schema, other.selected, other.key,
         )  # fmt: skip
+
+    def decoded(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Rows of ``select``, as values.
+
+        Raises:
+            ColumnError: a value is no text in its character set.
+        """
+        return [self._decoded(row) for row in rows] if self.charsets else rows
+
+    def _decoded(self, row: Row) -> Row:
+        values = list(row)
+        for place, charset in self.charsets:
+            raw = values[place]
+            if isinstance(raw, bytes):
+                try:
+                    values[place] = charset.decode(raw)
+                except ValueError as error:
+                    raise ColumnError(str(self.schema.table), self.names[place], str(error)) from error
+        return tuple(values)
 
     def select(self, limit: int, after: Sequence[Value]) -> tuple[str, list[Value]]:
         """The SQL of the chunk behind a key, and its parameters."""
@@ -123,8 +147,11 @@ def literal(kind: str) -> str:
     return "%s"
 
 
-def describe(ask: Ask, table: TableName) -> SnapshotTable | None:
+def describe(ask: Ask, table: TableName, charset_of: CharsetOf) -> SnapshotTable | None:
     """A table as it is now; None if there is no table of that name.
+
+    Args:
+        charset_of: the character set of a name.
 
     Raises:
         SourceError: its rows cannot be read consistently.
@@ -153,11 +180,16 @@ def describe(ask: Ask, table: TableName) -> SnapshotTable | None:
     columns = [Column(row[0], _KINDS.get(row[1], ColumnKind.TEXT), _type(row), bool(row[9])) for row in rows]
     names = [column.name for column in columns]
     key, is_whole = _key(ask, table)
-    types = [_key_type(rows[names.index(name)]) for name in key]
+    charsets = {
+        place: charset_of(row[7]) for place, row in enumerate(rows) if row[7] and not is_converted_exactly(row[7])
+    }
+    places = [names.index(name) for name in key]
+    types = [_key_type(rows[place], charsets.get(place)) for place in places]
     cuts = tuple((name, kind) for name, kind in zip(key, types, strict=True) if is_whole and kind is not None)
     return SnapshotTable(
-        TableSchema(table, tuple(columns), tuple(names.index(name) for name in key)),
-        tuple(_SELECTED.get(row[1], "{0}").format(_quoted(row[0])) for row in rows),
+        TableSchema(table, tuple(columns), tuple(places)),
+        tuple(_selected(row, as_bytes=place in charsets) for place, row in enumerate(rows)),
+        tuple(charsets.items()),
         cuts if len(cuts) == len(key) else (), int(kinds[0][3] or 0), int(kinds[0][4] or 0),
     )  # fmt: skip
 
@@ -201,10 +233,19 @@ def _type(row: Sequence[Any]) -> str:
     return text + " compressed" if "COMPRESSED" in declared else text
 
 
-def _key_type(row: Sequence[Any]) -> str | None:
+def _selected(row: Sequence[Any], *, as_bytes: bool) -> str:
+    """SQL of a column. A DECIMAL loses the zeros that ZEROFILL shows: the binlog does not tell of it."""
+    if as_bytes:
+        return f"CAST({_quoted(row[0])} AS BINARY)"
+    if row[1] == "decimal" and "zerofill" in row[2]:
+        return f"CAST(CAST({_quoted(row[0])} AS DECIMAL({row[3]},{row[4]})) AS CHAR)"
+    return _SELECTED.get(row[1], "{0}").replace("{0}", _quoted(row[0]))
+
+
+def _key_type(row: Sequence[Any], charset: Charset | None) -> str | None:
     """Type and collation; None if the order of its values cannot be told."""
     kind, collation = _type(row), row[8]
-    if row[1] not in _ORDERED or "compressed" in kind:
+    if row[1] not in _ORDERED or "compressed" in kind or not (charset is None or charset.is_one_to_one):
         return None
     return kind if collation is None else f"{kind} {collation}"
 

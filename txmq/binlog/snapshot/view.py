@@ -55,7 +55,8 @@ class View:
         try:
             for statement in _SESSION:
                 self.ask(statement)
-            self._described = {table: describe(self.ask, table) for table in tables}
+            self._described = {table: describe(self.ask, table, server.charset_named) for table in tables}
+            self._server = server
             self._seen: set[TableName] = set()
             self.ask(_BEGIN)
             self.position = self._position(server)
@@ -109,7 +110,7 @@ class View:
         sql, parameters = table.select(limit, after)
         rows = self.ask(sql, *parameters)
         self._require_same(table)
-        return rows
+        return table.decoded(rows)
 
     def whole(self, table: SnapshotTable, limit: int) -> Iterator[Sequence[Row]]:
         """All rows of a table, in chunks that come from one SELECT."""
@@ -121,7 +122,7 @@ class View:
             cursor = self._connection.cursor(driver.cursors.SSCursor)  # closed with the view: it would read to its end
             cursor.execute(sql, ())
             while rows := cursor.fetchmany(limit):
-                yield rows
+                yield table.decoded(rows)
         except driver.Error as error:
             raise _ended(error) from error
 
@@ -129,7 +130,7 @@ class View:
         """From the first read on nothing alters the table until the view ends."""
         name = table.schema.table
         if name not in self._seen:
-            if not table.is_like(describe(self.ask, name)):
+            if not table.is_like(describe(self.ask, name, self._server.charset_named)):
                 raise ViewEndedError(f"{name} was altered")
             self._seen.add(name)
 

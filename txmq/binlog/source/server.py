@@ -15,7 +15,7 @@ from typing import Any, Final
 from txmq.binlog.changes import SYSTEM_CLOCK, Ddl, Origin, TableName
 from txmq.binlog.errors import BinlogError, SourceAwayError, SourceError
 from txmq.binlog.position import Flavor, MariadbGtids, MysqlGtids, Position
-from txmq.binlog.source.charsets import UNDEFINED, Charset, charset
+from txmq.binlog.source.charsets import Charset, charset
 from txmq.binlog.source.connection import replica_name
 from txmq.binlog.source.options import SourceOptions
 from txmq.binlog.source.rows import TableDescription
@@ -35,6 +35,7 @@ _NOT_AWAY: Final = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698, 4031})
 _MAY_NOT_SEE: Final = 1227
 _BINARY_TYPES: Final = ("uuid", "inet4", "inet6")
 _OFFSETS: Final = 1 << 32
+_UTF8: Final = 45  # utf8mb4_general_ci
 _ACTIONS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
 
 
@@ -305,8 +306,13 @@ class Server:
         """The character set of a collation."""
         name, bytes_max, _ = self._collation(number)
         if name not in self._decoders:
-            self._decoders[name] = charset(name, bytes_max, self._characters(name) if bytes_max == 1 else None)
+            self._decoders[name] = charset(name, bytes_max, self.rows)
         return self._decoders[name]
+
+    def charset_named(self, name: str) -> Charset:
+        """A character set by its name."""
+        self._collation(_UTF8)
+        return self.charset(next(number for number, (called, _, _) in self._charsets.items() if called == name))
 
     def collation(self, number: int) -> str:
         """The name of a collation."""
@@ -343,16 +349,6 @@ class Server:
             "JOIN information_schema.character_sets AS s ON s.character_set_name = c.character_set_name"
         )
         return {int(row[0]): (str(row[1]), int(row[2]), str(row[3])) for row in rows if row[0] is not None}
-
-    def _characters(self, name: str) -> str:
-        """The 256 characters of a set of one byte each, as the server converts them."""
-        each = ",".join(
-            f"CONVERT(CAST(X'{byte:02x}' AS CHAR CHARACTER SET {name}) USING utf8mb4)" for byte in range(256)
-        )
-        (row,) = self.rows(f"SELECT {each}")
-        return "".join(
-            UNDEFINED if not text or (text == "?" and byte != ord("?")) else text for byte, text in enumerate(row)
-        )
 
     # --- connections ---------------------------------------------------------------------------------------------
 

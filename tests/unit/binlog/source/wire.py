@@ -14,7 +14,7 @@ from uuid import UUID
 
 from txmq.binlog.changes import Ddl, Origin, TableName, TransactionPart
 from txmq.binlog.position import Position
-from txmq.binlog.source.charsets import Charset, charset
+from txmq.binlog.source.charsets import Charset
 from txmq.binlog.source.options import SourceOptions
 from txmq.binlog.source.rows import TableDescription
 from txmq.binlog.source.transactions import TransactionReader
@@ -100,8 +100,8 @@ class NoDatabase:
     def charset(self, number: int) -> Charset:
         """See ``Catalog``."""
         if number == LATIN1:
-            return charset("latin1", 1, bytes(range(256)).decode("latin-1"))
-        return charset("utf8mb4", 4, None)
+            return Charset("latin1", 1, lambda raw: raw.decode("latin-1"))
+        return Charset("utf8mb4", 4, bytes.decode)
 
     def collation(self, number: int) -> str:
         """See ``Catalog``."""
