@@ -140,6 +140,15 @@ def recognise(text: str, database: str, sql_mode: Collection[str] = ()) -> State
     return Statement(what, ddl=replace(found, statement=text, database=database))
 
 
+def renamed_columns(text: str, database: str, sql_mode: Collection[str] = ()) -> dict[str, str]:
+    """The columns that an ALTER TABLE gives other names: new names by old ones, these in small letters."""
+    words = _Words(_tokens(text, sql_mode), database)
+    words.skip_to("TABLE")
+    words.skip("IF", "EXISTS")
+    words.table()
+    return dict(pair for part in words.parts() if (pair := part.renamed_column()) is not None)
+
+
 _ENDS: Final = {"BEGIN": What.BEGIN, "COMMIT": What.COMMIT, "ROLLBACK": What.ROLLBACK}
 _NO_TABLE: Final = Ddl(DdlKind.OTHER, "", "", additive=True)
 
@@ -366,6 +375,22 @@ class _Words:
         self.skip("RENAME")
         self.skip("TO") or self.skip("AS") or self.skip("=")
         return self.table()
+
+    def renamed_column(self) -> tuple[str, str] | None:
+        """Old and new name of a column, if this part of an ALTER TABLE renames one."""
+        while not self.at_end and not self.starts("CHANGE") and not self.starts("RENAME", "COLUMN"):
+            if self.peek() not in ("WAIT", "NOWAIT") and not self.peek().isdigit():  # before the first part
+                return None
+            self.name()
+        if self.skip("RENAME", "COLUMN"):
+            self.skip("IF", "EXISTS")
+            old = self.name()
+            return (old.lower(), self.name()) if self.skip("TO") else None
+        if not self.skip("CHANGE"):
+            return None
+        self.skip("COLUMN")
+        self.skip("IF", "EXISTS")
+        return self.name().lower(), self.name()
 
     def unseen_rows(self) -> list[TableName | None]:
         """The other table, or None for a file, if this part of an ALTER TABLE moves rows there or from there."""

@@ -103,6 +103,38 @@ def test_key_is_the_primary_key_or_a_unique_one(reading: Reading) -> None:
     assert keys == {"a": (2, 0), "b": (2, 1), "c": (), "d": (1,)}
 
 
+@pytest.mark.needs(Ability.NETWORK_TYPES)  # of MariaDB, as long unique keys are
+def test_hash_of_a_long_unique_key_is_no_column(reading: Reading) -> None:
+    reading.run(
+        "CREATE TABLE t (id INT, a TEXT NOT NULL, b BLOB, UNIQUE (a), UNIQUE (b))",
+        "INSERT INTO t VALUES (1, 'x', 'y')", "UPDATE t SET b = NULL", "DELETE FROM t",
+        "CREATE TABLE own (DB_ROW_HASH_1 INT, a TEXT, UNIQUE (a))", "INSERT INTO own VALUES (7, 'x')",
+        "RENAME TABLE t TO v, own TO w",
+    )  # fmt: skip
+    changes = reading.changes()
+    assert [(change.before, change.after) for change in changes] == [
+        (None, (1, "x", b"y")), ((1, "x", b"y"), (1, "x", None)), ((1, "x", None), None), (None, (7, "x")),
+    ]  # fmt: skip
+    assert [column.name for column in changes[-1].schema.columns] == ["DB_ROW_HASH_1", "a"]
+
+
+@pytest.mark.needs(Ability.NETWORK_TYPES)
+def test_uuid_and_inet_keep_their_form_behind_a_rename(reading: Reading) -> None:
+    uuid, inet6, inet4 = "123e4567-e89b-12d3-a456-426655440000", "2001:db8::1", "192.0.2.7"
+    columns = "(u UUID PRIMARY KEY, six INET6, four INET4, b BINARY(16))"
+    insert = f"VALUES ('{uuid}', '{inet6}', '{inet4}', 'b')"
+    reading.run(f"CREATE TABLE t {columns}", f"INSERT INTO t {insert}")
+    later = (
+        "ALTER TABLE t CHANGE six six INET6, RENAME COLUMN four TO fore", "RENAME TABLE t TO v", "FLUSH BINARY LOGS",
+        "ALTER TABLE v RENAME TO w, RENAME COLUMN u TO uu", "CREATE TABLE t (id INT)",
+    )  # fmt: skip
+    reading.run(*later)
+    wanted = (uuid, inet6, inet4, b"b".ljust(16, b"\0"))
+    assert reading.told() == [("c", wanted)]
+    reading.run("DELETE FROM w", "DROP TABLE w")  # a table that was described before it was dropped
+    assert reading.told() == [("d", wanted)]
+
+
 def test_nulls_stand_where_they_are(reading: Reading) -> None:
     names = [f"c{place}" for place in range(20)]
     reading.run(

@@ -9,6 +9,7 @@ refused with its name, and what does not end with its last row as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -25,6 +26,8 @@ from txmq.binlog.source.table_map import MapColumn, TableMap
 
 RowReader = Callable[[bytes, int], tuple[Row, int]]
 _PARTIAL_JSON: Final = 1
+_SPECIAL_SIZES: Final = (4, 16)
+_HIDDEN: Final = re.compile(r"DB_ROW_HASH_\d+")
 _UNREADABLE: Final = (*UNREADABLE, UnsupportedTypeError)
 
 
@@ -34,12 +37,14 @@ class TableDescription:
 
     Args:
         is_table: rows are stored in it: no view, no sequence.
+        columns: names of all; none if it has gone.
         types: of the columns that the binlog shows as BINARY: ``uuid``, ``inet4``, ``inet6``.
         generated: names of the generated columns.
         unique: column names of each unique key without NULL.
     """
 
     is_table: bool = True
+    columns: frozenset[str] = frozenset()
     types: dict[str, str] = field(default_factory=dict)
     generated: frozenset[str] = frozenset()
     unique: tuple[tuple[str, ...], ...] = ()
@@ -48,19 +53,28 @@ class TableDescription:
 class TableDecoder:
     """Turns a table's rows events into changes."""
 
-    __slots__ = ("_all_present", "_columns", "_generated", "_image_size", "_readers", "_row_readers", "schema")
+    __slots__ = (
+        "_all_present", "_columns", "_generated", "_image_size", "_readers", "_row_readers", "_shown", "schema"
+    )  # fmt: skip
 
     def __init__(self, table_map: TableMap, described: TableDescription) -> None:
         columns, self._readers = _columns(table_map, described)
-        key = table_map.key or _unique_key(columns, described.unique)
-        self.schema = TableSchema(table_map.table, tuple(columns), key)
         self._columns = len(columns)
+        self._shown = len(columns)
+        while self._shown and _is_hidden(columns[self._shown - 1], described):
+            self._shown -= 1
+        shown = columns[: self._shown]
+        key = table_map.key or _unique_key(shown, described.unique)
+        self.schema = TableSchema(table_map.table, tuple(shown), key)
         self._image_size = (self._columns + 7) // 8
         self._all_present = (1 << self._columns) - 1
         self._generated = sum(
-            1 << place for place, column in enumerate(columns) if column.is_generated and place not in key
+            1 << place
+            for place, column in enumerate(columns)
+            if place >= self._shown or (column.is_generated and place not in key)
         )
-        self._row_readers = {self._all_present: _row_reader(self._readers)}  # by the bits of the columns in the image
+        every = self._shown_of(_row_reader(self._readers))
+        self._row_readers = {self._all_present: every}  # by the bits of the columns in the image
 
     def changes(
         self, op: RowOp, data: bytes, at: int, *, compressed: bool, is_partial: bool = False
@@ -112,6 +126,18 @@ class TableDecoder:
             raise SourceError(f"{schema.table}: the rows of an event end {at - end} bytes behind it")
         return found
 
+    def _shown_of(self, read: RowReader) -> RowReader:
+        """A reader that leaves out what the server keeps behind the columns for itself."""
+        shown = self._shown
+        if shown == self._columns:
+            return read
+
+        def read_shown(data: bytes, at: int) -> tuple[Row, int]:
+            values, behind = read(data, at)
+            return values[:shown], behind
+
+        return read_shown
+
     def _reader_of(self, present: int) -> RowReader:
         """A reader of an image without some generated columns.
 
@@ -134,8 +160,8 @@ class TableDecoder:
                 row[place] = value
             return tuple(row), behind
 
-        self._row_readers[present] = read
-        return read
+        shown = self._row_readers[present] = self._shown_of(read)
+        return shown
 
     def _partial_updates(self, data: bytes, at: int, read: RowReader, present: int) -> list[RowChange]:
         places = self._places(present)
@@ -207,8 +233,25 @@ def _columns(table_map: TableMap, described: TableDescription) -> tuple[list[Col
 
 
 def _declared(column: MapColumn, described: TableDescription) -> str:
-    is_binary = column.type == FIELD_TYPE.STRING and column.charset is None
-    return described.types.get(column.name, "") if is_binary else ""
+    return described.types.get(column.name, "") if _is_binary(column) else ""
+
+
+def _is_binary(column: MapColumn) -> bool:
+    return column.type == FIELD_TYPE.STRING and column.charset is None
+
+
+def nameless_binaries(table_map: TableMap, described: TableDescription) -> list[str]:
+    """Columns that may be UUID, INET4 or INET6, of which the database does not tell: they have other names now."""
+    return [
+        column.name
+        for column in table_map.columns
+        if _is_binary(column) and column.meta[1] in _SPECIAL_SIZES and column.name not in described.columns
+    ]
+
+
+def _is_hidden(column: Column, described: TableDescription) -> bool:
+    """Whether it is MariaDB's own, of a long unique key (``DB_ROW_HASH_1``): these stand behind all columns."""
+    return _HIDDEN.fullmatch(column.name) is not None and column.name not in described.columns
 
 
 def _bits(data: bytes, at: int, count: int) -> tuple[int, int]:

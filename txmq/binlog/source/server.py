@@ -8,7 +8,8 @@ id of our own; no foreign key of a captured table with an action where InnoDB ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from txmq.binlog.errors import BinlogError, SourceAwayError, SourceError
 from txmq.binlog.position import Flavor, MariadbGtids, MysqlGtids, Position
 from txmq.binlog.source.charsets import Charset, charset
 from txmq.binlog.source.connection import replica_name
+from txmq.binlog.source.later_names import later_names
 from txmq.binlog.source.options import SourceOptions
 from txmq.binlog.source.rows import TableDescription
 from txmq.errors import ConfigError
@@ -35,6 +37,9 @@ _NOT_AWAY: Final = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698, 4031})
 _MAY_NOT_SEE: Final = 1227
 _BINARY_TYPES: Final = ("uuid", "inet4", "inet6")
 _OFFSETS: Final = 1 << 32
+_FILE_START: Final = 4
+_EVENTS_PER_PAGE: Final = 10_000
+_STATEMENT: Final = re.compile(r"(?:use `(?P<database>(?:[^`]|``)*)`; )?(?P<text>.*)", re.DOTALL)
 _UTF8: Final = 45  # utf8mb4_general_ci
 _ACTIONS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
 
@@ -51,6 +56,7 @@ class Server:
         self._options = options
         self._charsets: dict[int, tuple[str, int, str]] = {}
         self._decoders: dict[str, Charset] = {}
+        self._types: dict[TableName, dict[str, str]] = {}
         self.origin = Origin("mariadb", "")
 
     def check(self) -> None:
@@ -283,11 +289,41 @@ class Server:
             "SELECT column_name, column_type, generation_expression FROM information_schema.columns "
             "WHERE table_schema = %s AND table_name = %s", *table,
         )  # fmt: skip
+        types = {row[0]: row[1] for row in columns if row[1] in _BINARY_TYPES}
+        if columns:
+            self._types[table] = types
         return TableDescription(
-            types={row[0]: row[1] for row in columns if row[1] in _BINARY_TYPES},
+            columns=frozenset(row[0] for row in columns),
+            types=types,
             generated=frozenset(row[0] for row in columns if row[2]),
             unique=self._unique(table),
         )
+
+    def later_types(self, table: TableName, columns: Sequence[str], file: str, offset: int) -> dict[str, str]:
+        """Types of columns that were renamed, or their table, behind a place in the binlog.
+
+        Of a table that was dropped it is what it had when it was last described; nothing if it never was.
+        """
+        found = later_names(self._statements(file, offset), table, columns)
+        if found is None:
+            return self._types.get(table, {})
+        types = self.describe(found.table).types
+        return {name: types[now] for name, now in found.columns.items() if now in types}
+
+    def _statements(self, file: str, offset: int) -> Iterator[tuple[str, str]]:
+        """The statements behind a place in the binlog, each with its database."""
+        for name in self._files():
+            if name < file:
+                continue
+            at = offset if name == file else _FILE_START
+            while rows := self.rows("SHOW BINLOG EVENTS IN %s FROM %s LIMIT %s", name, at, _EVENTS_PER_PAGE):
+                for row in rows:
+                    match = _STATEMENT.fullmatch(str(row[5])) if str(row[2]).startswith("Query") else None
+                    if match is not None:
+                        yield (match["database"] or "").replace("``", "`"), match["text"]
+                at = int(rows[-1][4])
+                if len(rows) < _EVENTS_PER_PAGE:
+                    break
 
     def _unique(self, table: TableName) -> tuple[tuple[str, ...], ...]:
         rows = self.rows(

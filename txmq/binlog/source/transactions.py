@@ -12,7 +12,7 @@ COMMIT, ROLLBACK or XA PREPARE ends; MySQL says it by BEGIN. Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -52,7 +52,7 @@ from txmq.binlog.source.events import (
     xa_prepare,
 )
 from txmq.binlog.source.options import SourceOptions
-from txmq.binlog.source.rows import TableDecoder, TableDescription
+from txmq.binlog.source.rows import TableDecoder, TableDescription, nameless_binaries
 from txmq.binlog.source.status_variables import StatusVariables
 from txmq.binlog.source.table_map import parse_table_map
 from txmq.binlog.statements import Statement, What, recognise, shadowed
@@ -68,6 +68,9 @@ class Catalog(Protocol):
 
     def describe(self, table: TableName) -> TableDescription:
         """A table as it is now; what has gone since is described as a table without more."""
+
+    def later_types(self, table: TableName, columns: Sequence[str], file: str, offset: int) -> dict[str, str]:
+        """Types (``uuid``, ``inet4``, ``inet6``) of columns that have other names now than at a place in the binlog."""
 
     def charset(self, number: int) -> Charset:
         """The character set of a collation."""
@@ -294,7 +297,12 @@ class TransactionReader:
         description = self._catalog.describe(table)
         if not description.is_table:
             return None
-        return TableDecoder(parse_table_map(described, self._origin.flavor, self._catalog.charset), description)
+        table_map = parse_table_map(described, self._origin.flavor, self._catalog.charset)
+        nameless = nameless_binaries(table_map, description) if self._origin.flavor == "mariadb" else []
+        if nameless:
+            types = self._catalog.later_types(table, nameless, self.file, self.offset)
+            description = replace(description, types=description.types | types)
+        return TableDecoder(table_map, description)
 
     def _captures(self, table: TableName) -> bool:
         base = shadowed(table)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -96,6 +96,10 @@ class NoDatabase:
         """See ``Catalog``."""
         self.asked.append(table)
         return TableDescription()
+
+    def later_types(self, table: TableName, columns: Sequence[str], file: str, offset: int) -> dict[str, str]:
+        """See ``Catalog``."""
+        return {}
 
     def charset(self, number: int) -> Charset:
         """See ``Catalog``."""
