@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-from txmq.addresses import without_secret
+from txmq.addresses import TlsFiles, without_secret
 from txmq.binlog.changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX, TableName
 from txmq.binlog.errors import BinlogError
 from txmq.config_sources import near_miss
@@ -44,6 +44,23 @@ _MIB = 1 << 20
 _MADE_ID_MIN, _MADE_IDS = 1 << 31, 1 << 31  # far from what people number
 
 
+_TLS_CA = (
+    "PEM file of the CAs that sign the server's certificate. With it TLS is spoken and nothing else, and the "
+    "certificate has to be for host. Empty: no TLS."
+)
+_TLS_CERTIFICATE = "PEM file of the certificate that is shown to the server, if it asks for one."
+_TLS_KEY = "PEM file of that certificate's private key, not encrypted."
+
+
+def _check_tls(settings: SourceSettings | ApplySettings, place: str) -> None:
+    if bool(settings.tls_certificate) is not bool(settings.tls_key):
+        raise ConfigError(f"{place}tls_certificate and {place}tls_key go together: give both, or none")
+    if settings.tls_certificate and not settings.tls_ca:
+        raise ConfigError(f"{place}tls_certificate: {place}tls_ca is empty, and TLS is spoken with it only")
+    if settings.tls_ca and settings.unix_socket:
+        raise ConfigError(f"{place}tls_ca: a certificate is for a host: leave {place}unix_socket out")
+
+
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
     """``[source]``: the database that is read."""
@@ -56,6 +73,9 @@ class SourceSettings:
         "tables.", section="[source]",
     )  # fmt: skip
     password: str = word("", 'The user\'s password; best { env = "VARIABLE" }.', section="[source]")
+    tls_ca: str = word("", _TLS_CA, section="[source]", form="a file, or empty")
+    tls_certificate: str = word("", _TLS_CERTIFICATE, section="[source]", form="a file, or empty")
+    tls_key: str = word("", _TLS_KEY, section="[source]", form="a file, or empty")
     server_id: int = number(
         0, 0, (1 << 32) - 1, "The reader's own id among the server's replicas: no other replica of it may have the "
         "same. 0: made of name.", section="[source]",
@@ -91,12 +111,18 @@ class SourceSettings:
 
     def __post_init__(self) -> None:
         check_all(self, "source.")
+        _check_tls(self, "source.")
         for key in ("tables", "exclude"):
             for pattern in getattr(self, key):
                 if not _TABLE.match(pattern):
                     raise ConfigError(f'source.{key}: {pattern!r}: expected "database.table", where * is any text')
         if not self.tables:
             raise ConfigError("source.tables = []: no table would be read")
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """How TLS is spoken; None: it is not."""
+        return TlsFiles(self.tls_ca, self.tls_certificate, self.tls_key) if self.tls_ca else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +206,9 @@ class ApplySettings:
     unix_socket: str = word("", "Its socket on this machine; goes before host and port.", section="[apply]")
     user: str = word("txmq", "A user with all rights on the tables and on state_database.", section="[apply]")
     password: str = word("", 'The user\'s password; best { env = "VARIABLE" }.', section="[apply]")
+    tls_ca: str = word("", _TLS_CA, section="[apply]", form="a file, or empty")
+    tls_certificate: str = word("", _TLS_CERTIFICATE, section="[apply]", form="a file, or empty")
+    tls_key: str = word("", _TLS_KEY, section="[apply]", form="a file, or empty")
     database: str = word(
         "{database}", "What a database of the source is called there. With another name, statements that name the "
         "source's stop the applier.", section="[apply]", form="text, perhaps with {database}",
@@ -214,10 +243,16 @@ class ApplySettings:
 
     def __post_init__(self) -> None:
         check_all(self, "apply.")
+        _check_tls(self, "apply.")
         if not _STATE.match(self.state_database):
             raise ConfigError(f"apply.state_database = {self.state_database[:80]!r}: expected letters, digits and _")
         if not set(_PLACES.findall(self.database)) <= {"database"} or not self.database:
             raise ConfigError(f"apply.database = {self.database[:80]!r}: expected text, perhaps with {{database}}")
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """How TLS is spoken; None: it is not."""
+        return TlsFiles(self.tls_ca, self.tls_certificate, self.tls_key) if self.tls_ca else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ def source_options(settings: BinlogSettings) -> SourceOptions:
     return SourceOptions(
         name=settings.name, server_id=settings.server_id, captures=captures(source.tables, source.exclude),
         host=source.host, port=source.port, unix_socket=source.unix_socket or None, user=source.user,
-        password=source.password, rows_max=publish.transaction_rows_max, bytes_max=publish.transaction_bytes_max,
+        password=source.password, tls=source.tls,
+        rows_max=publish.transaction_rows_max, bytes_max=publish.transaction_bytes_max,
         silence_s_max=source.silence_ms_max / 1000, connect_timeout_s=source.connect_timeout_ms // 1000,
         accept_server=source.accept_server, cascades="pass" if source.cascades == "pass" else "stop",
     )  # fmt: skip

@@ -24,7 +24,7 @@ from txmq.errors import FencedError, TransactionStateError, TxmqError
 from txmq.runtime.crashpoints import SimulatedCrash, crash_point
 from txmq.xa.database.dbapi import is_error, run
 from txmq.xa.database.dialects import MYSQL
-from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.database.mysql_driver import mysql_driver, tls_arguments
 
 # Values that do not fit are refused, and dates that do not exist are written as they are.
 STRICT = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
@@ -65,7 +65,7 @@ def connector(settings: ApplySettings | SourceSettings) -> Callable[[], Any]:
     place = (
         {"unix_socket": settings.unix_socket}
         if settings.unix_socket
-        else {"host": settings.host, "port": settings.port}
+        else {"host": settings.host, "port": settings.port} | tls_arguments(settings.tls)
     )
     named = {
         "user": settings.user, "passwd": settings.password, "charset": "utf8mb4", "binary_prefix": True,

@@ -57,7 +57,7 @@ class DumpConnection:
         self._packets = Packets()
         from_start = position.flavor == "mysql" and not position.gtids  # the library takes "" for "the end"
         self._dump = _Dump(
-            options.connect_arguments() | {"read_timeout": options.silence_s_max},
+            _arguments(options) | {"read_timeout": options.silence_s_max},
             options.server_id,
             blocking=True,
             is_mariadb=position.flavor == "mariadb",
@@ -111,6 +111,14 @@ class DumpConnection:
 def replica_name(name: str) -> str:
     """Under which the server lists this replica."""
     return f"txmq-binlog-{name}"[:60]
+
+
+def _arguments(options: SourceOptions) -> dict[str, Any]:
+    """What PyMySQL takes. A text that is a password goes in Latin-1 there; the server, and MySQLdb, mean UTF-8."""
+    found = options.connect_arguments() | {"password": options.password.encode()}
+    if found.pop("ssl_mode", None) is not None:
+        found["ssl"] = found["ssl"] | {"check_hostname": True, "verify_mode": "required"}
+    return found
 
 
 def _refusal(error: Exception) -> BinlogError:

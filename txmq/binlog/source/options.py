@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from txmq.addresses import TlsFiles
 from txmq.binlog.changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX, TableName
+from txmq.xa.database.mysql_driver import tls_arguments
 
 SERVER_ID_MAX = (1 << 32) - 1
 
@@ -20,7 +22,7 @@ class SourceOptions:
         server_id: of this replica; no other replica of the server, nor the server itself, has it.
         captures: whether a table's changes are wanted. Shadow tables of online-alter tools are not asked for.
         user: needs REPLICATION SLAVE, BINLOG MONITOR (MySQL: REPLICATION CLIENT), and SELECT on the captured tables.
-        tls: ``ca``, ``cert``, ``key``: paths.
+        tls: how it is spoken; None: it is not.
         rows_max: changes of a part.
         bytes_max: bytes of a part's events.
         silence_s_max: the server counts as away after so many seconds without an event or heartbeat.
@@ -38,7 +40,7 @@ class SourceOptions:
     unix_socket: str | None = None
     user: str = "root"
     password: str = ""
-    tls: Mapping[str, str] | None = None
+    tls: TlsFiles | None = None
     rows_max: int = TRANSACTION_ROWS_MAX
     bytes_max: int = TRANSACTION_BYTES_MAX
     silence_s_max: float = 10.0
@@ -48,11 +50,9 @@ class SourceOptions:
     skipped: frozenset[str] = frozenset()
 
     def connect_arguments(self) -> dict[str, Any]:
-        """What both drivers take."""
-        where: dict[str, Any] = {"host": self.host, "port": self.port}
+        """What MySQLdb takes."""
+        where: dict[str, Any] = {"host": self.host, "port": self.port} | tls_arguments(self.tls)
         if self.unix_socket:
             where = {"unix_socket": self.unix_socket}
-        if self.tls is not None:
-            where["ssl"] = dict(self.tls)
         who = {"user": self.user, "password": self.password}
         return where | who | {"charset": "utf8mb4", "autocommit": True, "connect_timeout": self.connect_timeout_s}
