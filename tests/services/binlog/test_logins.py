@@ -62,7 +62,9 @@ def test_reader_speaks_tls_as_its_settings_say(reading: Reading, authority: Cert
     user, files = f"u{reading.number}", authority.issue(f"reader{reading.number}")
     reading.server.execute(f"CREATE USER {user} IDENTIFIED BY 'x' REQUIRE X509")
     reading.server.execute(RIGHTS.format(user))
-    lines = {"host": "127.0.0.1", "port": reading.server.port, "user": user, "password": "x"} | tls(files)
+    lines: dict[str, Any] = {"host": "127.0.0.1", "port": reading.server.port, "user": user, "password": "x"} | tls(
+        files
+    )
     text = "".join(f"{key} = {value!r}\n".replace("'", '"') for key, value in lines.items())
     options = source_options(read_settings(f'name = "t"\n[source]\n{text}', {}))
     told = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
