@@ -11,7 +11,8 @@ findings again; none is lost.
 
 Invariants:
     * rows lie in exactly one round by their time, messages by their offset;
-    * what the broker holds back (transactions in doubt) is told once.
+    * what the broker holds back (transactions in doubt) is told once;
+    * offsets count in the logs that are named beside them: in a copy that was put back they are of other messages.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, StorageError
+from txmq.log.history import parsed
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.private_files import make_private_directory, open_private
 from txmq.spark.audit.audit import AuditResult
@@ -43,6 +45,7 @@ class Progress:
     table: str
     to_ms: int
     ends: Mapping[int, int]
+    logs: Mapping[int, str]  # histories (``txmq.log.history``) of the logs that ``ends`` count in
     in_doubt: tuple[str, ...] = ()  # told already
 
     def to_json(self) -> str:
@@ -59,9 +62,10 @@ class Progress:
         try:
             fields = json.loads(text)
             ends = {int(partition): int(end) for partition, end in fields["ends"].items()}
+            logs = {int(partition): parsed(text).text for partition, text in fields["logs"].items()}
             reported = tuple(str(txid) for txid in fields["in_doubt"])
-            return cls(str(fields["topic"]), str(fields["table"]), int(fields["to_ms"]), ends, reported)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return cls(str(fields["topic"]), str(fields["table"]), int(fields["to_ms"]), ends, logs, reported)
+        except (ValueError, KeyError, TypeError, AttributeError, StorageError) as error:
             raise ConfigError(f"{STATE_FILE} is damaged ({error!r}); give another directory to begin anew") from None
 
 
@@ -81,6 +85,7 @@ class Follower:
     from_ms: int | None = None
     tell: Callable[[Finding], None] = field(default=lambda finding: None)
     progress: Progress = field(init=False)
+    _logs: Mapping[int, str] = field(init=False, default_factory=dict)  # of the round that is planned
 
     def __post_init__(self) -> None:
         if self.job.spec.row_time is None:
@@ -98,7 +103,8 @@ class Follower:
         """Audit what came since the last round; None: nothing is old enough yet.
 
         Raises:
-            ConfigError: the topic was replaced, or retention removed messages before they were audited.
+            ConfigError: the topic was replaced, an older copy of its log was put back, or retention removed messages
+                before they were audited.
             whatever Spark, the broker or the database raise: the round did not happen, and may be repeated.
         """
         plan = self._plan()
@@ -116,7 +122,7 @@ class Follower:
         crash_point("audit.round.told")
         to_ms = plan.window.to_ms or self.progress.to_ms
         ends = {partition: end for partition, (_, end) in plan.ranges.items()}
-        self._save(replace(self.progress, to_ms=to_ms, ends=ends, in_doubt=tuple(hanging)))
+        self._save(replace(self.progress, to_ms=to_ms, ends=ends, logs=self._logs, in_doubt=tuple(hanging)))
         crash_point("audit.round.saved")
         # The pairs of this round are on the executors' disks, and would stay there.
         self.job.spark.catalog.clearCache()
@@ -127,11 +133,12 @@ class Follower:
         to_ms = self.job.clock.now_ms() - spec.settle_ms
         if to_ms <= done.to_ms:
             return None
-        held = self.job.held(spec.topic)
+        held, self._logs = self._held()
         before = done.to_ms - spec.settle_ms
         ranges = {}
         for partition, (start, end) in held.items():
             audited = done.ends.get(partition, 0)
+            self._require_same_log(partition, audited)
             if audited > end:
                 raise ConfigError(f"partition {partition} ends at {end}, before {audited}: is this another topic?")
             if audited < start:
@@ -144,12 +151,35 @@ class Follower:
         window = Window(done.to_ms, to_ms, offsets=starts, is_live=True)
         return Plan(window, ranges, rows_from_ms=before)
 
+    def _held(self) -> tuple[dict[int, tuple[int, int]], dict[int, str]]:
+        """The range of each partition now, and the history of its log."""
+        held, logs = {}, {}
+        for partition in self.job.held(self.job.spec.topic):
+            found, log = self.job.client.log_of(self.job.spec.topic, partition)
+            held[partition], logs[partition] = (found.start, found.end), log.text
+        return held, logs
+
+    def _require_same_log(self, partition: int, audited: int) -> None:
+        known, now = self.progress.logs.get(partition), self._logs[partition]
+        if known is None or known == now:
+            return
+        shared = parsed(known).shared_with(parsed(now), audited)
+        if shared is None:
+            raise ConfigError(
+                f"topic {self.job.spec.topic} was deleted and made anew since the last round: give another directory"
+            )
+        if shared < audited:
+            raise ConfigError(
+                f"an older copy of the broker's data was put back: partition {partition} was audited up to offset "
+                f"{audited}, and is the same log up to {shared}: give another directory, and --from before the copy"
+            )
+
     def _begin(self) -> Progress:
         spec = self.job.spec
         from_ms = self.from_ms if self.from_ms is not None else self.job.clock.now_ms() - spec.settle_ms
-        held = self.job.held(spec.topic)
+        held, logs = self._held()
         ends = {p: max(start, self.job.client.offset_for(spec.topic, p, from_ms)) for p, (start, _) in held.items()}
-        return Progress(spec.topic, self.job.rows.name, from_ms, ends)
+        return Progress(spec.topic, self.job.rows.name, from_ms, ends, logs)
 
     def _found(self, result: AuditResult) -> Iterable[Finding]:
         for kind, count in result.counts.items():

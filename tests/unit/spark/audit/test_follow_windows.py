@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from txmq.errors import ConfigError
+from txmq.log.history import Lives, LogHistory
+from txmq.model import PartitionRange
 from txmq.spark.audit.follow import STATE_FILE, Follower, Progress
 from txmq.spark.audit.rows import Rows
 from txmq.spark.audit.spec import AuditSpec, Kind, RowTime, parse_terms
 from txmq.spark.audit.topic import TopicAudit, Wanted
 
+FIRST, SECOND, THIRD = (f"{number:016x}" for number in (1, 2, 3))
 NOW_MS, SETTLE_MS = 10_000_000, 30_000
 TIMED = AuditSpec("orders", parse_terms(["id = key"]), row_time=RowTime("created"), settle_ms=SETTLE_MS)
 UNTIMED = replace(TIMED, row_time=None)
@@ -26,11 +29,17 @@ class Log:
 
     held: dict[int, tuple[int, int]] = field(default_factory=lambda: {0: (0, 10_000), 1: (0, 9_000)})
 
+    lives: Lives = ((FIRST, 0),)
+    topic_id: int = 7
+
     @property
     def topics(self) -> Any:
         return SimpleNamespace(
             watermarks=lambda name: [{"partition": p, "start": s, "end": e} for p, (s, e) in self.held.items()]
         )
+
+    def log_of(self, topic: str, partition: int) -> tuple[PartitionRange, LogHistory]:
+        return PartitionRange(topic, partition, *self.held[partition]), LogHistory(self.topic_id, self.lives)
 
     def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
         start, end = self.held[partition]
@@ -97,12 +106,15 @@ def test_window_of_offsets_judges_only_rows_certainly_inside() -> None:
         job(Log()).plan(Wanted(to_offsets={7: 1}))
 
 
+LOGS = {number: LogHistory(7, ((FIRST, 0),)).text for number in (0, 1)}
+
+
 def follower(log: Log, directory: Path, spec: AuditSpec = TIMED, now_ms: int = NOW_MS) -> Follower:
     return Follower(job(log, spec, now_ms), directory)
 
 
 def test_round_begins_where_the_last_one_ended(tmp_path: Path) -> None:
-    progress = Progress("orders", "orders", 9_000_000, {0: 9_100, 1: 9_000})
+    progress = Progress("orders", "orders", 9_000_000, {0: 9_100, 1: 9_000}, LOGS)
     (tmp_path / STATE_FILE).write_text(progress.to_json())
     log = Log({0: (0, 10_000), 1: (0, 9_500), 2: (0, 3)})  # partition 2 is new
     follow = follower(log, tmp_path)
@@ -139,15 +151,39 @@ def test_rounds_follow_each_other_without_hole_and_reach_to_margin(tmp_path: Pat
 
 
 def test_messages_removed_or_replaced_before_the_audit_are_reported(tmp_path: Path) -> None:
-    (tmp_path / STATE_FILE).write_text(Progress("orders", "orders", 9_000_000, {0: 50, 1: 0}).to_json())
+    (tmp_path / STATE_FILE).write_text(Progress("orders", "orders", 9_000_000, {0: 50, 1: 0}, LOGS).to_json())
     with pytest.raises(ConfigError, match="retention removed offsets 50 to 99 of partition 0"):
         follower(Log({0: (100, 10_000)}), tmp_path)._plan()
     with pytest.raises(ConfigError, match="ends at 40, before 50"):
         follower(Log({0: (0, 40)}), tmp_path)._plan()
 
 
+@pytest.mark.parametrize(
+    ("lives", "topic_id", "refusal"),
+    [
+        (((FIRST, 0), (SECOND, 9_000), (THIRD, 9_100)), 7, None),  # a restart behind what was audited
+        (((FIRST, 0), (SECOND, 9_000), (THIRD, 9_099)), 7, "audited up to offset 9100, and is the same log up to 9099"),
+        (((FIRST, 0), (THIRD, 8_000)), 7, "an older copy of the broker's data was put back.* up to 8000"),
+        (((THIRD, 0),), 7, "is the same log up to 0"),
+        (((FIRST, 0), (SECOND, 9_000)), 8, "topic orders was deleted and made anew"),
+    ],
+)
+def test_log_that_was_put_back_or_made_anew_is_refused(
+    lives: Lives, topic_id: int, refusal: str | None, tmp_path: Path
+) -> None:
+    read = LogHistory(7, ((FIRST, 0), (SECOND, 9_000))).text
+    progress = Progress("orders", "orders", 9_000_000, {0: 9_100}, {0: read})
+    (tmp_path / STATE_FILE).write_text(progress.to_json())
+    follow = follower(Log({0: (0, 10_000)}, lives, topic_id), tmp_path)
+    if refusal is None:
+        assert follow._plan() is not None
+    else:
+        with pytest.raises(ConfigError, match=refusal):
+            follow._plan()
+
+
 def test_state_of_another_audit_or_damaged_one_is_refused(tmp_path: Path) -> None:
-    (tmp_path / STATE_FILE).write_text(Progress("payments", "orders", 5, {0: 0}).to_json())
+    (tmp_path / STATE_FILE).write_text(Progress("payments", "orders", 5, {0: 0}, {}).to_json())
     with pytest.raises(ConfigError, match="give another directory"):
         follower(Log(), tmp_path)
     for text in ("", "{}", '{"topic": 1', '{"topic": "orders", "table": "orders", "to_ms": null, "ends": {}}'):
