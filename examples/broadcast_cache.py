@@ -30,8 +30,8 @@ class Prices:
         with closing(self._connect()) as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS prices (name TEXT PRIMARY KEY, price INTEGER)")
         self._rows = LastResource("prices-db", connect=self._connect)
-        self._rows.install(client)
         client.topics.ensure(TOPIC, partitions=2)
+        self._rows.install(client)
         self._producer = client.producer()
         self._consumer = client.consumer("price-caches", [TOPIC], broadcast=True)
         self._cache: dict[str, int | None] = {}

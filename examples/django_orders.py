@@ -104,8 +104,8 @@ def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:81
     connection.close()
     with txmq.connect(bootstrap) as client, client.producer() as producer:
         orders_db = LastResource("orders-db", connect=new_connection)
-        orders_db.install(client)
         client.topics.ensure("orders", partitions=4)
+        orders_db.install(client)
         for number in range(int(count)):
             with together(producer, orders_db) as tx:
                 order = Order.objects.create(customer=f"customer-{number}")

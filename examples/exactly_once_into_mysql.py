@@ -54,12 +54,12 @@ def main(arguments: str, bootstrap: str = "txmq://127.0.0.1:8123") -> None:
     database = json.loads(arguments)
     quickly = database | {"connect_timeout": 2}  # the consumer's heartbeat waits for its store
     store = txmq.MySQLOffsetStore(lambda: MySQLdb.connect(**quickly))
-    store.install()
     connection = MySQLdb.connect(**database)
     connection.cursor().execute(TOTALS)
     connection.close()
     with txmq.connect(bootstrap) as client:
         client.topics.ensure("amounts", partitions=4)
+        store.install()
         # A database that is away is not the message's fault: no dead letters, however long that takes.
         consumer = client.consumer("totals", ["amounts"], offset_store=store, max_retries=1_000_000)
         consumer.run(Ledger(database).book)

@@ -46,8 +46,8 @@ class Service:
         connection = MySQLdb.connect(**arguments)
         connection.cursor().execute(ORDERS)
         connection.close()
-        self.orders_db.install(self.client)
         self.client.topics.ensure("orders", partitions=4)
+        self.orders_db.install(self.client)
 
     def take(self, number: int, customer: str) -> str:
         """The row and the message; the transaction's id.

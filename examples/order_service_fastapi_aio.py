@@ -72,9 +72,9 @@ class Service:
 async def serving(bootstrap: str, arguments: dict[str, Any]) -> AsyncIterator[Service]:
     """A service, until the application ends."""
     orders_db = LastResource("orders-db", connect=lambda: MySQLdb.connect(**arguments, read_timeout=30))
-    await asyncio.to_thread(prepare, arguments, orders_db)
     async with await txmq.aio.connect(bootstrap, name="order-service") as client:
         await client.topics.ensure("orders", partitions=4)
+        await asyncio.to_thread(prepare, arguments, orders_db)
         service = Service(client, orders_db)
         async with service.producer:
             yield service

@@ -44,8 +44,8 @@ def create_app() -> Flask:
             connection = sqlite3.connect(database)
             connection.execute("CREATE TABLE IF NOT EXISTS orders_flask (id INTEGER PRIMARY KEY, customer TEXT)")
             connection.close()
-            orders_db.install(client)
             client.topics.ensure("orders", partitions=4)
+            orders_db.install(client)
         except txmq.BrokerAwayError as error:
             sys.exit(f"the broker is away: {error}")
         except sqlite3.OperationalError as error:

@@ -71,9 +71,9 @@ def create_app() -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         orders_db = LastResource("orders-db", connect=lambda: sqlite3.connect(database, timeout=30.0), outbox=True)
-        await asyncio.to_thread(prepare, database, orders_db)
         async with await txmq.aio.connect(bootstrap, name="order-service") as client, client.producer() as producer:
             await client.topics.ensure("orders", partitions=4)
+            await asyncio.to_thread(prepare, database, orders_db)
             app.state.producer, app.state.orders_db = producer, orders_db
             yield
         orders_db.close()

@@ -73,8 +73,8 @@ def main(url: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:8123") 
     Base.metadata.create_all(engine)
     with txmq.connect(bootstrap) as client, client.producer() as producer:
         orders_db = LastResource("orders-db", connect=lambda: detached(engine))
-        orders_db.install(client)
         client.topics.ensure("orders", partitions=4)
+        orders_db.install(client)
         for number in range(int(count)):
             with together(engine, producer, orders_db) as session:
                 order = Order(customer=f"customer-{number}")
