@@ -377,6 +377,15 @@ class FencedError(BrokerError):
     code, wire_name = 410, "fenced"
 
 
+class NeverIssuedError(FencedError):
+    """The broker has never issued the session of that transaction: it was restored from an older copy, which lacks it.
+
+    If its rows are committed, its messages are lost: docs/how-to/in-doubt-at-3am.md.
+    """
+
+    code, wire_name = 410, "never-issued"
+
+
 class TooLargeError(BrokerError):
     """A message, batch, request or transaction is over its limit: send less at a time, or raise the limit."""
 

@@ -63,6 +63,7 @@ class Look(NamedTuple):
         attempt: how often that was done without an end.
         is_fencing: its owner is gone: nothing that is not decided may be decided any more.
         is_extra: the branch has its own look, too, which comes later.
+        is_alarmed: an operator was told that it has no end.
     """
 
     name: Name
@@ -70,6 +71,7 @@ class Look(NamedTuple):
     attempt: int = 0
     is_fencing: bool = False
     is_extra: bool = False
+    is_alarmed: bool = False
 
     @property
     def other(self) -> str:

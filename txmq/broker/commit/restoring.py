@@ -26,6 +26,7 @@ def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles, lsn:
     _restore_topics(state, snapshot)
     for fields in snapshot["sessions"]:
         state.put_session(BrokerSession.restore(*fields))
+    state.issued_sessions.restore(snapshot["issued_sessions"])
     state.next_session, state.next_order = snapshot["next_session"], snapshot["next_order"]
     state.epoch = snapshot["epoch"]
     for fields in snapshot["transactions"]:

@@ -30,6 +30,7 @@ from txmq.broker.state import (
     decisions,
     fencing_tokens,
     group_offsets,
+    issued_sessions,
     outbox_chains,
     outboxes,
     producer_sequences,
@@ -68,6 +69,7 @@ class FrozenState:
     placed: dict[int, PlacedTopic]
     partitions: Packed
     sessions: Packed
+    issued_sessions: Packed
     transactions: Packed
     incomplete: Packed
     barriers: Packed
@@ -89,6 +91,7 @@ class FrozenState:
         yield "topics", ((self.placed.get(topic.topic_id) or topic).to_json() for topic in self.topics)
         yield "partitions", _partition_rows(self.partitions)
         yield "sessions", _rows(self.sessions, session.FROZEN_FIELDS, session.row)
+        yield "issued_sessions", _rows(self.issued_sessions, issued_sessions.FROZEN_FIELDS, list)
         yield "transactions", _rows(self.transactions, transaction.FROZEN_FIELDS, transaction.row)
         yield (
             "decisions",

@@ -25,6 +25,7 @@ from txmq.broker.state.fencing_tokens import FencingTokens
 from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed, packed
 from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.in_doubt_index import InDoubtIndex
+from txmq.broker.state.issued_sessions import IssuedSessions
 from txmq.broker.state.outbox_chains import OutboxChains
 from txmq.broker.state.outboxes import Outboxes
 from txmq.broker.state.producer_sequences import Sequences
@@ -75,6 +76,7 @@ class State:
         self.partitions_of: dict[int, dict[int, Partition]] = {}
         self.placed: dict[int, PlacedTopic] = {}
         self.next_session = self.next_order = 1
+        self.issued_sessions = IssuedSessions()
         self.fences_of = Counter[str]()  # by database, how many ``BrokerSession.fences`` there are
         self.sequences = SequenceTable(self.sessions, self.principals.sequences)
         self.outcomes_over = 0  # of all sessions, what they keep beyond ``Limits.outcomes_kept``
@@ -165,6 +167,7 @@ class State:
         self._count_fences(session, 1)
         self.outcomes_over += session.recount(self.limits.outcomes_kept)
         self.next_session = max(self.next_session, session.number + 1)
+        self.issued_sessions.add(session.number)
 
     def take_session(self, number: int, epoch: int, user: str = "") -> None:
         """A client took a session over: its former holder is fenced. One that was nobody's is the user's now."""
@@ -455,6 +458,7 @@ class State:
             placed=dict(self.placed),
             partitions=self._freeze_partitions(),
             sessions=packed(session.freeze() for session in self.sessions.values()),
+            issued_sessions=packed(self.issued_sessions.freeze()),
             transactions=packed(transaction.freeze() for transaction in self.transactions.values()),
             incomplete=packed(self.decisions.freeze()),
             barriers=packed(self.decisions.freeze_barriers()),

@@ -12,6 +12,7 @@ from txmq.broker.verbs.access.asking import permissions_of, refuse_nobody
 from txmq.broker.verbs.prepare_commit import owner_gone
 from txmq.broker.verbs.resource import reporter_of
 from txmq.broker.verbs.session_expiry import close, make_room
+from txmq.broker.verbs.transaction_checks import no_session
 from txmq.errors import (
     BadRequestError,
     FencedError,
@@ -91,14 +92,16 @@ def _resumed(context: Context, client: ClientConnection, wish: bytes) -> BrokerS
     One that is nobody's, because it was made before there were users, is the user's from then on.
 
     Raises:
-        FencedError: there is no such session, the secret is another one, it was taken over since, or its user is no
-            more.
+        FencedError: it has ended, the secret is another one, it was taken over since, or its user is no more.
+        NeverIssuedError: there was no such session.
         ForbiddenError: it is another user's.
     """
     number, epoch, secret = int(wish.split(b".")[0], 16), int(wish.split(b".")[1]), wish.split(b".")[2]
     session = context.state.sessions.get(number)
-    if session is None or not compare_digest(session.secret.encode(), secret):
-        raise FencedError(f"session {number:x} is unknown or ended, or its secret is another one")
+    if session is None:
+        raise no_session(context, number, f"session {number:x}")
+    if not compare_digest(session.secret.encode(), secret):
+        raise FencedError(f"session {number:x} has another secret, or has ended")
     if session.user not in ("", client.user):
         if session.user not in context.state.principals.users:
             raise FencedError(f"session {number:x} is that of a user who was removed: nobody resumes it")

@@ -16,6 +16,7 @@ from txmq.errors import (
     BadRequestError,
     BrokerError,
     FencedError,
+    NeverIssuedError,
     NotOwnerError,
     OtherSessionError,
     OverloadedError,
@@ -52,15 +53,28 @@ def locate(context: Context, text: bytes) -> tuple[TxId, BrokerSession]:
     """Read a txid, and find its session.
 
     Raises:
-        BadRequestError, NotOwnerError, FencedError: not a txid, another home, a session that is not known.
+        BadRequestError, NotOwnerError: not a txid, another home.
+        FencedError: its session has ended.
+        NeverIssuedError: there was no such session.
     """
     txid = at_home(context, text)
     session = context.state.sessions.get(txid.session)
     if session is None:
-        raise FencedError(f"session {txid.session:x} of transaction {txid} is unknown or ended")
+        raise no_session(context, txid.session, f"session {txid.session:x} of transaction {txid}")
     if txid.counter < 1:
         raise BadRequestError("transaction counters start at 1")
     return txid, session
+
+
+def no_session(context: Context, number: int, what: str) -> FencedError:
+    """The refusal of a session that is not there: it has ended, or this broker's history has never issued it.
+
+    Args:
+        what: begins the text.
+    """
+    if number in context.state.issued_sessions:
+        return FencedError(f"{what} has ended")
+    return NeverIssuedError(f"{what} was never issued here: was this broker restored from an older copy?")
 
 
 def at_home(context: Context, text: bytes) -> TxId:

@@ -35,7 +35,7 @@ WRITTEN_AT_ONCE = (
     '00000000000000",0]],[[0,9000,7,9],[6,0,-1,11]]],[[1,3,[[1,1,77],[2,2,77]]]]],[1,1,[0,1,[["0000000000'
     '000000",0]],[[0,10,-1,9]]],[]],[2,0,[1,1,[["0000000000000000",0]],[]],[]]],"sessions":[[1,1,"cl\\u00'
     'e4ent",5,2,2,[[3,[[1,0,3,1],[1,1,0,1]]],[9,null]],"abababababababababababababababab"],[2,1,"cl\\u00e'
-    '4ent",5,0,0,[[3,[[1,0,6,1]]]],"abababababababababababababababab"]],"transactions":[[2,1,6,"open",{},'
+    '4ent",5,0,0,[[3,[[1,0,6,1]]]],"abababababababababababababababab"]],"issued_sessions":[[1,2]],"transactions":[[2,1,6,"open",{},'
     '0,0,1,3894639090],[2,2,8,"prepared",{"kind":"last-resource","resource":"db","uuid":"0000000000000000'
     '0000000000000000","prepared_ms":8,"keys":[[1,2]],"offsets":[["g",[[1,0,4,null]]]]},1,0,1,2520715069]'
     '],"decisions":{"undone":[[2,3,{"decided_ms":3,"branches":[{"resource":"r","uuid":"u1","complete":tru'

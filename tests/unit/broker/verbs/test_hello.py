@@ -42,9 +42,9 @@ def test_another_protocol_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wish", ["1.0", "1.1", "ff.0"])
-def test_an_unknown_session_is_fenced(wish: str) -> None:
+def test_a_session_that_was_never_issued_is_not_resumed(wish: str) -> None:
     answer = node().connect().hello(wish)
-    assert (answer.code, answer.error) == (410, "fenced")
+    assert (answer.code, answer.error) == (410, "never-issued")
 
 
 def test_session_numbers_are_never_used_again() -> None:
@@ -67,6 +67,37 @@ def test_broker_restored_from_a_backup_issues_no_number_again() -> None:
         numbers = {int(json.loads(alive.connect().hello().body)["session"], 16) for _ in range(3)}
         assert not issued & numbers
         issued |= numbers
+
+
+def test_broker_restored_from_a_backup_knows_which_sessions_it_issued() -> None:
+    """Through checkpoints and restarts: those of its history, living or ended; not those issued since the copy."""
+    broker = node(sessions_max=2)
+    broker.connect().hello()
+    backup = deepcopy(broker.disk).kill()
+    lost = [int(json.loads(broker.connect().hello().body)["session"], 16)]
+    broker = restarted(broker)
+    for session in list(broker.state.sessions.values()):
+        end(broker.core.context, session)
+    lost.append(int(json.loads(broker.connect().hello().body)["session"], 16))
+    for with_checkpoint in (False, True):
+        broker = restarted(broker)
+        asking = broker.connect()
+        assert [asking.ask("outcome", broker.txid(number, 1)).error for number in (1, *lost)][:2] == ["fenced"] * 2
+        assert asking.ask("outcome", broker.txid(lost[1], 1)).text == "unknown\n"
+        if with_checkpoint:
+            broker.checkpoint()
+    broker.clock.advance(1)
+    restored = Node(backup, broker.settings, clock=broker.clock)
+    issued = int(json.loads(restored.connect().hello().body)["session"], 16)
+    end(restored.core.context, restored.state.sessions[1])
+    for with_checkpoint in (False, True):
+        if with_checkpoint:
+            restored.checkpoint()
+        asking = restored.connect()
+        errors = [asking.ask("outcome", restored.txid(number, 1)).error for number in (1, *lost)]
+        assert errors == ["fenced", "never-issued", "never-issued"]
+        assert asking.ask("outcome", restored.txid(issued, 1)).text == "unknown\n"
+        restored = restarted(restored)
 
 
 def test_the_number_of_an_ended_session_is_not_used_again() -> None:

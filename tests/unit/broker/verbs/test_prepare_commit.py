@@ -8,6 +8,7 @@ import pytest
 
 from tools.images.node import Client, Node
 from tools.images.requests import UUID, batch, listed_pages, part
+from txmq.broker.verbs.session_expiry import end
 from txmq.xid import TxId
 
 from ..support import node, prepare, put, restarted, values
@@ -112,10 +113,19 @@ def test_another_home_is_not_the_owner(verb: str) -> None:
         assert f"but at {txid.cluster:016x}-{txid.home:016x} (" in answer.text  # as stats writes them
 
 
-def test_a_txid_of_a_session_never_issued_is_fenced() -> None:
+@pytest.mark.parametrize("verb", ["outcome", "rollback", "commit", "decide", "complete", "prepare", "parts"])
+def test_a_session_never_issued_is_told_from_one_that_ended(verb: str) -> None:
     broker, client = _begun()
-    answer = client.ask("outcome", broker.txid(77, 1), extensions={"fence": None})
-    assert (answer.code, answer.error) == (410, "fenced")
+    broker.connect().hello()
+    ended = broker.newest_session
+    end(broker.core.context, broker.state.sessions[ended])
+    words = {"prepare": ("last-resource",)}.get(verb, ())
+    body = None if verb in ("outcome", "rollback", "complete", "parts") else b""
+    before = broker.state.snapshot()
+    for number, error in ((ended, "fenced"), (ended + 1, "never-issued"), (77, "never-issued")):
+        answer = client.ask(verb, broker.txid(number, 1), *words, body=body)
+        assert (answer.code, answer.error) == (410, error)
+    assert broker.state.snapshot() == before  # what is asked of an invented session leaves nothing
 
 
 @pytest.mark.parametrize("text", ["1", "x-y-z", "0" * 16 + "-" + "0" * 16 + "-1", "A" * 16 + "-" + "0" * 16 + "-1-1"])

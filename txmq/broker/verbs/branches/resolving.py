@@ -3,6 +3,7 @@
 ```
  prepared, and its client says nothing --outcome branch= owner--> committed:        placed in its turn
                                                                   rolled-back, 410: rolled back
+                                                                  410 never-issued: asked again later, and an alarm
                                                                   prepared:         asked again later
                                                                   403:              asked again later
                                                                   unknown:          owner there: asked again later
@@ -10,11 +11,13 @@
  placed and forced ---------------------complete branch=--------> 200, 410:         reported; readers may see it
 ```
 
-410 means rolled back to a branch in doubt: a decision that lists the branch is kept until the branch is reported. To a
-placed one it means that nothing waits for its report: it was reported, or an operator has placed it, and the home that
-decides did not commit. ``fence`` makes the home refuse a decision that comes later, so a slow client is fenced only
-when it has been gone for a second, or its deadline has passed. 403: whoever prepared the branch has named a transaction
-of somebody else (``access/acting.py``), which does not list it. Nobody but its own user or an operator ends it then.
+410 `fenced` means rolled back to a branch in doubt: a decision that lists the branch is kept until the branch is
+reported. A home that answers `never-issued` was restored from an older copy, and may have lost the decision: an
+operator ends the branch. To a placed one any 410 means that nothing waits for its report: it was reported, or an
+operator has placed it, and the home that decides did not commit. ``fence`` makes the home refuse a decision that comes
+later, so a slow client is fenced only when it has been gone for a second, or its deadline has passed. 403: whoever
+prepared the branch has named a transaction of somebody else (``access/acting.py``), which does not list it. Nobody but
+its own user or an operator ends it then.
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ from txmq.broker.verbs.access.acting import owner_of
 from txmq.broker.verbs.branches.complete import reported
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import txid_of
+from txmq.errors import NeverIssuedError
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import TxId
 
 OWNER_GONE_MS = 1000
 _OK, _FORBIDDEN, _GONE = 200, 403, 410
+_NEVER_ISSUED = NeverIssuedError.wire_name.encode()
 
 
 def began(context: Context) -> None:
@@ -132,7 +137,9 @@ def _answered_report(context: Context, look: Look, part: BranchPart, code: int |
 
 def _answered_outcome(context: Context, look: Look, branch: Transaction, code: int, body: bytes) -> None:
     word, _, rest = body.partition(b"\n")
-    if code == _GONE or (code == _OK and word == b"rolled-back"):
+    if code == _GONE and body.startswith(_NEVER_ISSUED):
+        _left_to_operator(context, look, branch)
+    elif code == _GONE or (code == _OK and word == b"rolled-back"):
         crash_point("broker.branch.told_rolled_back")
         roll_back(context, *branch.name, 0)
     elif code == _OK and word == b"committed":
@@ -144,6 +151,14 @@ def _answered_outcome(context: Context, look: Look, branch: Transaction, code: i
         context.branch_asks.again(look, context.now_ms, pause_ms_max=PREPARED_PAUSE_MS_MAX)
     else:
         context.branch_asks.again(look, context.now_ms)
+
+
+def _left_to_operator(context: Context, look: Look, branch: Transaction) -> None:
+    """The home that decides was restored from an older copy: it may have decided, and others may have committed."""
+    if not (look.is_alarmed or look.is_extra):
+        event = "a branch stays prepared: the home that decides was restored, and lost its transaction"
+        context.alarms.append({"event": event, "txid": txid_of(context, branch.name), "of": look.of})
+    context.branch_asks.again(look._replace(is_alarmed=True), context.now_ms, pause_ms_max=PREPARED_PAUSE_MS_MAX)
 
 
 def _look_for_owner(context: Context, look: Look, branch: Transaction, told: bytes) -> None:

@@ -157,7 +157,7 @@ def test_what_is_over_is_told_as_it_is() -> None:
     session = world.made.state.sessions[2]
     session.floor = 4
     assert fence(world.shop, world.others(4)).error == "fenced"
-    assert fence(world.shop, world.made.txid(77, 1)).error == "fenced"
+    assert fence(world.shop, world.made.txid(77, 1)).error == "never-issued"
 
 
 def test_who_may_settle_anyway_fences_the_whole_transaction() -> None:

@@ -116,11 +116,26 @@ def test_branch_that_a_living_owner_gave_up_is_undone() -> None:
     assert commit(owner, of, homes=txid).error == "transaction-conflict"
 
 
-def test_branch_of_an_unknown_session_is_rolled_back() -> None:
+def test_branch_of_a_session_that_ended_is_rolled_back() -> None:
     cluster, here, there = made()
-    prepare_branch(there.session(), there.txid(1, 1), here.txid(77, 1), ("a", 0, b"x"))
+    here.session().ask("end", 0)
+    prepare_branch(there.session(), there.txid(1, 1), here.txid(1, 1), ("a", 0, b"x"))
     cluster.later(1.5)
     assert (values(there), is_quiet(there)) == ([], True)
+
+
+def test_branch_whose_deciding_home_was_restored_stays_prepared() -> None:
+    """It may have decided before, and other homes may have committed: no presumed abort, and one alarm."""
+    cluster, here, there = made()
+    client, txid, of = there.session(), there.txid(1, 1), here.txid(77, 1)
+    prepare_branch(client, txid, of, ("a", 0, b"x"))
+    cluster.later(100)
+    assert listed(there.connect())[0]["txid"] == txid
+    (alarm,) = there.context.alarms
+    assert (alarm["txid"], alarm["of"]) == (txid, of)
+    assert "was restored" in alarm["event"]
+    assert there.connect().ask("rollback", txid, extensions={"heuristic": "looked"}).code == 200
+    assert values(there) == []
 
 
 def test_branch_that_the_decision_does_not_list_is_rolled_back() -> None:
