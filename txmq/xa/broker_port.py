@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from txmq.errors import FencedError, NeverIssuedError, TxmqError
 from txmq.protocol.commands import TransactionRequest
 from txmq.protocol.json_text import json_object
 from txmq.runtime.ports import Buffer
@@ -212,6 +213,14 @@ def is_of_this_broker(session: Session, text: str) -> bool:
     except ValueError:
         return False
     return (txid.cluster, txid.home) == (session.cluster, session.home)
+
+
+def was_settled(error: TxmqError) -> bool:
+    """Whether the broker's refusal says that another process has settled the transaction, and that was long ago.
+
+    Not if the broker was restored from an older copy, and knows nothing of the transaction's session.
+    """
+    return isinstance(error, FencedError) and not isinstance(error, NeverIssuedError)
 
 
 def is_owner_gone(row: Mapping[str, Any]) -> bool:

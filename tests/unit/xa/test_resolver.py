@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 from tests.crash_points import at_moment, crash_at
-from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionStateError
+from tests.logged import said
+from txmq.errors import (
+    ClosedError,
+    ConnectionLostError,
+    NeverIssuedError,
+    TransactionConflictError,
+    TransactionStateError,
+    TxmqError,
+)
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.state_machine import next_step
 from txmq.testing.simulated.clock import SimClock
@@ -321,12 +329,17 @@ def test_finding_is_made_durable_by_write_before_it_is_told(world: LastResourceF
     assert "commit" not in world.home.requests
 
 
-def test_heuristic_keeps_its_marker_and_is_not_tried_for_ever(world: LastResourceFixture) -> None:
+@pytest.mark.parametrize("refusal", [TransactionConflictError("an operator rolled it back"), NeverIssuedError("lost")])
+def test_heuristic_keeps_its_marker_and_is_not_tried_for_ever(
+    world: LastResourceFixture, refusal: TxmqError, caplog: pytest.LogCaptureFixture
+) -> None:
     txid = abandon(world, b"x", "client.tx.db_committed")
-    world.home.faults["commit"].append(Fault(TransactionConflictError("an operator rolled it back")))
+    world.home.faults["commit"].append(Fault(refusal))
     resolver = world.resolver()
     assert resolver.run_once() == 1
     assert world.markers() == {txid: "committed"}
+    (line,) = [line for line in said(caplog) if "heuristic" in line["event"]]
+    assert (line["level"], line["txid"]) == ("error", txid)
 
 
 def test_one_resource_that_is_away_does_not_stop_another(world: LastResourceFixture, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from txmq.protocol.parts import PartResult, parse_result_lines
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Attempt, Lock, Turn
-from txmq.xa.broker_port import Answer
+from txmq.xa.broker_port import Answer, was_settled
 
 TELL_TIMEOUT_S = 30.0  # of a request; it may wait for an earlier part of the same key
 COMMITS_IN_FLIGHT_MAX = 1024  # written and not answered, at one home
@@ -287,7 +287,7 @@ class BranchCommits:
         except _CONTRARY as error:
             lines, contrary = [], error
             log = get_logger(txid=branch.broker.txid)
-            if branch.uuid and isinstance(error, FencedError):
+            if branch.uuid and was_settled(error):
                 log.info("transaction was resolved by another process", error=str(error))
             else:
                 log.error("heuristic: a home did not commit its part of a transaction", error=str(error))

@@ -24,7 +24,6 @@ from txmq.client.routes import CORRECTIONS_MAX
 from txmq.client.transaction.broker_side import RETRY_S
 from txmq.client.transaction.refusals import LOST
 from txmq.errors import (
-    FencedError,
     NotOwnerError,
     OverloadedError,
     RequestTimeoutError,
@@ -38,7 +37,7 @@ from txmq.protocol.parts import parse_outcome
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.spark.sink.queries import Attempt, Queries, Standing
-from txmq.xa.broker_port import Answer
+from txmq.xa.broker_port import Answer, was_settled
 from txmq.xid import TxId
 
 TOLD_AT_ONCE = 256  # commits of one home that are under way
@@ -244,8 +243,8 @@ def _has_ended(txid: str, answer: Answer, timeout_s: float) -> bool:
         answer.result(timeout_s)
     except (*_NOT_ANSWERED, OverloadedError):
         return False
-    except (FencedError, UnknownTransactionError):
-        return True  # the home has asked, and forgotten it
     except TxmqError as error:
+        if was_settled(error) or isinstance(error, UnknownTransactionError):
+            return True  # the home has asked, and forgotten it
         get_logger(txid=txid).error("heuristic: a home did not commit its part of a batch", error=str(error))
     return True

@@ -6,11 +6,12 @@ last ones at the end. Those of others are looked at when they are ten minutes ol
 behind the one before: markers that must stay keep none from leaving. Their broker is asked for the outcomes, and then
 every home for all that it lists of this database.
 
-A marker of another leaves if its broker says committed, or 410 (the outcome is no longer kept, or the session has
-ended: later requests are refused), and no home lists anything of the transaction: not prepared, no branch incomplete,
-no heuristic decision that an operator has yet to forget. Rolled back means rows without messages: the marker stays, as
-the proof. The database goes with the question: nothing else says, of what is over, that the resolver's user may ask. To
-whom it is not told, it stays.
+A marker of another leaves if its broker says committed, or 410 `fenced` (the outcome is no longer kept, or the session
+has ended: later requests are refused), and no home lists anything of the transaction: not prepared, no branch
+incomplete, no heuristic decision that an operator has yet to forget. Rolled back means rows without messages: the
+marker stays, as the proof. So does 410 `never-issued`: the broker was restored from an older copy. The database goes
+with the question: nothing else says, of what is over, that the resolver's user may ask. To whom it is not told, it
+stays.
 
 Invariants:
     * the broker lists after it was asked for the outcome: a branch that was incomplete then is listed, or complete;
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from txmq.errors import FencedError, ForbiddenError, NotOwnerError
+from txmq.errors import BrokerError, FencedError, ForbiddenError, NeverIssuedError, NotOwnerError
 from txmq.model import Outcome
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
@@ -142,6 +143,10 @@ class MarkerSweep:
         for txid, answer in answers:
             try:
                 word = answer.result(REQUEST_TIMEOUT_S).partition(b"\n")[0].decode()
+            except NeverIssuedError as error:
+                self._say_once(
+                    txid, "heuristic: rows are committed, the broker was restored and has no messages", error
+                )
             except FencedError:
                 yield txid
             except NotOwnerError:
@@ -152,16 +157,16 @@ class MarkerSweep:
                 if word == Outcome.COMMITTED.value:
                     yield txid
                 elif word == Outcome.ROLLED_BACK.value:
-                    self._say_once(txid)
+                    self._say_once(txid, "heuristic: rows are committed, the transaction was rolled back")
 
     def _say_refused(self, error: ForbiddenError) -> None:
         if not self._is_refused:
             self._is_refused = True
             self._log.warning("markers of other users stay: their outcomes are not told", reason=str(error))
 
-    def _say_once(self, txid: str) -> None:
+    def _say_once(self, txid: str, event: str, error: BrokerError | None = None) -> None:
         if txid not in self._said:
             if len(self._said) >= SAID_MAX:
                 self._said.clear()
             self._said.add(txid)
-            self._log.warning("heuristic: rows are committed, the transaction was rolled back", txid=txid)
+            self._log.error(event, txid=txid, **({} if error is None else {"error": str(error)}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from txmq.errors import BrokerError
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error
 from txmq.xa.database.marker_table import ENCLOSED, EXPIRED_SIZE, OUTBOXED, MarkerTable
@@ -12,7 +13,7 @@ from txmq.xa.database.outbox_tables import OutboxTables
 from txmq.xa.database.token_table import TokenRow, TokenTable
 
 
-def _nothing() -> None:
+def _nothing(_error: BrokerError | None = None) -> None:
     """Do nothing."""
 
 
@@ -25,6 +26,7 @@ class Unresolved(NamedTuple):
     on_resolved: Callable[[], None] = _nothing
     of: str | None = None  # the transaction of whose marker it is a part at another home
     proves_until_ms: int | None = None  # see ``proof.prove``
+    on_contrary: Callable[[BrokerError], None] = _nothing  # ahead of ``on_resolved``: the broker's refusal
 
     @property
     def is_outboxed(self) -> bool:

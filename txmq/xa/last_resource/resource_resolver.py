@@ -51,6 +51,7 @@ from txmq.xa.broker_port import (
     is_of_this_broker,
     is_owner_gone,
     list_transactions,
+    was_settled,
 )
 from txmq.xa.database import marker_table
 from txmq.xa.database.fingerprint import StrangeServerError
@@ -332,6 +333,7 @@ class LastResourceResolver:
             reported.answer.result()
         except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
             self._contradicted(txid, reported.step, error)
+            reported.item.on_contrary(error)
         except TxmqError as error:
             self._failed("outcome not reported to the broker", error, txid=txid)
             return False
@@ -346,7 +348,7 @@ class LastResourceResolver:
         return True
 
     def _contradicted(self, txid: str, step: Step, error: BrokerError) -> None:
-        if step is Step.REPORT_COMMIT and not isinstance(error, FencedError):
+        if step is Step.REPORT_COMMIT and not was_settled(error):
             # The rows are there and the broker has given the messages up: an operator did, or data was lost. The
             # committed marker is kept as the proof.
             self._log.error("heuristic: rows committed, messages are not", txid=txid, error=str(error))

@@ -11,7 +11,8 @@ round has it in the first list; one that is not there even then is committed all
 Unknown: when the owner has gone for a second or the deadline has passed by a second, the broker is made to roll it back
 (which refuses a late ``decide``), and then the branch is. Waiting is courtesy; the broker's word makes it safe. The
 resource's uuid goes with both questions: under a user of its own that may settle for it, the resolver is answered for
-its branch alone. 410, a state in which another party decides, or no grant: left to the operator, logged once.
+its branch alone. 410 (the session has ended, or a restored broker has lost it), a state in which another party decides,
+or no grant: left to the operator, logged once.
 
 *Which database*. A round begins with a look at the fencing token (``xa/fencing.py``): in a database that has not the
 newest one nothing is done at all. From what is missing something is concluded when a token was drawn after that look,
@@ -42,6 +43,7 @@ from txmq.errors import (
     ClosedError,
     FencedError,
     ForbiddenError,
+    NeverIssuedError,
     NotOwnerError,
     OverloadedError,
     TransactionConflictError,
@@ -369,6 +371,13 @@ class BranchResolver:
             orphan, answer = sent.popleft()
             try:
                 yield orphan, answer.result(REQUEST_TIMEOUT_S)
+            except NeverIssuedError as error:
+                # The broker that was lost may have decided, and other branches may be committed.
+                self._say_once(
+                    orphan.txid,
+                    "prepared branch of a session that the broker lost: it was restored; an operator resolves it",
+                    error=str(error),
+                )
             except FencedError as error:
                 self._say_once(
                     orphan.txid,

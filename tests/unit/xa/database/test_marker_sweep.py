@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.logged import said
-from txmq.errors import FencedError, ForbiddenError, NotOwnerError
+from txmq.errors import FencedError, ForbiddenError, NeverIssuedError, NotOwnerError
 from txmq.testing.simulated.faults import Fault
 from txmq.xa import broker_port
 from txmq.xa.broker_port import cluster_of
@@ -65,7 +65,9 @@ def _answer(word: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "word", [b"unknown\n", b"prepared\n", b"rolled-back\n", NotOwnerError("another broker's")], ids=str
+    "word",
+    [b"unknown\n", b"prepared\n", b"rolled-back\n", NotOwnerError("another broker's"), NeverIssuedError("restored")],
+    ids=str,
 )
 def test_markers_that_must_stay_keep_no_later_one_from_leaving(world: LastResourceFixture, word: Any) -> None:
     """The 500 oldest were looked at each time: 500 of these, and nothing was swept any more."""
@@ -99,6 +101,17 @@ def test_markers_whose_outcome_is_no_longer_kept_leave(world: LastResourceFixtur
     """410 of their home, and it lists nothing: the transaction is over, and nobody will ever ask."""
     table = Table(world, broker_port.DELETE_SIZE + 7)
     assert _swept(world, table, dict.fromkeys(table.txids, FencedError("no longer kept")), 2) == []
+
+
+def test_markers_that_prove_a_loss_are_named_once_as_errors(
+    world: LastResourceFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker was restored from an older copy: their messages are gone, and nobody else says so."""
+    table = Table(world, 3)
+    lost = dict.fromkeys(table.txids[:2], NeverIssuedError("was never issued here"))
+    assert _swept(world, table, dict(lost), 3) == sorted(lost)
+    lines = [line for line in said(caplog) if "heuristic" in line["event"]]
+    assert [(line["level"], line["txid"]) for line in lines] == [("error", txid) for txid in lost]
 
 
 def test_a_pass_begins_anew_where_it_ended(world: LastResourceFixture) -> None:

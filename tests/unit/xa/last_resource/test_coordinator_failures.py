@@ -19,6 +19,7 @@ from txmq.errors import (
     FencedError,
     HeuristicCommitError,
     HeuristicMixedError,
+    NeverIssuedError,
     OutcomeUnknownError,
     OverloadedError,
     RequestTimeoutError,
@@ -269,7 +270,7 @@ def test_pending_messages_are_told_in_the_first_possible_round(world: LastResour
     world.check()
 
 
-@pytest.mark.parametrize("refusal", [TransactionConflictError(""), UnknownTransactionError("")])
+@pytest.mark.parametrize("refusal", [TransactionConflictError(""), UnknownTransactionError(""), NeverIssuedError("")])
 def test_broker_that_gave_messages_up_is_heuristic_and_marker_stays(
     world: LastResourceFixture, refusal: TxmqError
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.crash_points import crash_at
 from tests.logged import said
 from txmq.client.transaction import block as module
-from txmq.errors import OverloadedError
+from txmq.errors import NeverIssuedError, OverloadedError
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.faults import Fault
 
@@ -37,4 +37,26 @@ def test_refused_fence_is_asked_again_and_delays_no_other(
     assert world.databases[0].rows == []
     lines = said(caplog)
     assert len([line for line in lines if line.get("txid") == xid.gtrid.decode() and "fence" in line["event"]]) == 1
+    notes.resolver.close()
+
+
+def test_branch_of_a_session_that_a_restored_broker_lost_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The decision may be what was lost, and another branch may be committed: an operator resolves it."""
+    world = XAFixture("a")
+    notes = Notes(world.home)
+    monkeypatch.setattr(module, "resolver_of", lambda _client: notes)
+    with crash_at("client.xa.all_prepared"), pytest.raises(SimulatedCrash):
+        world.transfer(b"1")
+    world.die()
+    world.home.faults["outcome"].extend([Fault(NeverIssuedError("was never issued here"))] * 2)
+    resolver = world.resolver()
+    for _ in range(2):
+        assert resolver.run_once() == 0
+    assert len(world.databases[0].prepared) == 1
+    (line,) = [line for line in said(caplog) if "restored" in line["event"]]
+    ((_, hanging),) = resolver.hanging()
+    assert "restored" in hanging.why
+    assert line["txid"] == hanging.txid
     notes.resolver.close()

@@ -300,13 +300,19 @@ class LastResourceBlock:
         """Another broker has the address for now: the resolver asks again and again."""
         broker = self._broker
         self._resource.unresolved.append(
-            Unresolved(broker.txid, marker_table.COMMITTED, broker.deadline_ms, self._resolved)
+            Unresolved(
+                broker.txid, marker_table.COMMITTED, broker.deadline_ms, self._resolved, on_contrary=self._contradicted
+            )
         )
+
+    def _contradicted(self, error: TxmqError) -> None:
+        if self.run.commit is not None:
+            self.run.commit.error = error
 
     def _resolved(self) -> None:
         commit = self.run.commit
         if commit is not None:
-            commit.told([], None)
+            commit.told([], None if isinstance(commit.error, NotOwnerError) else commit.error)
 
     def _hazarded(self) -> tuple[Outcome, TransactionError | None]:
         broker, run = self._broker, self.run

@@ -20,7 +20,6 @@ from txmq.client.transaction.refusals import rolled_back
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
     ConfigError,
-    FencedError,
     HeuristicError,
     HeuristicHazardError,
     RolledBackError,
@@ -32,7 +31,7 @@ from txmq.errors import (
 from txmq.model import TopicPartition, TransactionKind
 from txmq.protocol.parts import PartResult
 from txmq.runtime.crashpoints import crash_point
-from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer
+from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer, was_settled
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_tables import OUTBOXED_KEPT_MS
@@ -443,7 +442,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         if commit.lines is not None:
             self.lines = self._broker.gather(commit.lines, deadline)
         errors = (commit.error, *(other.error for other in self.homes))
-        return next((error for error in errors if error is not None and not isinstance(error, FencedError)), None)
+        return next((error for error in errors if error is not None and not was_settled(error)), None)
 
     def let_go(self) -> None:
         """As of ``DecisiveCommit``."""

@@ -19,6 +19,7 @@ from txmq.client.transaction.half_message import HalfMessage
 from txmq.errors import (
     ConnectionLostError,
     HeuristicMixedError,
+    NeverIssuedError,
     NotOwnerError,
     RequestTimeoutError,
     RolledBackError,
@@ -30,6 +31,7 @@ from txmq.errors import (
 )
 from txmq.model import Outcome, Resolution
 from txmq.testing.simulated.broker import SimulatedBroker
+from txmq.testing.simulated.faults import Fault
 from txmq.xa import LastResource
 
 FOR_EVER = 5000
@@ -245,7 +247,9 @@ def test_lost_answer_is_asked_for_before_a_later_write(world: LastResourceFixtur
     assert values(world) == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("refusal", [TransactionConflictError("given up"), UnknownTransactionError("given up")])
+@pytest.mark.parametrize(
+    "refusal", [TransactionConflictError("given up"), UnknownTransactionError("given up"), NeverIssuedError("given up")]
+)
 def test_contradiction_behind_the_end_is_raised_by_results(
     world: LastResourceFixture, refusal: TxmqError, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,6 +271,18 @@ def test_broker_that_is_another_one_leaves_it_to_the_resolver(world: LastResourc
     world.heal()
     assert (values(world), world.home.session.finished_through) == ([b"1"], 1)
     assert tx.results[0].offset is None
+
+
+def test_owner_hears_what_the_resolver_heard_in_its_stead(world: LastResourceFixture) -> None:
+    """Another broker had the address; the one that has it then was restored from an older copy."""
+    tx = order(world, b"1")
+    fail(world, NotOwnerError("not mine"))
+    world.home.branch_commits.look()
+    world.home.faults["commit"].append(Fault(NeverIssuedError("given up")))
+    world.resolver(world.resource).run_once()
+    with pytest.raises(HeuristicMixedError, match="given up"):
+        _ = tx.results
+    assert (world.markers(), [*world.resource.finished]) == ({tx.txid: "committed"}, [])
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
