@@ -62,7 +62,7 @@ class World:
         level = "SESSION CHARACTERISTICS AS TRANSACTION" if self.dialect is POSTGRESQL else "SESSION TRANSACTION"
         if self.isolation:
             connection.cursor().execute(f"SET {level} ISOLATION LEVEL {self.isolation}")
-            connection.cursor().execute(self.dialect.for_resolvers)
+            connection.cursor().execute(self.dialect.for_resolvers or "SET lock_timeout = '1s'")
             connection.commit()
         self.opened.append(connection)
         return connection

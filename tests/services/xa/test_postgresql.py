@@ -15,8 +15,11 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa import LastResource
+from txmq.xa.broker_port import cluster_of
+from txmq.xa.database.marker_table import own_transaction
 
 PATIENT_S = 600.0
+RESOLVING = ("lock_timeout", "transaction_isolation")
 
 
 class Shop:
@@ -135,6 +138,56 @@ def test_own_connections_are_set_to_read_committed(shop: Shop) -> None:
         shop.run("ALTER ROLE postgres RESET default_transaction_isolation")
     with shop.connect() as current:
         shop.order(current)
+    shop.check()
+
+
+def snapshots(shop: Shop) -> psycopg.Connection:
+    """A connection as psycopg's own setting, Django's and SQLAlchemy's make it: the level goes with each BEGIN."""
+    connection = shop.connect()
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    return connection
+
+
+def test_isolation_that_driver_puts_into_begin_is_seen(shop: Shop) -> None:
+    resource = LastResource("shop", connect=lambda: snapshots(shop), outbox=True)
+    for _ in range(2):
+        with shop.client.producer().transaction(resource) as tx:
+            ((level,),) = tx.connection(resource).execute("SHOW transaction_isolation").fetchall()
+        assert level == "read committed"
+    resource.close()
+    with snapshots(shop) as lent, pytest.raises(ConfigError, match="REPEATABLE READ"):
+        shop.order(lent)
+    shop.check()
+
+
+def settings_of(connection: psycopg.Connection) -> dict[str, str]:
+    """What was set for the session: behind pgbouncer, for whichever client has it next."""
+    found = connection.execute("SELECT name, setting FROM pg_settings WHERE source = 'session'").fetchall()
+    connection.rollback()
+    return {name: setting for name, setting in found if not name.startswith("transaction_")}
+
+
+def test_nothing_that_is_set_outlives_its_transaction(shop: Shop) -> None:
+    shop.run("ALTER ROLE postgres SET default_transaction_isolation = 'repeatable read'")
+    try:
+        connections = [shop.connect() for _ in range(3)]
+        unused = iter(connections)
+        resource = LastResource("shop", connect=lambda: next(unused), outbox=True)
+        resource.install(shop.client)
+        connections[0] = shop.connect()  # that one is closed
+        with shop.client.producer().transaction(resource) as tx:
+            tx.connection(resource).execute("SELECT 1")
+        database = resource.open_for_resolver(cluster_of(shop.client))
+        assert not database.is_outboxed("1")
+        with own_transaction(database.connection, database.table.dialect):
+            shown = [database.connection.execute(f"SHOW {name}").fetchone() for name in RESOLVING]
+        assert shown == [("1s",), ("read committed",)]
+        assert [settings_of(connection) for connection in connections] == [{}, {}, {}]
+        database.close()
+        resource.close()
+        connections[0].close()
+    finally:
+        shop.run("ALTER ROLE postgres RESET default_transaction_isolation")
     shop.check()
 
 

@@ -32,6 +32,9 @@ _MYSQL_ENGINES = (
 )
 _SQLITE_PASSING = frozenset({5, 6, 7, 9, 10, 13})  # BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL
 _PASSING_STATES = ("08", "40", "53", "57")  # connection, serialization and deadlock, resources, operator
+_POSTGRESQL_CURRENT = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_POSTGRESQL_INSTALL_LOCK = 0x74786D71  # "txmq": any number that nobody else uses
+_INSTALL_WAIT_S = 60
 _SQLITE_SYNCHRONOUS_FULL = 2  # also in WAL mode: NORMAL syncs only at a checkpoint, a power loss takes commits back
 
 
@@ -53,7 +56,13 @@ class Dialect:
         why_not_idle: why a transaction cannot begin on this connection now, or None.
         weakness: which setting lets a commit be lost, as text, or None.
         for_resolvers: statement that lets locks be waited for a second only, and statements see and change as many rows
-            as they say; empty for SQLite, where ``connect`` is told.
+            as they say; empty for SQLite, where ``connect`` is told, and where ``resolving`` says it.
+        settings: statements at the start of each transaction, whose effect ends with it. A connection of PostgreSQL may
+            be another one in the next transaction (pgbouncer), and another client's: nothing is set for longer.
+        current: such statements, so that a transaction sees what others have committed.
+        resolving: such statements of a resolver's.
+        installing: such statements of ``install``'s: only one of these transactions goes on at a time.
+        turn_to_install: statements that take and give back a turn in which only one session installs.
         placeholder: how most drivers write a parameter.
         read_committed: statement that lets a session lock no more than the rows it changes; empty if that takes none or
             the server's binary log refuses it.
@@ -87,6 +96,11 @@ class Dialect:
     why_not_idle: Callable[[Connection], str | None]
     weakness: Callable[[Connection], str | None]
     placeholder: str = "%s"
+    settings: tuple[str, ...] = ()
+    current: tuple[str, ...] = ()
+    resolving: tuple[str, ...] = ()
+    installing: tuple[str, ...] = ()
+    turn_to_install: tuple[str, str] | None = None
     read_committed: Callable[[Connection], str] = lambda _connection: ""
     why_not_current: Callable[[Connection], str | None] = lambda _connection: None
     statement_bytes_max: Callable[[Connection], int | None] = lambda _connection: None
@@ -211,7 +225,8 @@ def _mysql_statement_bytes_max(connection: Connection) -> int | None:
 
 
 def _postgresql_why_not_current(connection: Connection) -> str | None:
-    ((found,),) = run(connection, "SHOW default_transaction_isolation")[0]
+    # Of a transaction as the driver begins it: psycopg, Django and SQLAlchemy put the level into BEGIN.
+    ((found,),) = run(connection, "SHOW transaction_isolation")[0]
     connection.rollback()
     return _why_not_read_committed(text(found))
 
@@ -300,6 +315,7 @@ MYSQL = Dialect(
     "sql_select_limit = DEFAULT, sql_safe_updates = 0, sql_big_selects = 1",
     why_not_idle=_mysql_why_not_idle,
     weakness=_mysql_weakness,
+    turn_to_install=(f"SELECT GET_LOCK('txmq install', {_INSTALL_WAIT_S})", "SELECT RELEASE_LOCK('txmq install')"),
     read_committed=_mysql_read_committed,
     why_not_current=_mysql_why_not_current,
     statement_bytes_max=_mysql_statement_bytes_max,
@@ -327,8 +343,11 @@ POSTGRESQL = Dialect(
     text='VARCHAR(200) COLLATE "C"',
     number="BIGINT",
     table_options="",
-    for_resolvers="SET lock_timeout = '1s'",
-    read_committed=lambda _connection: "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    for_resolvers="",
+    current=(_POSTGRESQL_CURRENT,),
+    resolving=(_POSTGRESQL_CURRENT, "SET LOCAL lock_timeout = '1s'"),
+    # CREATE TABLE IF NOT EXISTS fails in all but one of those that run at the same moment.
+    installing=(_POSTGRESQL_CURRENT, f"SELECT pg_advisory_xact_lock({_POSTGRESQL_INSTALL_LOCK})"),
     why_not_current=_postgresql_why_not_current,
     why_not_idle=_postgresql_why_not_idle,
     weakness=_postgresql_weakness,

@@ -42,7 +42,7 @@ def fingerprint(connection: Connection, dialect: Dialect) -> str:
         ConfigError: the server does not tell.
         Exception: the driver's own.
     """
-    found = " ".join(quote(word, safe="/.:-_=+") for word in _FOUND[dialect](connection))
+    found = " ".join(quote(word, safe="/.:-_=+") for word in _FOUND[dialect.name](connection))
     if len(found) <= _SIZE_MAX:
         return found
     kind = found.partition(" ")[0]
@@ -77,4 +77,6 @@ def _sqlite(connection: Connection) -> list[str]:
     return ["sqlite", *map(str, names_of(path)), path]
 
 
-_FOUND: dict[Dialect, Callable[[Connection], list[str]]] = {MYSQL: _mysql, POSTGRESQL: _postgresql, SQLITE: _sqlite}
+_FOUND: dict[str, Callable[[Connection], list[str]]] = {
+    MYSQL.name: _mysql, POSTGRESQL.name: _postgresql, SQLITE.name: _sqlite,
+}  # fmt: skip

@@ -11,7 +11,8 @@ Invariants:
     * a database whose uuid, name or cluster is another one is refused: unreachable, never absent;
     * a defect that would show only when a transaction is to be resolved (a missing privilege) is found before the first
       one begins;
-    * ``install`` touches nothing if everything is there: a transaction in doubt holds locks on the tables.
+    * ``install`` touches nothing if everything is there: a transaction in doubt holds locks on the tables;
+    * of those who install at the same moment one creates what is missing, and the others find it there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -31,7 +32,7 @@ from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
 from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, run
-from txmq.xa.database.dialects import POSTGRESQL
+from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.marker_schema import create_tables, look_for_key, statements
 from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
 from txmq.xa.database.outbox_tables import OutboxTables
@@ -44,6 +45,11 @@ CHECK_EVERY_S = 60.0
 STATEMENT_OVERHEAD_BYTES = 4096
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
 _TABLES_SHOWN_MAX = 5
+_HOW_TO_BE_CURRENT = {
+    "mysql": "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED "
+    "(of MariaDB with binlog_format other than STATEMENT)",
+    "postgresql": "give it the isolation level READ COMMITTED, in the driver, the framework, or the database's default",
+}
 
 
 class DatabaseSession:
@@ -86,6 +92,12 @@ class DatabaseSession:
         session = copy(self)
         session.connection = connection
         return session
+
+    def begin_with(self, settings: tuple[str, ...]) -> None:
+        """Have each transaction begin with these settings (``Dialect.settings``)."""
+        self.table.dialect = replace(self.table.dialect, settings=settings)
+        if self.outbox is not None:
+            self.outbox.dialect = self.table.dialect
 
 
 class Lent:
@@ -172,13 +184,37 @@ class Installation:
         """
         table = MarkerTable.on(connection, self.table, self._dialect)
         with self._unless_busy(connection, table):
-            self._install(connection, table, cluster, random, topics, adopt=adopt)
+            self._require_usable(connection, table)
+            table.dialect = replace(table.dialect, settings=table.dialect.installing)
+            with self._turn_to_install(connection, table.dialect):
+                self._install(connection, table, cluster, random, topics, adopt=adopt)
+
+    @contextmanager
+    def _turn_to_install(self, connection: Connection, dialect: Dialect) -> Iterator[None]:
+        """Install alone, where transactions cannot see to that.
+
+        Raises:
+            RolledBackError: others take too long.
+        """
+        if dialect.turn_to_install is None:
+            yield
+            return
+        take, give_back = dialect.turn_to_install
+        ((is_ours,),) = run(connection, take)[0]
+        connection.rollback()
+        if not is_ours:
+            raise RolledBackError(f"resource {self.name!r} is being installed by others; try again", retriable=True)
+        try:
+            yield
+        finally:
+            with suppress(Exception):  # the connection is lost, and with it the turn
+                run(connection, give_back)
+                connection.rollback()
 
     def _install(
         self, connection: Connection, table: MarkerTable, cluster: str | None, random: Random,
         topics: Mapping[str, TopicSize], *, adopt: bool,
     ) -> None:  # fmt: skip
-        self._require_usable(connection, table)
         if adopt:
             self._check_identity(connection, table, cluster)  # a database that is not installed is a mistake
         if not table.is_there(connection):
@@ -266,11 +302,15 @@ class Installation:
 
     def read_committed(self, session: DatabaseSession) -> None:
         """Make a connection of the resource's own see what others have committed. Outside any transaction."""
-        statement = session.table.dialect.read_committed(session.connection)
+        dialect = session.table.dialect
+        statement = dialect.read_committed(session.connection)
         if statement:
             run(session.connection, statement)
-            session.connection.commit()  # PostgreSQL takes a SET back with its transaction
-        self.require_current(session)
+            session.connection.commit()
+        if dialect.current and dialect.why_not_current(session.connection) is not None:
+            session.begin_with(dialect.current)
+        else:
+            self.require_current(session)
 
     def require_current(self, session: DatabaseSession) -> None:
         """Refuse a connection that would not see which messages wait in the outbox. Outside any transaction.
@@ -281,10 +321,9 @@ class Installation:
         dialect = session.table.dialect
         why = dialect.why_not_current(session.connection)
         if why is not None:
-            level = "SESSION CHARACTERISTICS AS TRANSACTION" if dialect is POSTGRESQL else "SESSION TRANSACTION"
             raise ConfigError(
                 f"resource {self.name!r} has an outbox, and this connection would not see what waits in it: {why}; "
-                f"SET {level} ISOLATION LEVEL READ COMMITTED (of MariaDB with binlog_format other than STATEMENT)"
+                f"{_HOW_TO_BE_CURRENT[dialect.name]}"
             )
 
     def _require_usable(self, connection: Connection, table: MarkerTable) -> None:

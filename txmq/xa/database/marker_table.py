@@ -97,6 +97,8 @@ def own_transaction(connection: Connection, dialect: Dialect, place: WriterTurn 
     elif dialect.begin:
         run(connection, dialect.begin)
     try:
+        for statement in dialect.settings:
+            run(connection, statement)
         yield
         connection.commit()
     except BaseException:
@@ -109,9 +111,11 @@ def own_transaction(connection: Connection, dialect: Dialect, place: WriterTurn 
 
 
 @contextmanager
-def reading(connection: Connection) -> Iterator[None]:
+def reading(connection: Connection, dialect: Dialect) -> Iterator[None]:
     """Read outside any transaction: no lock is waited for, and none is left behind."""
     try:
+        for statement in dialect.settings:
+            run(connection, statement)
         yield
     finally:
         # Drivers that begin by themselves have begun one. If this fails, the connection is lost: the next statement
@@ -480,7 +484,7 @@ class MarkerTable:
         return count
 
     def _read(self, connection: Connection, operation: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with reading(connection):
+        with reading(connection, self.dialect):
             return self._run(connection, operation, parameters)[0]
 
     def _run(

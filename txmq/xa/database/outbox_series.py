@@ -84,7 +84,7 @@ class OutboxSeries(OutboxNumberings):
     def has_waiting(self, connection: Connection) -> bool:
         """Whether a row waits that is not kept back, or has a number. Own transaction."""
         waiting = f"{self._ours} AND (number > 0 OR state = '{WAITING}')"
-        with reading(connection):
+        with reading(connection, self.dialect):
             return bool(self._run(connection, f"SELECT 1 FROM {self.name} WHERE {waiting} LIMIT 1"))  # noqa: S608
 
     def take(

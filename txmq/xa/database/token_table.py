@@ -52,7 +52,7 @@ class TokenTable:
         Raises:
             the driver's error: the table is missing.
         """
-        with reading(connection):
+        with reading(connection, self._markers.dialect):
             statement = f"SELECT accepted, drawn FROM {self._name} WHERE home = {self._mark}"  # noqa: S608
             rows, _ = run(connection, statement, (home,))
         return TokenRow(*map(text, rows[0])) if rows else TokenRow()

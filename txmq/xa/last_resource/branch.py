@@ -117,6 +117,8 @@ class Branch:
             self._turn = place.begin(connection, begin)
         elif begin:
             run(connection, begin)
+        for statement in self._session.table.dialect.settings:
+            run(connection, statement)
         run(connection, f"SAVEPOINT {SAVEPOINT}")
 
     def _is_begun(self, session: DatabaseSession) -> bool:

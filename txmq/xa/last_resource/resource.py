@@ -177,7 +177,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
             session = self._open(cluster)
             if not self._knows_sqlite():
                 prepare_for_resolver(session.connection, session.table.dialect)
-                session.connection.commit()  # PostgreSQL takes a SET back with its transaction
+                session.connection.commit()
+                session.begin_with(session.table.dialect.resolving)
                 return self._resolving(session)
             close_connection(session.connection)
         session = self._open(cluster, self._open_existing_sqlite)
