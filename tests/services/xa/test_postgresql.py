@@ -141,6 +141,41 @@ def test_own_connections_are_set_to_read_committed(shop: Shop) -> None:
     shop.check()
 
 
+@pytest.mark.parametrize("statement", ["SET LOCAL synchronous_commit TO off", "SET synchronous_commit TO off"])
+def test_body_cannot_make_commit_one_that_crash_takes_back(shop: Shop, statement: str) -> None:
+    shop.run("ALTER SYSTEM SET wal_writer_delay = '10s'")  # else the server is soon through with it by itself
+    shop.run("SELECT pg_reload_conf()")
+    try:
+        for sold in (2, 3):
+            with (
+                at_moment("client.tx.db_committed", lambda: crash(shop.server)),
+                shop.client.producer().transaction(shop.resource, timeout=PATIENT_S) as tx,
+            ):
+                connection = tx.connection(shop.resource)
+                connection.execute(statement)
+                connection.execute("UPDATE sold SET pieces = pieces + 1")
+                tx.send("orders", str(sold).encode(), key=b"k")
+            assert shop.count("pieces FROM sold") == sold
+    finally:
+        shop.run("ALTER SYSTEM RESET wal_writer_delay")
+    shop.check()
+
+
+def test_weak_durability_that_was_accepted_stays(shop: Shop) -> None:
+    shop.run("ALTER ROLE postgres SET synchronous_commit = off")
+    try:
+        resource = LastResource("shop", connect=shop.connect, outbox=True)
+        with pytest.raises(ConfigError, match="synchronous_commit = off"):
+            shop.client.producer().transaction(resource).begin()
+        weak = LastResource("shop", connect=shop.connect, outbox=True, allow_weak_durability=True)
+        with shop.client.producer().transaction(weak) as tx:
+            tx.send("orders", b"1")
+        assert tx.outcome is Outcome.COMMITTED
+        weak.close()
+    finally:
+        shop.run("ALTER ROLE postgres RESET synchronous_commit")
+
+
 def snapshots(shop: Shop) -> psycopg.Connection:
     """A connection as psycopg's own setting, Django's and SQLAlchemy's make it: the level goes with each BEGIN."""
     connection = shop.connect()

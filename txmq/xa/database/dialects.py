@@ -33,6 +33,11 @@ _MYSQL_ENGINES = (
 _SQLITE_PASSING = frozenset({5, 6, 7, 9, 10, 13})  # BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL
 _PASSING_STATES = ("08", "40", "53", "57")  # connection, serialization and deadlock, resources, operator
 _POSTGRESQL_CURRENT = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+# "off" ends where COMMIT is answered; any other level is the user's choice among durable ones.
+_POSTGRESQL_FORCED = (
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' "
+    "ELSE current_setting('synchronous_commit') END, true)"
+)
 _POSTGRESQL_INSTALL_LOCK = 0x74786D71  # "txmq": any number that nobody else uses
 _INSTALL_WAIT_S = 60
 _SQLITE_SYNCHRONOUS_FULL = 2  # also in WAL mode: NORMAL syncs only at a checkpoint, a power loss takes commits back
@@ -54,6 +59,7 @@ class Dialect:
         number: column type for 64 bits.
         table_options: text after the column list of CREATE TABLE.
         why_not_idle: why a transaction cannot begin on this connection now, or None.
+        strengthen: raise what a connection may set for itself, and what ``weakness`` would name. Outside any transaction.
         weakness: which setting lets a commit be lost, as text, or None.
         for_resolvers: statement that lets locks be waited for a second only, and statements see and change as many rows
             as they say; empty for SQLite, where ``connect`` is told, and where ``resolving`` says it.
@@ -62,6 +68,8 @@ class Dialect:
         current: such statements, so that a transaction sees what others have committed.
         resolving: such statements of a resolver's.
         installing: such statements of ``install``'s: only one of these transactions goes on at a time.
+        forces_commit: SQL condition that holds, and makes the commit of this transaction durable, whatever the session or
+            the body has set; empty if neither can.
         turn_to_install: statements that take and give back a turn in which only one session installs.
         placeholder: how most drivers write a parameter.
         read_committed: statement that lets a session lock no more than the rows it changes; empty if that takes none or
@@ -100,7 +108,9 @@ class Dialect:
     current: tuple[str, ...] = ()
     resolving: tuple[str, ...] = ()
     installing: tuple[str, ...] = ()
+    forces_commit: str = ""
     turn_to_install: tuple[str, str] | None = None
+    strengthen: Callable[[Connection], None] = lambda _connection: None
     read_committed: Callable[[Connection], str] = lambda _connection: ""
     why_not_current: Callable[[Connection], str | None] = lambda _connection: None
     statement_bytes_max: Callable[[Connection], int | None] = lambda _connection: None
@@ -131,6 +141,8 @@ def _sqlite_why_not_idle(connection: Any) -> str | None:
         return _BUSY
     if getattr(connection, "autocommit", -1) is True:
         return _IN_AUTOCOMMIT
+    if run(connection, "PRAGMA locking_mode")[0] == [("exclusive",)]:
+        return "PRAGMA locking_mode = EXCLUSIVE: it keeps every other connection out, a resolver's too"
     if run(connection, "PRAGMA journal_mode")[0] == [("off",)]:
         return "PRAGMA journal_mode = off: it cannot roll back"
     return None
@@ -148,6 +160,12 @@ def _sqlite_is_in_transaction(connection: Any) -> bool:
         return True
     connection.rollback()
     return False
+
+
+def _sqlite_strengthen(connection: Connection) -> None:
+    """Sync the directory, too: a journal whose removal a power loss takes back rolls the commit back."""
+    if run(connection, "PRAGMA synchronous")[0] == [(_SQLITE_SYNCHRONOUS_FULL,)]:
+        run(connection, "PRAGMA synchronous = EXTRA")
 
 
 def _sqlite_weakness(connection: Connection) -> str | None:
@@ -296,6 +314,7 @@ SQLITE = Dialect(
     placeholder="?",
     why_not_idle=_sqlite_why_not_idle,
     weakness=_sqlite_weakness,
+    strengthen=_sqlite_strengthen,
     has_privileges=False,
     has_no_savepoint=lambda error: "no such savepoint" in str(error),
     rolls_back=lambda _connection, error: _sqlite_may_pass(error),
@@ -345,7 +364,8 @@ POSTGRESQL = Dialect(
     table_options="",
     for_resolvers="",
     current=(_POSTGRESQL_CURRENT,),
-    resolving=(_POSTGRESQL_CURRENT, "SET LOCAL lock_timeout = '1s'"),
+    resolving=(_POSTGRESQL_CURRENT, f"SELECT set_config('lock_timeout', '1s', true), {_POSTGRESQL_FORCED}"),
+    forces_commit=f"{_POSTGRESQL_FORCED} <> ''",
     # CREATE TABLE IF NOT EXISTS fails in all but one of those that run at the same moment.
     installing=(_POSTGRESQL_CURRENT, f"SELECT pg_advisory_xact_lock({_POSTGRESQL_INSTALL_LOCK})"),
     why_not_current=_postgresql_why_not_current,

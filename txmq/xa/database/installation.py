@@ -268,12 +268,15 @@ class Installation:
             ConfigError: see the module.
             RolledBackError: the database is locked by others, full or the like; the same call may succeed later.
         """
-        table = MarkerTable.on(connection, self.table, self._dialect)
+        is_weak = self._demands.allow_weak_durability
+        table = MarkerTable.on(connection, self.table, self._dialect, is_weak=is_weak)
         with self._unless_busy(connection, table):
             return self._verified(connection, table, cluster)
 
     def _verified(self, connection: Any, table: MarkerTable, cluster: str | None) -> DatabaseSession:
         self._require_usable(connection, table)
+        if not self._demands.allow_weak_durability:
+            table.dialect.strengthen(connection)
         weakness = table.dialect.weakness(connection)
         if weakness is not None and not self._demands.allow_weak_durability:
             raise ConfigError(

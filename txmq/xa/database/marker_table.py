@@ -127,13 +127,16 @@ def reading(connection: Connection, dialect: Dialect) -> Iterator[None]:
 class MarkerTable:
     """The statements on one database's tables. Has no connection of its own and keeps no state.
 
+    Args:
+        is_weak: a commit that may be lost is accepted.
+
     Attributes:
         mark: how the driver writes a parameter.
         place: in the queue of the writers to an SQLite file; None for any other database.
         has_key: the server keeps markers of another identity out (``marker_schema``).
     """
 
-    def __init__(self, table: str, dialect: Dialect, placeholder: str) -> None:
+    def __init__(self, table: str, dialect: Dialect, placeholder: str, *, is_weak: bool = False) -> None:
         if not is_valid_table(table):
             raise ConfigError(f"table={table[:80]!r}: expected letters, digits and '_', at most 48, or schema.table")
         self.dialect, self.name, self.mark = dialect, table, placeholder
@@ -141,20 +144,23 @@ class MarkerTable:
         self._delete = dialect.delete.format(table=table)
         self.place: WriterTurn | None = None
         self.has_key = False
+        forced = f" AND {dialect.forces_commit}" if dialect.forces_commit and not is_weak else ""
         self._insert_committed = self._written(
             f"INSERT INTO {table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
             f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, 0 FROM {table}_identity "
-            f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?"
+            f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?{forced}"
         )
         self._insert_outboxed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{OUTBOXED}'")
         self._insert_enclosed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{ENCLOSED}'")
 
     @classmethod
-    def on(cls, connection: Connection, table: str, dialect_name: str | None) -> MarkerTable:
+    def on(
+        cls, connection: Connection, table: str, dialect_name: str | None, *, is_weak: bool = False
+    ) -> MarkerTable:  # fmt: skip
         """The tables as seen through a connection's driver."""
         driver = driver_of(connection)
         dialect = dialect_for(driver, dialect_name)
-        return cls(table, dialect, placeholder_of(driver, dialect))
+        return cls(table, dialect, placeholder_of(driver, dialect), is_weak=is_weak)
 
     def is_there(self, connection: Connection) -> bool:
         """Whether all tables can be read. False if one is missing, or if the user may not read it."""

@@ -150,6 +150,27 @@ def test_weak_durability_is_refused_unless_asked_for_by_name(world: LastResource
     assert tx.outcome is Outcome.COMMITTED
 
 
+@pytest.mark.parametrize("is_lent", [False, True])
+def test_removal_of_sqlites_journal_is_synced_with_the_commit(world: LastResourceFixture, is_lent: bool) -> None:
+    """At FULL a power loss may bring the journal back, which rolls the commit back."""
+    with closing(world.connect()) as own:
+        assert own.execute("PRAGMA journal_mode").fetchall() == [("delete",)]
+        with world.block(resource=world.resource.using(own) if is_lent else world.resource) as tx:
+            found = tx.connection(world.resource).execute("PRAGMA synchronous").fetchall()
+            tx.send("orders", b"x")
+    assert (found, tx.outcome) == ([(3,)], Outcome.COMMITTED)
+
+
+def test_connection_that_keeps_others_out_is_refused(world: LastResourceFixture) -> None:
+    with closing(world.connect()) as own:
+        own.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+        with (
+            pytest.raises(TransactionStateError, match="locking_mode"),
+            world.block(resource=world.resource.using(own)),
+        ):
+            pass
+
+
 def test_a_database_that_cannot_roll_back_is_refused(world: LastResourceFixture) -> None:
     connection = world.connect()
     connection.execute("PRAGMA journal_mode = OFF").fetchall()
