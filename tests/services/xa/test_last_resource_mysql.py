@@ -385,23 +385,20 @@ def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: MySQLShop, 
     assert shop.order(b"3") is txmq.Outcome.COMMITTED
 
 
-def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: MySQLShop, connect: Connect) -> None:
-    """The session lives on in the database, marker row uncommitted: the resolver waits a second, and asks again."""
-    shop.arguments = {"multi_statements": False}  # the marker is in before prepare is answered
-    with (
-        crash_at("client.tx.prepared"),
-        pytest.raises(SimulatedCrash),
-        shop.producer.transaction(shop.resource) as tx,
-    ):
-        session = shop.session_of(tx)
-        shop.insert(tx, b"held")
-    shop.client.close()
-    other = MySQLShop(shop.broker, shop.server, shop.database, connect)
-    inside(other.client, other.resource.install)
-    inside(other.client, lambda client: resolver_of(client).add(other.resource))
-    eventually(lambda: shop.lock_waits(), "the resolver waits for the row's lock")
-    assert not other.is_resolved()
-    shop.execute(f"KILL {session}")
-    eventually(other.is_resolved, "nothing is in doubt")
-    assert (other.rows(), other.messages()) == ([], [])
-    other.die()
+def test_frozen_owners_neither_delay_others_nor_stay(shop: MySQLShop, connect: Connect) -> None:
+    """Of four owners three stand still between marker and COMMIT: as many as once ended each round of a resolver."""
+    left = []
+    for number, point in enumerate(["client.tx.prepared"] * 3 + ["client.tx.db_committed"]):
+        owner = MySQLShop(shop.broker, shop.server, shop.database, connect)
+        owner.arguments = {"multi_statements": False}  # the marker is in before prepare is answered
+        inside(owner.client, owner.resource.install)
+        with crash_at(point), pytest.raises(SimulatedCrash), owner.producer.transaction(owner.resource) as tx:
+            owner.insert(tx, b"%d" % number)
+        owner.client.close()
+        left.append(owner)
+    inside(shop.client, lambda client: resolver_of(client).add(shop.resource))
+    eventually(lambda: shop.messages() == [b"3"], "the one that has committed is seen")
+    eventually(shop.is_resolved, "nothing is in doubt")
+    assert shop.rows() == [b"3"]
+    for owner in left:
+        owner.disconnect()

@@ -8,9 +8,10 @@ import psycopg
 import pytest
 
 import txmq
-from tests.crash_points import at_moment
+from tests.crash_points import at_moment, crash_at
 from txmq import Outcome, RolledBackError
 from txmq.errors import ConfigError
+from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.postgresql import PostgreSQL
@@ -253,3 +254,27 @@ def test_failed_statement_dooms_the_block(shop: Shop) -> None:
         connection.execute("UPDATE sold SET pieces = pieces + 1")
         tx.send("orders", b"2")
     shop.check()
+
+
+def test_server_ends_owner_that_stands_still_behind_its_marker(shop: Shop) -> None:
+    owner = txmq.connect(shop.broker.address)
+    opened = list[psycopg.Connection]()
+
+    def connect() -> psycopg.Connection:
+        opened.append(shop.connect())
+        return opened[-1]
+
+    resource = LastResource("shop", connect=connect, outbox=True)
+    with (
+        crash_at("client.tx.prepared"),
+        pytest.raises(SimulatedCrash),  # noqa: PT012  it leaves a whole transaction block
+        owner.producer().transaction(resource, timeout=2.0) as tx,
+    ):
+        tx.connection(resource).execute("UPDATE sold SET pieces = pieces + 1")
+        tx.send("orders", b"never", key=b"k")
+    owner.close()
+    shop.order()
+    assert shop.count("pieces FROM sold") == 2
+    shop.check()
+    for connection in opened:
+        connection.close()

@@ -44,10 +44,10 @@ from .support import LastResourceFixture, abandon
 @pytest.mark.parametrize(("step", "found"), list(itertools.product(Step, Found)))
 def test_every_step_and_finding_has_a_row_or_an_error(step: Step, found: Found) -> None:
     expected = {
-        Step.INSERT: {Found.INSERTED, Found.DUPLICATE, Found.STRANGE, Found.LATE, Found.FAILED},
-        Step.READ: {Found.COMMITTED, Found.ROLLED_BACK, Found.OUTBOXED, Found.FAILED},
-        Step.READ_LATE: {Found.ROLLED_BACK, Found.OUTBOXED, Found.GONE, Found.FAILED},
-        Step.READ_ELSEWHERE: {Found.COMMITTED, Found.OUTBOXED, Found.FAILED},
+        Step.INSERT: {Found.INSERTED, Found.DUPLICATE, Found.STRANGE, Found.LATE, Found.HELD, Found.FAILED},
+        Step.READ: {Found.COMMITTED, Found.ROLLED_BACK, Found.OUTBOXED, Found.HELD, Found.FAILED},
+        Step.READ_LATE: {Found.ROLLED_BACK, Found.OUTBOXED, Found.GONE, Found.HELD, Found.FAILED},
+        Step.READ_ELSEWHERE: {Found.COMMITTED, Found.OUTBOXED, Found.HELD, Found.FAILED},
         Step.REPORT_COMMIT: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
         Step.REPORT_ROLLBACK: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
         Step.REPORT_VOID: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},

@@ -23,6 +23,7 @@ _MYSQL_DRIVERS = ("MySQLdb", "pymysql", "mysql", "mariadb")
 _MYSQL_LOST = frozenset({2006, 2013, 2055, 4031, 1927, 1053})
 # Lock wait, deadlock, lock table full, row changed, NOWAIT, interrupted, too long; too many connections; disk full.
 _MYSQL_PASSING = _MYSQL_LOST | {1205, 1213, 1206, 1020, 3572, 1317, 1969, 3024, 1040, 1203, 1226, 2002, 2003, 1021}
+_MYSQL_HELD = frozenset({1205, 3572})  # lock wait (MariaDB: also for NOWAIT), NOWAIT
 _MYSQL_ROLLS_BACK = frozenset({1213, 1206, 1020})  # deadlock, lock table full, row changed (snapshot isolation)
 _MYSQL_DURABILITY = ("innodb_flush_log_at_trx_commit", "innodb_flush_method", "log_bin", "sync_binlog")
 _MYSQL_ENGINES = (
@@ -85,6 +86,14 @@ class Dialect:
         engines: statement that lists tables (``schema.table``, engine) that cannot roll back in the connection's
             database, or if it has none in the schema that is its parameter; empty if all tables can.
         engines_two_phase: the same for tables that cannot roll back or cannot prepare.
+        session_number: SQL expression, what ``end_session`` takes; 0 if the server ends idle transactions by itself.
+        end_session: how a statement that ends another session begins; empty if there is none.
+        held: behind a SELECT of a row: fails at once if an open transaction holds it; empty if that is not to be asked.
+        waits_briefly: statement that lets the open transaction wait for a lock for a moment only; empty if ``held``
+            says whether there is one, or if there are no locks of rows.
+        is_held: whether an error says that somebody else holds a row.
+        ends_idle: condition that always holds, and lets the server end the session if it is still idle in the open
+            transaction at ``?``, by its clock in ms; empty if ``end_session`` does that.
         has_privileges: users of this kind of database may lack privileges.
         is_lost: whether an error means that the session has ended.
         has_no_savepoint: whether RELEASE SAVEPOINT or ROLLBACK TO SAVEPOINT failed because the savepoint is gone, and
@@ -124,6 +133,12 @@ class Dialect:
     marker_key: str = ""
     engines: str = ""
     engines_two_phase: str = ""
+    session_number: str = "0"
+    end_session: str = ""
+    held: str = ""
+    waits_briefly: str = ""
+    is_held: Callable[[BaseException], bool] = lambda _error: False
+    ends_idle: str = ""
     has_privileges: bool = True
     is_lost: Callable[[Any, Exception], bool] = lambda connection, _error: bool(getattr(connection, "closed", False))
     has_no_savepoint: Callable[[BaseException], bool] = lambda _error: False
@@ -346,6 +361,10 @@ MYSQL = Dialect(
     # NULL, as an INSERT that reads the identity leaves it, refers to nothing.
     marker_key=", uuid VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, "
     "FOREIGN KEY (uuid) REFERENCES {table}_identity (uuid)",
+    session_number="CONNECTION_ID()",
+    end_session="KILL CONNECTION",
+    held=" FOR UPDATE NOWAIT",
+    is_held=lambda error: _number(error) in _MYSQL_HELD,
     engines=_MYSQL_ENGINES + ")",
     engines_two_phase=_MYSQL_ENGINES + " OR e.xa <> 'YES')",
     is_lost=_mysql_is_lost,
@@ -368,6 +387,11 @@ POSTGRESQL = Dialect(
     forces_commit=f"{_POSTGRESQL_FORCED} <> ''",
     # CREATE TABLE IF NOT EXISTS fails in all but one of those that run at the same moment.
     installing=(_POSTGRESQL_CURRENT, f"SELECT pg_advisory_xact_lock({_POSTGRESQL_INSTALL_LOCK})"),
+    # What an INSERT waits for can be seen only by waiting: longer than a healthy COMMIT takes to be forced.
+    waits_briefly="SET LOCAL lock_timeout = '20ms'",
+    is_held=lambda error: sqlstate(error) == "55P03",
+    ends_idle="set_config('idle_in_transaction_session_timeout', CAST(LEAST(GREATEST("
+    "? - CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT), 1000), 2147483647) AS TEXT), true) IS NOT NULL",
     why_not_current=_postgresql_why_not_current,
     why_not_idle=_postgresql_why_not_idle,
     weakness=_postgresql_weakness,

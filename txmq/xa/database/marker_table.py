@@ -14,7 +14,9 @@ on, nobody takes its absence for a rollback (``insert_rolled_back``).
 Tables::
 
     <table>          txid (primary key), outcome ('committed' | 'rolled-back' | 'outboxed' | 'enclosed'), deadline_ms,
-                     written_ms, seen; in MySQL and MariaDB also uuid, a foreign key of the identity's, or NULL
+                     written_ms, seen (grows with each look; before, in the owner's row, the number of its session, by
+                     which a resolver ends it while the row is uncommitted); in MySQL and MariaDB also uuid, a foreign
+                     key of the identity's, or NULL
     <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
     <table>_token    the fencing tokens (``token_table``)
     <table>_server   with an outbox: id (always 1), fingerprint of the known server (``fingerprint``)
@@ -147,8 +149,8 @@ class MarkerTable:
         forced = f" AND {dialect.forces_commit}" if dialect.forces_commit and not is_weak else ""
         self._insert_committed = self._written(
             f"INSERT INTO {table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
-            f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, 0 FROM {table}_identity "
-            f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?{forced}"
+            f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, {dialect.session_number} FROM {table}_identity "
+            f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?{forced}{dialect.ends_idle and f' AND {dialect.ends_idle}'}"
         )
         self._insert_outboxed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{OUTBOXED}'")
         self._insert_enclosed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{ENCLOSED}'")
@@ -294,7 +296,7 @@ class MarkerTable:
         Raises:
             the driver's IntegrityError: a resolver has resolved the transaction before.
         """
-        statement, parameters = self._insert_committed, [txid, deadline_ms, uuid, deadline_ms]
+        statement, parameters = self._insert_committed, self._of_owner(txid, uuid, deadline_ms)
         if condition is not None:
             statement = f"{statement} AND {self._written(condition[0])}"
             parameters += condition[1]
@@ -315,7 +317,8 @@ class MarkerTable:
         now = self.dialect.now_ms
         statement = (
             f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
-            f"SELECT '{txid}', '{COMMITTED}', {int(deadline_ms)}, {now}, 0 FROM {self.name}_identity "
+            f"SELECT '{txid}', '{COMMITTED}', {int(deadline_ms)}, {now}, {self.dialect.session_number} "
+            f"FROM {self.name}_identity "
             f"WHERE id = 1 AND uuid = '{uuid}' AND {now} < {int(deadline_ms)}"
         )
         return statement if condition is None else f"{statement} AND {written_out(condition)}"
@@ -360,7 +363,7 @@ class MarkerTable:
 
     def insert_outboxed(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
         """As ``insert_committed``, for a transaction whose messages are beside its rows."""
-        _, count = run(connection, self._insert_outboxed, (txid, deadline_ms, uuid, deadline_ms))
+        _, count = run(connection, self._insert_outboxed, self._of_owner(txid, uuid, deadline_ms))
         return count == 1
 
     def insert_enclosed(
@@ -368,7 +371,7 @@ class MarkerTable:
     ) -> bool:
         """As ``insert_committed``, for a transaction whose messages are beside its rows, and which no broker knows."""
         statement = f"{self._insert_enclosed} AND {self._written(condition[0])}"
-        _, count = run(connection, statement, (txid, deadline_ms, uuid, deadline_ms, *condition[1]))
+        _, count = run(connection, statement, [*self._of_owner(txid, uuid, deadline_ms), *condition[1]])
         return count == 1
 
     def make_outboxed(self, connection: Connection, txid: str) -> bool:
@@ -396,13 +399,15 @@ class MarkerTable:
             )
 
     def insert_rolled_back(
-        self, connection: Connection, txid: str, uuid: str, deadline_ms: int, before_ms: int | None = None
-    ) -> bool:
+        self, connection: Connection, txid: str, uuid: str, deadline_ms: int, before_ms: int | None = None,
+        *, waits: bool = True,
+    ) -> bool:  # fmt: skip
         """A resolver's row. Own transaction: when this returns True, the owner's does not get into this database.
 
         Args:
             before_ms: of one that went to an outbox: from this moment on, by the database's clock, the owner's row may
                 have left: nothing is inserted; nor in another server than the known one.
+            waits: for a row that somebody holds.
 
         Returns:
             False if the database is not ``uuid``, or it is too late: nothing was inserted, nothing is known.
@@ -413,6 +418,8 @@ class MarkerTable:
         """
         in_time = "" if before_ms is None else f" AND {self.dialect.now_ms} < {int(before_ms)}"
         with own_transaction(connection, self.dialect, self.place):
+            if self.dialect.waits_briefly and not waits:
+                self._run(connection, self.dialect.waits_briefly)
             if before_ms is not None:
                 self.require_known(connection)
             _, count = self._run(
@@ -438,6 +445,34 @@ class MarkerTable:
             )
             rows, _ = self._run(connection, f"SELECT outcome FROM {self.name} WHERE txid = ?", (txid,))  # noqa: S608
         return text(rows[0][0]) if rows and count == 1 else None
+
+    def require_free(self, connection: Connection, txid: str) -> None:
+        """Make sure, without a wait, that no open transaction holds the row of ``txid``, if that is to be asked.
+
+        Raises:
+            Exception: the driver's error, of which the dialect says ``is_held``.
+        """
+        if self.dialect.held:
+            self._read(connection, f"SELECT 1 FROM {self.name} WHERE txid = ?{self.dialect.held}", (txid,))  # noqa: S608
+
+    def end_holder(self, connection: Connection, txid: str) -> int | None:
+        """End the session that has written the row of ``txid``, and not committed it. Outside any transaction.
+
+        Returns:
+            Its number; None if there is no such row, or the server ends such a session by itself.
+
+        Raises:
+            the driver's error: the user may not.
+        """
+        if not self.dialect.end_session:
+            return None
+        run(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+        rows = self._read(connection, f"SELECT seen FROM {self.name} WHERE txid = ?", (txid,))  # noqa: S608
+        number = int(rows[0][0]) if rows else 0
+        if not number or self.outcome_of(connection, txid) is not None:  # committed: others have looked at it
+            return None
+        run(connection, f"{self.dialect.end_session} {number}")
+        return number
 
     def wait_for_lock(self, connection: Connection, txid: str) -> None:
         """Wait until no transaction holds the row of ``txid``, if there is one.
@@ -488,6 +523,11 @@ class MarkerTable:
                 [text(txid) for (txid,) in expired],
             )
         return count
+
+    def _of_owner(self, txid: str, uuid: str, deadline_ms: int) -> list[Any]:
+        """The parameters of the owner's row."""
+        found = [txid, deadline_ms, uuid, deadline_ms]
+        return [*found, deadline_ms] if self.dialect.ends_idle else found
 
     def _read(self, connection: Connection, operation: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with reading(connection, self.dialect):

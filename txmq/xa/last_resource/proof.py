@@ -8,6 +8,8 @@
    |                   |                        |
    +------FAILED-------+--------FAILED----------+--> UNDECIDED: again later
    |
+   +--HELD-----> HELD: again later
+   |
    +--STRANGE--> READ_ELSEWHERE --COMMITTED--> REPORT_COMMIT        (begins here where absence proves nothing)
    |                   | \\------OUTBOXED----> REPORT_VOID
    |                   \\--FAILED--> UNDECIDED
@@ -30,6 +32,8 @@ STRANGE: perhaps a copy of the database answers. A committed or outboxed marker 
 REPORT_ROLLBACK rests on a row that keeps the owner's out of this database. Whoever reports it draws a fencing token
 first, which makes it a proof (``xa/fencing.py``); but for what went to an outbox, where the known server is asked.
 
+HELD: an open transaction has the row, uncommitted. Nobody waits for it, so that it keeps nobody else.
+
 CONTRADICTED: the broker decided otherwise.
 
 Invariants:
@@ -42,7 +46,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from txmq.runtime.crashpoints import crash_point
 from txmq.state_machine import next_step
@@ -62,6 +66,7 @@ class Step(enum.Enum):
     REPORT_VOID = "report to the broker that its part is void: the messages wait in the outbox"
     RESOLVED = "resolved"
     UNDECIDED = "undecided"
+    HELD = "held by an open transaction: not known yet"
     CONTRADICTED = "contradicted"
     FORGOTTEN = "forgotten"
 
@@ -79,6 +84,7 @@ class Found(enum.Enum):
     OUTBOXED = "outboxed"
     REPORTED = "reported"
     CONTRADICTED = "contradicted"
+    HELD = "held by an open transaction"
     FAILED = "failed"
 
 
@@ -88,17 +94,21 @@ TRANSITIONS: dict[tuple[Step, Found], Step] = {
     (_S.INSERT, _F.DUPLICATE): _S.READ,
     (_S.INSERT, _F.STRANGE): _S.READ_ELSEWHERE,
     (_S.INSERT, _F.LATE): _S.READ_LATE,
+    (_S.INSERT, _F.HELD): _S.HELD,
     (_S.INSERT, _F.FAILED): _S.UNDECIDED,
     (_S.READ, _F.COMMITTED): _S.REPORT_COMMIT,
     (_S.READ, _F.ROLLED_BACK): _S.REPORT_ROLLBACK,
     (_S.READ, _F.OUTBOXED): _S.REPORT_VOID,
+    (_S.READ, _F.HELD): _S.HELD,
     (_S.READ, _F.FAILED): _S.UNDECIDED,
     (_S.READ_LATE, _F.OUTBOXED): _S.REPORT_VOID,
     (_S.READ_LATE, _F.ROLLED_BACK): _S.REPORT_ROLLBACK,
     (_S.READ_LATE, _F.GONE): _S.FORGOTTEN,
+    (_S.READ_LATE, _F.HELD): _S.HELD,
     (_S.READ_LATE, _F.FAILED): _S.UNDECIDED,
     (_S.READ_ELSEWHERE, _F.COMMITTED): _S.REPORT_COMMIT,
     (_S.READ_ELSEWHERE, _F.OUTBOXED): _S.REPORT_VOID,
+    (_S.READ_ELSEWHERE, _F.HELD): _S.HELD,
     (_S.READ_ELSEWHERE, _F.FAILED): _S.UNDECIDED,
     (_S.REPORT_COMMIT, _F.REPORTED): _S.RESOLVED,
     (_S.REPORT_COMMIT, _F.CONTRADICTED): _S.CONTRADICTED,
@@ -131,9 +141,19 @@ class Prover(Protocol):
         """Whether an INSERT failed because the row is there."""
 
 
+class _Sought(NamedTuple):
+    """The transaction whose outcome is sought (``prove``)."""
+
+    txid: str
+    deadline_ms: int
+    until_ms: int | None
+    waits: bool
+
+
 def prove(
-    database: Prover, txid: str, deadline_ms: int, proves_until_ms: int | None = None, *, has_token: bool = True
-) -> tuple[Step, Exception | None]:
+    database: Prover, txid: str, deadline_ms: int, proves_until_ms: int | None = None, *, has_token: bool = True,
+    waits: bool = True,
+) -> tuple[Step, Exception | None]:  # fmt: skip
     """Resolve the outcome in the database.
 
     Args:
@@ -141,29 +161,36 @@ def prove(
         proves_until_ms: of one that went to an outbox: until then, by the database's clock, its row is there if it is
             committed.
         has_token: the newest fencing token stands in the database.
+        waits: a moment for an open transaction that holds the row; otherwise it is HELD.
 
     Returns:
         REPORT_COMMIT or REPORT_VOID: proved and durable. REPORT_ROLLBACK: so is this, when a token is drawn after it.
-        UNDECIDED, with what stood in the way: nothing is known, and the connection should be closed. FORGOTTEN: nothing
-        will be.
+        UNDECIDED, with what stood in the way: nothing is known, and the connection should be closed. HELD: nothing is
+        known yet. FORGOTTEN: nothing will be.
     """
     error: Exception | None = None
     step = Step.INSERT if has_token else Step.READ_ELSEWHERE
+    sought = _Sought(txid, deadline_ms, proves_until_ms, waits)
     while step in _IN_DATABASE:
         try:
-            found = _IN_DATABASE[step](database, txid, deadline_ms, proves_until_ms)
+            if not waits:
+                database.table.require_free(database.connection, txid)
+            found = _IN_DATABASE[step](database, sought)
         except StrangeServerError as failure:
             error, found = failure, Found.STRANGE
         except Exception as failure:  # noqa: BLE001  whatever a driver raises, nothing is known
-            error, found = failure, Found.FAILED
+            is_held = not waits and database.table.dialect.is_held(failure)
+            error, found = failure, Found.HELD if is_held else Found.FAILED
         step = next_step(TRANSITIONS, step, found)
     return step, error
 
 
-def _insert(database: Prover, txid: str, deadline_ms: int, until_ms: int | None) -> Found:
-    table, connection = database.table, database.connection
+def _insert(database: Prover, sought: _Sought) -> Found:
+    table, connection, until_ms = database.table, database.connection, sought.until_ms
     try:
-        is_in = table.insert_rolled_back(connection, txid, database.uuid, deadline_ms, until_ms)
+        is_in = table.insert_rolled_back(
+            connection, sought.txid, database.uuid, sought.deadline_ms, until_ms, waits=sought.waits
+        )
     except Exception as error:
         if database.is_duplicate(error):
             return Found.DUPLICATE
@@ -176,19 +203,19 @@ def _insert(database: Prover, txid: str, deadline_ms: int, until_ms: int | None)
     return Found.INSERTED
 
 
-def _read_late(database: Prover, txid: str, _deadline_ms: int, _until_ms: int | None) -> Found:
-    outcome = database.table.read_durably(database.connection, txid)
+def _read_late(database: Prover, sought: _Sought) -> Found:
+    outcome = database.table.read_durably(database.connection, sought.txid)
     if outcome is None:
         return Found.GONE
     return _LATE.get(outcome, Found.FAILED)
 
 
-def _read_elsewhere(database: Prover, txid: str, _deadline_ms: int, _until_ms: int | None) -> Found:
-    return _COMMITS.get(database.table.read_durably(database.connection, txid), Found.FAILED)
+def _read_elsewhere(database: Prover, sought: _Sought) -> Found:
+    return _COMMITS.get(database.table.read_durably(database.connection, sought.txid), Found.FAILED)
 
 
-def _read(database: Prover, txid: str, _deadline_ms: int, _until_ms: int | None) -> Found:
-    outcome = database.table.read_durably(database.connection, txid)
+def _read(database: Prover, sought: _Sought) -> Found:
+    outcome = database.table.read_durably(database.connection, sought.txid)
     if outcome in _COMMITS:
         crash_point("resolver.read_committed")
         return _COMMITS[outcome]
@@ -206,7 +233,7 @@ _LATE = {
     marker_table.ENCLOSED: Found.OUTBOXED,
     marker_table.ROLLED_BACK: Found.ROLLED_BACK,
 }
-_IN_DATABASE: dict[Step, Callable[[Prover, str, int, int | None], Found]] = {
+_IN_DATABASE: dict[Step, Callable[[Prover, _Sought], Found]] = {
     Step.INSERT: _insert,
     Step.READ: _read,
     Step.READ_LATE: _read_late,

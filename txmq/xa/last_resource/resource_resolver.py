@@ -3,7 +3,8 @@ more.
 
 Theory of operation. A round asks the broker for the resource's prepared transactions. One is due if its owner has been
 gone for a second or its deadline has passed, both by the broker's clock: waiting is courtesy, the marker table is what
-makes it safe. Due ones are proved by the database (``proof.prove``), oldest first; then a fencing token is drawn for
+makes it safe. Due ones are proved by the database (``proof.prove``), those first that have failed least, and the oldest
+of these; a row that an open transaction holds is waited for by nobody (``_Holders``). Then a fencing token is drawn for
 those that are missing there (``xa/fencing.py``). Then all are reported to the broker at once: a commit may have to wait
 for an earlier one of the same rows, so none is waited for before the rest is sent. Those that this process itself left
 (``LastResource.unresolved``) are always due.
@@ -22,7 +23,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -65,6 +67,7 @@ from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.reporter import Reporter
 from txmq.xid import home_word
 
+HELD_S_MAX = 1.0  # longer than a healthy COMMIT takes
 ENCLOSED_KEPT_S_MAX = 24 * 3600.0  # markers, where it is not known how long they are to be kept
 
 
@@ -108,6 +111,48 @@ class _Fences:
             self.errors.append(error)
             return None
         return fence
+
+
+class _Holders:
+    """Markers that an open transaction holds: its process stands still between marker and COMMIT, or is slow.
+
+    Its session is ended after a second (courtesy: its COMMIT decides, or its end does), where the server has not done
+    that before.
+
+    Attributes:
+        failures: how often each transaction could not be decided.
+    """
+
+    def __init__(self, clock: Clock, log: Any) -> None:
+        self._clock, self._log, self._since = clock, log, dict[str, float]()
+        self.failures: Counter[str] = Counter()
+
+    def keep(self, txids: Collection[str]) -> None:
+        """Forget all but these."""
+        for known in (self._since, self.failures):
+            for txid in [txid for txid in known if txid not in txids]:
+                del known[txid]
+
+    def failed(self, item: Unresolved) -> None:
+        """It could not be decided, for whatever reason."""
+        self.failures[item.txid] += 1
+
+    def held(self, item: Unresolved, database: ResolvingConnection) -> None:
+        """It is held. Raises the driver's error, unless the user may not end a session."""
+        self.failed(item)
+        now = self._clock.monotonic()
+        if now - self._since.setdefault(item.txid, now) < HELD_S_MAX:
+            return
+        self._since[item.txid] = now
+        try:
+            session = database.table.end_holder(database.connection, item.marker)
+        except Exception as error:
+            if database.table.dialect.is_lost(database.connection, error):
+                raise
+            self._log.warning("session holds a marker, and cannot be ended", txid=item.txid, error=repr(error))
+        else:
+            if session is not None:
+                self._log.warning("session ended: it held a marker", txid=item.txid, session=session)
 
 
 class _Reported(NamedTuple):
@@ -157,6 +202,7 @@ class LastResourceResolver:
         self._is_strange = False  # the database may be a copy, and that was logged
         self._draw_at = float("-inf")  # a token, with or without a reason
         self._log = get_logger(resource=resource.name)
+        self._holders = _Holders(clock, self._log)
 
     def round(self) -> set[str]:
         """Resolve what is due, remove markers, drain the outbox. Returns the txids that were resolved."""
@@ -243,14 +289,15 @@ class LastResourceResolver:
             self._reopen_file()
         fences = _Fences(self._fence)
         failures = 0
-        for item in doubtful:
+        self._holders.keep({item.txid for item in doubtful})
+        for item in sorted(doubtful, key=lambda item: self._holders.failures[item.txid]):
             has_token = item.outcome is not None or item.is_outboxed or fences.may_draw(item.marker)
             step = self._prove(item, has_token=has_token)
             if step is Step.UNDECIDED:
-                failures += has_token and not self._is_strange  # else it waits for no lock
+                failures += has_token and not self._is_strange  # else no connection was lost by it
                 if failures >= FAILURES_PER_ROUND_MAX:
                     break
-            else:
+            elif step is not Step.HELD:
                 proved.append((step, item))
         missing = [item.marker for step, item in proved if step is Step.REPORT_ROLLBACK and item.rests_on_absence]
         undrawn = fences.draw(missing)
@@ -261,13 +308,19 @@ class LastResourceResolver:
         if item.outcome is not None:
             return _STEPS[item.outcome]
         database = self._open()
-        step, error = prove(database, item.marker, item.deadline_ms, item.proves_until_ms, has_token=has_token)
-        if isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
+        step, error = prove(
+            database, item.marker, item.deadline_ms, item.proves_until_ms, has_token=has_token, waits=False
+        )
+        if step is Step.HELD:
+            self._is_reached = self.has_failed = True
+            self._holders.held(item, database)
+        elif isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
             self._strange(error)
         elif step is not Step.UNDECIDED:
             self._is_reached = True
         elif has_token:
             self._failed("transaction undecided", error, txid=item.txid)
+            self._holders.failed(item)
             self.close()
         return step
 
