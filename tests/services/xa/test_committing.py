@@ -178,7 +178,8 @@ def test_replicas_are_told_what_was_written_not_its_parameters(shared_broker: Br
     ):
         shop.execute("SET GLOBAL TRANSACTION ISOLATION LEVEL REPEATABLE READ")  # statements, not rows
         assert shop.order(b"1") is txmq.Outcome.COMMITTED
-        told = [str(event[-1]) for event in shop.execute("SHOW BINLOG EVENTS") if "INTO txmq_marker " in str(event[-1])]
+        written = f"INTO `{shop.database}`.txmq_marker "
+        told = [str(event[-1]) for event in shop.execute("SHOW BINLOG EVENTS") if written in str(event[-1])]
         ((txid,),) = shop.execute("SELECT txid FROM txmq_marker")
     assert [f"VALUES ('{txid.decode() if isinstance(txid, bytes) else txid}'" in one for one in told] == [True]
     assert "?" not in told[0]

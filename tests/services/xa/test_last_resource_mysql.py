@@ -286,7 +286,7 @@ def test_markers_that_cannot_refer_to_the_identity_are_made_without(shop: MySQLS
 
 def test_marker_behind_deadline_of_databases_clock_keeps_commit_out(shop: MySQLShop) -> None:
     assert shop.order(b"1") is txmq.Outcome.COMMITTED
-    with pytest.raises(RolledBackError, match="database's clock"), shop.producer.transaction(shop.resource) as tx:
+    with pytest.raises(RolledBackError, match="clock of 'shop'"), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"2")
         tx.connection(shop.resource).cursor().execute("SET timestamp = UNIX_TIMESTAMP() + 60")
     assert shop.rows() == shop.messages() == [b"1"]

@@ -18,6 +18,7 @@ from txmq.errors import (
     ClosedError,
     ConnectionLostError,
     NeverIssuedError,
+    RequestTimeoutError,
     TransactionConflictError,
     TransactionStateError,
     TxmqError,
@@ -165,9 +166,9 @@ def test_commits_are_all_sent_before_one_is_waited_for(
             said.append("sent")
             result = reply.result
 
-            def waited() -> bytes:
+            def waited(timeout: float | None = None) -> bytes:
                 said.append("waited")
-                return bytes(result())
+                return bytes(result(timeout))
 
             reply.result = waited
         return reply
@@ -175,6 +176,33 @@ def test_commits_are_all_sent_before_one_is_waited_for(
     monkeypatch.setattr(world.home, "submit", noting)
     assert world.resolver().run_once() == 3
     assert said == ["sent"] * 3 + ["waited"] * 3
+
+
+def test_commit_that_waits_for_its_turn_holds_up_no_round(
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandon(world, b"x", "client.tx.db_committed")
+    sent = list[Any]()
+    submit: Callable[..., Any] = world.home.submit
+
+    def late(timeout: float | None = None) -> bytes:
+        assert timeout is not None, "a round waits as long as the broker likes"
+        raise RequestTimeoutError("not its turn")
+
+    def noting(verb: str, *arguments: Any, **named: Any) -> Any:
+        reply = submit(verb, *arguments, **named)
+        if verb == "commit":
+            sent.append((reply, reply.result))
+            reply.result = late
+        return reply
+
+    monkeypatch.setattr(world.home, "submit", noting)
+    resolver = world.resolver()
+    assert [resolver.run_once() for _ in range(2)] == [0, 0]
+    ((reply, reply.result),) = sent
+    assert resolver.run_once() == 1
+    assert len(sent) == 1
+    world.check()
 
 
 # --- what is not touched ---------------------------------------------------------------------------------------------

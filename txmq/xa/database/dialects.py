@@ -86,6 +86,8 @@ class Dialect:
         engines: statement that lists tables (``schema.table``, engine) that cannot roll back in the connection's
             database, or if it has none in the schema that is its parameter; empty if all tables can.
         engines_two_phase: the same for tables that cannot roll back or cannot prepare.
+        schema_of: SQL expression, the schema in which the table ``?`` is found; empty if a connection has but one.
+        quote: what stands around a name.
         session_number: SQL expression, what ``end_session`` takes; 0 if the server ends idle transactions by itself.
         end_session: how a statement that ends another session begins; empty if there is none.
         held: behind a SELECT of a row: fails at once if an open transaction holds it; empty if that is not to be asked.
@@ -133,6 +135,8 @@ class Dialect:
     marker_key: str = ""
     engines: str = ""
     engines_two_phase: str = ""
+    schema_of: str = ""
+    quote: str = '"'
     session_number: str = "0"
     end_session: str = ""
     held: str = ""
@@ -361,6 +365,8 @@ MYSQL = Dialect(
     # NULL, as an INSERT that reads the identity leaves it, refers to nothing.
     marker_key=", uuid VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, "
     "FOREIGN KEY (uuid) REFERENCES {table}_identity (uuid)",
+    schema_of="IF(? = '', NULL, DATABASE())",
+    quote="`",
     session_number="CONNECTION_ID()",
     end_session="KILL CONNECTION",
     held=" FOR UPDATE NOWAIT",
@@ -387,6 +393,8 @@ POSTGRESQL = Dialect(
     forces_commit=f"{_POSTGRESQL_FORCED} <> ''",
     # CREATE TABLE IF NOT EXISTS fails in all but one of those that run at the same moment.
     installing=(_POSTGRESQL_CURRENT, f"SELECT pg_advisory_xact_lock({_POSTGRESQL_INSTALL_LOCK})"),
+    schema_of="(SELECT n.nspname FROM pg_catalog.pg_class AS c "
+    "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(?))",
     # What an INSERT waits for can be seen only by waiting: longer than a healthy COMMIT takes to be forced.
     waits_briefly="SET LOCAL lock_timeout = '20ms'",
     is_held=lambda error: sqlstate(error) == "55P03",

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,13 @@ _ENDS_THE_TRANSACTION = frozenset(
 )
 
 
+# What outlives the transaction: another schema, role, path or variable of the session.
+_CHANGES_SESSION = re.compile(
+    r"(?:^|;)\s*(?:(?:USE|RESET|DISCARD)\b|SET\b(?!\s+(?:LOCAL|CONSTRAINTS?|TRANSACTION|STATEMENT)\b|\s*@\w))",
+    re.IGNORECASE,
+)
+_LOOKED_AT_MAX = 500  # characters of a statement
+_CHANGING = frozenset({"select_db", "change_user", "set_session", "set_isolation_level", "set_character_set"})
 _ERRORS_MAX = 32
 _PSYCOPG_IN_TRANSACTION = 2  # and sound: 3 is one that has failed
 _STATEMENTS = frozenset({"execute", "executemany"})
@@ -40,11 +48,15 @@ class Guard:
         is_over: the connection may not be used any more.
         on_use: called before each call of the driver.
         there: runs what uses the driver: here, or in the connection's own thread.
+        is_changed: the session is not what it was before: no other block should have the connection.
         was_ended: a call succeeded behind which no transaction was open: it has ended it.
         was_rolled_back: a call failed behind which none was open any more: the database has rolled it back.
     """
 
-    __slots__ = ("_in_transaction", "error", "errors", "is_over", "on_use", "there", "was_ended", "was_rolled_back")
+    __slots__ = (
+        "_in_transaction", "error", "errors", "is_changed", "is_over", "on_use", "there", "was_ended",
+        "was_rolled_back",
+    )  # fmt: skip
 
     def __init__(self, in_transaction: Callable[[], bool] | None = None) -> None:
         """``in_transaction``: asks the driver; None if it cannot tell."""
@@ -52,7 +64,7 @@ class Guard:
         self._in_transaction = in_transaction
         self.error: BaseException | None = None
         self.errors: deque[BaseException] = deque(maxlen=_ERRORS_MAX)
-        self.is_over = self.was_ended = self.was_rolled_back = False
+        self.is_changed = self.is_over = self.was_ended = self.was_rolled_back = False
         self.on_use: Callable[[], None] | None = None
 
     def end(self) -> None:
@@ -70,6 +82,8 @@ class Guard:
             self.check()
         if self.on_use is not None:
             self.on_use()
+        if arguments and isinstance(arguments[0], str) and _CHANGES_SESSION.search(arguments[0], 0, _LOOKED_AT_MAX):
+            self.is_changed = True
         if self.was_rolled_back and method.__name__ in _STATEMENTS:  # outside of any transaction it would commit alone
             raise RolledBackError(f"the database has rolled the block's transaction back: {self.error}")
         try:
@@ -179,12 +193,15 @@ class GuardedConnection:
             return self._nested
         self._refuse_ends(name)
         value = getattr(self._connection, name)
+        if name in _CHANGING:
+            self._guard.is_changed = True
         return self._guard.wrap(value, self._connection, self) if callable(value) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._refuse_ends(name)
         if name == "isolation_level":
             raise TransactionStateError("isolation_level cannot change inside a transaction block")
+        self._guard.is_changed = True
         setattr(self._connection, name, value)
 
     def __enter__(self) -> GuardedConnection:

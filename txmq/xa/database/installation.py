@@ -4,8 +4,8 @@ Theory of operation. ``install`` creates the tables and stores the database's id
 looks at a connection before its first use: not in autocommit and idle, durable commits, tables that can roll back, the
 identity the expected one, the privileges that resolving needs. The first uuid seen is the one that holds.
 
-Deadlines are judged by the database's clock: its distance to ours is measured when a connection is verified, and again
-each minute, together with the tables.
+Deadlines are judged by the database's clock: its distance to our monotonic one, which nobody can set, is measured when
+a connection is verified, and again each minute, together with the tables; and when the database's was seen to be set.
 
 Invariants:
     * a database whose uuid, name or cluster is another one is refused: unreachable, never absent;
@@ -42,6 +42,7 @@ from txmq.xa.database.statement import Compounds
 from txmq.xa.database.token_table import TokenTable
 
 CHECK_EVERY_S = 60.0
+CLOCK_ERROR_MS = 1000  # of a measurement: a slow answer
 STATEMENT_OVERHEAD_BYTES = 4096
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
 _TABLES_SHOWN_MAX = 5
@@ -56,7 +57,7 @@ class DatabaseSession:
     """A verified connection.
 
     Attributes:
-        clock_ahead_ms: the database's clock minus ours, when it was measured.
+        clock_ahead_ms: the database's clock minus our monotonic one, when it was measured.
         checked: when that was, on the monotonic clock.
         is_bound_to_thread: only the thread that opened it may use it.
         takes_packets: several statements may be sent to it in one text (``mysql_server.send``).
@@ -163,6 +164,7 @@ class Installation:
         self.name, self.uuid, self.cluster = name, None, ""  # type: str, str | None, str
         self.table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
         self._has_privileges = self._is_server_checked = self._has_outbox = False
+        self._distrusts_before = float("-inf")  # what was measured before this moment
         self._own: WeakSet[DatabaseSession] = WeakSet()
         watch_forks(self)
 
@@ -277,6 +279,7 @@ class Installation:
         self._require_usable(connection, table)
         if not self._demands.allow_weak_durability:
             table.dialect.strengthen(connection)
+        table.qualify(connection)
         weakness = table.dialect.weakness(connection)
         if weakness is not None and not self._demands.allow_weak_durability:
             raise ConfigError(
@@ -357,17 +360,30 @@ class Installation:
     def recheck(self, session: DatabaseSession) -> None:
         """Measure the clock and look at the tables, if that was a minute ago. Outside any transaction."""
         now = self._clock.monotonic()
-        if session.table.dialect.is_local_clock or now - session.checked < CHECK_EVERY_S:
+        is_fresh = now - session.checked < CHECK_EVERY_S and session.checked >= self._distrusts_before
+        if session.table.dialect.is_local_clock or is_fresh:
             return
         self._check_tables(session)
         look_for_key(session.connection, session.table)
-        session.clock_ahead_ms = session.table.now_ms(session.connection) - self._clock.now_ms()
+        session.clock_ahead_ms = session.table.now_ms(session.connection) - int(self._clock.monotonic() * 1000)
         session.checked = now
 
     def deadline_ms(self, session: DatabaseSession, remaining_s: float) -> int:
         """A moment from now, on the database's clock."""
         self.recheck(session)
-        return self._clock.now_ms() + session.clock_ahead_ms + int(remaining_s * 1000)
+        return self._database_ms(session) + int(remaining_s * 1000)
+
+    def _database_ms(self, session: DatabaseSession) -> int:
+        if session.table.dialect.is_local_clock:
+            return self._clock.now_ms()
+        return int(self._clock.monotonic() * 1000) + session.clock_ahead_ms
+
+    def is_late(self, session: DatabaseSession, deadline_ms: int) -> bool:
+        """Whether a deadline, which the database says has passed, has; if not, its clock was set: measure it anew."""
+        if self._database_ms(session) >= deadline_ms - CLOCK_ERROR_MS:
+            return True
+        self._distrusts_before = self._clock.monotonic()
+        return False
 
     def _check_tables(self, session: DatabaseSession) -> None:
         found = session.table.tables_without_rollback(session.connection, two_phase=self._demands.two_phase)

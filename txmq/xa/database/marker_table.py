@@ -133,6 +133,8 @@ class MarkerTable:
         is_weak: a commit that may be lost is accepted.
 
     Attributes:
+        name: with its schema, once it is ``qualified``: what a body chooses by USE does not matter then.
+        given_name: as it was given.
         mark: how the driver writes a parameter.
         place: in the queue of the writers to an SQLite file; None for any other database.
         has_key: the server keeps markers of another identity out (``marker_schema``).
@@ -141,12 +143,17 @@ class MarkerTable:
     def __init__(self, table: str, dialect: Dialect, placeholder: str, *, is_weak: bool = False) -> None:
         if not is_valid_table(table):
             raise ConfigError(f"table={table[:80]!r}: expected letters, digits and '_', at most 48, or schema.table")
-        self.dialect, self.name, self.mark = dialect, table, placeholder
-        self._known_server = f"SELECT fingerprint FROM {table}_server WHERE id = 1"  # noqa: S608
-        self._delete = dialect.delete.format(table=table)
+        self.dialect, self.given_name, self.mark = dialect, table, placeholder
         self.place: WriterTurn | None = None
         self.has_key = False
-        forced = f" AND {dialect.forces_commit}" if dialect.forces_commit and not is_weak else ""
+        self._is_weak = is_weak
+        self._name(table)
+
+    def _name(self, table: str) -> None:
+        dialect, self.name = self.dialect, table
+        self._known_server = f"SELECT fingerprint FROM {table}_server WHERE id = 1"  # noqa: S608
+        self._delete = dialect.delete.format(table=table)
+        forced = f" AND {dialect.forces_commit}" if dialect.forces_commit and not self._is_weak else ""
         self._insert_committed = self._written(
             f"INSERT INTO {table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
             f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, {dialect.session_number} FROM {table}_identity "
@@ -163,6 +170,16 @@ class MarkerTable:
         driver = driver_of(connection)
         dialect = dialect_for(driver, dialect_name)
         return cls(table, dialect, placeholder_of(driver, dialect), is_weak=is_weak)
+
+    def qualify(self, connection: Connection) -> None:
+        """Name the tables together with the schema in which this connection finds them. Outside any transaction."""
+        d = self.dialect
+        if "." in self.name or not d.schema_of:
+            return
+        ((found,),) = self._read(connection, f"SELECT {d.schema_of}", (self.name,))
+        schema = "" if found is None else text(found)
+        if schema and d.quote not in schema and "%" not in schema and "?" not in schema:  # they mark parameters
+            self._name(f"{d.quote}{schema}{d.quote}.{self.name}")
 
     def is_there(self, connection: Connection) -> bool:
         """Whether all tables can be read. False if one is missing, or if the user may not read it."""
@@ -203,7 +220,7 @@ class MarkerTable:
         statement = self.dialect.engines_two_phase if two_phase else self.dialect.engines
         if not statement:
             return []
-        schema = self.name.partition(".")[0] if "." in self.name else ""
+        schema = self.given_name.partition(".")[0] if "." in self.given_name else ""
         return [(text(name), text(engine)) for name, engine in self._read(connection, statement, (schema,))]
 
     def put_identity(self, connection: Connection, identity: DatabaseIdentity) -> None:

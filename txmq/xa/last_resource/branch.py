@@ -11,7 +11,8 @@ broker prepares.
 
 Invariants:
     * rows and marker are in one transaction, opened here, ended here;
-    * a connection goes back once, and only when its transaction has surely ended; in doubt it is closed;
+    * a connection goes back once, and only when its transaction has surely ended; in doubt it is closed, and so is one
+      of ours whose session the body has changed, or in which a statement failed that would fail again;
     * a branch that has let go of its connection does not touch it any more: a caller that was interrupted right behind
       that asks again for the same end.
 """
@@ -25,7 +26,7 @@ from typing import Any, Protocol
 from txmq.errors import HeuristicHazardError, RolledBackError, TransactionError, TransactionTimeoutError, caused
 from txmq.runtime.ports import Clock
 from txmq.xa.database.connection_pool import close_connection
-from txmq.xa.database.dbapi import is_integrity_error, run
+from txmq.xa.database.dbapi import is_error, is_integrity_error, run
 from txmq.xa.database.guarded_connection import Guard, guarded
 from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import COMMITTED, Condition
@@ -206,7 +207,7 @@ class Branch:
 
         Raises:
             TransactionTimeoutError: the deadline has passed on the database's clock.
-            RolledBackError: a resolver was faster, or the statement failed.
+            RolledBackError: a resolver was faster, another database answers, or the statement failed.
             HeuristicError: as ``end_body``.
         """
         deadline_ms, outbox = self.deadline_ms(timeout_s), self._session.outbox
@@ -236,10 +237,17 @@ class Branch:
         return session.table.insert_committed(session.connection, txid, uuid, deadline_ms, condition)
 
     def _require_condition(self, txid: str, deadline_ms: int, condition: Condition | None) -> None:
-        """Raise TransactionTimeoutError unless it was the condition that kept the marker out."""
-        session, uuid = self._session, self.uuid
-        if condition is None or session.table.why_refused(session.connection, uuid, deadline_ms) != "condition":
-            raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
+        """Raise why the marker was kept out, unless the condition did that."""
+        session, resource = self._session, self.resource
+        why = session.table.why_refused(session.connection, self.uuid, deadline_ms)
+        if why == "condition" and condition is not None:
+            return
+        if why == "strange":
+            text = f"another database answers than {resource.name!r}: its identity is not {self.uuid}"
+            raise RolledBackError(text, txid)
+        if why == "late" and not resource.installation.is_late(session, deadline_ms):
+            raise RolledBackError(f"the clock of {resource.name!r} was set while the block ran", txid, retriable=True)
+        raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
 
     @contextmanager
     def _marking(self, txid: str) -> Iterator[None]:
@@ -248,6 +256,7 @@ class Branch:
         except TransactionError:
             raise
         except Exception as error:
+            self._guard.errors.append(error)
             if is_integrity_error(error):
                 text = "a resolver has rolled it back: the owner was taken for gone"
                 raise caused(RolledBackError(text, txid), error) from error
@@ -305,7 +314,7 @@ class Branch:
                 deadline_ms = self.deadline_ms(timeout_s)
                 is_in = table.insert_outboxed(session.connection, txid, self.uuid, deadline_ms)
             if not is_in:
-                raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
+                self._require_condition(txid, self.deadline_ms(timeout_s), None)
             for number, one in enumerate(waiting):
                 outbox.add(session.connection, row_id(txid, number), one.batches, one.keys, one.home)
 
@@ -346,7 +355,7 @@ class Branch:
                 self._release()
             self._has_marker = enclosed.put(self._session, self.uuid)
             if not self._has_marker:
-                raise TransactionTimeoutError("the deadline has passed on the database's clock", enclosed.txid)
+                self._require_condition(enclosed.txid, enclosed.deadline_ms, None)
 
     @property
     def have_topics_age(self) -> bool:
@@ -449,13 +458,18 @@ class Branch:
             self._was_intact = not self._has_savepoint or self._is_intact()
         if self._has_let_go:
             return self._was_intact
-        is_strange = self._is_own and not self._was_intact  # LOCK TABLES, autocommit, ...: for no other block
+        # LOCK TABLES, autocommit, ...: for no other block
+        is_strange = self._is_own and (not self._was_intact or any(map(self._would_fail_again, self._guard.errors)))
         try:
             self._session.connection.rollback()
         except Exception:  # noqa: BLE001  whatever it was, a closed connection has no transaction
             is_strange = True
         self.abandon() if is_strange else self.finish()
         return self._was_intact
+
+    def _would_fail_again(self, error: BaseException) -> bool:
+        """Whether the session may be to blame: another schema, read only, without a privilege."""
+        return is_error(error) and not is_integrity_error(error) and not self.is_retriable(error)
 
     def _is_intact(self) -> bool:
         """Whether the transaction was open to the end, or the database itself had rolled it back.
@@ -490,7 +504,9 @@ class Branch:
         self._end_turn()
         if not self._has_let_go:
             self._has_let_go = True
-            if self._is_own:
+            if self._is_own and self._guard.is_changed:
+                close_connection(self._session.connection)
+            elif self._is_own:
                 self.resource.give_back(self._session)
             else:
                 return_lent(self._session.connection)

@@ -6,7 +6,8 @@ gone for a second or its deadline has passed, both by the broker's clock: waitin
 makes it safe. Due ones are proved by the database (``proof.prove``), those first that have failed least, and the oldest
 of these; a row that an open transaction holds is waited for by nobody (``_Holders``). Then a fencing token is drawn for
 those that are missing there (``xa/fencing.py``). Then all are reported to the broker at once: a commit may have to wait
-for an earlier one of the same rows, so none is waited for before the rest is sent. Those that this process itself left
+for an earlier one of the same rows, so none is waited for before the rest is sent, and none for long: it stays on its
+way, and the next round goes on with the others. Those that this process itself left
 (``LastResource.unresolved``) are always due.
 
 Then the messages that wait in the database are taken to the broker, for a while (``drainer``), unless threads of this
@@ -32,6 +33,7 @@ from txmq.errors import (
     BrokerError,
     ClosedError,
     FencedError,
+    RequestTimeoutError,
     TransactionConflictError,
     TxmqError,
     UnknownTransactionError,
@@ -44,6 +46,7 @@ from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import (
     FAILURES_PER_ROUND_MAX,
     PAGE_SIZE,
+    POLL_S,
     REPORT_TIMEOUT_S,
     Answer,
     Home,
@@ -161,6 +164,7 @@ class _Reported(NamedTuple):
     item: Unresolved
     step: Step
     answer: Answer
+    until: float
 
 
 _OUTCOMES = {
@@ -194,6 +198,7 @@ class LastResourceResolver:
         self._client, self._clock = client, clock
         self._database: ResolvingConnection | None = None
         self._sweep = MarkerSweep(client, clock, homes, resource.finished, resource.name)
+        self._on_their_way: list[_Reported] = []
         self._reporter = Reporter(client, resource, TransactionKind.LAST_RESOURCE, clock)
         self._drainer: Drainer | None = None
         self.has_more = False  # messages wait that can be sent now
@@ -274,14 +279,17 @@ class LastResourceResolver:
 
     def _resolve(self, left: dict[str, Unresolved]) -> set[str]:
         """Prove, oldest first, then report all; resolved ones leave ``left``, and are returned."""
-        proved = self._proved(list(left.values()))
+        on_their_way, self._on_their_way = self._on_their_way, []
+        reported_before = {one.item.txid for one in on_their_way}
+        proved = self._proved([item for item in left.values() if item.txid not in reported_before])
         for step, item in proved:
             if step is Step.FORGOTTEN:
                 self._log.error("the outcome of a transaction cannot be known any more", txid=item.txid)
                 item.on_resolved()
                 del left[item.txid]
-        reported = [_Reported(item, step, self._report(item.txid, step)) for step, item in proved if item.txid in left]
-        return {item.item.txid for item in reported if self._conclude(item, left)}
+        reported = [*on_their_way, *(self._report(item, step) for step, item in proved if item.txid in left)]
+        until = self._clock.monotonic() + POLL_S
+        return {item.item.txid for item in reported if self._conclude(item, until, left)}
 
     def _proved(self, doubtful: list[Unresolved]) -> list[tuple[Step, Unresolved]]:
         proved: list[tuple[Step, Unresolved]] = []
@@ -370,25 +378,28 @@ class LastResourceResolver:
         if self._database is not None and self._database.table.dialect.is_local_clock:
             self.close()
 
-    def _report(self, txid: str, step: Step) -> Answer:
-        control = self._client.control
+    def _report(self, item: Unresolved, step: Step) -> _Reported:
+        control, txid, until = self._client.control, item.txid, self._clock.monotonic() + REPORT_TIMEOUT_S
         if step is Step.REPORT_COMMIT:
-            return control.submit("commit", txid, body=(), timeout=REPORT_TIMEOUT_S)
+            return _Reported(item, step, control.submit("commit", txid, body=(), timeout=REPORT_TIMEOUT_S), until)
         is_void = step is Step.REPORT_VOID and self._client.session.takes_voids
-        return control.submit(
-            "rollback", txid, extensions={"voided": None} if is_void else {}, timeout=REPORT_TIMEOUT_S
-        )
+        words: dict[str, str | int | bytes | None] = {"voided": None} if is_void else {}
+        answer = control.submit("rollback", txid, extensions=words, timeout=REPORT_TIMEOUT_S)
+        return _Reported(item, step, answer, until)
 
-    def _conclude(self, reported: _Reported, left: dict[str, Unresolved]) -> bool:
-        """Wait for the broker's answer; whether the transaction is resolved."""
-        txid = reported.item.txid
+    def _conclude(self, reported: _Reported, until: float, left: dict[str, Unresolved]) -> bool:
+        """Wait for the broker's answer, not long; whether the transaction is resolved."""
+        txid, now = reported.item.txid, self._clock.monotonic()
         try:
-            reported.answer.result()
+            reported.answer.result(max(until - now, 0.0) if until < reported.until else None)
         except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
             self._contradicted(txid, reported.step, error)
             reported.item.on_contrary(error)
         except TxmqError as error:
-            self._failed("outcome not reported to the broker", error, txid=txid)
+            if isinstance(error, RequestTimeoutError) and until < reported.until:
+                self._on_their_way.append(reported)
+            else:
+                self._failed("outcome not reported to the broker", error, txid=txid)
             return False
         else:
             crash_point("resolver.told_broker")
@@ -397,7 +408,7 @@ class LastResourceResolver:
             if is_committed and self._homes.is_lone:  # otherwise other homes may have to ask the marker
                 self.resource.finished.append(txid)
         reported.item.on_resolved()
-        del left[txid]
+        left.pop(txid, None)
         return True
 
     def _contradicted(self, txid: str, step: Step, error: BrokerError) -> None:

@@ -36,8 +36,10 @@ from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
+from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import run
 from txmq.xa.database.guarded_connection import Guard, guarded
+from txmq.xa.database.installation import Installation
 from txmq.xa.database.mysql_server import (
     KEPT_OUT,
     NOTA,
@@ -67,6 +69,10 @@ class Pool(XAResource, Protocol):
     @property
     def has_marker(self) -> bool:
         """Whether branches carry a marker row."""
+
+    @property
+    def installation(self) -> Installation:
+        """Clock and identity of the database."""
 
     @property
     def clock(self) -> Clock:
@@ -114,7 +120,7 @@ class MySQLBranch:
             "connection": self._session.server.connection_id,
             "wrote": self._wrote,
             "marker": self.resource.has_marker,
-            "table": self._session.table.name,
+            "table": self._session.table.given_name,
         }
 
     def end_body(self) -> None:
@@ -142,9 +148,15 @@ class MySQLBranch:
         ):
             marker = table.insert_committed_statement(self._txid, uuid, self.deadline_ms)
             if self._send_prepare(marker, end)[0] != 1:
-                late = TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
                 text = f"{self.resource.name!r} is prepared without its marker"
-                raise caused(PrepareUnknownError(text, self._txid), late)
+                raise caused(PrepareUnknownError(text, self._txid), self._kept_out())
+
+    def _kept_out(self) -> RolledBackError:
+        """Why the marker did not get in. Nobody can ask the database: the branch is prepared."""
+        if self.resource.installation.is_late(self._session, self.deadline_ms):
+            return TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
+        text = f"another database answers than {self.resource.name!r}, or its clock was set while the block ran"
+        return RolledBackError(text, self._txid)
 
     def _send_prepare_unless_kept_out(self, marker: str, end: str) -> bool:
         """Whether the server has let the marker in; otherwise nothing of what stands behind it was done."""
@@ -219,7 +231,9 @@ class MySQLBranch:
         self._guard.end()
         if not self._is_given_back:
             self._is_given_back = True
-            if self._is_own:
+            if self._is_own and self._guard.is_changed:
+                close_connection(self._session.connection)
+            elif self._is_own:
                 self.resource.give_back(self._session)
             else:
                 return_lent(self._session.connection)
