@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import MySQLdb
@@ -35,6 +36,15 @@ class MySQLDatabase:
         ):
             cursor.execute(sql)
             return list(cursor.fetchall()) if cursor.description is not None else []
+
+    @contextmanager
+    def table_that_cannot_roll_back(self, name: str = "cache", engine: str = "MyISAM") -> Iterator[str]:
+        """Such a table: every resource on the server refuses it, so it is dropped at the end."""
+        self.execute(f"CREATE TABLE {name} (i INT) ENGINE={engine}")
+        try:
+            yield name
+        finally:
+            self.execute(f"DROP TABLE {name}")
 
     def disconnect(self) -> None:
         """Close what the process has opened."""

@@ -17,6 +17,7 @@ import pytest
 import txmq
 from tests.crash_points import at_moment, crash_at
 from tests.services.loop_client import Connect, inside
+from tests.services.xa.mysql_database import MySQLDatabase
 from tests.services.xa.mysql_shop import MySQLShop
 from tests.services.xa.noting import Noting, forget_key, idle, nothing_prepared, noting, sent_by_an_order
 from txmq.client.transaction.background_resolver import resolver_of
@@ -323,11 +324,15 @@ def test_connection_lost_in_front_of_marker_is_looked_up(shop: MySQLShop) -> Non
 
 
 def test_tables_that_cannot_roll_back_are_refused_unless_named(shop: MySQLShop) -> None:
-    shop.execute("CREATE TABLE cache (i INT) ENGINE=MyISAM")
-    with pytest.raises(ConfigError, match=r"cache \(MyISAM\).*ignore_tables"):
-        shop.order(b"x")
-    shop.resource = LastResource("shop", connect=shop.connect, ignore_tables=("cache",))
-    assert shop.order(b"x") is txmq.Outcome.COMMITTED
+    other = MySQLDatabase(shop.server)
+    for database in (shop, other):
+        with database.table_that_cannot_roll_back() as cache:
+            shop.resource = LastResource("shop", connect=shop.connect)
+            with pytest.raises(ConfigError, match=rf"{database.database}\.cache \(MyISAM\).*ignore_tables"):
+                shop.order(b"x")
+            for name in (cache, f"{database.database}.cache", f"{database.database}.*"):
+                shop.resource = LastResource("shop", connect=shop.connect, ignore_tables=(name,))
+                assert shop.order(b"x") is txmq.Outcome.COMMITTED
 
 
 def test_weak_durability_is_refused(shop: MySQLShop) -> None:

@@ -63,12 +63,12 @@ def test_a_binary_log_is_warned_of_and_must_be_forced(tmp_path: Path, caplog: py
 
 @pytest.mark.parametrize("engine", ["MyISAM", pytest.param("Aria", marks=pytest.mark.needs(Ability.ARIA)), "MEMORY"])
 def test_tables_that_cannot_roll_back_are_refused_unless_named(orders: MySQLOrders, engine: str) -> None:
-    orders.execute(f"CREATE TABLE cache (i INT) ENGINE={engine}")
-    with pytest.raises(ConfigError, match=rf"{orders.database}.cache \({engine}\).*ignore_tables"):
-        orders.enlist()
-    for name in ("cache", f"{orders.database}.cache"):
-        branch = orders.new_resource(ignore_tables=[name]).enlist(CLUSTER, new_txid(), 30.0)
-        assert branch.roll_back(prepared=False)
+    with orders.table_that_cannot_roll_back(engine=engine):
+        with pytest.raises(ConfigError, match=rf"{orders.database}.cache \({engine}\).*ignore_tables"):
+            orders.enlist()
+        for name in ("cache", f"{orders.database}.cache"):
+            branch = orders.new_resource(ignore_tables=[name]).enlist(CLUSTER, new_txid(), 30.0)
+            assert branch.roll_back(prepared=False)
     with pytest.raises(ConfigError, match="ignore_tables"):
         orders.new_resource(ignore_tables="cache")
 
@@ -83,13 +83,12 @@ def test_views_and_temporary_tables_are_not_refused(orders: MySQLOrders) -> None
 
 def test_a_table_that_comes_later_is_found_within_a_minute(orders: MySQLOrders) -> None:
     assert orders.prepared(1).commit()
-    orders.execute("CREATE TABLE cache (i INT) ENGINE=MyISAM")
     session = orders.resource._pool.take()
     assert session is not None
     assert len(orders.resource._pool) == 0
     orders.resource._pool.give_back(session)
     session.checked -= 61.0
-    with pytest.raises(ConfigError, match="cache"):
+    with orders.table_that_cannot_roll_back(), pytest.raises(ConfigError, match="cache"):
         orders.enlist()
 
 

@@ -29,7 +29,8 @@ _MYSQL_DURABILITY = ("innodb_flush_log_at_trx_commit", "innodb_flush_method", "l
 _MYSQL_ENGINES = (
     "SELECT CONCAT(t.table_schema, '.', t.table_name), t.engine FROM information_schema.tables t "
     "JOIN information_schema.engines e ON e.engine = t.engine "
-    "WHERE t.table_schema = COALESCE(DATABASE(), ?) AND t.table_type = 'BASE TABLE' AND (e.transactions <> 'YES'"
+    "WHERE t.table_schema NOT IN ('mysql', 'sys', 'information_schema', 'performance_schema') "
+    "AND t.table_type = 'BASE TABLE' AND (e.transactions <> 'YES'"
 )
 _SQLITE_PASSING = frozenset({5, 6, 7, 9, 10, 13})  # BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL
 _PASSING_STATES = ("08", "40", "53", "57")  # connection, serialization and deadlock, resources, operator
@@ -83,8 +84,8 @@ class Dialect:
         row_values: what stands in front of a list of rows.
         identity_key, marker_key: what lets the server itself keep markers of another identity out, behind the columns
             of the two tables; empty if a condition of the INSERT costs as little.
-        engines: statement that lists tables (``schema.table``, engine) that cannot roll back in the connection's
-            database, or if it has none in the schema that is its parameter; empty if all tables can.
+        engines: statement that lists tables (``schema.table``, engine) that cannot roll back, of all schemas that the
+            user sees; empty if all tables can.
         engines_two_phase: the same for tables that cannot roll back or cannot prepare.
         schema_of: SQL expression, the schema in which the table ``?`` is found; empty if a connection has but one.
         quote: what stands around a name.

@@ -132,7 +132,8 @@ class Demands:
 
     Attributes:
         allow_weak_durability: accept a database that may lose an acknowledged commit.
-        ignore_tables: tables (``table`` or ``schema.table``) that may be of an engine that cannot roll back.
+        ignore_tables: tables (``table``, ``schema.table`` or ``schema.*``) that may be of an engine that cannot roll
+            back.
         two_phase: its engines must be able to prepare, too.
         outbox: it has tables for messages, and its connections see what others have committed.
     """
@@ -387,10 +388,8 @@ class Installation:
 
     def _check_tables(self, session: DatabaseSession) -> None:
         found = session.table.tables_without_rollback(session.connection, two_phase=self._demands.two_phase)
-        ignored = self._demands.ignore_tables
-        bad = [
-            (name, engine) for name, engine in found if name not in ignored and name.partition(".")[2] not in ignored
-        ]
+        ignored = set(self._demands.ignore_tables)
+        bad = [(name, engine) for name, engine in found if ignored.isdisjoint(_names(name))]
         if bad:
             shown = ", ".join(f"{name} ({engine})" for name, engine in bad[:_TABLES_SHOWN_MAX])
             more = f" and {len(bad) - _TABLES_SHOWN_MAX} more" if len(bad) > _TABLES_SHOWN_MAX else ""
@@ -484,3 +483,9 @@ class Installation:
                 raise
             text = f"resource {self.name!r} is busy: {error}; nothing happened, and the same call may succeed later"
             raise RolledBackError(text, retriable=True) from error
+
+
+def _names(table: str) -> tuple[str, str, str]:
+    """What ``ignore_tables`` may call a ``schema.table``."""
+    schema, _, name = table.partition(".")
+    return table, name, f"{schema}.*"

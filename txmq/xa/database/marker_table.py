@@ -216,12 +216,11 @@ class MarkerTable:
                 connection.rollback()
 
     def tables_without_rollback(self, connection: Connection, *, two_phase: bool) -> list[tuple[str, str]]:
-        """Tables of the connection's database whose engine cannot roll back (or prepare): ``schema.table``, engine."""
+        """Tables whose engine cannot roll back (or prepare), in every schema: ``schema.table``, engine."""
         statement = self.dialect.engines_two_phase if two_phase else self.dialect.engines
         if not statement:
             return []
-        schema = self.given_name.partition(".")[0] if "." in self.given_name else ""
-        return [(text(name), text(engine)) for name, engine in self._read(connection, statement, (schema,))]
+        return [(text(name), text(engine)) for name, engine in self._read(connection, statement)]
 
     def put_identity(self, connection: Connection, identity: DatabaseIdentity) -> None:
         """Store who this database is. Own transaction.

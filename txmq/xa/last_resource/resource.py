@@ -46,8 +46,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
         table: name of the marker table, and of ``<table>_identity``.
         allow_weak_durability: accept a database that may lose an acknowledged commit, and with it a row whose message
             was sent.
-        ignore_tables: tables (``table`` or ``schema.table``) that no transaction writes to: theirs may be an engine
-            that cannot roll back.
+        ignore_tables: tables (``table``, ``schema.table`` or ``schema.*``) that no transaction writes to: theirs
+            may be an engine that cannot roll back.
         outbox: while the broker is away, keep the messages of a block beside its rows, in tables of the same database;
             a drainer takes them to the broker, in order (docs/how-to/outbox.md). ``"always"``: also while it is there,
             so that no block waits for it. Options in place of True; the tables are created by ``install``.

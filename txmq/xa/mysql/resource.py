@@ -51,8 +51,8 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         marker: put a marker row into each branch: it proves the branch's outcome. Without, a decided branch that the
             database does not know is reported as a hazard.
         allow_weak_durability: accept a server that may lose an acknowledged prepare or commit.
-        ignore_tables: tables (``table`` or ``schema.table``) that no transaction writes to: theirs may be an engine
-            that cannot roll back.
+        ignore_tables: tables (``table``, ``schema.table`` or ``schema.*``) that no transaction writes to: theirs
+            may be an engine that cannot roll back.
 
     Thread safety: yes.
     """
