@@ -63,6 +63,10 @@ class LastResourceFixture:
         """The same database as another process sees it."""
         return LastResource(NAME, connect=self.connect)
 
+    def install_outbox(self) -> None:
+        """The tables of an outbox, and the known server."""
+        LastResource(NAME, connect=self.connect, outbox=True).install(self.home)
+
     def connect(self) -> Connection:
         """What the application gives as ``connect=``."""
         connection = sqlite3.connect(self.path, factory=Connection, **self.options)

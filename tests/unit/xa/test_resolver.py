@@ -304,6 +304,7 @@ def test_a_broker_that_could_not_be_told_is_told_again(
 
 def test_marker_that_may_have_left_proves_no_rollback(world: LastResourceFixture) -> None:
     """Of an enclosed transaction its absence proves something for a while only; what is there proves it always."""
+    world.install_outbox()
     database = world.resource.open_for_resolver("00000000000000c1")
     now_ms = database.table.now_ms(database.connection)
     assert proof.prove(database, "t1", now_ms, now_ms - 1) == (Step.FORGOTTEN, None)
@@ -321,6 +322,7 @@ def test_enclosed_transaction_in_doubt_is_told_or_forgotten(
     world: LastResourceFixture, behind_ms: int, marker: str | None
 ) -> None:
     """Its process could not reach the database: perhaps for longer than markers are kept."""
+    world.install_outbox()
     database, ended = world.resource.open_for_resolver("00000000000000c1"), list[str]()
     now_ms = database.table.now_ms(database.connection)
     database.close()

@@ -61,7 +61,7 @@ class Dialect:
         number: column type for 64 bits.
         table_options: text after the column list of CREATE TABLE.
         why_not_idle: why a transaction cannot begin on this connection now, or None.
-        strengthen: raise what a connection may set for itself, and what ``weakness`` would name. Outside any transaction.
+        strengthen: raise what a connection may set for itself and ``weakness`` would name. Outside any transaction.
         weakness: which setting lets a commit be lost, as text, or None.
         for_resolvers: statement that lets locks be waited for a second only, and statements see and change as many rows
             as they say; empty for SQLite, where ``connect`` is told, and where ``resolving`` says it.
@@ -70,7 +70,7 @@ class Dialect:
         current: such statements, so that a transaction sees what others have committed.
         resolving: such statements of a resolver's.
         installing: such statements of ``install``'s: only one of these transactions goes on at a time.
-        forces_commit: SQL condition that holds, and makes the commit of this transaction durable, whatever the session or
+        forces_commit: SQL condition that holds and makes this transaction's commit durable, whatever the session or
             the body has set; empty if neither can.
         turn_to_install: statements that take and give back a turn in which only one session installs.
         placeholder: how most drivers write a parameter.

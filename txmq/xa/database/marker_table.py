@@ -153,11 +153,12 @@ class MarkerTable:
         dialect, self.name = self.dialect, table
         self._known_server = f"SELECT fingerprint FROM {table}_server WHERE id = 1"  # noqa: S608
         self._delete = dialect.delete.format(table=table)
-        forced = f" AND {dialect.forces_commit}" if dialect.forces_commit and not self._is_weak else ""
+        conditions = (dialect.forces_commit if not self._is_weak else "", dialect.ends_idle)
+        also = "".join(f" AND {condition}" for condition in conditions if condition)
         self._insert_committed = self._written(
             f"INSERT INTO {table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
             f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, {dialect.session_number} FROM {table}_identity "
-            f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?{forced}{dialect.ends_idle and f' AND {dialect.ends_idle}'}"
+            f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?{also}"
         )
         self._insert_outboxed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{OUTBOXED}'")
         self._insert_enclosed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{ENCLOSED}'")
