@@ -169,7 +169,7 @@ class BranchResolver:
         """Remove the last markers, if the database is there, close the connection to it, and report what is left."""
         with suppress(Exception):
             self._take_answers()
-            self._sweep.delete_finished(self._database)
+            self._sweep.delete_finished(self._opened)
         self.close()
         self._reporter.end()
 
@@ -202,7 +202,8 @@ class BranchResolver:
         to_roll_back, committed_again = self._judge_orphans(orphans)
         finished |= committed_again | self._roll_back(to_roll_back)
         open_ones = rows.keys() | {str(entry.txid) for entry in listed}
-        self._notify_watchers(open_ones - finished)
+        if self._recovery is database:  # on another connection another one may answer
+            self._notify_watchers(open_ones - finished)
         self._report((entry for entry in listed if str(entry.txid) not in finished), rows, now_ms)
         return finished
 
@@ -256,7 +257,7 @@ class BranchResolver:
             for item, ended in doubtful:
                 self._judge(item, ended, listed.get(item.xid), work)
         self._await_answers(work, 0)
-        if work.missing and self._recovery is looked_in:  # on another connection another database may answer
+        if work.missing and self._recovery is looked_in:
             self._fence().draw()
             for item, found in work.missing:
                 self._send_complete(item, work, found)
@@ -413,8 +414,8 @@ class BranchResolver:
                 done.add(txid)
             elif ended is Ended.NOT_KNOWN:
                 doubtful.append((orphan, may_kill))
-        looked_in = self._database()
-        listed = {entry.xid for entry in looked_in.prepared()} if doubtful else set()
+        looked_in = self._database() if doubtful else None
+        listed = {entry.xid for entry in looked_in.prepared()} if looked_in is not None else set()
         missing = {orphan.txid for orphan, _ in doubtful if orphan.listed.xid not in listed}  # its owner was faster
         for orphan, may_kill in doubtful:
             if may_kill and orphan.txid not in missing and self._end_of_held(orphan.listed, commits=False):
@@ -501,12 +502,17 @@ class BranchResolver:
 
     def _database(self) -> Recovery:
         if self._recovery is None:
-            self._recovery = self.resource.open_recovery(f"{self.client.session.cluster:016x}")
+            self._opened()
             try:
                 self._fence().check()
             except BaseException:
                 self.close()
                 raise
+        return self._opened()
+
+    def _opened(self) -> Recovery:
+        if self._recovery is None:
+            self._recovery = self.resource.open_recovery(f"{self.client.session.cluster:016x}")
         return self._recovery
 
     def _attempt(self, txid: str, work: Callable[[], _T]) -> _T | None:
