@@ -25,6 +25,7 @@ import txmq
 from tests.services.binlog.replica import Replica
 from tests.services.binlog.test_json import drawn_document
 from tools.crash.binlog.columns import BYTES, EXACT, MOMENT, NUMBER, SESSION, STAMP, TEXT
+from txmq.binlog.apply.tables import json_as_text
 from txmq.binlog.event_json import read_event
 from txmq.binlog.source.charsets import _codes
 from txmq.testing.processes import fork_server
@@ -269,7 +270,10 @@ def test_drawn_values_come_as_the_server_shows_them(
     assert ops - {"begin", "end"} == ({"r"} if has_snapshot else set()) | {"c", "u", "d"}
     assert len(wanted) == ROWS - len(range(3, ROWS, 50))
     assert differing(events, wanted, kinds) == []
-    assert differing(selected(server, "copy_shop", kinds), wanted, kinds) == []
+    # What MySQL stores of JSON is more than its text tells (a DECIMAL, a date), and a copy has what the text tells.
+    plain = [kind._replace(form=json_as_text("{0}")) if kind.declared == "json" else kind for kind in kinds]
+    copied = kinds if Ability.BINARY_JSON not in server.program.abilities else plain
+    assert differing(selected(server, "copy_shop", copied), selected(server, "shop", copied), kinds) == []
 
 
 def differing(

@@ -78,10 +78,15 @@ def _codes(name: str, bytes_max: int, ask: Ask) -> dict[bytes, str]:
         spans = _SHAPES[size]
         tables = ", ".join(f"({_numbers(first, last)}) AS b{place}" for place, (first, last) in enumerate(spans))
         code = "CONCAT(" + ", ".join(f"LPAD(HEX(b{place}.n), 2, '0')" for place in range(size)) + ")"
-        rows = ask(f"SELECT {code}, CONVERT(CONVERT(UNHEX({code}) USING {name}) USING utf8mb4) FROM {tables}")  # noqa: S608 - our own
+        made = f"CONVERT(UNHEX({code}) USING {name})"
+        is_whole = f"HEX({made}) = {code}"  # MySQL cuts off what is no character, MariaDB replaces it
+        rows = ask(f"SELECT {code}, CONVERT({made} USING utf8mb4) FROM {tables} WHERE {is_whole}")  # noqa: S608 - our own
         for shown, text in rows:
             raw = bytes.fromhex(shown)
-            if text is not None and len(text) == 1 and (text != "?" or raw == b"?"):
+            is_longer = any(
+                raw[:end] in found for end in range(1, size)
+            )  # MySQL shows 8eb1 and 8eb1e7 alike in eucjpms
+            if text is not None and len(text) == 1 and (text != "?" or raw == b"?") and not is_longer:
                 found[raw] = text
     return found
 

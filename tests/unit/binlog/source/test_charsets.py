@@ -41,7 +41,10 @@ def test_codes_of_several_bytes_are_as_the_server_says() -> None:
     assert made.decode(bytes.fromhex("61a1c0628eb18fb0a1")) == "a\\bｱ丂"
     assert made.decode(b"plain") == "plain"
     assert made.is_one_to_one is False  # a backslash is there twice
-    assert charset("ujis", 3, told(ascii_and(x8eb1="ｱ"))).is_one_to_one
+    longer = charset("ujis", 3, told(ascii_and(x8eb1="ｱ", x8eb1e7="ｱ")))  # MySQL says so
+    assert longer.is_one_to_one
+    with pytest.raises(ValueError, match="begin with no character"):
+        longer.decode(bytes.fromhex("8eb1e7"))
 
 
 @pytest.mark.parametrize("raw", ["61a1c1", "61a1", "a1", "ff", "8fb0"])
