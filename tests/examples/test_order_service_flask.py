@@ -83,6 +83,7 @@ def test_init_db_says_in_one_line_what_is_away(broker: BrokerProcess, tmp_path: 
     away = init_db(tmp_path / "shop.db", f"txmq://127.0.0.1:{free_port()}")
     wrong = init_db(tmp_path / "missing" / "shop.db", broker.address)
     assert (away.returncode, wrong.returncode) == (1, 1)
-    assert away.stderr.startswith("the broker is away: cannot connect to")
+    assert away.stderr.startswith("the broker is away: ")
+    assert "cannot connect to" in away.stderr
     assert wrong.stderr.startswith("cannot open the database: ")
     assert away.stderr.count("\n") == wrong.stderr.count("\n") == 1
