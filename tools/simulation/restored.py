@@ -60,7 +60,8 @@ NUMBERED_S_MAX = 1.0  # behind the restore
 _IN_DOUBT = (TransactionState.PREPARED, TransactionState.PLACING)
 SITUATIONS_OF_RESTORES = frozenset(
     {
-        "a transaction was lost with the restore", "a drainer stood still behind a restore", "rows were numbered anew",
+        "a transaction was lost with the restore", "the broker was told what it has lost",
+        "a drainer stood still behind a restore", "rows were numbered anew",
         "real rows were kept back", "a real row's number went to a void",
         "a restored broker agreed with the database", "a database was adopted",
         "the broker decided otherwise than a database", "a process was stopped while it drained",
@@ -277,8 +278,10 @@ def _restore(shared: Shared, restore: Restore) -> None:
 
 def _check(shared: Shared, restore: Restore) -> None:
     [node], history = shared.nodes(), shared.history
-    check_settled(node)
     visible, lost = visible_messages([node], history), _lost(shared, restore)
+    check_settled(node, lost)
+    if node.state.decisions.heuristics:
+        shared.world.meet("the broker was told what it has lost")
     for one in history.transactions.values():
         there = {value in visible for _, values in one.parts for value in values}
         if one.txid not in lost:

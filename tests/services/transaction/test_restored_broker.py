@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.crash_points import at_moment
+from tests.crash_points import at_moment, crash_at
 from tests.logged import said
 from tests.older_copy import older_copy
 from tests.services.loop_client import Connect
 from tests.services.sqlite_shop import INSERT, SQLiteShop
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.runtime.os_clock import OSClock
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
-from txmq.xa.broker_port import SWEEP_AGE_MS
-from txmq.xa.resolver import Resolver
+from txmq.xa.broker_port import SWEEP_AGE_MS, cluster_of
+from txmq.xa.database.marker_sweep import MarkerSweep
 
 
 @pytest.fixture
@@ -36,9 +38,11 @@ def _sweep(broker: BrokerProcess, shop: SQLiteShop) -> None:
     with closing(shop.connect()) as connection, connection:
         connection.execute("UPDATE txmq_marker SET written_ms = written_ms - ?", (SWEEP_AGE_MS + 1,))
     resource = LastResource("shop", connect=shop.connect)
-    with txmq.connect(broker.address) as client, closing(Resolver(client, [resource])) as resolver:
-        for _ in range(2):  # the first one opens the database
-            resolver.run_once()
+    with txmq.connect(broker.address) as client:
+        (home,) = client.routes.links()
+        home.look()
+        with closing(resource.open_for_resolver(cluster_of(home))) as database:
+            MarkerSweep(home, OSClock(), client.routes, name="shop").keep(lambda: database)
 
 
 def test_owner_hears_that_a_restored_broker_lost_its_messages(
@@ -67,3 +71,26 @@ def test_owner_hears_that_a_restored_broker_lost_its_messages(
     assert _markers(owner) == {tx.txid: "committed"}
     assert (owner.rows(), owner.messages()) == ([b"lost"], [])
     owner.die()
+
+
+@pytest.mark.threads
+def test_loss_in_session_of_the_copy_is_kept_for_operator(
+    shop: SQLiteShop, broker: BrokerProcess, connect: Connect
+) -> None:
+    """Its owner has died, and its session, which the copy has, will end: then nothing else would tell."""
+    owner = SQLiteShop(broker, shop.path, connect)
+    owner.order(b"kept")
+    with older_copy(broker):
+        with crash_at("client.tx.db_committed"), pytest.raises(SimulatedCrash):
+            owner.order(b"lost")
+        owner.die()
+    broker.start()
+    lost = max(_markers(shop))
+    _sweep(broker, shop)
+    (listed,) = shop.client.transactions.list(state="heuristic")
+    (fact,) = listed["heuristics"]
+    assert (listed["txid"], fact["resource"], fact["what"]) == (lost, "shop", "heuristic-hazard")
+    assert "the rows are committed" in fact["reason"]
+    _sweep(broker, shop)
+    assert lost in _markers(shop)
+    assert (shop.rows(), shop.messages()) == ([b"kept", b"lost"], [b"kept"])

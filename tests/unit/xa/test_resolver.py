@@ -22,13 +22,14 @@ from txmq.errors import (
     TransactionConflictError,
     TransactionStateError,
     TxmqError,
+    UnknownTransactionError,
 )
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.state_machine import next_step
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa import broker_port
-from txmq.xa.database import marker_sweep
+from txmq.xa.database import marker_sweep, marker_table
 from txmq.xa.last_resource import proof
 from txmq.xa.last_resource import resource_resolver as module
 from txmq.xa.last_resource.proof import Found, Step
@@ -370,6 +371,20 @@ def test_heuristic_keeps_its_marker_and_is_not_tried_for_ever(
     assert world.markers() == {txid: "committed"}
     (line,) = [line for line in said(caplog) if "heuristic" in line["event"]]
     assert (line["level"], line["txid"]) == ("error", txid)
+
+
+def test_loss_that_resolver_hears_of_is_kept_by_the_broker(world: LastResourceFixture) -> None:
+    """The broker has the session from before the copy, and not the transaction; told again until it keeps that."""
+    txid = abandon(world, b"x", "client.tx.db_committed")
+    ends = list[str]()
+    world.resource.unresolved.append(Unresolved(txid, marker_table.COMMITTED, 0, lambda: ends.append(txid)))
+    world.home.faults["commit"].extend([Fault(UnknownTransactionError("lost"))] * 2)
+    world.home.faults["rollback"].append(lost(is_executed=False))
+    resolver = world.resolver(world.resource)
+    assert (resolver.run_once(), ends) == (0, [])
+    assert (resolver.run_once(), ends) == (1, [txid])
+    assert [what for what, _ in world.home.heuristics(txid)] == ["hazard"]
+    assert world.markers() == {txid: "committed"}
 
 
 def test_one_resource_that_is_away_does_not_stop_another(world: LastResourceFixture, tmp_path: Path) -> None:

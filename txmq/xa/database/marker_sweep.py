@@ -13,6 +13,9 @@ marker stays, as the proof. So does 410 `never-issued`: the broker was restored 
 with the question: nothing else says, of what is over, that the resolver's user may ask. To whom it is not told, it
 stays.
 
+Unknown, of a session that is there: such a broker had the session in the copy. It is made to keep that
+(``hazard.lost_messages``), for when the session has ended the transaction would look settled.
+
 Invariants:
     * the broker lists after it was asked for the outcome: a branch that was incomplete then is listed, or complete;
     * a transaction of another broker is never touched, nor any while a home cannot be asked.
@@ -25,8 +28,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from txmq.errors import BrokerError, FencedError, ForbiddenError, NeverIssuedError, NotOwnerError
-from txmq.model import Outcome
+from txmq.errors import (
+    BrokerError,
+    FencedError,
+    ForbiddenError,
+    NeverIssuedError,
+    NotOwnerError,
+    OverloadedError,
+    TransactionConflictError,
+)
+from txmq.model import Outcome, TransactionKind
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import (
@@ -42,6 +53,7 @@ from txmq.xa.broker_port import (
     is_of_this_broker,
     list_transactions,
 )
+from txmq.xa.database.hazard import lost_messages
 
 FINISHED_MAX = 100_000  # markers waiting for their removal; one that falls off is swept later
 SAID_MAX = 10_000
@@ -68,19 +80,22 @@ class MarkerSweep:
         client: the home whose transactions' markers it looks at.
         homes: all of them: a transaction has parts at other homes, too, which its marker proves.
         finished: txids whose markers may go, appended by any thread; one that stays in it is still there.
+        name, kind: of the resource, and of its transactions.
 
     Thread safety: one thread, but for ``finished``.
     """
 
     def __init__(
-        self, client: Client, clock: Clock, homes: Homes, finished: deque[str] | None = None, name: str = ""
-    ) -> None:
+        self, client: Client, clock: Clock, homes: Homes, finished: deque[str] | None = None, name: str = "",
+        kind: TransactionKind = TransactionKind.LAST_RESOURCE,
+    ) -> None:  # fmt: skip
         self.finished: deque[str] = deque(maxlen=FINISHED_MAX) if finished is None else finished
         self._client, self._clock, self._homes = client, clock, homes
         self._deleted_at, self._sweep_at = float("-inf"), 0.0
         self._after = ""
         self._said: set[str] = set()
         self._is_refused = False  # and that was said
+        self._name, self._kind = name, kind
         self._log = get_logger(resource=name)
 
     def keep(self, database: Callable[[], Markers], *, sweeps: bool = True) -> bool:
@@ -156,8 +171,21 @@ class MarkerSweep:
             else:
                 if word == Outcome.COMMITTED.value:
                     yield txid
+                elif word == Outcome.UNKNOWN.value:
+                    self._report_lost(txid, uuid)
                 elif word == Outcome.ROLLED_BACK.value:
                     self._say_once(txid, "heuristic: rows are committed, the transaction was rolled back")
+
+    def _report_lost(self, txid: str, uuid: str) -> None:
+        """Have the broker keep that it has lost a transaction, before its session ends and it looks settled."""
+        hazard = lost_messages(txid, self._kind, self._name, uuid)
+        try:
+            self._client.control.call("rollback", txid, extensions=hazard.extensions(), timeout=REQUEST_TIMEOUT_S)
+        except (TransactionConflictError, FencedError, OverloadedError):
+            pass  # it came about meanwhile; or the next sweep tries
+        except ForbiddenError as error:
+            self._say_refused(error)
+        self._say_once(txid, "heuristic: rows are committed, the broker does not know the transaction")
 
     def _say_refused(self, error: ForbiddenError) -> None:
         if not self._is_refused:

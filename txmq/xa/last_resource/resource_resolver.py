@@ -33,6 +33,7 @@ from txmq.errors import (
     BrokerError,
     ClosedError,
     FencedError,
+    ForbiddenError,
     RequestTimeoutError,
     TransactionConflictError,
     TxmqError,
@@ -60,6 +61,7 @@ from txmq.xa.broker_port import (
 )
 from txmq.xa.database import marker_table
 from txmq.xa.database.fingerprint import StrangeServerError
+from txmq.xa.database.hazard import lost_messages
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.database.outbox_homes import LONE
 from txmq.xa.fencing import DRAW_EVERY_S, Fence
@@ -394,6 +396,9 @@ class LastResourceResolver:
             reported.answer.result(max(until - now, 0.0) if until < reported.until else None)
         except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
             self._contradicted(txid, reported.step, error)
+            is_lost = reported.step is Step.REPORT_COMMIT and isinstance(error, UnknownTransactionError)
+            if is_lost and not self._is_loss_kept(txid):
+                return False
             reported.item.on_contrary(error)
         except TxmqError as error:
             if isinstance(error, RequestTimeoutError) and until < reported.until:
@@ -421,6 +426,19 @@ class LastResourceResolver:
             self._log.error("heuristic: messages committed, and in the outbox as well", txid=txid, error=str(error))
         else:
             self._log.info("transaction was resolved by another process", txid=txid, error=str(error))
+
+    def _is_loss_kept(self, txid: str) -> bool:
+        """Have the broker keep that it has lost the messages, before its session ends; whether that needs no repeat."""
+        hazard = lost_messages(txid, TransactionKind.LAST_RESOURCE, self.resource.name, self.resource.uuid or "")
+        control = self._client.control
+        try:
+            control.call("rollback", txid, extensions=hazard.extensions(), timeout=REPORT_TIMEOUT_S)
+        except (TransactionConflictError, FencedError, ForbiddenError) as error:
+            self._log.error("heuristic not kept by the broker", txid=txid, error=str(error))
+        except TxmqError as error:
+            self._failed("heuristic not reported to the broker", error, txid=txid)
+            return False
+        return True
 
     # --- the outbox --------------------------------------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ class BranchResolver:
         self._answers: deque[tuple[str, Answer]] = deque(maxlen=REMEMBERED_MAX)  # to ``complete``; others are swept
         self._left: deque[Watched] = deque()
         self._watched: dict[str, Watched] = {}
-        self._sweep = MarkerSweep(client, clock, homes, name=resource.name)
+        self._sweep = MarkerSweep(client, clock, homes, name=resource.name, kind=TransactionKind.XA)
         self._suspects: set[str] = set()  # looked lost in the round before
         self._committed_before: set[str] = set()  # orphans that the broker called committed in the round before
         self._said: dict[str, str] = {}

@@ -114,6 +114,24 @@ def test_markers_that_prove_a_loss_are_named_once_as_errors(
     assert [(line["level"], line["txid"]) for line in lines] == [("error", txid) for txid in lost]
 
 
+def test_loss_of_living_session_is_kept_by_the_broker(
+    world: LastResourceFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The copy had the session, and knows nothing of the transaction; when the session ends, it would look settled."""
+    table = Table(world, 3)
+    lost = table.txids[0]
+    assert _swept(world, table, {lost: b"unknown\n"}, 2) == [lost]
+    ((what, reason),) = world.home.heuristics(lost)
+    assert (what, "the rows are committed" in reason) == ("hazard", True)
+    assert [(line["level"], line["txid"]) for line in said(caplog) if "heuristic" in line["event"]] == [("error", lost)]
+
+
+def test_sweep_goes_on_where_it_may_not_report_a_loss(world: LastResourceFixture) -> None:
+    table = Table(world, 3)
+    world.home.faults["rollback"].append(Fault(ForbiddenError("another user's")))
+    assert _swept(world, table, {table.txids[0]: b"unknown\n"}, 1) == table.txids[:1]
+
+
 def test_a_pass_begins_anew_where_it_ended(world: LastResourceFixture) -> None:
     table = Table(world, 5)
     words: dict[str, Any] = dict.fromkeys(table.txids, b"unknown\n")

@@ -14,17 +14,23 @@ from txmq.testing.simulated.faults import Fault
 from ..xa_support import Notes, XAFixture
 
 
+def _left_prepared(monkeypatch: pytest.MonkeyPatch, *values: bytes) -> tuple[XAFixture, Notes]:
+    """Transactions whose owner died before it had them decided."""
+    world = XAFixture("a")
+    notes = Notes(world.home)
+    monkeypatch.setattr(module, "resolver_of", lambda _client: notes)
+    for value in values:
+        with crash_at("client.xa.all_prepared"), pytest.raises(SimulatedCrash):
+            world.transfer(value)
+    world.die()
+    return world, notes
+
+
 def test_refused_fence_is_asked_again_and_delays_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A session has room for so many fences; a branch of one that is full stays prepared, and nothing is guessed."""
-    world = XAFixture("a")
-    notes = Notes(world.home)
-    monkeypatch.setattr(module, "resolver_of", lambda _client: notes)
-    for value in (b"1", b"2", b"3"):
-        with crash_at("client.xa.all_prepared"), pytest.raises(SimulatedCrash):
-            world.transfer(value)
-    world.die()
+    world, notes = _left_prepared(monkeypatch, b"1", b"2", b"3")
     world.home.faults["rollback"].extend([Fault(OverloadedError("full")), None, None, Fault(OverloadedError("full"))])
     resolver, prepared = world.resolver(), world.databases[0].prepared
     assert resolver.run_once() == 2
@@ -44,12 +50,7 @@ def test_branch_of_a_session_that_a_restored_broker_lost_stays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The decision may be what was lost, and another branch may be committed: an operator resolves it."""
-    world = XAFixture("a")
-    notes = Notes(world.home)
-    monkeypatch.setattr(module, "resolver_of", lambda _client: notes)
-    with crash_at("client.xa.all_prepared"), pytest.raises(SimulatedCrash):
-        world.transfer(b"1")
-    world.die()
+    world, notes = _left_prepared(monkeypatch, b"1")
     world.home.faults["outcome"].extend([Fault(NeverIssuedError("was never issued here"))] * 2)
     resolver = world.resolver()
     for _ in range(2):

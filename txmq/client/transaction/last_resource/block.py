@@ -27,13 +27,15 @@ from txmq.errors import (
     RolledBackError,
     TransactionError,
     TxmqError,
+    UnknownTransactionError,
     caused,
 )
-from txmq.model import Outcome
+from txmq.model import Outcome, TransactionKind
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Lock, Signal
 from txmq.xa import LastResource
 from txmq.xa.database import marker_table
+from txmq.xa.database.hazard import lost_messages
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import LastResourceEvent, LastResourceState
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
@@ -274,12 +276,22 @@ class LastResourceBlock:
             if isinstance(commit.error, NotOwnerError):
                 self._leave_commit()
                 return
-            self._broker.finished_here()
+            if isinstance(commit.error, UnknownTransactionError):
+                self._report_lost()
+            else:
+                self._broker.finished_here()
         with self._lock:
             self._answered.add(home)
             is_last = len(self._answered) == 1 + len(self.run.homes)
         if is_last:
             self._all_told()
+
+    def _report_lost(self) -> None:
+        """Have the broker keep that it has lost the messages: it may not call the transaction finished before."""
+        broker, resource = self._broker, self._resource
+        broker.keep()
+        kind, uuid = TransactionKind.LAST_RESOURCE, self._branch.uuid
+        self._resolver.report(lost_messages(broker.txid, kind, resource.name, uuid), broker.finished_here)
 
     def _all_told(self) -> None:
         commit = self.run.commit

@@ -263,6 +263,18 @@ def test_contradiction_behind_the_end_is_raised_by_results(
     assert world.markers() == {tx.txid: "committed"}
 
 
+def test_broker_that_lost_the_transaction_keeps_that(world: LastResourceFixture, quiet: Quiet) -> None:
+    """Its session was in the copy: it may not be called finished before, or the marker would look needless."""
+    tx = order(world, b"1")
+    fail(world, UnknownTransactionError("given up"))
+    world.home.branch_commits.look()
+    ((hazard, on_reported),) = quiet.hazards
+    assert (hazard.txid, hazard.resource, hazard.kind.value) == (tx.txid, "orders-db", "last-resource")
+    assert world.home.session.finished_through == 0
+    on_reported()
+    assert world.home.session.finished_through == 1
+
+
 def test_broker_that_is_another_one_leaves_it_to_the_resolver(world: LastResourceFixture) -> None:
     tx = order(world, b"1")
     fail(world, NotOwnerError("not mine"))
