@@ -48,7 +48,7 @@ class Cut(NamedTuple):
     """A cut that a partition's message has.
 
     Args:
-        end: behind that message.
+        end: the offset after that message.
         ends: the offset in each partition of the topic, as the reader counts them.
     """
 
@@ -72,7 +72,7 @@ class PartitionQueue:
 
     Attributes:
         next: the offset of the next message; None if nothing was ever saved, before the first message.
-        delivered: the offset behind all that has come.
+        delivered: the offset after all that has come.
         opened, ahead: the cuts of messages that are not applied: up to which it hands out, and others.
         passed: the newest cut of messages that are applied, since it was granted.
         limit: what is below may be handed out.
@@ -312,9 +312,10 @@ class PartitionQueues:
         with self._changed:
             before = self._clock.monotonic() - seconds
             return {
-                queue.slot[0]: [(queue.slot[0], one) for one in self._missing(queue.slot[0], queue.ahead[0])]
+                queue.slot[0]: [(queue.slot[0], one) for one in missing]
                 for queue in self._queues.values()
                 if queue.ahead and queue.blocked_since is not None and queue.blocked_since <= before
+                if (missing := self._missing(queue.slot[0], queue.ahead[0]))
             }
 
     def hold(self, queue: PartitionQueue) -> Window | None:

@@ -98,12 +98,11 @@ class BatchingPublisher(ABC):
 
     def _ends_of(self, topic: str) -> list[int]:
         """Where the partitions of a topic end, with all that was published before this batch."""
+        return self._wait.answer(lambda: self._asked_ends(topic))
 
-        def ends() -> list[int]:
-            partitions = self._client.topics.known(topic).config.partitions
-            return [self._client.offsets(topic, partition).end for partition in range(partitions)]
-
-        return self._wait.answer(ends)
+    def _asked_ends(self, topic: str) -> list[int]:
+        partitions = self._client.topics.known(topic).config.partitions
+        return [self._client.offsets(topic, partition).end for partition in range(partitions)]
 
     @abstractmethod
     def _leave(self) -> None:

@@ -4,7 +4,7 @@ Theory of operation. A batch (``batching``), and what is then published, are one
 machine (``write_ahead``). So a start goes on exactly behind what the spool has taken, and nothing is read again. The
 spool is sent by the producer: once, and in order in each partition, whatever is killed. The reader goes on while the
 broker is away, until the spool is full. Then it waits, as it does for the first change of a table whose topic is not
-known here, or where its partitions end.
+known here.
 
 The spool notes where the partitions of each topic end after its messages: cuts are counted on from there (``cuts``).
 
@@ -152,16 +152,30 @@ class OrderedPublisher(BatchingPublisher):
         self._clock.sleep(_FULL_S)
 
     def _ends_of(self, topic: str) -> list[int]:
-        """As the spool notes it: what it has may be sent already, or not."""
+        """As the spool notes it: what it has may be sent already, or not.
+
+        A reader that was killed before the first note of a topic goes on without the broker: it counts from 0. Who
+        reads the cuts sees the difference at the first message.
+        """
         for noted in self._opened.notes(ends_note(topic)):
-            topic_id, ends = json.loads(noted)
-            if topic_id == self._meant_topic(topic).topic_id:
+            era, topic_id, ends = json.loads(noted)
+            if (era, topic_id) == (self._era, self._meant_topic(topic).topic_id):
                 return [int(end) for end in ends]
-        return super()._ends_of(topic)
+        try:
+            return self._asked_ends(topic)
+        except TxmqError as error:
+            if not error.retriable:
+                raise
+            return [0] * self._meant_topic(topic).partitions
+
+    @property
+    def _era(self) -> str:
+        assert self._ownership is not None
+        return self._ownership.era
 
     def _end_notes(self, messages: Sequence[Outgoing]) -> Iterator[Note]:
         for topic, ends in self._cuts.of(list({message[0] for message in messages})).items():
-            yield Note(ends_note(topic), 0, json.dumps([self._meant_topic(topic).topic_id, ends]).encode())
+            yield Note(ends_note(topic), 0, json.dumps([self._era, self._meant_topic(topic).topic_id, ends]).encode())
 
     def _batches(self, messages: Sequence[Outgoing]) -> Iterator[SpoolBatch]:
         """The messages as batches of one partition each."""

@@ -57,7 +57,7 @@ def begun_spool(path: Path, **fields: Any) -> None:
         for schema in TABLES:
             spool.remember_topic(topic_name(NAME, schema.table), MeantTopic(0, PARTITIONS))
         first = Published("former-1", Position("mariadb", ""), **fields)
-        ends = [Note(ends_note(topic_name(NAME, schema.table)), 0, b"[0, [0, 0, 0]]") for schema in TABLES]
+        ends = [Note(ends_note(topic_name(NAME, schema.table)), 0, b'["former", 0, [0, 0, 0]]') for schema in TABLES]
         notes = [Note(ownership.PUBLISHED, 0, first.to_json()), Note(ownership.RUNS, 0, b'["former"]'), *ends]
         spool.append_all([], 1, notes)
 
