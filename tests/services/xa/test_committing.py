@@ -150,11 +150,41 @@ def test_look_up_behind_a_locked_table_ends_with_the_block(shop: MySQLShop) -> N
     assert (shop.rows(), shop.messages()) == ([], [])
 
 
+@pytest.mark.needs(Ability.COMPOUND_STATEMENTS)
+@pytest.mark.parametrize("sent", ["prepared", "packet"])
+def test_commit_that_is_refused_is_looked_up_by_its_session(shop: MySQLShop, sent: str) -> None:
+    """A backup's lock keeps every COMMIT out, and a resolver's: nobody else could tell."""
+    with nothing_prepared(shop, sent == "packet"):
+        shop.order(b"1")
+    holder, own = shop.connect(), shop.connect()
+    with (
+        ThreadPoolExecutor(1) as threads,
+        pytest.raises(RolledBackError, match="interrupted"),
+        shop.producer.transaction(shop.resource.using(own), timeout=60) as tx,
+    ):
+        shop.insert(tx, b"2")
+        number = shop.session_of(tx)
+        holder.cursor().execute("FLUSH TABLES WITH READ LOCK")
+        threads.submit(kill_committing, shop, number)
+    assert (tx.outcome, shop.rows(), shop.messages()) == (txmq.Outcome.ROLLED_BACK, [b"1"], [b"1"])
+    holder.cursor().execute("UNLOCK TABLES")
+    holder.close()
+    assert shop.order(b"3", shop.resource.using(own)) is txmq.Outcome.COMMITTED  # it was not closed
+    assert shop.rows() == shop.messages() == [b"1", b"3"]
+
+
+def kill_committing(shop: MySQLShop, number: int) -> None:
+    """End a COMMIT that waits."""
+    state = f"SELECT state FROM information_schema.processlist WHERE id = {number}"
+    eventually(lambda: "backup lock" in str(shop.execute(state)), "COMMIT waits")
+    shop.execute(f"KILL QUERY {number}")
+
+
 def kill_waiting_for_a_table(shop: MySQLShop, number: int) -> None:
-    """End a statement that waits for a table."""
+    """End a session that waits for a table."""
     state = f"SELECT state FROM information_schema.processlist WHERE id = {number}"
     eventually(lambda: "lock" in str(shop.execute(state)), "the marker waits")
-    shop.execute(f"KILL QUERY {number}")
+    shop.execute(f"KILL {number}")
 
 
 @pytest.mark.threads  # it notes what its own thread sends

@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 import MySQLdb
+import pymysql
 import pytest
 
 import txmq
@@ -178,6 +179,40 @@ def test_behind_it_such_lock_explains_nothing_where_server_keeps_transaction(sho
             cursor.execute("UPDATE orders SET value = 'x' WHERE id = 1")
     holder.rollback()
     assert (shop.rows(), shop.messages()) == ([b"1", b"2"], [b"1"])
+    assert _kept(shop) == {tx.txid: ["heuristic-hazard"]}
+
+
+class _ConnectorError(pymysql.err.Error):  # type: ignore[misc]  # without types
+    """As MariaDB's connector says it: a text, with the number beside it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error.args[1])
+        self.errno = error.args[0]
+
+
+class _ConnectorCursor(pymysql.cursors.Cursor):  # type: ignore[misc]  # the same
+    """A cursor whose errors are those of MariaDB's connector."""
+
+    def execute(self, query: str, args: Any = None) -> int:
+        try:
+            return int(super().execute(query, args))
+        except pymysql.err.MySQLError as error:
+            raise _ConnectorError(error) from error
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_driver_whose_errors_begin_with_text_tells_hazard(shop: MySQLShop, mariadb: MariaDB, fails: bool) -> None:
+    where = {"host": "127.0.0.1", "port": mariadb.port, "user": "root", "database": shop.database}
+    with closing(pymysql.connect(cursorclass=_ConnectorCursor, **where)) as own:
+        expected = ZeroDivisionError if fails else HeuristicHazardError
+        with pytest.raises(expected), shop.producer.transaction(shop.resource.using(own)) as tx:
+            cursor = tx.connection(shop.resource).cursor()
+            cursor.execute("INSERT INTO orders (value) VALUES ('x')")
+            shop.producer.send(shop.topic, b"x", key=b"k")
+            cursor.execute("COMMIT")
+            if fails:
+                _ = 1 / 0
+    assert (shop.rows(), shop.messages(), tx.outcome) == ([b"x"], [], txmq.Outcome.UNKNOWN)
     assert _kept(shop) == {tx.txid: ["heuristic-hazard"]}
 
 

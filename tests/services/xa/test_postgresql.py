@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import txmq
 from tests.crash_points import at_moment, crash_at
 from txmq import Outcome, RolledBackError
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, HeuristicHazardError
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -177,6 +178,57 @@ def test_weak_durability_that_was_accepted_stays(shop: Shop) -> None:
         weak.close()
     finally:
         shop.run("ALTER ROLE postgres RESET synchronous_commit")
+
+
+class CountsByItself:
+    """As psycopg2: it begins by its own account, and does not see that a statement has ended the transaction."""
+
+    Error = psycopg.Error
+
+    def __init__(self, conninfo: str) -> None:
+        self._connection, self._has_begun = psycopg.connect(conninfo, autocommit=True), False
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.closed
+
+    def get_transaction_status(self) -> int:
+        return int(self._connection.info.transaction_status)
+
+    def cursor(self) -> psycopg.Cursor[Any]:
+        if not self._has_begun:
+            self._has_begun = True
+            self._connection.execute("BEGIN")
+        return self._connection.cursor()
+
+    def commit(self) -> None:
+        self._end("COMMIT")
+
+    def rollback(self) -> None:
+        self._end("ROLLBACK")
+
+    def _end(self, statement: str) -> None:
+        if self._has_begun:
+            self._has_begun = False
+            self._connection.execute(statement)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_driver_that_counts_by_itself_tells_hazard(shop: Shop, fails: bool) -> None:
+    resource = LastResource("shop", connect=lambda: CountsByItself(shop.server.conninfo()))
+    expected = ZeroDivisionError if fails else HeuristicHazardError
+    with pytest.raises(expected), shop.client.producer().transaction(resource) as tx:
+        cursor = tx.connection(resource).cursor()
+        cursor.execute("UPDATE sold SET pieces = pieces + 1")
+        tx.send("orders", b"2")
+        cursor.execute("COMMIT")
+        if fails:
+            _ = 1 / 0
+    assert (shop.count("pieces FROM sold"), shop.values(), tx.outcome) == (2, [1], Outcome.UNKNOWN)
+    resource.close()
 
 
 def snapshots(shop: Shop) -> psycopg.Connection:

@@ -202,14 +202,14 @@ def test_resolver_draws_every_minute_without_a_reason(world: LastResourceFixture
 
 
 def lost_before_commit(world: LastResourceFixture) -> None:
-    """A block whose COMMIT undid itself, and did not say so."""
+    """A block whose COMMIT undid itself, and did not say so; and whose session has ended."""
     with world.block(timeout=2.0) as tx:
         world.insert(tx, b"1")
         connection = world.opened[-1]
 
         class _UndoneError(sqlite3.OperationalError):
             def __str__(self) -> str:
-                connection.rollback()  # what SQLite does by itself on a full disk
+                connection.close()
                 return "disk I/O error"
 
         connection.fail_before = _UndoneError()

@@ -9,7 +9,8 @@ PostgreSQL 15, section 20.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,9 @@ _MYSQL_ENGINES = (
     "WHERE t.table_schema NOT IN ('mysql', 'sys', 'information_schema', 'performance_schema') "
     "AND t.table_type = 'BASE TABLE' AND (e.transactions <> 'YES'"
 )
+# Error numbers of MySQL and MariaDB; the libraries' own are 2000 to 2999 and 5000 to 5999. A number that is not
+# surely a server's is none.
+_OF_MYSQL_SERVERS = (range(1000, 2000), range(3000, 5000))
 _SQLITE_PASSING = frozenset({5, 6, 7, 9, 10, 13})  # BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL
 _PASSING_STATES = ("08", "40", "53", "57")  # connection, serialization and deadlock, resources, operator
 _POSTGRESQL_CURRENT = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -61,7 +65,7 @@ class Dialect:
         number: column type for 64 bits.
         table_options: text after the column list of CREATE TABLE.
         why_not_idle: why a transaction cannot begin on this connection now, or None.
-        strengthen: raise what a connection may set for itself and ``weakness`` would name. Outside any transaction.
+        strengthen: raise what a connection may set for itself, beyond what ``weakness`` names. Outside any transaction.
         weakness: which setting lets a commit be lost, as text, or None.
         for_resolvers: statement that lets locks be waited for a second only, and statements see and change as many rows
             as they say; empty for SQLite, where ``connect`` is told, and where ``resolving`` says it.
@@ -99,8 +103,8 @@ class Dialect:
             transaction at ``?``, by its clock in ms; empty if ``end_session`` does that.
         has_privileges: users of this kind of database may lack privileges.
         is_lost: whether an error means that the session has ended.
-        has_no_savepoint: whether RELEASE SAVEPOINT or ROLLBACK TO SAVEPOINT failed because the savepoint is gone, and
-            with it the transaction that it was in, rather than because something else stood in its way.
+        is_answer: whether an error is the server's own answer, rather than the driver's word for having none.
+        is_of_driver: whether it is surely the driver's, which did not ask the server: closed, results unread.
         rolls_back: whether the database itself has rolled the whole transaction back with this error.
         may_pass: whether a statement that failed so may succeed when the transaction is run again unchanged.
     """
@@ -146,7 +150,8 @@ class Dialect:
     ends_idle: str = ""
     has_privileges: bool = True
     is_lost: Callable[[Any, Exception], bool] = lambda connection, _error: bool(getattr(connection, "closed", False))
-    has_no_savepoint: Callable[[BaseException], bool] = lambda _error: False
+    is_answer: Callable[[BaseException], bool] = lambda _error: True
+    is_of_driver: Callable[[BaseException], bool] = lambda _error: False
     rolls_back: Callable[[Connection, BaseException], bool] = lambda _connection, _error: False
     may_pass: Callable[[BaseException], bool] = lambda _error: False
 
@@ -236,7 +241,20 @@ def _mysql_delete_with_keys(rows: str, keys: str, condition: str) -> Sequence[st
 
 
 def _number(error: BaseException) -> Any:
-    return error.args[0] if error.args else None
+    number = getattr(error, "errno", None)  # of MariaDB's connector, whose errors have only a text else
+    return number if isinstance(number, int) else error.args[0] if error.args else None
+
+
+def code_of(error: BaseException) -> int | None:
+    """The error number of MySQL's or MariaDB's server or of the client library."""
+    number = _number(error)
+    return number if isinstance(number, int) else None
+
+
+def is_answer_of_server(error: BaseException) -> bool:
+    """Whether an error is the server's answer to a statement, rather than the client library's word for having none."""
+    code = code_of(error)
+    return code is not None and any(code in numbers for numbers in _OF_MYSQL_SERVERS)
 
 
 def _mysql_is_lost(_connection: Any, error: Exception) -> bool:
@@ -336,7 +354,7 @@ SQLITE = Dialect(
     weakness=_sqlite_weakness,
     strengthen=_sqlite_strengthen,
     has_privileges=False,
-    has_no_savepoint=lambda error: "no such savepoint" in str(error),
+    is_of_driver=lambda error: "closed database" in str(error),
     rolls_back=lambda _connection, error: _sqlite_may_pass(error),
     may_pass=_sqlite_may_pass,
 )
@@ -375,8 +393,8 @@ MYSQL = Dialect(
     engines=_MYSQL_ENGINES + ")",
     engines_two_phase=_MYSQL_ENGINES + " OR e.xa <> 'YES')",
     is_lost=_mysql_is_lost,
-    # Others come from a statement that the body sent and did not wait for: several in one text.
-    has_no_savepoint=lambda error: _number(error) == 1305,
+    is_answer=is_answer_of_server,
+    is_of_driver=lambda error: code_of(error) is not None and not is_answer_of_server(error),
     rolls_back=_mysql_rolls_back,
     may_pass=lambda error: _number(error) in _MYSQL_PASSING,
 )
@@ -404,8 +422,7 @@ POSTGRESQL = Dialect(
     why_not_current=_postgresql_why_not_current,
     why_not_idle=_postgresql_why_not_idle,
     weakness=_postgresql_weakness,
-    # Others leave it open to doubt what became of it: 25P02 is a statement that failed, in a transaction still open.
-    has_no_savepoint=lambda error: sqlstate(error) == "3B001",
+    is_answer=lambda error: sqlstate(error) is not None,
     may_pass=_postgresql_may_pass,
 )
 DIALECTS = {dialect.name: dialect for dialect in (SQLITE, MYSQL, POSTGRESQL)}
@@ -444,6 +461,18 @@ def prepare_for_resolver(connection: Connection, dialect: Dialect) -> None:
     for statement in (dialect.for_resolvers, dialect.read_committed(connection)):
         if statement:
             run(connection, statement)
+
+
+@contextmanager
+def waiting_shortly(connection: Connection, dialect: Dialect) -> Iterator[None]:
+    """Let a session that goes on afterwards wait for locks shortly, where no transaction can set that for itself."""
+    if dialect.name != MYSQL.name:
+        yield
+        return
+    ((rows, tables),) = run(connection, "SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout")[0]
+    run(connection, "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1")
+    yield  # not set back if this fails: nobody goes on with it
+    run(connection, f"SET SESSION innodb_lock_wait_timeout = {int(rows)}, lock_wait_timeout = {int(tables)}")
 
 
 def placeholder_of(driver: ModuleType | None, dialect: Dialect) -> str:

@@ -38,7 +38,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from txmq.errors import ConfigError
@@ -181,6 +181,15 @@ class MarkerTable:
         schema = "" if found is None else text(found)
         if schema and d.quote not in schema and "%" not in schema and "?" not in schema:  # they mark parameters
             self._name(f"{d.quote}{schema}{d.quote}.{self.name}")
+
+    @contextmanager
+    def beginning_with(self, settings: tuple[str, ...]) -> Iterator[None]:
+        """Own transactions begin with these settings (``Dialect.settings``) within the block."""
+        before, self.dialect = self.dialect, replace(self.dialect, settings=settings)
+        try:
+            yield
+        finally:
+            self.dialect = before
 
     def is_there(self, connection: Connection) -> bool:
         """Whether all tables can be read. False if one is missing, or if the user may not read it."""

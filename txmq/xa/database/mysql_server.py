@@ -17,7 +17,7 @@ from txmq.runtime.build import how_to_install
 from txmq.runtime.crashpoints import crash_point, is_armed
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import driver_of, innermost, run, text
-from txmq.xa.database.dialects import mysql_variables
+from txmq.xa.database.dialects import code_of, mysql_variables
 from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 from txmq.xid import Xid, xid_sql
@@ -32,9 +32,6 @@ KEPT_OUT: Final = frozenset({1048, 1452})  # of ``insert_committed_or_fail``: a 
 ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
 UNKNOWN_THREAD: Final = 1094
 _NOT_LISTED: Final = ACCESS_DENIED | {RMERR}
-# Error numbers of MySQL and MariaDB; the libraries' own are 2000 to 2999 and 5000 to 5999. A number that is not
-# surely a server's is none.
-_OF_SERVERS: Final = (range(1000, 2000), range(3000, 5000))
 
 
 class Server:
@@ -53,17 +50,6 @@ class Server:
         self.version, self.connection_id = text(version), int(number)
         self.is_mariadb = "mariadb" in self.version.lower()
         self.takes_packets = _takes_packets(connection)
-
-
-def code_of(error: BaseException) -> int | None:
-    """The server's or the client library's error number."""
-    return error.args[0] if error.args and isinstance(error.args[0], int) else None
-
-
-def is_answer_of_server(error: BaseException) -> bool:
-    """Whether an error is the server's answer to a statement, rather than the client library's word for having none."""
-    code = code_of(error)
-    return code is not None and any(code in numbers for numbers in _OF_SERVERS)
 
 
 def require_driver(connection: Any, name: str) -> None:

@@ -23,10 +23,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from txmq.errors import HeuristicHazardError, RolledBackError, TransactionError, TransactionTimeoutError, caused
+from txmq.errors import RolledBackError, TransactionError, TransactionTimeoutError, caused
 from txmq.runtime.ports import Clock
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_error, is_integrity_error, run
+from txmq.xa.database.dialects import waiting_shortly
 from txmq.xa.database.guarded_connection import Guard, guarded
 from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import COMMITTED, Condition
@@ -41,6 +42,7 @@ from txmq.xa.last_resource.committing import SAVEPOINT, Found, commit_behind
 from txmq.xa.last_resource.enclosing import Enclosed, Waiting
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
+ABSENT = ""  # no marker
 BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
 
 
@@ -168,9 +170,7 @@ class Branch:
     def _not_released(self, error: Exception) -> TransactionError:
         if self._session.table.dialect.is_lost(self._session.connection, error):
             return self._failed(f"the connection to {self.resource.name!r} was lost: {error}", error)
-        if not self._session.table.dialect.has_no_savepoint(error):
-            return self._failed(f"a statement failed: {error}", error)
-        return HeuristicHazardError(f"{self.ended_by_body}: {error}")
+        return self._failed(f"a statement failed: {error}", error)  # or the body ended it: ``roll_back`` finds that
 
     @property
     def ended_by_body(self) -> str:
@@ -427,7 +427,7 @@ class Branch:
         Returns:
             False if the marker was kept out: the transaction is open, and the others were done in it.
         """
-        found, error = commit_behind(self._session, statements, is_own=self._is_own)
+        found, error = commit_behind(self._session, txid, statements, is_own=self._is_own)
         self._has_savepoint = found is Found.NO_SAVEPOINT
         if error is None:
             return True
@@ -444,8 +444,34 @@ class Branch:
     @property
     def is_still_open(self) -> bool:
         """Whether the driver knows that the transaction has not ended. False if it cannot tell."""
-        connection: Any = self._session.connection
-        return self._session.table.dialect.name == "sqlite" and bool(connection.in_transaction)
+        if self._session.table.dialect.name == "sqlite":
+            with suppress(Exception):  # it is closed, or a wrapper hides it
+                return bool(self._session.connection.in_transaction)
+        return False
+
+    def outcome_after(self, error: Exception, txid: str) -> str | None:
+        """What became of a COMMIT that failed, by the session that answered so: no COMMIT of it is under way any more.
+
+        The transaction is ended, whatever was left of it, and the marker table is asked. The connection is as good as
+        ever then.
+
+        Returns:
+            The word that stands in the marker, durably; ABSENT; None: nothing is known, another session must ask.
+        """
+        session, table = self._session, self._session.table
+        connection, dialect = session.connection, table.dialect
+        if not dialect.is_answer(error) or dialect.is_lost(connection, error):
+            return None
+        session.is_answer_owed = False
+        try:
+            connection.rollback()
+            self._end_turn()  # a transaction of txmq's own takes one
+            with waiting_shortly(connection, dialect), table.beginning_with(dialect.resolving):
+                if table.outcome_of(connection, txid) is None:
+                    return ABSENT
+                return table.read_durably(connection, txid)
+        except Exception:  # noqa: BLE001  the driver's: lost, locked, ...
+            return None
 
     def roll_back(self) -> bool:
         """Undo everything, or close the connection, which undoes it.
@@ -474,8 +500,9 @@ class Branch:
     def _is_intact(self) -> bool:
         """Whether the transaction was open to the end, or the database itself had rolled it back.
 
-        A savepoint that is gone, with no error that explains it, says that the body ended the transaction, unless txmq
-        has released it and was interrupted before it heard so. If the connection is lost, nothing speaks for that.
+        A savepoint that cannot be gone back to, with no error that explains it, says that the body ended the
+        transaction (whatever the driver's error is: drivers differ), unless txmq has released it and was interrupted
+        before it heard so. If the connection is lost, nothing speaks for that.
         """
         guard, connection, dialect = self._guard, self._session.connection, self._session.table.dialect
         if guard.was_ended or guard.was_rolled_back:
@@ -485,11 +512,12 @@ class Branch:
                 self._discard_results()
             run(connection, f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
         except Exception as error:  # noqa: BLE001  the driver's; judged by what it says
-            if dialect.has_no_savepoint(error):
-                with suppress(Exception):  # lost meanwhile
-                    if self._releasing and self._session.table.outcome_of(connection, self._releasing) == COMMITTED:
-                        return True  # nothing but the release lets that marker in
-                    return any(dialect.rolls_back(connection, known) for known in guard.errors)
+            if dialect.is_lost(connection, error) or dialect.is_of_driver(error):
+                return True
+            with suppress(Exception):  # lost meanwhile
+                if self._releasing and self._session.table.outcome_of(connection, self._releasing) == COMMITTED:
+                    return True  # nothing but the release lets that marker in
+                return any(dialect.rolls_back(connection, known) for known in guard.errors)
         return True
 
     def _discard_results(self) -> None:

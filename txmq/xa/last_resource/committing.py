@@ -8,8 +8,9 @@ and their marker, client and server together; 125 in place of 162 for the marker
 November 2026). A server that does not prepare compound statements (MySQL; MariaDB before 10.6.2), that has too many
 prepared ones, or has forgotten this one, is sent the packet.
 
-The error of a compound statement is all that says how far it came. Behind an error that is of names, privileges, values
-or a lock nothing is committed. Behind any other the decision is not known: it is looked up.
+A packet says how far it came. Of a compound statement a variable of the session does: it has the transaction's id when
+COMMIT is next. After an error of what stands before COMMIT nothing is committed, whatever the error is. After one of
+COMMIT itself the decision is not known: it is looked up (``Branch.outcome_after``).
 
 Sources: MariaDB 10.11, "PREPARE Statement" (10.6.2: all statements), "BEGIN END", error codes.
 """
@@ -21,8 +22,10 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Final
 
+from txmq.xa.database.dbapi import run, text
+from txmq.xa.database.dialects import code_of
 from txmq.xa.database.installation import DatabaseSession
-from txmq.xa.database.mysql_server import KEPT_OUT, code_of, commit, is_answer_of_server, send
+from txmq.xa.database.mysql_server import KEPT_OUT, commit, send
 from txmq.xa.database.statement import Statement
 
 SAVEPOINT: Final = "txmq_body"
@@ -31,11 +34,8 @@ LITERALS_MAX: Final = 64
 _NAME_BYTES: Final = 16
 _RELEASE: Final = f"RELEASE SAVEPOINT {SAVEPOINT}"
 _NOT_PREPARED: Final = frozenset({1210, 1243})  # EXECUTE of what the connection does not know (any more)
-# Of access, names, values, sizes, locks and read-only servers: of what stands before COMMIT, or of one that rolls back.
-_NOT_COMMITTED: Final = KEPT_OUT | {
-    1020, 1036, 1044, 1054, 1062, 1114, 1142, 1143, 1146, 1153, 1205, 1206, 1213, 1223, 1226, 1227, 1264, 1265, 1267,
-    1290, 1364, 1366, 1406, 1412, 1665, 1792, 1836,
-}  # fmt: skip
+_NO_SAVEPOINT: Final = 1305
+_AT_COMMIT: Final = "@txmq_at_commit"
 
 
 class Found(Enum):
@@ -49,7 +49,7 @@ class Found(Enum):
 
 
 def commit_behind(
-    session: DatabaseSession, statements: Sequence[Statement], *, is_own: bool
+    session: DatabaseSession, txid: str, statements: Sequence[Statement], *, is_own: bool
 ) -> tuple[Found, Exception | None]:
     """Release the savepoint, do these statements, of which the marker is the last one, and commit.
 
@@ -59,11 +59,11 @@ def commit_behind(
     chain = f"COMMIT AND CHAIN; SAVEPOINT {SAVEPOINT}" if is_own else "COMMIT"
     name = _prepared(session, statements, chain)
     if name is not None:
-        literals = ", ".join([literal for one in statements for literal in one.literals])
+        literals = ", ".join([*[literal for one in statements for literal in one.literals], f"'{txid}'"])
         _, error = commit(session.connection, (f"EXECUTE {name} USING {literals}",))
         if error is None or code_of(error) not in _NOT_PREPARED:
             session.is_answer_owed = False
-            return _judged(session, error)
+            return _judged(session, txid, error)
         session.compounds.are_refused = True
     packet = (_RELEASE, *[one.text for one in statements], chain)
     ahead = 1 + len(statements)
@@ -79,22 +79,30 @@ def commit_behind(
     return Found.KEPT_OUT if is_kept_out else Found.REFUSED, error
 
 
-def _judged(session: DatabaseSession, error: Exception | None) -> tuple[Found, Exception | None]:
-    """The same of a compound statement, by its error alone."""
+def _judged(session: DatabaseSession, txid: str, error: Exception | None) -> tuple[Found, Exception | None]:
+    """The same of a compound statement."""
     if error is None:
         return Found.COMMITTED, None
-    code = code_of(error)
-    if not _is_answer(session, error):
+    if not _is_answer(session, error) or _was_at_commit(session, txid):
         return Found.UNKNOWN, error
-    if session.table.dialect.has_no_savepoint(error):
+    code = code_of(error)
+    if code == _NO_SAVEPOINT:
         return Found.NO_SAVEPOINT, error
-    if code in KEPT_OUT:
-        return Found.KEPT_OUT, error
-    return Found.REFUSED if code in _NOT_COMMITTED else Found.UNKNOWN, error
+    return Found.KEPT_OUT if code in KEPT_OUT else Found.REFUSED, error
+
+
+def _was_at_commit(session: DatabaseSession, txid: str) -> bool:
+    """Whether all before COMMIT was done, as far as is known."""
+    try:
+        ((found,),) = run(session.connection, f"SELECT {_AT_COMMIT}")[0]
+    except Exception:  # noqa: BLE001  the session is lost meanwhile
+        return True
+    return found is not None and text(found) == txid
 
 
 def _is_answer(session: DatabaseSession, error: Exception) -> bool:
-    return is_answer_of_server(error) and not session.table.dialect.is_lost(session.connection, error)
+    dialect = session.table.dialect
+    return dialect.is_answer(error) and not dialect.is_lost(session.connection, error)
 
 
 def _prepared(session: DatabaseSession, statements: Sequence[Statement], chain: str) -> str | None:
@@ -106,10 +114,12 @@ def _prepared(session: DatabaseSession, statements: Sequence[Statement], chain: 
     name = compounds.names.get(key)
     if name is not None:
         return name
-    count = sum([len(one.literals) for one in statements])
+    count = 1 + sum([len(one.literals) for one in statements])
     if len(compounds.names) == COMPOUNDS_MAX or count > LITERALS_MAX:
         return None
-    body = "; ".join((_RELEASE, *[one.template.replace("%s", "?") for one in statements], chain))
+    body = "; ".join(
+        (_RELEASE, *[one.template.replace("%s", "?") for one in statements], f"SET {_AT_COMMIT} = ?", chain)
+    )
     # Behind a proxy another client's connection may be the same: of one name there is one statement.
     name = f"txmq_{blake2b(body.encode(), digest_size=_NAME_BYTES).hexdigest()}"
     quoted = body.replace("'", "''")

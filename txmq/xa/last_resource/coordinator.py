@@ -155,7 +155,7 @@ class LastResourceEffect(enum.Enum):
     AWAIT_PREPARED = "await prepared"
     FILL_OUTBOX = "fill outbox"  # with the messages, and make the marker an outboxed one
     COMMIT_DATABASE = "commit database"
-    LOOK_UP = "look up"  # close the connection, then resolve by the marker table as a resolver does
+    LOOK_UP = "look up"  # ask the session that answered; else close it, and resolve by the marker table as a resolver
     SEND_COMMIT = "send commit"  # waits for nothing
     VOID_PREPARE = "void prepare"  # waits for nothing, too; nothing if no prepare was sent
     ROLL_BACK_DATABASE = "roll back database"

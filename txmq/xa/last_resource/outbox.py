@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from txmq.errors import ConfigError
+from txmq.runtime.owner import current_process
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal
 from txmq.xa.database.outbox_homes import LONE
@@ -71,7 +72,6 @@ class OutboxState:
 
     Attributes:
         options: as given.
-        holder: names this process among those that drain.
         is_tripped: blocks do not try the broker.
         size: how much waits, when it was counted last.
         problem: why nothing is drained, or None.
@@ -88,7 +88,8 @@ class OutboxState:
         self, options: OutboxOptions, clock: Clock, holder: str, told: dict[str, TopicSize] | None = None
     ) -> None:  # fmt: skip
         self._homes: dict[str, OutboxState] = {}
-        self.options, self.holder, self._clock = options, holder, clock
+        self.options, self._holder, self._clock = options, holder, clock
+        self._process = current_process()
         self.is_tripped = False
         self.size = _NOTHING
         self.problem: str | None = None
@@ -111,6 +112,16 @@ class OutboxState:
             made = OutboxState(self.options, self._clock, self.holder, self.told)
             known = self._homes.setdefault(home, made)
         return known
+
+    @property
+    def holder(self) -> str:
+        """Names this process among those that drain: a forked one is another than its parent."""
+        process = current_process()
+        return self._holder if process == self._process else f"{self._holder}-{process:x}"
+
+    @holder.setter
+    def holder(self, name: str) -> None:
+        self._holder, self._process = name, current_process()
 
     @property
     def is_always(self) -> bool:

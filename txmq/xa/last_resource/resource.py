@@ -78,8 +78,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
     def using(self, connection: Any) -> UsedConnection:
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
 
-        The connection stays the caller's: it is not closed, unless it is not known whether it has committed (COMMIT was
-        not answered, or was interrupted by KILL or a time limit), or a task was cancelled while a statement ran on it.
+        The connection stays the caller's: it is not closed, unless it cannot tell whether it has committed (COMMIT was
+        not answered), or a task was cancelled while a statement ran on it.
         It may be wrapped by tracing or by a pool (SQLAlchemy's ``connection.connection``). If the wrapper hides the
         driver, give the resource its ``dialect=``.
         """

@@ -38,6 +38,7 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import run
+from txmq.xa.database.dialects import code_of, is_answer_of_server
 from txmq.xa.database.guarded_connection import Guard, guarded
 from txmq.xa.database.installation import Installation
 from txmq.xa.database.mysql_server import (
@@ -46,10 +47,8 @@ from txmq.xa.database.mysql_server import (
     OUTSIDE,
     RMFAIL,
     ROLLED_BACK,
-    code_of,
     discard_results,
     execute,
-    is_answer_of_server,
     send,
 )
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver, return_lent

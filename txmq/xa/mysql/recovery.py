@@ -24,13 +24,12 @@ from contextlib import suppress
 
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import run
-from txmq.xa.database.dialects import prepare_for_resolver
+from txmq.xa.database.dialects import code_of, prepare_for_resolver
 from txmq.xa.database.mysql_server import (
     ACCESS_DENIED,
     NOTA,
     ROLLED_BACK,
     UNKNOWN_THREAD,
-    code_of,
     execute,
     listed_xids,
     xa,

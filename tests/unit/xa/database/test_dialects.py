@@ -1,4 +1,4 @@
-"""What a database's errors say: whether the transaction may be run again, and whether its savepoint is gone."""
+"""What a database's errors say: whether the transaction may be run again, and whether they are its own answer."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ def _pg8000(state: str) -> Exception:
     return Exception({"S": "ERROR", "C": state, "M": "recorded"})
 
 
-# What PostgreSQL 15 answers to RELEASE SAVEPOINT; only the first says that the body ended the transaction.
-RELEASE_STATES = {
-    "3B001": True,  # savepoint "txmq_body" does not exist
-    "25P02": False,  # current transaction is aborted: a statement failed in it
-    "57P01": False,  # terminating connection due to administrator command
-    "57014": False,  # canceled
-    "53200": False,  # out of memory
-}
+class _Connector(Exception):
+    """As MariaDB's connector raises it: a text, and the number beside it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"recorded {number}")
+        self.errno = number
 
 
 @pytest.mark.parametrize("raised", [_Psycopg, _Psycopg2, _pg8000])
-@pytest.mark.parametrize(("state", "is_gone"), RELEASE_STATES.items())
-def test_one_sqlstate_of_postgresql_says_that_the_savepoint_is_gone(raised: Any, state: str, is_gone: bool) -> None:
-    assert POSTGRESQL.has_no_savepoint(raised(state)) is is_gone
+def test_answer_of_postgresql_has_a_sqlstate(raised: Any) -> None:
+    assert POSTGRESQL.is_answer(raised("23505"))
+    assert not POSTGRESQL.is_answer(TimeoutError("of the socket"))
 
 
-def test_an_error_without_a_sqlstate_says_nothing_about_the_savepoint() -> None:
-    assert not POSTGRESQL.has_no_savepoint(TypeError("of the driver's own"))
+@pytest.mark.parametrize("raised", [lambda number: Exception(number, "recorded"), _Connector])
+def test_number_of_mysql_tells_servers_answer_from_librarys_word(raised: Any) -> None:
+    found = [MYSQL.is_answer(raised(number)) for number in (1213, 4031, 2013, 2014)]
+    assert found == [True, True, False, False]
+    assert MYSQL.is_lost(object(), raised(2013))
+    assert not MYSQL.is_lost(object(), raised(1213))
 
 
 @pytest.mark.parametrize(
@@ -80,12 +82,3 @@ def test_sqlite_says_by_its_code_whether_it_may_pass(tmp_path: Any) -> None:
     one.close()
     other.close()
     assert list(found.values()) == [True, False, False]
-
-
-def test_sqlite_names_the_savepoint_that_is_gone() -> None:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    with pytest.raises(sqlite3.Error) as caught:
-        connection.execute("RELEASE SAVEPOINT txmq_body")
-    connection.close()
-    assert SQLITE.has_no_savepoint(caught.value)
-    assert not SQLITE.has_no_savepoint(sqlite3.OperationalError("database is locked"))

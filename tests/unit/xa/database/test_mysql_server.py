@@ -11,8 +11,8 @@ import pytest
 
 from txmq.errors import ConfigError
 from txmq.xa.database.dbapi import run
-from txmq.xa.database.dialects import MYSQL
-from txmq.xa.database.mysql_server import code_of, listed_xids, send, why_no_xa
+from txmq.xa.database.dialects import MYSQL, code_of
+from txmq.xa.database.mysql_server import listed_xids, send, why_no_xa
 from txmq.xid import Xid
 
 

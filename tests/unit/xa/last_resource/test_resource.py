@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -169,6 +170,21 @@ def test_connection_that_keeps_others_out_is_refused(world: LastResourceFixture)
             world.block(resource=world.resource.using(own)),
         ):
             pass
+
+
+def test_forked_process_drains_under_name_of_its_own(world: LastResourceFixture) -> None:
+    state = LastResource(NAME, connect=world.connect, outbox=True).outbox
+    assert state is not None
+    of_home = state.at("00000000000000a1")
+    heard, said = os.pipe()
+    if not (pid := os.fork()):
+        os.write(said, " ".join([state.holder, of_home.holder, state.at("00000000000000b2").holder]).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    (name,) = set(os.read(heard, 1000).decode().split())
+    os.close(heard)
+    os.close(said)
+    assert state.holder == of_home.holder != name
 
 
 def test_a_database_that_cannot_roll_back_is_refused(world: LastResourceFixture) -> None:

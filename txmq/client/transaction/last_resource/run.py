@@ -33,6 +33,7 @@ from txmq.protocol.parts import PartResult
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer, was_settled
 from txmq.xa.database.hazard import Hazard
+from txmq.xa.database.marker_table import COMMITTED, ENCLOSED, OUTBOXED
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_tables import OUTBOXED_KEPT_MS
 from txmq.xa.fencing import Fence
@@ -119,7 +120,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         super().__init__(broker, messages, LastResourceCoordinator(), LastResourceEvent.INTERRUPTED)
         self._outboxing, self.has_asked, self.is_enclosed = outboxing, False, False
         self.homes = broker.branches
-        self._branch = branch
+        self._branch, self._commit_error = branch, None  # type: Branch, Exception | None
         self.is_acknowledged: bool | None = None
         self.commit: DecisiveCommit | None = None
         self._on_told = on_told
@@ -327,7 +328,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         except Exception as error:  # noqa: BLE001  a driver may raise anything; the database is asked what it did
             is_retriable = self._branch.is_retriable(error)
             self.error = RolledBackError(f"COMMIT failed: {error}", self._broker.txid, retriable=is_retriable)
-            self.error.__cause__ = error
+            self.error.__cause__ = self._commit_error = error
             return (
                 LastResourceEvent.DATABASE_REFUSED if self._branch.is_still_open else LastResourceEvent.DATABASE_UNKNOWN
             )
@@ -338,6 +339,12 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return LastResourceEvent.DATABASE_COMMITTED
 
     def _look_up(self) -> LastResourceEvent:
+        outcome = None
+        if self._commit_error is not None:
+            outcome = self._branch.outcome_after(self._commit_error, self._broker.txid)
+        if outcome is not None:
+            self._branch.finish()
+            return self._answered(outcome)
         self._branch.abandon()
         until_s = self._wait_ends_s()
         while True:
@@ -347,12 +354,20 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             if step is Step.REPORT_ROLLBACK:
                 return LastResourceEvent.PROVED_ROLLED_BACK
             if step is Step.REPORT_VOID:
-                if self._outboxing is not None:
-                    self._outboxing.committed()
-                return LastResourceEvent.PROVED_OUTBOXED
+                return self._answered(OUTBOXED)
             if step is Step.FORGOTTEN or self._broker.remaining_s <= until_s:
                 return LastResourceEvent.LOOKUP_FAILED
             self._broker.pause(LOOK_UP_PAUSE_S)
+
+    def _answered(self, outcome: str) -> LastResourceEvent:
+        """By the word that stands in the marker."""
+        if outcome == COMMITTED:
+            return LastResourceEvent.PROVED_COMMITTED
+        if outcome in (OUTBOXED, ENCLOSED):
+            if self._outboxing is not None:
+                self._outboxing.committed()
+            return LastResourceEvent.PROVED_OUTBOXED
+        return LastResourceEvent.PROVED_ROLLED_BACK
 
     def _wait_ends_s(self) -> float:
         """The value of ``remaining_s`` to stop at: 0, or later if the deadline is closer than RESOLVE_S_MIN."""
