@@ -384,12 +384,12 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
 
     def prove(
         database: proof.Prover, txid: str, deadline_ms: int, proves_until_ms: int | None = None, *,
-        has_token: bool = True,
+        has_token: bool = True, waits: bool = True,
     ) -> tuple[proof.Step, Exception | None]:  # fmt: skip
         host = required_task().host
-        step, error = _prove(database, txid, deadline_ms, proves_until_ms, has_token=has_token)
+        step, error = _prove(database, txid, deadline_ms, proves_until_ms, has_token=has_token, waits=waits)
         host.world.trace(host.name, "proves", txid[34:], step.name, type(error).__name__)
-        if step is not proof.Step.UNDECIDED:
+        if step not in (proof.Step.UNDECIDED, proof.Step.HELD):
             before, who = proved.setdefault(txid, (step, host.name))
             if before is proof.Step.REPORT_ROLLBACK and step is not before:
                 raise Violation(f"P3: {txid}: {who} proved {before.name}, {host.name} {step.name}")
