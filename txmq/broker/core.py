@@ -174,7 +174,12 @@ class Core:
             parking.forget(self.context.cluster, client)
         groups.disconnected(self.context, client)
         self.context.resources.disconnected(reporter_of(client))
-        session, client.session = client.session, None
+        self.sends_no_more(client)
+        client.session = None
+
+    def sends_no_more(self, client: ClientConnection) -> None:
+        """Nothing comes from it any more: its session's owner is gone, though answers are owed to it."""
+        session = client.session
         if session is not None and session.bound == client.number:
             session.bound = None
             session.gone_ms = self.context.now_ms

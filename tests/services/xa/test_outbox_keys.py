@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.services.xa.test_outbox_tables import RC, SERIES, World, world
-from txmq.errors import TransactionTimeoutError
+from txmq.errors import RolledBackError, TransactionTimeoutError
 from txmq.xa import LastResource
 from txmq.xa.database import outbox_series
 from txmq.xa.database.dbapi import run
@@ -69,7 +69,7 @@ def test_only_a_waiting_key_sends_a_block_to_the_outbox(world: World) -> None:
         branch = resource.enlist("c1" * 8)
         branch.end_body()
         world.run(f"UPDATE txmq_marker_identity SET uuid = '{'f' * 32}'")
-        with pytest.raises(TransactionTimeoutError):
+        with pytest.raises(RolledBackError, match="another database answers"):
             branch.insert_marker("t1", 60.0, [ORDERS])
         assert branch.roll_back()
     resource.close()

@@ -259,8 +259,13 @@ class Connection(asyncio.BufferedProtocol):
             self.release()
 
     def eof_received(self) -> bool:
-        """The client sends no more; its requests are still answered."""
+        """The client sends no more; its requests are still answered.
+
+        One that was killed is gone from now on, not from its last answer: that may wait for what others settle.
+        """
         self.client.closing = True
+        self._host.context.now_ms = self._host.clock.now_ms()
+        self._host.core.sends_no_more(self.client)
         self.send()
         return True
 
