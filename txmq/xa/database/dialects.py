@@ -104,7 +104,8 @@ class Dialect:
         has_privileges: users of this kind of database may lack privileges.
         is_lost: whether an error means that the session has ended.
         is_answer: whether an error is the server's own answer, rather than the driver's word for having none.
-        is_of_driver: whether it is surely the driver's, which did not ask the server: closed, results unread.
+        is_of_driver: whether it surely says nothing of the transaction: the driver did not ask the server (closed,
+            results unread); SQLite failed for another reason than the statement's.
         rolls_back: whether the database itself has rolled the whole transaction back with this error.
         may_pass: whether a statement that failed so may succeed when the transaction is run again unchanged.
     """
@@ -338,6 +339,11 @@ def _sqlite_may_pass(error: BaseException) -> bool:
     return code & 0xFF in _SQLITE_PASSING if isinstance(code, int) else "locked" in str(error)
 
 
+def _sqlite_did_not_look(error: BaseException) -> bool:
+    """Of a savepoint that is gone it says so: code 1, "no such savepoint"."""
+    return _sqlite_may_pass(error) or any(words in str(error) for words in ("closed database", "disk I/O error"))
+
+
 SQLITE = Dialect(
     name="sqlite",
     # A deferred transaction that reads first fails when it comes to write and another one wrote meanwhile.
@@ -354,7 +360,7 @@ SQLITE = Dialect(
     weakness=_sqlite_weakness,
     strengthen=_sqlite_strengthen,
     has_privileges=False,
-    is_of_driver=lambda error: "closed database" in str(error),
+    is_of_driver=_sqlite_did_not_look,
     rolls_back=lambda _connection, error: _sqlite_may_pass(error),
     may_pass=_sqlite_may_pass,
 )

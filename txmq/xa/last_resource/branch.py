@@ -37,7 +37,7 @@ from txmq.xa.database.outbox_tables import row_id
 from txmq.xa.database.outbox_topics import TopicsAgreed, TopicSize
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
 from txmq.xa.database.statement import Statement
-from txmq.xa.database.thread_connection import return_lent
+from txmq.xa.database.thread_connection import LeftConnectionError, return_lent
 from txmq.xa.last_resource.committing import SAVEPOINT, Found, commit_behind
 from txmq.xa.last_resource.enclosing import Enclosed, Waiting
 from txmq.xa.last_resource.resolving import ResolvingConnection
@@ -512,7 +512,9 @@ class Branch:
                 self._discard_results()
             run(connection, f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
         except Exception as error:  # noqa: BLE001  the driver's; judged by what it says
-            if dialect.is_lost(connection, error) or dialect.is_of_driver(error):
+            if isinstance(error, LeftConnectionError) or dialect.is_of_driver(error):
+                return True  # nobody looked whether the savepoint is there
+            if dialect.is_lost(connection, error):
                 return True
             with suppress(Exception):  # lost meanwhile
                 if self._releasing and self._session.table.outcome_of(connection, self._releasing) == COMMITTED:
