@@ -210,6 +210,7 @@ def test_cancelled_statement_ends_the_block_at_once(shared_broker: BrokerProcess
                 assert _is_waiting(shop)  # it runs still
             await service.order(b"3")
             assert await service.check() == [b"1", b"3"]
+            assert await service.client.transactions.list(state="heuristic") == []
 
     on_loop(work)
 
