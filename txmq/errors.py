@@ -139,6 +139,12 @@ class JournalFailedError(StorageError):
     """A write or sync of the journal failed; it is never retried. Restart the broker: it reads what the disk holds."""
 
 
+class OutboxFullError(TxmqError):
+    """Too many messages wait in an outbox: no relay runs, or it has stopped."""
+
+    retriable: bool = True
+
+
 class SpoolFullError(StorageError):
     """The local spool is at its limit: nothing was stored; it empties when its partitions can be written."""
 
