@@ -73,5 +73,5 @@ if __name__ == "__main__":
         main(*sys.argv[1:])
     except txmq.BrokerAwayError as error:
         sys.exit(f"the broker is away: {error}")
-    except (StorageError, json.JSONDecodeError) as error:
+    except (StorageError, MySQLdb.Error, json.JSONDecodeError) as error:
         sys.exit(f"cannot open the database: {error}")

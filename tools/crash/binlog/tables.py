@@ -119,11 +119,12 @@ def _large(number: int, _: random.Random) -> tuple[str, ...]:
 
 
 def _columns() -> Iterator[Sequence[TableColumn]]:
-    """All types, dealt out to ten tables."""
+    """All types, dealt out to ten tables. Of codes that share a character a copy has the server's own choice."""
     dealt: list[list[TableColumn]] = [[] for _ in range(10)]
     for number, (declared, _, values) in enumerate(COLUMNS):
         name = f"{'o' if _OPAQUE.search(declared) else 'c'}{number}"
-        dealt[number % 10].append(TableColumn(name, declared, values))
+        chosen = tuple(value for value in values if not value.startswith("_"))
+        dealt[number % 10].append(TableColumn(name, declared, chosen))
     yield from dealt
 
 
