@@ -135,7 +135,7 @@ RETRIABLE = {
     errors.OverloadedError, errors.UnavailableError, errors.DiskFullError, errors.RolledBackError,
     errors.TransactionTimeoutError, errors.SessionFullError, errors.BrokerAwayError, errors.TransactionAwayError,
     errors.RegistryAwayError, errors.HomeInUseError, errors.PartialResultError,
-    errors.DeletionPendingError,
+    errors.DeletionPendingError, errors.OutboxFullError,
 }  # fmt: skip
 
 
