@@ -232,8 +232,8 @@ class ApplySettings:
         "the change says.", section="[apply]", choices=("stop", "overwrite"),
     )  # fmt: skip
     conflict_wait_ms: int = number(
-        10_000, 0, 600_000, "How long a value that must be unique may be in use by another row, while not all is there "
-        "that leads the partitions to one moment of the source.", section="[apply]",
+        10_000, 0, 600_000, "How long a value that must be unique may be in use by another row: the change that frees "
+        "it may be of another partition.", section="[apply]",
     )  # fmt: skip
     session_timeout_ms: int = number(
         6_000, 300, 600_000, "An applier that is silent for so long is taken for dead: one that stands by takes over.",

@@ -37,7 +37,6 @@ from txmq.binlog.position import Position
 OP_HEADER: Final = "txmq.op"
 SCHEMA_HEADER: Final = "txmq.schema"
 REKEY_HEADER: Final = "txmq.rekey"
-CUT_HEADER: Final = "txmq.cut"
 TRUNCATE: Final = "t"
 DDL: Final = "ddl"
 BEGIN: Final = "begin"
@@ -228,19 +227,6 @@ def read_event(value: bytes) -> ChangeEvent:
     rows = [_with_bytes(found.get(side), binary) for side in ("before", "after")]
     table = TableName(str(source.get("db", "")), str(source.get("table", "")))
     return ChangeEvent(found["op"], table, rows[0], rows[1], source, found)
-
-
-def cut_bytes(ends: Sequence[int]) -> bytes:
-    """The header of a cut: an offset for each partition of the topic."""
-    return ",".join(map(str, ends)).encode()
-
-
-def read_cut(header: bytes) -> tuple[int, ...] | None:
-    """The offsets of a cut; None if the header is none."""
-    return tuple(map(int, header.split(b","))) if _CUT.fullmatch(header) else None
-
-
-_CUT: Final = re.compile(rb"\d{1,19}(,\d{1,19}){0,9999}")
 
 
 def _with_bytes(row: dict[str, Any] | None, binary: list[str]) -> dict[str, Any] | None:

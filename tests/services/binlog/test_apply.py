@@ -269,28 +269,6 @@ def test_value_that_goes_round_three_partitions_is_applied(replica: Replica) -> 
     replica.require_equal()
 
 
-@pytest.mark.parametrize("replica", ["", 'on_conflict = "overwrite"\n'], indirect=True, ids=["stop", "overwrite"])
-def test_values_that_go_round_far_apart_are_applied(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found: one partition had its value again long before the other one had read that it gave it up."""
-    monkeypatch.setattr("txmq.binlog.apply.partition_queues.QUEUE_MAX", 20)
-    monkeypatch.setattr("txmq.binlog.apply.session.POLL_MAX", 20)
-    monkeypatch.setattr("txmq.binlog.publish.cuts.SLICE_ROWS_MAX", 5)
-    one, two, _ = ids_of_partitions(3)
-    with replica.reader():
-        replica.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT UNIQUE, n INT)")
-        replica.execute(f"INSERT INTO t VALUES ({one}, 1, 0), ({two}, 2, 0)")
-    replica.apply()
-    with replica.reader():
-        replica.execute(
-            f"UPDATE t SET v = 9 WHERE id = {one}", f"UPDATE t SET v = 1 WHERE id = {two}",
-            *[f"UPDATE t SET n = n + 1 WHERE id = {two}"] * 300, f"UPDATE t SET v = 3 WHERE id = {two}",
-            f"UPDATE t SET v = 1 WHERE id = {one}",
-        )  # fmt: skip
-    applied = replica.apply()
-    assert (applied.rows, applied.overwritten) == (304, 0)
-    replica.require_equal()
-
-
 @pytest.mark.parametrize("replica", ['on_conflict = "overwrite"\n'], indirect=True)
 def test_conflicts_are_overwritten_if_asked_for(replica: Replica) -> None:
     with replica.reader():

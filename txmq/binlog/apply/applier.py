@@ -7,10 +7,11 @@ nothing, and partitions are written at the same time. Statements wait until ever
 (``partition_queues.py``), and are run once (``ddl.py``). The markers ``begin`` and ``end`` of large transactions are
 passed over: each partition commits for itself.
 
-Partitions are apart by no more than what is in memory, and the reader's messages say which of them make up one moment
-of the source (``publish.cuts``). A value that must be unique may be in use only because another partition is behind, or
-further: then what leads all partitions of the topic to such a moment is written in one transaction. If it does not fit,
-it is a conflict, and the changes are applied one by one, to find it.
+If a batch does not fit the target, its changes are applied one by one. A value that must be unique may be in use only
+because another partition is behind: the change waits for a while, and the other partitions go on. So the oldest change
+that is not applied can be, and all others follow; unless others have passed it, and values went round between rows of
+several partitions. Then what the topic's partitions have at hand is written in one transaction. If it still does not
+fit, it is a conflict.
 
 The process begins anew, with a new consumer, if topics were made or a partition was another process's meanwhile.
 """

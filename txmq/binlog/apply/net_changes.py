@@ -8,22 +8,17 @@ The number of rows that the first statement deletes must be what the changes say
 of the same key. A row that is inserted and deleted again must not be there: it is deleted, and none may be found. If
 one of this fails, source and target differ, and the caller applies the changes one by one.
 
-A table without a key has rows that are told apart by all their values: of each there are more after the changes, or
-fewer, or as many. Those of which there are fewer are deleted one by one.
+A table without a key has no net changes: its rows are deleted and inserted one by one, in order.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from txmq.binlog.apply.tables import Row, TargetColumn, TargetTable, json_as_text, quoted
 from txmq.binlog.changes import Op
-
-ROWS_MAX = 1000
-Item = TypeVar("Item")
 
 
 class RowEvent(NamedTuple):
@@ -43,7 +38,7 @@ class Statement:
     """One statement.
 
     Args:
-        rows: how many it must change; None: any number. With REPLACE, a row that is replaced counts, too.
+        rows: how many it must change; None: any number.
         is_lenient: it writes a value that strict mode refuses though the source has it: an ENUM's error value.
     """
 
@@ -59,14 +54,11 @@ class _Net:
     row: Row | None
 
 
-def statements(
-    table: TargetTable, events: Sequence[RowEvent], *, overwrites: bool = False, rows_max: int = ROWS_MAX
-) -> Iterator[Statement]:
-    """The statements that bring a table from before the first event to after the last one.
+def statements(table: TargetTable, events: Sequence[RowEvent], *, overwrites: bool = False) -> Iterator[Statement]:
+    """The statements that bring a table from before the first event to behind the last one.
 
     Args:
         overwrites: rows are deleted if they are there, and replace what has their keys.
-        rows_max: of one statement.
 
     Raises:
         OutOfStepError: the events cannot follow one another.
@@ -75,30 +67,13 @@ def statements(
         for row in (event.before, event.after):
             if row is not None:
                 table.require_columns(row)
-    verb = "REPLACE" if overwrites else "INSERT"
     if not table.key:
-        gone, come = _net_rows(table, events)
-        for row in gone:
-            yield _delete_whole(table, row)
-        yield from _inserts(table, come, verb, rows_max)
+        yield from _one_by_one(table, events, rows=None if overwrites else 1)
         return
     nets = _nets(table, events, overwrites=overwrites)
-    yield from _deletes(table, nets, rows_max)
-    yield from _inserts(table, [net.row for net in nets.values() if net.row is not None], verb, rows_max)
-
-
-def _net_rows(table: TargetTable, events: Iterable[RowEvent]) -> tuple[list[Row], list[Row]]:
-    """The rows of a table without a key that go, and those that come."""
-    rows: dict[tuple[Any, ...], Row] = {}
-    counts = Counter[tuple[Any, ...]]()
-    for event in events:
-        for row, more in ((event.before, -1), (event.after, 1)):
-            if row is not None:
-                values = table.values_of(row)
-                rows[values] = row
-                counts[values] += more
-    gone = [rows[values] for values, count in counts.items() for _ in range(-count)]
-    return gone, [rows[values] for values, count in counts.items() for _ in range(count)]
+    yield from _deletes(table, nets, is_counted=not overwrites)
+    rows = [net.row for net in nets.values() if net.row is not None]
+    yield from _inserts(table, rows, "REPLACE" if overwrites else "INSERT")
 
 
 def _nets(table: TargetTable, events: Iterable[RowEvent], *, overwrites: bool) -> dict[tuple[Any, ...], _Net]:
@@ -127,15 +102,15 @@ def _change(
     net.row = row
 
 
-def _deletes(table: TargetTable, nets: dict[tuple[Any, ...], _Net], rows_max: int) -> Iterator[Statement]:
+def _deletes(table: TargetTable, nets: dict[tuple[Any, ...], _Net], *, is_counted: bool) -> Iterator[Statement]:
     there = [key for key, net in nets.items() if net.was_there]
     perhaps = [key for key, net in nets.items() if net.was_there is None]
     passing = [key for key, net in nets.items() if net.was_there is False and net.row is None]
-    for keys, rows in ((there, 1), (perhaps, None), (passing, 0)):
-        for some in _chunks(keys, rows_max):
-            where, parameters = key_condition(table, some)
+    for keys, rows in ((there, len(there)), (perhaps, None), (passing, 0)):
+        if keys:
+            where, parameters = key_condition(table, keys)
             sql = f"DELETE FROM {table.sql} WHERE {where}"  # noqa: S608 - names are quoted, values are parameters
-            yield Statement(sql, parameters, None if rows is None else rows * len(some))
+            yield Statement(sql, parameters, rows if is_counted else None)
 
 
 def key_condition(table: TargetTable, keys: Sequence[tuple[Any, ...]]) -> tuple[str, tuple[Any, ...]]:
@@ -148,30 +123,37 @@ def key_condition(table: TargetTable, keys: Sequence[tuple[Any, ...]]) -> tuple[
     return " OR ".join([one] * len(keys)), parameters
 
 
-def _inserts(table: TargetTable, rows: Sequence[Row], verb: str, rows_max: int) -> Iterator[Statement]:
-    names = ",".join(quoted(column.name) for column in table.stored)
-    one = f"({_marks(len(table.stored))})"
+def _inserts(table: TargetTable, rows: Sequence[Row], verb: str = "INSERT") -> Iterator[Statement]:
     strict = [row for row in rows if not _has_error_value(table, row)]
     for group, is_lenient in ((strict, False), ([row for row in rows if _has_error_value(table, row)], True)):
-        for some in _chunks(group, rows_max):
-            sql = f"{verb} INTO {table.sql} ({names}) VALUES {','.join([one] * len(some))}"
-            values = tuple([value for row in some for value in table.values_of(row)])
-            yield Statement(sql, values, len(some), is_lenient)
-
-
-def _chunks(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
+        if group:
+            names = ",".join(quoted(column.name) for column in table.stored)
+            one = f"({_marks(len(table.stored))})"
+            sql = f"{verb} INTO {table.sql} ({names}) VALUES {','.join([one] * len(group))}"
+            values = tuple([value for row in group for value in table.values_of(row)])
+            yield Statement(sql, values, is_lenient=is_lenient)
 
 
 def _has_error_value(table: TargetTable, row: Row) -> bool:
     return any(row[column.name] == "" for column in table.enums)
 
 
-def _delete_whole(table: TargetTable, row: Row) -> Statement:
+def _one_by_one(table: TargetTable, events: Iterable[RowEvent], rows: int | None) -> Iterator[Statement]:
+    inserts: list[Row] = []
+    for event in events:
+        if event.before is not None:
+            yield from _inserts(table, inserts)
+            inserts = []
+            yield _delete_whole(table, event.before, rows)
+        if event.after is not None:
+            inserts.append(event.after)
+    yield from _inserts(table, inserts)
+
+
+def _delete_whole(table: TargetTable, row: Row, rows: int | None) -> Statement:
     conditions = " AND ".join(_is_value(column) for column in table.stored)
     sql = f"DELETE FROM {table.sql} WHERE {conditions} LIMIT 1"  # noqa: S608 - as above
-    return Statement(sql, table.values_of(row), 1)
+    return Statement(sql, table.values_of(row), rows)
 
 
 def _is_value(column: TargetColumn) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 from txmq.binlog.apply.accepted import Accepted
 from txmq.binlog.apply.ddl import TargetStatements
-from txmq.binlog.apply.net_changes import ROWS_MAX, OutOfStepError, RowEvent
+from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent
 from txmq.binlog.apply.offsets import TargetOffsets
-from txmq.binlog.apply.partition_queues import BATCH_BYTES_MAX, PartitionQueue, PartitionQueues, is_statement
+from txmq.binlog.apply.partition_queues import PartitionQueue, PartitionQueues, is_statement
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import AppliedError, DuplicateError, Target, Written
 from txmq.binlog.changes import Op, TableName
@@ -30,6 +29,7 @@ POLL_MAX = 2000
 TOPICS_S = 1.0  # between two looks for new topics
 STOP_S = 60.0
 PAUSE_S, REFUSED_PAUSE_S = 0.1, 0.01
+TOGETHER_S = 0.2  # of refusals, before a topic's partitions are written together
 EVENT_SHOWN_MAX = 2000
 WAITING_S, MISSING_SHOWN_MAX = 10.0, 10  # of a statement, before it is told
 _ROW_OPS = frozenset(map(str, Op))
@@ -70,15 +70,6 @@ class Replica:
     skipped: Collection[str]
 
 
-class Fit(Enum):
-    """What became of all that leads to a cut."""
-
-    WRITTEN = auto()
-    GIVEN_BACK = auto()  # another thread writes it, or the target is away: the queue is handed out again
-    NONE = auto()  # it does not fit: source and target differ
-    UNKNOWN = auto()  # it does not fit, or there is none, but not all is there that leads to a cut
-
-
 class Session:
     """See the module's docstring. ``run`` once.
 
@@ -113,7 +104,7 @@ class Session:
             BinlogError, StorageError, FencedError: what stopped it.
         """
         self._list_topics = topics
-        offsets = TargetOffsets(self._replica.store, self._granted, self._queues.goes_back)
+        offsets = TargetOffsets(self._replica.store, self._queues.granted, self._queues.goes_back)
         timeout_s = self._apply.session_timeout_ms / 1000
         options = ConsumerOptions(
             strategy="exclusive", session_timeout=timeout_s, heartbeat_interval=min(1.0, timeout_s / 4)
@@ -131,10 +122,6 @@ class Session:
             if not has_ended:
                 raise TargetAwayError(f"a transaction in the target did not end within {STOP_S:.0f} seconds")
             return is_end
-
-    def _granted(self, slot: TopicPartition, generation: int, offset: int | None) -> None:
-        start = self._client.offsets(*slot).start if offset is None else 0
-        self._queues.granted(slot, generation, offset, start)
 
     def _deliver(
         self, consumer: Consumer, ends: dict[TopicPartition, int] | None, is_stopped: Callable[[], bool],
@@ -162,14 +149,8 @@ class Session:
 
     def _tell_waiting(self) -> None:
         for gtid, missing in self._queues.waiting(WAITING_S).items():
-            self._sparingly.warning(
-                "a statement waits for other partitions to reach it", gtid=gtid, partitions=_shown(missing)
-            )
-        for topic, missing in self._queues.blocked(WAITING_S).items():
-            self._sparingly.warning(
-                "changes wait for older ones of other partitions, which have not come", topic=topic,
-                partitions=_shown(missing),
-            )  # fmt: skip
+            shown = [f"{topic}-{number}" for topic, number in missing[:MISSING_SHOWN_MAX]]
+            self._sparingly.warning("a statement waits for other partitions to reach it", gtid=gtid, partitions=shown)
 
     # --- the threads that write --------------------------------------------------------------------------------------
 
@@ -199,14 +180,17 @@ class Session:
             self._sparingly.warning("waiting for the target", error=str(error))
             self._queues.again(queue, PAUSE_S)
         except OutOfStepError as error:
-            self._refused(target, queue, messages, error)
+            if len(messages) > 1:
+                self._queues.refused(queue, len(messages), REFUSED_PAUSE_S)
+            else:
+                self._refused(target, queue, messages[0], error)
 
     def _write(
         self, target: Target, queue: PartitionQueue, messages: list[Message], *, overwrites: bool = False
     ) -> None:
         changes = self._changes(messages)
-        overwritten = target.write([self._written(queue, messages)], changes, overwrites=overwrites)
-        self._applied.add(rows=sum(map(len, changes.values())), overwritten=overwritten)
+        target.write([self._written(queue, messages)], changes, overwrites=overwrites)
+        self._applied.add(rows=sum(map(len, changes.values())))
         self._acknowledge(self._queues.done(queue, messages[-1].offset + 1))
 
     def _changes(self, messages: Iterable[Message]) -> dict[TableName, list[RowEvent]]:
@@ -221,66 +205,48 @@ class Session:
     def _written(self, queue: PartitionQueue, messages: Sequence[Message]) -> Written:
         return Written(self._position(queue, messages[-1].offset + 1), messages[0].offset)
 
-    def _write_window(self, target: Target, queue: PartitionQueue, *, overwrites: bool = False) -> Fit:
-        """Write all that leads to a cut of a queue's topic in one transaction.
+    def _write_together(self, target: Target, queue: PartitionQueue) -> bool:
+        """Write what all partitions of a queue's topic hold in one transaction; False if it does not fit, too.
 
-        All rows that it changes are deleted before any is inserted (``net_changes``). So it fits a target that agrees
-        with the source, in whatever order values went from row to row.
+        Behind it the partitions are where the source was: no value is in two rows, in whatever order it went from row
+        to row. All of these rows are deleted before any is inserted (``net_changes``).
         """
-        queues = self._queues
-        window = queues.hold(queue)
-        if window is None:
-            return Fit.GIVEN_BACK
-        changes = self._changes(message for _, messages in window.queues for message in messages)
-        largest = max((len(message.value or b"") for _, messages in window.queues for message in messages), default=0)
-        offsets = [self._written(one, messages) for one, messages in window.queues]
+        together = self._queues.take_together(queue)
+        changes = self._changes(message for _, messages in together for message in messages)
         try:
-            overwritten = target.write(
-                offsets,
-                changes,
-                overwrites=overwrites,
-                rows_max=max(1, min(ROWS_MAX, BATCH_BYTES_MAX // (largest + 1))),
-            )
-        except OutOfStepError:
-            queues.release(window, queue, keeps=True)
-            return Fit.NONE if window.is_whole else Fit.UNKNOWN
-        except (AppliedError, TargetAwayError) as error:
-            self._sparingly.warning("waiting for the target", error=str(error))
-            queues.release(window, queue, keeps=True)
-            queues.again(queue, PAUSE_S)
-            return Fit.GIVEN_BACK
-        self._applied.add(rows=sum(map(len, changes.values())), overwritten=overwritten)
-        for one, messages in window.queues:
-            self._acknowledge(queues.done(one, messages[-1].offset + 1))
-        is_written = any(one is queue for one, _ in window.queues)
-        queues.release(window, queue, keeps=not is_written)
-        return Fit.WRITTEN if is_written else Fit.UNKNOWN
+            target.write([self._written(one, messages) for one, messages in together], changes)
+        except (OutOfStepError, AppliedError, TargetAwayError):
+            for one, _ in together:
+                if one is not queue:
+                    self._queues.again(one, 0.0)
+            return False
+        self._applied.add(rows=sum(map(len, changes.values())))
+        for one, messages in together:
+            self._acknowledge(self._queues.done(one, messages[-1].offset + 1))
+        return True
 
     def _position(self, queue: PartitionQueue, end: int) -> OffsetPosition:
         consumer = self._consumer
         assert consumer is not None
         return OffsetPosition(queue.slot, queue.generation, end, log=consumer.log_of(*queue.slot))
 
-    def _refused(self, target: Target, queue: PartitionQueue, messages: list[Message], error: OutOfStepError) -> None:
-        """Changes do not fit the target: write them with those of other partitions, or find the one, and stop."""
+    def _refused(self, target: Target, queue: PartitionQueue, message: Message, error: OutOfStepError) -> None:
+        """One change does not fit the target: wait for other partitions, or overwrite, or stop."""
+        wait_s = self._apply.conflict_wait_ms / 1000
         if isinstance(error, DuplicateError):
-            fit = self._write_window(target, queue)
-            if fit in (Fit.WRITTEN, Fit.GIVEN_BACK):
+            refused_s = self._queues.refused_for(queue)
+            if refused_s >= min(TOGETHER_S, wait_s) and self._write_together(target, queue):
                 return
-            if fit is Fit.UNKNOWN and self._queues.refused_for(queue) < self._apply.conflict_wait_ms / 1000:
-                self._queues.again(queue, REFUSED_PAUSE_S)
+            if refused_s < wait_s:
+                self._queues.refused(queue, 1, REFUSED_PAUSE_S)
                 return
-        if len(messages) > 1:
-            self._queues.refused(queue, len(messages))
-            return
-        event = _event(messages[0])
+        event = _event(message)
+        shown = str(dict(event.fields))[:EVENT_SHOWN_MAX]
         if self._apply.on_conflict != "overwrite":
-            shown = str(dict(event.fields))[:EVENT_SHOWN_MAX]
-            said = f"message {messages[0].offset} of {queue} does not fit: {error}"
-            raise ConflictError(str(event.table), said, shown)
-        self._log.warning("conflict: the target's row is overwritten", partition=str(queue), offset=messages[0].offset)
-        if self._write_window(target, queue, overwrites=True) in (Fit.NONE, Fit.UNKNOWN):
-            self._write(target, queue, messages, overwrites=True)  # no cut is known
+            raise ConflictError(str(event.table), f"message {message.offset} of {queue} does not fit: {error}", shown)
+        self._log.warning("conflict: the target's row is overwritten", partition=str(queue), offset=message.offset)
+        self._write(target, queue, [message], overwrites=True)
+        self._applied.add(overwritten=1)
 
     def _acknowledge(self, messages: Iterable[Message]) -> None:
         consumer = self._consumer
@@ -319,7 +285,3 @@ def _event(message: Message) -> ChangeEvent:
     except ValueError as error:
         where = f"message {message.offset} of {message.topic}-{message.partition}"
         raise TargetError(f"{where}: {error}: set apply.topics to the topics of this sync") from None
-
-
-def _shown(partitions: Sequence[TopicPartition]) -> list[str]:
-    return [f"{topic}-{number}" for topic, number in partitions[:MISSING_SHOWN_MAX]]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
-from txmq.binlog.apply.net_changes import ROWS_MAX, OutOfStepError, RowEvent, Statement, statements
+from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent, Statement, statements
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.changes import TableName
 from txmq.binlog.config import ApplySettings, SourceSettings
@@ -109,13 +109,8 @@ class Target:
         self._connect, self._tables, self._store, self._group = connect, tables, store, group
         self._connection: Any = None
 
-    def write(
-        self, offsets: Sequence[Written], changes: Changes, *, overwrites: bool = False, rows_max: int = ROWS_MAX
-    ) -> int:
-        """Write changes, and save the offset after them of each partition; how many rows were overwritten.
-
-        Args:
-            rows_max: of one statement.
+    def write(self, offsets: Sequence[Written], changes: Changes, *, overwrites: bool = False) -> None:
+        """Write changes, and save the offset after them of each partition.
 
         Raises:
             AppliedError: some are written already.
@@ -125,17 +120,16 @@ class Target:
             TargetError: the target refuses a change.
         """
         try:
-            connection, overwritten = self._opened(), 0
+            connection = self._opened()
             for position, first in offsets:
                 self._save_offset(connection, position, first)
             for name, events in changes.items():
                 table = self._tables.get(connection, name)
-                for statement in statements(table, events, overwrites=overwrites, rows_max=rows_max):
-                    overwritten += _run(connection, statement, overwrites=overwrites)
+                for statement in statements(table, events, overwrites=overwrites):
+                    _run(connection, statement)
             crash_point("binlog.apply.filled")
             connection.commit()
             crash_point("binlog.apply.committed")
-            return overwritten
         except SimulatedCrash:
             raise
         except BaseException as error:
@@ -171,8 +165,7 @@ class Target:
                 connection.close()
 
 
-def _run(connection: Any, statement: Statement, *, overwrites: bool) -> int:
-    """Run a statement; by how many rows it changed others than it had to."""
+def _run(connection: Any, statement: Statement) -> None:
     if statement.is_lenient:
         run(connection, f"SET SESSION sql_mode = '{LENIENT}'")
     with closing(connection.cursor()) as cursor:
@@ -181,11 +174,8 @@ def _run(connection: Any, statement: Statement, *, overwrites: bool) -> int:
     if statement.is_lenient:
         _refuse_other_warnings(connection)
         run(connection, f"SET SESSION sql_mode = '{STRICT}'")
-    if statement.rows is None or changed == statement.rows:
-        return 0
-    if overwrites:
-        return int(abs(changed - statement.rows))
-    raise OutOfStepError(f"{changed} of {statement.rows} rows are there")
+    if statement.rows is not None and changed != statement.rows:
+        raise OutOfStepError(f"{changed} of {statement.rows} rows are there")
 
 
 def _refuse_other_warnings(connection: Any) -> None:

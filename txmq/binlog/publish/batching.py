@@ -21,7 +21,6 @@ from txmq.binlog.changes import Row, TableSchema, TransactionPart
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.event_json import EventEncoder
 from txmq.binlog.position import Position
-from txmq.binlog.publish.cuts import Cuts
 from txmq.binlog.publish.gathering import Batch, Gathering, Parked, Step
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.selectors import placing_of
@@ -58,7 +57,6 @@ class BatchingPublisher(ABC):
         self._own_wait = BrokerWait(self._clock, is_stopped)  # of the reader's thread
         self._wait = BrokerWait(self._clock, self._ends_waits)
         self._placing = placing_of(settings.publish.by)
-        self._cuts = Cuts(self._ends_of, settings.parked_topic)
         self._published: Published | None = None
         self._gathering: Gathering | None = None
         self._changed, self._ended = Condition(), Signal()
@@ -95,14 +93,6 @@ class BatchingPublisher(ABC):
     @abstractmethod
     def _made(self, topic: str) -> int:
         """Make a topic that is missing; how many partitions it has."""
-
-    def _ends_of(self, topic: str) -> list[int]:
-        """Where the partitions of a topic end, with all that was published before this batch."""
-        return self._wait.answer(lambda: self._asked_ends(topic))
-
-    def _asked_ends(self, topic: str) -> list[int]:
-        partitions = self._client.topics.known(topic).config.partitions
-        return [self._client.offsets(topic, partition).end for partition in range(partitions)]
 
     @abstractmethod
     def _leave(self) -> None:

@@ -6,8 +6,6 @@ spool is sent by the producer: once, and in order in each partition, whatever is
 broker is away, until the spool is full. Then it waits, as it does for the first change of a table whose topic is not
 known here.
 
-The spool notes where the partitions of each topic end after its messages: cuts are counted on from there (``cuts``).
-
 The changes of prepared XA transactions are notes in the spool. They are written with the position behind the prepare,
 and dropped with the position behind its end.
 
@@ -20,7 +18,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -29,7 +26,7 @@ from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.batching import CLOSE_S, BatchingPublisher
-from txmq.binlog.publish.gathering import Batch, Outgoing, Parked, parked_key
+from txmq.binlog.publish.gathering import Batch, Parked, parked_key
 from txmq.binlog.publish.ownership import PUBLISHED, Ownership
 from txmq.binlog.publish.parked import ParkedNotes, note_name
 from txmq.binlog.publish.published import Published, read_published
@@ -128,12 +125,8 @@ class OrderedPublisher(BatchingPublisher):
         before, producer = self._published, self._opened
         published = batch.published(before, self._next_id(), self._clock.now_ms(), self._placing)
         ended = _parked_names(before) - _parked_names(published)
-        messages = self._cuts.marked(batch.messages)
-        batches = list(self._batches(messages))
-        notes = [
-            Note(PUBLISHED, 0, published.to_json()), *self._end_notes(messages),
-            *self._parked_notes(batch, before, published),
-        ]  # fmt: skip
+        notes = [Note(PUBLISHED, 0, published.to_json()), *self._parked_notes(batch, before, published)]
+        batches = list(self._batches(batch))
         while True:
             try:
                 producer.append(batches, notes, sorted(ended))
@@ -151,41 +144,15 @@ class OrderedPublisher(BatchingPublisher):
         self._sparingly.warning("the spool is full: waiting for the broker", waiting=producer.spooled)
         self._clock.sleep(_FULL_S)
 
-    def _ends_of(self, topic: str) -> list[int]:
-        """As the spool notes it: what it has may be sent already, or not.
-
-        A reader that was killed before the first note of a topic goes on without the broker: it counts from 0. Who
-        reads the cuts sees the difference at the first message.
-        """
-        for noted in self._opened.notes(ends_note(topic)):
-            era, topic_id, ends = json.loads(noted)
-            if (era, topic_id) == (self._era, self._meant_topic(topic).topic_id):
-                return [int(end) for end in ends]
-        try:
-            return self._asked_ends(topic)
-        except TxmqError as error:
-            if not error.retriable:
-                raise
-            return [0] * self._meant_topic(topic).partitions
-
-    @property
-    def _era(self) -> str:
-        assert self._ownership is not None
-        return self._ownership.era
-
-    def _end_notes(self, messages: Sequence[Outgoing]) -> Iterator[Note]:
-        for topic, ends in self._cuts.of(list({message[0] for message in messages})).items():
-            yield Note(ends_note(topic), 0, json.dumps([self._era, self._meant_topic(topic).topic_id, ends]).encode())
-
-    def _batches(self, messages: Sequence[Outgoing]) -> Iterator[SpoolBatch]:
+    def _batches(self, batch: Batch) -> Iterator[SpoolBatch]:
         """The messages as batches of one partition each."""
         of_partitions: defaultdict[TopicPartition, list[Record]] = defaultdict(list)
         parked = self._settings.parked_topic
-        for topic, partition, key, value, headers, now_ms in messages:
+        for topic, partition, key, value, headers, now_ms in batch.messages:
             if topic != parked:
                 of_partitions[topic, partition].append((key, value, headers, now_ms))
-        for where, of_one in of_partitions.items():
-            for some in _chunks(of_one):
+        for where, messages in of_partitions.items():
+            for some in _chunks(messages):
                 content = bytes(records.encode(some, compression=self._compression))
                 yield SpoolBatch(where, content, len(some), self._meant_topic(where[0]).topic_id)
 
@@ -218,11 +185,6 @@ class OrderedPublisher(BatchingPublisher):
             ownership.close()
         if producer is not None:
             producer.close()
-
-
-def ends_note(topic: str) -> str:
-    """The name of the note that says where a topic's partitions end."""
-    return f"ends of {topic}"
 
 
 def _parked_names(published: Published | None) -> set[str]:

@@ -99,11 +99,6 @@ class Ownership:
         self._runs = [*json.loads(noted), self._run]
         self._producer.append([], [self._noted_runs()])
 
-    @property
-    def era(self) -> str:
-        """The run from which the spool went on when it noted nothing: what is noted of another one is outdated."""
-        return self._runs[0]
-
     def _noted_runs(self) -> Note:
         return Note(RUNS, 0, json.dumps(self._runs).encode())
 

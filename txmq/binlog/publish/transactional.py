@@ -60,7 +60,7 @@ class TransactionalPublisher(BatchingPublisher):
         assert log is not None
         before = "" if self._published is None else self._published.id
         published = batch.published(self._published, self._next_id(), self._clock.now_ms(), self._placing)
-        self._commits.commit(log, before, published, self._cuts.marked(batch.messages))
+        self._commits.commit(log, before, published, batch.messages)
         self._published = published
         crash_point("binlog.position.read")
 

@@ -14,12 +14,9 @@ from txmq.testing.simulated.clock import SimClock
 A, B = ("t", 0), ("t", 1)
 
 
-def message(slot: TopicPartition, offset: int, op: bytes = b"c", cut: str | None = None) -> Message:
-    """An event; with a cut that waits for no other partition, if it is given none."""
-    if cut is None:
-        cut = ",".join(["0"] * slot[1] + [str(offset + 1)])
-    headers = {"txmq.op": op, "txmq.cut": cut.encode()} if cut else {"txmq.op": op}
-    return Message(*slot, offset, b"k", b"v", headers, None, 0, None)
+def message(slot: TopicPartition, offset: int, op: bytes = b"c") -> Message:
+    """An event."""
+    return Message(*slot, offset, b"k", b"v", {"txmq.op": op}, None, 0, None)
 
 
 def begun(*slots: TopicPartition, offset: int | None = 0, batch: int = 3) -> tuple[PartitionQueues, SimClock]:
@@ -67,112 +64,66 @@ def test_a_refused_batch_is_handed_out_one_by_one() -> None:
     made, _ = begun(A)
     made.add([message(A, offset) for offset in range(6)])
     queue, _ = taken(made)
-    made.refused(queue, 3)
+    made.refused(queue, 3, 5.0)
     for offset in range(3):
         assert taken(made)[1] == [offset]
         made.done(queue, offset + 1)
     assert taken(made)[1] == [3, 4, 5]
 
 
-def window_of(made: PartitionQueues, queue: PartitionQueue) -> tuple[dict[TopicPartition, list[int]], bool]:
-    """What leads to a cut, and whether all partitions reach it; the topic goes on."""
-    window = made.hold(queue)
-    assert window is not None
-    made.release(window, queue, keeps=True)
-    return {one.slot: [message.offset for message in found] for one, found in window.queues}, window.is_whole
-
-
-def test_message_waits_for_all_that_is_below_its_cut() -> None:
-    made, clock = begun(A, B)
-    made.add([message(A, 0, cut="1,0"), message(A, 1, cut=""), message(A, 2, cut="3,2")])
-    queue, offsets = taken(made)
-    assert offsets == [0]
-    made.done(queue, 1)
-    made.add([message(B, 0, cut="")])
-    clock.sleep(10.0)
-    queue, offsets = taken(made)  # of a slice that has not come whole, and is waited for no longer
-    assert (queue.slot, offsets) == (B, [0])
-    assert made.blocked(0.0) == {"t": [B]}
-    made.add([message(B, 1, cut="3,2")])
-    assert taken(made)[1] == [1, 2]
-    assert made.blocked(0.0) == {}
-
-
-def test_what_leads_to_a_cut_is_handed_out_together() -> None:
-    other = ("u", 0)
-    made, _ = begun(A, B, other)
-    made.add([message(A, 0, cut="1,0"), message(B, 0, cut="1,1"), message(A, 1, cut="2,1"), message(B, 1, cut="2,2")])
-    first, _ = taken(made)
-    second, _ = taken(made)
-    behind, ahead = (first, second) if first.slot == A else (second, first)
-    made.done(ahead, 1)
-    assert window_of(made, behind) == ({A: [0]}, True)  # not more than the other one has applied
-    ahead = taken(made)[0]
-    made.done(ahead, 2)
-    assert window_of(made, behind) == ({A: [0, 1]}, True)
-
-
-def test_held_topic_is_one_threads_alone() -> None:
-    made, _ = begun(A, B, ("u", 0))
-    made.add([message(A, 0, cut="1,0"), message(B, 0, cut="1,1"), message(("u", 0), 0)])
-    first, second = taken(made)[0], taken(made)[0]
-    if "u" in (first.slot[0], second.slot[0]):
-        second = taken(made)[0] if second.slot[0] == "u" else second
-        first = taken(made)[0] if first.slot[0] == "u" else first
-    made.again(second, 0.0)
-    window = made.hold(first)
-    assert window is not None
-    assert made.hold(second) is None
-    for queue, messages in window.queues:
-        made.done(queue, messages[-1].offset + 1)
-    made.release(window, first, keeps=False)
-    assert not first.is_busy
-
-
-def test_no_cut_is_taken_across_a_statement() -> None:
-    made, _ = begun(A, B)
-    made.add([message(A, 0, cut="1,0"), message(A, 1, b"ddl", cut="2,1"), message(A, 2, cut="3,1")])
-    made.add([message(B, 0, b"ddl", cut="2,1"), message(B, 1, cut="3,2")])
-    queue = taken(made)[0]
-    while queue.slot != A:
-        assert made.arrive(queue, "0-1-5", {A, B}, "said") is None
-        queue = taken(made)[0]
-    assert window_of(made, queue) == ({A: [0]}, True)
-
-
-def test_cut_that_a_dead_process_had_passed_is_not_known() -> None:
-    """Of B all is applied; how far A has to come for that nobody knows, so all that is there is tried."""
-    made = begun(A)[0]
-    made.granted(B, 7, 9)
-    made.add([message(A, 0, cut="1,3"), message(A, 1, cut="2,5")])
-    queue = taken(made)[0]
-    assert window_of(made, queue) == ({A: [0, 1]}, False)
-
-
-def test_queues_hold_more_while_a_cut_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_queues, "QUEUE_MAX", 2)
-    made = begun(A)[0]
-    made.granted(B, 7, 9)
-    assert made.add([message(A, 0, cut="1,3"), message(A, 1, cut="2,5")]) == [A]
-    assert made.with_room() == []
-    window_of(made, taken(made)[0])
-    assert made.with_room() == [A]
-    assert made.add([message(A, 2, cut="3,6")]) == []
-    assert made.add([message(A, 3, cut="4,7")]) == [A]
-
-
-def test_offsets_that_others_have_shifted_are_taken_into_account() -> None:
-    made, _ = begun(A, B)
-    made.add([message(A, 0, cut=""), message(A, 1, cut="1,0"), message(B, 0, cut="1,1"), message(B, 1, cut="2,2")])
-    offsets = {queue.slot: found for queue, found in (taken(made), taken(made))}
-    assert offsets == {A: [0, 1], B: [0]}  # the last one needs a message 2 of the other
-
-
-def test_message_that_no_cut_follows_waits_for_a_while() -> None:
-    made, clock = begun(A)
-    made.add([message(A, 0, cut=""), message(A, 1, cut="nonsense")])
-    clock.sleep(partition_queues.UNCUT_S)
+def test_a_refused_message_is_tried_with_those_behind_it() -> None:
+    made, clock = begun(A, batch=5)
+    made.add([message(A, offset) for offset in range(9)])
+    queue, _ = taken(made)
+    made.refused(queue, 5, 3.0)
+    begun_at = clock.monotonic()
+    for size in (1, 2, 4, 5):
+        assert taken(made)[1] == list(range(size))
+        made.refused(queue, size, 3.0)
+    assert clock.monotonic() == begun_at
+    assert queue.due_at == begun_at + 3.0
+    clock.sleep(3.0)
+    assert taken(made)[1] == [0]
+    made.refused(queue, 1, 3.0)
     assert taken(made)[1] == [0, 1]
+    made.done(queue, 2)
+    assert taken(made)[1] == [2]
+
+
+def test_a_refused_message_is_not_tried_across_a_statement() -> None:
+    made, clock = begun(A)
+    made.add([message(A, 0), message(A, 1), message(A, 2, b"ddl"), message(A, 3)])
+    queue, offsets = taken(made)
+    made.refused(queue, len(offsets), 3.0)
+    for size in (1, 2):
+        assert taken(made)[1] == list(range(size))
+        made.refused(queue, size, 3.0)
+    assert queue.due_at == clock.monotonic() + 3.0
+
+
+def test_all_that_a_topic_holds_is_handed_out_together() -> None:
+    busy, other = ("t", 2), ("u", 0)
+    made, _ = begun(A, B, busy, other)
+    made.add([message(A, offset) for offset in range(5)])
+    first, _ = taken(made)
+    made.add([message(busy, 0)])
+    assert taken(made)[0].slot == busy
+    made.add([message(other, 0), *(message(B, offset) for offset in range(4)), message(B, 4, b"ddl"), message(B, 5)])
+    together = made.take_together(first)
+    told = {queue.slot: [one.offset for one in messages] for queue, messages in together}
+    assert told == {A: [0, 1, 2, 3, 4], B: [0, 1, 2, 3]}
+    assert taken(made)[0].slot == other
+    for queue, messages in together:
+        made.done(queue, messages[-1].offset + 1)
+    assert taken(made) == (together[1][0], [4])
+
+
+def test_what_is_handed_out_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_queues, "BATCH_BYTES_MAX", 6)
+    made, _ = begun(A, B)
+    made.add([message(slot, offset) for slot in (A, B) for offset in range(5)])
+    first, _ = taken(made)
+    assert [len(messages) for _, messages in made.take_together(first)] == [3, 3]
 
 
 def test_a_queue_that_waits_lets_others_pass() -> None:

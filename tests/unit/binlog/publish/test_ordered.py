@@ -26,7 +26,7 @@ from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish import ownership
-from txmq.binlog.publish.ordered import OrderedPublisher, ends_note
+from txmq.binlog.publish.ordered import OrderedPublisher
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.run import BinlogReader
 from txmq.client.producer.batches import MeantTopic
@@ -57,9 +57,7 @@ def begun_spool(path: Path, **fields: Any) -> None:
         for schema in TABLES:
             spool.remember_topic(topic_name(NAME, schema.table), MeantTopic(0, PARTITIONS))
         first = Published("former-1", Position("mariadb", ""), **fields)
-        ends = [Note(ends_note(topic_name(NAME, schema.table)), 0, b'["former", 0, [0, 0, 0]]') for schema in TABLES]
-        notes = [Note(ownership.PUBLISHED, 0, first.to_json()), Note(ownership.RUNS, 0, b'["former"]'), *ends]
-        spool.append_all([], 1, notes)
+        spool.append_all([], 1, [Note(ownership.PUBLISHED, 0, first.to_json()), Note(ownership.RUNS, 0, b'["former"]')])
 
 
 def settings(path: Path, **others: Any) -> BinlogSettings:
