@@ -16,6 +16,11 @@ class LaterNames(NamedTuple):
     columns: dict[str, str]
 
 
+# SHOW BINLOG EVENTS does not tell a statement's mode. In either one, what stands in double quotes where a name does
+# is a name.
+_MODE = frozenset({"ANSI_QUOTES"})
+
+
 def later_names(statements: Iterable[tuple[str, str]], table: TableName, columns: Sequence[str]) -> LaterNames | None:
     """Names after these statements; None if the table is dropped, or made anew.
 
@@ -24,14 +29,14 @@ def later_names(statements: Iterable[tuple[str, str]], table: TableName, columns
     """
     names = {name: name for name in columns}
     for database, text in statements:
-        found = recognise(text, database)
+        found = recognise(text, database, _MODE)
         if found.what is not What.DDL or found.ddl is None:
             continue
         ddl = found.ddl
         if ddl.kind is not DdlKind.TRUNCATE and (table in ddl.emptied or TableName(table.database, "") in ddl.emptied):
             return None
         if table in ddl.changed:
-            changed = renamed_columns(text, database)
+            changed = renamed_columns(text, database, _MODE)
             names = {name: changed.get(now.lower(), now) for name, now in names.items()}
         for old, new in ddl.moved:
             table = new if table == old else table

@@ -22,6 +22,7 @@ T = TableName("shop", "t")
             "v",
             {"u": "c"},
         ),
+        (('RENAME TABLE "t" TO "v"', 'ALTER TABLE v RENAME COLUMN "u" TO "c"'), "v", {"u": "c"}),
         (("ALTER TABLE other CHANGE u a UUID", "TRUNCATE t", "INSERT INTO t VALUES (1)", "COMMIT"), "t", {"u": "u"}),
     ],
 )
