@@ -28,7 +28,7 @@ from txmq.model import Lsn
 from txmq.runtime.ports import Disk
 
 DIRECTORY: Final = "checkpoint"
-VERSION: Final = 2
+VERSION: Final = 3
 _KEPT: Final = 2
 _SUFFIX: Final = ".checkpoint"
 _TEMPORARY: Final = ".tmp"

@@ -58,6 +58,14 @@ class Database:
         return connection
 
 
+def _owned_marker(database: Database, txid: str, written_ms: str) -> Any:
+    """A writer's connection; its marker, not committed yet, names its session."""
+    connection = database.connect()
+    row = f"(%s, 'committed', 0, {written_ms}, CONNECTION_ID(), NULL)"
+    connection.cursor().execute(f"INSERT INTO txmq_marker VALUES {row}", (txid,))
+    return connection
+
+
 @pytest.fixture
 def database(mariadb: MariaDB) -> Iterator[Database]:
     found = Database(mariadb)
@@ -156,3 +164,21 @@ def test_databases_clock_is_told_in_utc_whatever_sessions_zone(database: Databas
     connection.cursor().execute("SET time_zone = '+11:00'")
     assert abs(table.now_ms(connection) - now_ms) < 5_000
     assert abs(now_ms - 1000 * database.execute("SELECT UNIX_TIMESTAMP()")[0][0]) < 5_000
+
+
+def test_session_is_not_ended_for_marker_older_than_server(database: Database) -> None:
+    """After a crash the server rolls it back in the background, and its number is another session's."""
+    resolving = database.resolving("last-resource")
+    older = _owned_marker(database, "t1", f"{MYSQL.now_ms} - 86400000")
+    assert resolving.table.end_holder(resolving.connection, "t1") is None
+    older.cursor().execute("SELECT 1")
+    resolving.close()
+
+
+def test_session_of_an_uncommitted_marker_is_ended(database: Database) -> None:
+    resolving = database.resolving("last-resource")
+    holder = _owned_marker(database, "t1", f"{MYSQL.now_ms} + 60000")  # a server that has just started, too
+    assert resolving.table.end_holder(resolving.connection, "t1") == holder.thread_id()
+    with pytest.raises(MySQLdb.Error):
+        holder.cursor().execute("SELECT 1")
+    resolving.close()

@@ -103,7 +103,8 @@ class Dialect:
             transaction at ``?``, by its clock in ms; empty if ``end_session`` does that.
         has_privileges: users of this kind of database may lack privileges.
         is_lost: whether an error means that the session has ended.
-        is_answer: whether an error is the server's own answer, rather than the driver's word for having none.
+        is_answer: whether an error is the server's own answer, rather than the driver's word for having none: then the
+            session tells what became of its COMMIT.
         is_of_driver: whether it surely says nothing of the transaction: the driver did not ask the server (closed,
             results unread); SQLite failed for another reason than the statement's.
         rolls_back: whether the database itself has rolled the whole transaction back with this error.
@@ -235,6 +236,13 @@ def mysql_variables(connection: Connection, *names: str) -> dict[str, str]:
     return {text(name): text(value) for name, value in rows}
 
 
+def server_uptime_s(connection: Connection) -> int:
+    """For how long a MySQL or MariaDB server has run, in whole seconds."""
+    ((_, value),) = run(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")[0]
+    connection.rollback()
+    return int(text(value))
+
+
 def _mysql_delete_with_keys(rows: str, keys: str, condition: str) -> Sequence[str]:
     """Both by one statement, and by these indexes alone: a scan would wait for every open transaction."""
     found = f"{rows} AS o FORCE INDEX (PRIMARY) LEFT JOIN {keys} AS k FORCE INDEX (id) ON k.id = o.id"
@@ -339,9 +347,12 @@ def _sqlite_may_pass(error: BaseException) -> bool:
     return code & 0xFF in _SQLITE_PASSING if isinstance(code, int) else "locked" in str(error)
 
 
+_SQLITE_DID_NOT_LOOK = ("closed database", "disk I/O error", "created in a thread")
+
+
 def _sqlite_did_not_look(error: BaseException) -> bool:
     """Of a savepoint that is gone it says so: code 1, "no such savepoint"."""
-    return _sqlite_may_pass(error) or any(words in str(error) for words in ("closed database", "disk I/O error"))
+    return _sqlite_may_pass(error) or any(words in str(error) for words in _SQLITE_DID_NOT_LOOK)
 
 
 SQLITE = Dialect(
@@ -360,6 +371,8 @@ SQLITE = Dialect(
     weakness=_sqlite_weakness,
     strengthen=_sqlite_strengthen,
     has_privileges=False,
+    # The frames of a COMMIT whose sync failed are in the WAL, unseen, and a restart may bring them back.
+    is_answer=lambda _error: False,
     is_of_driver=_sqlite_did_not_look,
     rolls_back=lambda _connection, error: _sqlite_may_pass(error),
     may_pass=_sqlite_may_pass,

@@ -142,11 +142,15 @@ class _Holders:
         """It could not be decided, for whatever reason."""
         self.failures[item.txid] += 1
 
-    def held(self, item: Unresolved, database: ResolvingConnection) -> None:
-        """It is held. Raises the driver's error, unless the user may not end a session."""
+    def held(self, item: Unresolved, database: ResolvingConnection, *, may_end: bool) -> None:
+        """It is held. Raises the driver's error, unless the user may not end a session.
+
+        Args:
+            may_end: this is the database, no replica that is applying the row: its number is of this server.
+        """
         self.failed(item)
         now = self._clock.monotonic()
-        if now - self._since.setdefault(item.txid, now) < HELD_S_MAX:
+        if now - self._since.setdefault(item.txid, now) < HELD_S_MAX or not may_end:
             return
         self._since[item.txid] = now
         try:
@@ -323,7 +327,7 @@ class LastResourceResolver:
         )
         if step is Step.HELD:
             self._is_reached = self.has_failed = True
-            self._holders.held(item, database)
+            self._holders.held(item, database, may_end=has_token)
         elif isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
             self._strange(error)
         elif step is not Step.UNDECIDED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -82,3 +83,23 @@ def test_sqlite_says_by_its_code_whether_it_may_pass(tmp_path: Any) -> None:
     one.close()
     other.close()
     assert list(found.values()) == [True, False, False]
+
+
+def test_sqlite_used_in_another_thread_says_nothing_of_the_transaction() -> None:
+    """As a framework does that ends a block in another thread than it began in."""
+    connection, raised = sqlite3.connect(":memory:"), list[Exception]()
+
+    def look() -> None:
+        try:
+            connection.execute("ROLLBACK TO SAVEPOINT txmq_body")
+        except sqlite3.Error as error:
+            raised.append(error)
+
+    thread = Thread(target=look)
+    thread.start()
+    thread.join()
+    assert [SQLITE.is_of_driver(error) for error in raised] == [True]
+    with pytest.raises(sqlite3.Error) as gone:
+        connection.execute("ROLLBACK TO SAVEPOINT txmq_body")
+    assert not SQLITE.is_of_driver(gone.value)
+    connection.close()
