@@ -65,7 +65,7 @@ def test_a_round_of_the_outbox_plays_every_cell_once() -> None:
 
 def test_every_point_of_the_outbox_is_played() -> None:
     played = {point for what, _ in CELLS for point in what.split(">")}
-    assert {point for point in POINTS if ".outbox." in point} <= played
+    assert {point for point in POINTS if ".outbox." in point} - {"broker.outbox.page_taken"} <= played
 
 
 @pytest.mark.parametrize(("status", "seconds", "rule"), [("fail", 1, "O1"), ("ok", 60, "O2")])

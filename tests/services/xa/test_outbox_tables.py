@@ -49,6 +49,7 @@ class World:
         self.outbox.create(connection, "f" * 32)  # idempotent
         self.outbox.takes_packets = self.dialect is MYSQL
         self.table = MarkerTable("txmq_marker", self.dialect, mark)
+        self.table.put_server(connection, self.table.found_server(connection))  # as ``install`` does with an outbox
         found = self.table.identity(connection)
         assert found is not None
         self.uuid = found.uuid
