@@ -152,10 +152,21 @@ class Play:
         print(f"  {what}: {count} messages acknowledged, longest pause {pause_s:.2f} s", flush=True)
 
 
+def read_all(address: str) -> Counter[bytes | None]:
+    """How often each value is stored; a home that answers late on a busy machine is asked again."""
+    deadline = time.monotonic() + WAIT_S
+    with txmq.connect(address) as client:
+        while True:
+            try:
+                return Counter(message.value for message in client.browse(TOPIC))
+            except txmq.errors.PartialResultError:
+                if time.monotonic() >= deadline:
+                    raise
+
+
 def compare(address: str, sender: Sender, reader: Reader) -> bool:
     """Hold what was acknowledged against the log, and say what differs."""
-    with txmq.connect(address) as client:
-        stored = Counter(message.value for message in client.browse(TOPIC))
+    stored = read_all(address)
     lost = [value for value in sender.acknowledged if not stored[value]]
     twice = [value for value in sender.acknowledged if stored[value] > 1]
     unread = set(sender.acknowledged) - reader.seen
