@@ -139,6 +139,10 @@ class JournalFailedError(StorageError):
     """A write or sync of the journal failed; it is never retried. Restart the broker: it reads what the disk holds."""
 
 
+class OutboxStoppedError(TxmqError):
+    """The relay of an outbox sends nothing: database and broker do not agree on the newest page. Nothing is lost."""
+
+
 class OutboxFullError(TxmqError):
     """Too many messages wait in an outbox: no relay runs, or it has stopped."""
 

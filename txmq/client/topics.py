@@ -123,6 +123,10 @@ class Topics:
         """All topics."""
         return [topic.config for topic in self._all()]
 
+    def all_known(self) -> Sequence[Topic]:
+        """Every topic, with its id. Raises as ``list``."""
+        return tuple(self._all())
+
     def _all(self) -> Iterable[Topic]:
         body = self._routes.ask_any("topic", "list", "*", timeout=self._timeout)
         return map(_topic, json_object(body)["topics"])

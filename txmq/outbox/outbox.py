@@ -113,7 +113,7 @@ class Outbox:
         tables = self.tables(connection)
         if _is_open(connection, tables.dialect):
             raise TransactionStateError(f"outbox {self.name!r}: a transaction is open on this connection already")
-        begin = _begin(connection, tables.dialect)
+        begin = begin_statement(connection, tables.dialect)
         if begin:
             run(connection, begin)
         transaction = OutboxTransaction()
@@ -185,10 +185,10 @@ def _row(topic: str, value: bytes, key: bytes | None = None, headers: Mapping[st
 def commits_alone(connection: Any, dialect: Dialect) -> bool:
     """Whether a statement would be committed by itself, as far as the driver tells: no transaction is open, and the
     driver begins none."""
-    return _begin(connection, dialect) != "" and not _is_open(connection, dialect)
+    return begin_statement(connection, dialect) != "" and not _is_open(connection, dialect)
 
 
-def _begin(connection: Any, dialect: Dialect) -> str:
+def begin_statement(connection: Any, dialect: Dialect) -> str:
     """What begins a transaction on the connection; empty if the driver does so by itself."""
     inner = innermost(connection)
     if dialect.name == "sqlite":

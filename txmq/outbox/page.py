@@ -25,6 +25,7 @@ class OutboxRow(NamedTuple):
 
     Attributes:
         id: by the database, ascending; in the order of transactions that take a common lock before they write.
+        created_ms: the database's clock, when it was written.
         unit: of the messages that readers see together; None: it stands alone.
     """
 
@@ -34,6 +35,7 @@ class OutboxRow(NamedTuple):
     key: bytes | None
     value: bytes
     headers: tuple[tuple[str, bytes], ...] = ()
+    created_ms: int = 0
 
     @property
     def group(self) -> int:

@@ -32,8 +32,9 @@ from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of
 
 DEFAULT_TABLE: Final = "txmq_outbox"
 ROWS_PER_STATEMENT: Final = 200
+IDLE_S_MAX: Final = 10  # a paused relay holds nothing up for longer
 _COLUMNS = "unit, topic, message_key, value, headers, created_ms"
-_ROW = "id, unit, topic, message_key, value, headers"
+_ROW = f"id, {_COLUMNS}"
 _RELAY = "uuid, home, last, claim, ids, holder"
 _TYPES: dict[str, dict[str, str]] = {
     "sqlite": {"id": "INTEGER PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB", "long_text": "TEXT", "options": ""},
@@ -170,6 +171,23 @@ class OutboxTables:
 
     # --- the relay's side --------------------------------------------------------------------------------------------
 
+    @property
+    def begin_of_relays(self) -> str:
+        """What begins a relay's transaction where the driver's own way will not do; empty if it does."""
+        return "BEGIN IMMEDIATE" if self.dialect.name == "sqlite" else ""
+
+    def for_relays(self, connection: Connection) -> Sequence[str]:
+        """Settings of a relay's session: what others commit is seen, one that is idle is ended, a commit is forced."""
+        if self.dialect.name == "mysql":
+            level = self.dialect.read_committed(connection)
+            return (*([level] if level else []), f"SET SESSION wait_timeout = {IDLE_S_MAX}")
+        if self.dialect.name == "postgresql":
+            return (
+                "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED",
+                "SET synchronous_commit = on", f"SET idle_in_transaction_session_timeout = {IDLE_S_MAX * 1000}",
+            )  # fmt: skip
+        return ()
+
     def peek(self, connection: Connection) -> RelayRow | None:
         """The relay row without a lock; None: it is not installed."""
         rows, _ = run(connection, f"SELECT {_RELAY} FROM {self.relay} WHERE id = 1")  # noqa: S608
@@ -252,6 +270,10 @@ class OutboxTables:
             (row.home, row.last, row.claim, _runs_text(row.ids), row.holder),
         )
 
+    def release(self, connection: Connection, holder: str) -> None:
+        """End the lease of a relay that ends: others need not wait for it."""
+        self._run(connection, f"UPDATE {self.relay} SET until_ms = 0 WHERE id = 1 AND holder = ?", (holder,))  # noqa: S608
+
     def _run(self, connection: Connection, operation: str, parameters: Sequence[Any]) -> tuple[list[Any], int]:
         return run(connection, operation.replace("?", self.mark), parameters)
 
@@ -268,10 +290,10 @@ def _ids_within(found: Sequence[tuple[Any, Any]], bytes_max: int) -> list[int]:
 
 
 def _row(fields: Sequence[Any]) -> OutboxRow:
-    one, unit, topic, key, value, headers = fields
+    one, unit, topic, key, value, headers, created_ms = fields
     return OutboxRow(
         int(one), None if unit is None else int(unit), text(topic), None if key is None else bytes(key), bytes(value),
-        _decoded(headers),
+        _decoded(headers), int(created_ms),
     )  # fmt: skip
 
 

@@ -17,23 +17,39 @@ from txmq.testing.processes.postgresql import PostgreSQL
 KINDS = (
     "sqlite", "sqlite-autocommit", "mysqlclient", "mysqlclient-autocommit", "pymysql", "psycopg", "psycopg-autocommit",
 )  # fmt: skip
+RELAYED = ("sqlite", "mysqlclient", "psycopg")
 Connect = Callable[[], Any]
+Fields = dict[str, Any]
+
+
+def fields_of(kind: str, folder: Path, mariadb: MariaDB, postgresql: PostgreSQL) -> Fields:
+    """What ``connector_of`` takes, JSON-able."""
+    driver = kind.partition("-")[0]
+    if driver == "sqlite":
+        return {"kind": kind, "where": str(folder / "shop.db")}
+    if driver == "psycopg":
+        return {"kind": kind, "where": postgresql.conninfo()}
+    return {"kind": kind, "where": mariadb.connect_arguments()}
+
+
+def connector_of(fields: Fields) -> Connect:
+    """How a process opens a connection of this kind."""
+    driver, _, mode = fields["kind"].partition("-")
+    where = fields["where"]
+    if driver == "sqlite":
+        level = None if mode else ""
+        return lambda: sqlite3.connect(where, isolation_level=level, timeout=30.0, check_same_thread=False)  # type: ignore[arg-type]
+    if driver == "psycopg":
+        return lambda: psycopg.connect(where, autocommit=bool(mode))
+    if driver == "pymysql":
+        return lambda: pymysql.connect(**_of_pymysql(where))
+    return lambda: MySQLdb.connect(**where, autocommit=bool(mode))
 
 
 def connector(kind: str, folder: Path, mariadb: MariaDB, postgresql: PostgreSQL) -> Connect:
     """How a service of this kind opens a connection."""
-    driver, _, mode = kind.partition("-")
-    if driver == "sqlite":
-        path = folder / "shop.db"
-        level = None if mode else ""
-        return lambda: sqlite3.connect(path, isolation_level=level, timeout=30.0)  # type: ignore[arg-type]
-    if driver == "psycopg":
-        return lambda: psycopg.connect(postgresql.conninfo(), autocommit=bool(mode))
-    if driver == "pymysql":
-        return lambda: pymysql.connect(**_of_pymysql(mariadb))
-    return lambda: MySQLdb.connect(**mariadb.connect_arguments(), autocommit=bool(mode))
+    return connector_of(fields_of(kind, folder, mariadb, postgresql))
 
 
-def _of_pymysql(mariadb: MariaDB) -> dict[str, Any]:
-    given = mariadb.connect_arguments()
+def _of_pymysql(given: Fields) -> Fields:
     return {{"passwd": "password", "db": "database"}.get(name, name): value for name, value in given.items()}

@@ -41,7 +41,9 @@ INTERNAL = {
     "HalfMessage": {"ask_checker", "home", "prepare", "reach", "report"},
     "OrderedMessageProducer": {"forked", "meant", "send_to", "send_to_async"},
     "Producer": {"route", "send_outside", "send_pairs_outside"},
-    "Topics": {"assume", "forget", "held", "known", "owned", "refresh", "seen", "sizes", "wants_to_assume"},
+    "Topics": {
+        "all_known", "assume", "forget", "held", "known", "owned", "refresh", "seen", "sizes", "wants_to_assume",
+    },
     "Groups": {"change_deferred"},
     "Transaction": {"add", "attach", "begin", "enter_context", "leave_contexts", "require_use", "txid_or_none"},
     "Transactions": set[str](),

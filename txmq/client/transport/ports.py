@@ -194,6 +194,22 @@ class RoutedBroker(Broker, Protocol):
         """The choice among the homes."""
 
 
+class RelayClient(Protocol):
+    """A client, as the relay of an outbox uses it."""
+
+    @property
+    def clock(self) -> Clock:
+        """For deadlines."""
+
+    @property
+    def routes(self) -> Any:
+        """``Routes``."""
+
+    @property
+    def topics(self) -> Any:
+        """``Topics``."""
+
+
 class Asking(Routing[HomeBroker], Protocol):
     """``Routes``, as requests use it that are for any broker, or for the owner of a partition."""
 

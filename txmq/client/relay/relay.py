@@ -1,0 +1,222 @@
+"""``client.relay(outbox)``: a thread that takes an outbox's messages to the broker.
+
+Any number of relays of one outbox may run: one has the lease, the others wait. A process that dies leaves its page to
+the next one, which learns what became of it.
+
+Source: the transactional outbox; what is different is in ``txmq/outbox/relay_core.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Self
+
+from txmq.client.relay.broker import RelayBroker
+from txmq.client.relay.database import RelayDatabase
+from txmq.client.transport.ports import RelayClient
+from txmq.errors import OutboxStoppedError, RequestTimeoutError
+from txmq.outbox.outbox import Outbox
+from txmq.outbox.relay_core import (
+    Chain,
+    Claim,
+    Connect,
+    Lock,
+    NewTxid,
+    Outcome,
+    Pause,
+    Peek,
+    Read,
+    RelayCore,
+    RelayRow,
+    Send,
+    Stop,
+    Topics,
+    Unlock,
+    Why,
+)
+from txmq.runtime.logging import get_logger
+from txmq.runtime.os_clock import OSRandom
+from txmq.runtime.ports import Random
+from txmq.runtime.threads import Signal, start_daemon, thread_number
+
+_THREAD_NAME: Final = "txmq-relay"
+_IDLE_S_MIN: Final = 0.002
+_IDLE_S_MAX: Final = 0.020
+_AWAY_S_MIN: Final = 0.050
+_AWAY_S_MAX: Final = 2.0
+_HELD_S: Final = 0.5
+_LOOK_AGAIN_S: Final = 1.0
+_CLOSE_S: Final = 10.0
+
+
+class Relay:
+    """A running relay. ``close`` ends it, after the page that is on its way.
+
+    Args:
+        connect: opens a connection to the outbox's database, for this relay alone.
+
+    Attributes:
+        stopped: why it sends nothing until an operator acts; None while all is well.
+        sent: how many messages it has taken to the broker.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(
+        self, client: RelayClient, outbox: Outbox, connect: Callable[[], Any], random: Random | None = None
+    ) -> None:
+        self.outbox, self._client, self._clock = outbox, client, client.clock
+        self._holder = f"{(random or OSRandom()).bits(64):016x}"
+        self._database = RelayDatabase(outbox, connect, client.clock)
+        self._broker = RelayBroker(client, outbox)
+        self._log = get_logger(outbox=outbox.name)
+        self._woken, self._ended, self._idle = Signal(), Signal(), Signal()
+        self._is_ending = False
+        self._failures = self._idles = 0
+        self._drains = 0
+        self._thread: int | None = None
+        self.stopped: str | None = None
+        self.sent = 0
+        start_daemon(_THREAD_NAME, self._run)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def wake(self) -> None:
+        """Messages were committed: look now, not with the next poll."""
+        self._woken.set()
+
+    def drain(self, timeout: float) -> None:
+        """Wait until nothing waits any more.
+
+        Raises:
+            OutboxStoppedError: the relay has stopped.
+            RequestTimeoutError: messages still wait.
+        """
+        until = self._clock.monotonic() + timeout
+        wanted = self._drains + 2  # a look that began after this call
+        while self._drains < wanted:
+            if self.stopped is not None:
+                raise OutboxStoppedError(self.stopped)
+            self.wake()
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                raise RequestTimeoutError(f"outbox {self.outbox.name!r}: messages still wait after {timeout} s")
+            self._idle.wait(min(left, _LOOK_AGAIN_S))
+
+    def close(self) -> None:
+        """End it; what waits is left to others. Idempotent."""
+        self._is_ending = True
+        self._woken.set()
+        if self._thread != thread_number():
+            self._ended.wait(_CLOSE_S)
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._thread = thread_number()
+        try:
+            while not self._is_ending:
+                self._go_on()
+        finally:
+            self._database.unlock()
+            self._database.release(self._holder)
+            self._database.close()
+            with suppress(Exception):
+                self._broker.close()
+            self._ended.set()
+
+    def _go_on(self) -> None:
+        """Until the core stops, or the relay ends: between two turns, when nothing is on its way."""
+        turns = RelayCore(self._holder).turns()
+        step = next(turns)
+        while not (self._is_ending and isinstance(step, (Lock, Pause, Connect, Peek))):
+            result = self._carry_out(step)
+            try:
+                step = turns.send(result)
+            except StopIteration:
+                self._await_operator(step)
+                return
+
+    def _carry_out(self, step: Any) -> Any:
+        match step:
+            case Lock():
+                return self._database.lock()
+            case Read():
+                return self._database.read(step)
+            case Claim():
+                self._database.known_topics = self._broker.topics
+                return self._database.claim(step)
+            case Unlock():
+                return self._database.unlock()
+            case Peek():
+                return self._database.peek()
+            case NewTxid():
+                return self._broker.new_txid()
+            case Send():
+                return self._sent(step)
+            case Connect():
+                return self._broker.connect(step.home)
+            case Topics():
+                return self._broker.ask_topics()
+            case Outcome():
+                return self._broker.outcome(step)
+            case Chain():
+                return self._broker.chain(step)
+            case Pause():
+                return self._pause(step.why)
+            case Stop():
+                return self._stop(step)
+        raise AssertionError(step)
+
+    def _sent(self, step: Send) -> Any:
+        answer = self._broker.send(step)
+        if self._broker.problem is None:
+            self._database.page_was_sent()
+            self.sent += len(step.rows)
+            self._failures = self._idles = 0
+        return answer
+
+    def _pause(self, why: Why) -> None:
+        if why is Why.IDLE:
+            self._drains += 1
+            self._idle.set()
+            seconds = min(_IDLE_S_MAX, _IDLE_S_MIN * (1 << min(self._idles, 8)))
+            self._idles, self._failures = self._idles + 1, 0
+        elif why is Why.HELD:
+            seconds = _HELD_S
+        else:
+            seconds = min(_AWAY_S_MAX, _AWAY_S_MIN * (1 << min(self._failures, 8)))
+            if self._failures == 0 and self._broker.problem is not None:
+                self._log.warning("outbox: messages wait", reason=str(self._broker.problem))
+            self._failures += 1
+        if not self._is_ending and self._woken.wait(seconds):
+            self._idles = 0
+
+    # --- stopped -----------------------------------------------------------------------------------------------------
+
+    def _stop(self, step: Stop) -> None:
+        self.stopped = (
+            f"outbox {self.outbox.name!r} has stopped, no message was lost: the broker's newest page is "
+            f"{step.chain or 'none'}, this database knows {step.row.last or 'none'} and {step.row.claim or 'none'}. "
+            "One of the two was restored, or this database is a copy: an operator says which one is right"
+        )
+        self._log.error(
+            "outbox stopped", uuid=step.row.uuid, chain=step.chain, last=step.row.last, claim=step.row.claim
+        )
+        self._stopped_at: RelayRow = step.row
+
+    def _await_operator(self, _step: object) -> None:
+        """Look now and then whether the relay row has changed."""
+        while not self._is_ending:
+            self._idle.set()
+            self._woken.wait(_LOOK_AGAIN_S)
+            row = self._database.peek()
+            if row is not None and row != self._stopped_at:
+                self.stopped = None
+                self._log.info("outbox goes on", uuid=row.uuid)
+                return
