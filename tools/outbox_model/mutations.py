@@ -47,8 +47,10 @@ def _own_rows_are_deleted(core: RelayCore, locked: Locked) -> Turns:
             return
 
 
-def _row_parked_alone(waiting: Waiting, known_topics: Collection[str], *, is_refused: bool) -> Page:
-    page = build(waiting, known_topics, is_refused=is_refused)
+def _row_parked_alone(
+    waiting: Waiting, known_topics: Collection[str], *, refused: Collection[int] = (), is_shortest: bool = False
+) -> Page:
+    page = build(waiting, known_topics, refused=refused, is_shortest=is_shortest)
     bad = [row for row in page.bad if row.topic not in known_topics]
     first = min((row.id for row in (*bad, *page.parked)), default=0)
     units = {row.group for row in page.bad}

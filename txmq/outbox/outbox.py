@@ -13,7 +13,7 @@ Sources: PEP 249; each driver's own word for an open transaction.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
@@ -122,9 +122,10 @@ class Outbox:
             if transaction.rows:
                 self._look(connection, tables)
                 tables.insert(connection, transaction.rows, new_unit())
-            run(connection, "COMMIT") if begin else connection.commit()
+            connection.commit()
         except BaseException:
-            run(connection, "ROLLBACK") if begin and _is_open(connection, tables.dialect) else connection.rollback()
+            with suppress(Exception):  # the connection is lost, and with it the transaction: the first error says so
+                connection.rollback()
             raise
 
     def _write(self, connection: Connection, rows: Sequence[NewRow], unit: int | None) -> None:

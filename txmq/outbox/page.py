@@ -76,19 +76,32 @@ def whole_units(waiting: Waiting) -> Sequence[OutboxRow]:
     return rows[:end]
 
 
-def build(waiting: Waiting, known_topics: Collection[str], *, is_refused: bool) -> Page:
+def first_units(rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+    """Of rows that split no unit the shortest prefix that splits none: one unit, or several that are interleaved."""
+    last_of_unit = {row.group: at for at, row in enumerate(rows)}
+    end = 0
+    for at, row in enumerate(rows):
+        end = max(end, last_of_unit[row.group] + 1)
+        if at + 1 == end:
+            break
+    return rows[:end]
+
+
+def build(
+    waiting: Waiting, known_topics: Collection[str], *, refused: Collection[int] = (), is_shortest: bool = False
+) -> Page:
     """What of the rows is sent, and what is parked.
 
     Args:
         known_topics: those that there are; a unit with a message for another one is bad.
-        is_refused: the broker refused the page before: a unit that is alone in this one is what it refused.
+        refused: units that the broker has refused when they were a page of their own: they are bad, too.
+        is_shortest: the page has the first units and no more.
     """
     rows = whole_units(waiting)
+    if is_shortest:
+        rows = first_units(rows)
     sent, parked = _without_held(rows, waiting.held)
-    units = {row.group for row in sent}
-    bad_units = {row.group for row in sent if row.topic not in known_topics}
-    if is_refused and len(units) == 1:
-        bad_units |= units
+    bad_units = {row.group for row in sent if row.topic not in known_topics or row.group in refused}
     if not bad_units:
         return Page(sent, parked, ())
     bad = [row for row in sent if row.group in bad_units]

@@ -37,6 +37,7 @@ from txmq.outbox.page import OutboxRow, Page, Run, Waiting, build, runs
 
 PAGE_ROWS: Final = 512
 PAGE_ROWS_MIN: Final = 1
+PAGE_BYTES: Final = 1 << 20
 
 
 class RelayRow(NamedTuple):
@@ -98,6 +99,7 @@ class Read(NamedTuple):
 
     gone: tuple[Run, ...]
     rows_max: int
+    bytes_max: int = PAGE_BYTES  # a single row may have more
 
 
 class Claim(NamedTuple):
@@ -201,7 +203,7 @@ class RelayCore:
         self._topics: Collection[str] | None = None
         self._asked_at: RelayRow | None = None  # what the relay row was when the topics were asked for
         self._is_asked_anew = False  # since the last page
-        self._is_refused = False
+        self._refused: frozenset[int] = frozenset()  # units that were a page of their own when they were refused
         self._is_stopped = False
 
     def turns(self) -> Turns:
@@ -272,7 +274,7 @@ class RelayCore:
         if page is None:
             yield Pause(Why.DATABASE)
             return
-        if page.bad and not self._is_refused and not self._is_asked_anew:
+        if any(one.group not in self._refused for one in page.bad) and not self._is_asked_anew:
             self._topics = None  # it may have been created since they were asked for
             yield Unlock()
             return
@@ -286,7 +288,7 @@ class RelayCore:
             return
         ids = runs(one.id for one in page.rows)
         row = row._replace(home=self._home, claim=claim, ids=ids, holder=self.holder)
-        self._is_refused = False
+        self._refused = frozenset()
         is_claimed = yield Claim(row, tuple(page.parked), tuple(page.bad))
         if is_claimed and claim is not None:
             yield from self._send(row, tuple(page.rows))
@@ -298,15 +300,15 @@ class RelayCore:
         return None
 
     def _next_page(self, gone: tuple[Run, ...]) -> Generator[Step, Any, Page | None]:
-        limit, topics = self._limit, self._topics or ()
+        limit, size, topics = self._limit, PAGE_BYTES, self._topics or ()
         while True:
-            waiting: Waiting | None = yield Read(gone, limit)
+            waiting: Waiting | None = yield Read(gone, limit, size)
             if waiting is None:
                 return None
-            page = build(waiting, topics, is_refused=self._is_refused)
+            page = build(waiting, topics, refused=self._refused, is_shortest=self._limit == PAGE_ROWS_MIN)
             if page.rows or page.parked or page.bad or not waiting.rows:
                 return page
-            limit *= 2  # not even the first unit fits
+            limit, size = limit * 2, size * 2  # not even the first unit fits
             gone = ()
 
     def _send(self, row: RelayRow, rows: tuple[OutboxRow, ...]) -> Turns:
@@ -321,7 +323,8 @@ class RelayCore:
             self._is_connected = False
         elif answer in (Answer.REFUSED, Answer.STALE):
             self._topics = None
-            self._is_refused = answer is Answer.REFUSED
+            if answer is Answer.REFUSED and self._limit == PAGE_ROWS_MIN:
+                self._refused = frozenset(one.group for one in rows)
             self._limit = max(PAGE_ROWS_MIN, self._limit // 2)
         else:
             yield Pause(Why.BROKER)

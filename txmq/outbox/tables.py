@@ -85,7 +85,7 @@ class OutboxTables:
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def statements(self) -> tuple[str, ...]:
-        """The SQL that makes the tables, for one who may."""
+        """The SQL that makes the tables, for a user with the privilege."""
         d, types = self.dialect, _TYPES[self.dialect.name]
         row = (
             f"unit {d.number}, topic {d.text} NOT NULL, message_key {types['bytes']}, value {types['bytes']} NOT NULL, "

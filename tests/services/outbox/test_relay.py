@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import txmq
+from txmq.client.relay.database import RelayDatabase
 from txmq.client.relay.relay import Relay
 from txmq.errors import OutboxStoppedError
 from txmq.outbox.outbox import Outbox
@@ -22,6 +23,7 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
+from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dbapi import run
 
 from .databases import RELAYED, Fields, connector_of, fields_of
@@ -31,6 +33,7 @@ TABLES = ("txmq_outbox", "txmq_outbox_parked", "txmq_outbox_relay")
 KEYS = 5
 DRAIN_S = 60.0
 KILLED = -signal.SIGKILL
+SMALL = {"request_size_bytes_max": 4 << 20, "batch_size_bytes_max": 4 << 20}
 
 
 class Shop:
@@ -212,6 +215,20 @@ def test_message_for_no_topic_is_parked_and_others_go_on(shop: Shop, client: txm
     check(client, shop.committed(first=1))
 
 
+def test_unit_over_a_page_arrives_over_a_request_is_parked(sqlite_shop: Shop, tmp_path: Path) -> None:
+    large = b"x" * 600_000
+    with BrokerProcess(tmp_path / "small", settings=SMALL) as broker, txmq.connect(broker.address) as client:
+        client.topics.create("large")
+        for count in (3, 9, 1):
+            sqlite_shop.outbox.send_many(sqlite_shop.connection, [("large", large)] * count)
+            sqlite_shop.connection.commit()
+        with Relay(client, sqlite_shop.outbox, sqlite_shop.connect) as relay:
+            relay.drain(DRAIN_S)
+        assert sum(1 for _ in client.browse("large")) == 4
+    parked, _ = run(sqlite_shop.connection, "SELECT why FROM txmq_outbox_parked")
+    assert parked == [("the broker refuses it",)] * 9
+
+
 def test_units_are_seen_whole_or_not_at_all(sqlite_shop: Shop, client: txmq.Client) -> None:
     ended, torn = threading.Event(), list[Any]()
 
@@ -236,3 +253,32 @@ def test_units_are_seen_whole_or_not_at_all(sqlite_shop: Shop, client: txmq.Clie
     reader.join()
     assert torn == []
     assert sum(1 for _ in client.browse("units")) == 180
+
+
+def test_relays_session_ends_when_idle_and_sees_commits(shop: Shop) -> None:
+    opened = list[Any]()
+
+    def connect() -> Any:
+        opened.append(shop.connect())
+        return opened[-1]
+
+    database = RelayDatabase(shop.outbox, connect, SimClock())
+    assert database.peek() is not None
+    asked = {
+        "sqlite": ("PRAGMA synchronous",), "mysqlclient": ("SELECT @@wait_timeout", "SELECT @@tx_isolation"),
+        "psycopg": ("SHOW idle_in_transaction_session_timeout", "SHOW default_transaction_isolation"),
+    }  # fmt: skip
+    found = [run(opened[0], question)[0][0][0] for question in asked[shop.fields["kind"]]]
+    assert found in ([3], [10, "READ-COMMITTED"], ["10s", "read committed"])
+    database.close()
+
+
+def test_relay_refuses_database_that_may_lose_its_commits(sqlite_shop: Shop, client: txmq.Client) -> None:
+    def connect() -> Any:
+        connection = sqlite_shop.connect()
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+    sqlite_shop.write(1)
+    assert RelayDatabase(sqlite_shop.outbox, connect, SimClock()).lock() is None
+    check(client, [])

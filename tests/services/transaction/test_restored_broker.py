@@ -50,7 +50,7 @@ def test_owner_hears_that_a_restored_broker_lost_its_messages(
 ) -> None:
     history = ExitStack()
     history.enter_context(older_copy(broker))
-    owner = SQLiteShop(broker, shop.path, connect)  # its session is issued behind the copy
+    owner = SQLiteShop(broker, shop.path, connect)  # its session is issued after the copy
 
     def restore() -> None:
         history.close()

@@ -35,25 +35,31 @@ def test_nothing_fits_if_the_first_unit_goes_on() -> None:
 
 def test_unit_stands_with_the_parked_rows_of_its_keys() -> None:
     rows = [row(5, 1, key=b"x"), row(6, 1, key=b"y"), row(7, 2, key=b"y"), row(8, 3, key=b"z"), row(9)]
-    page = build(Waiting(rows, held={("a", b"x"): 3}), {"a"}, is_refused=False)
+    page = build(Waiting(rows, held={("a", b"x"): 3}), {"a"})
     assert (ids(page.rows), ids(page.parked)) == ([8, 9], [5, 6, 7])
 
 
 def test_parked_row_of_a_higher_id_holds_nobody() -> None:
-    page = build(Waiting([row(2, key=b"x")], held={("a", b"x"): 3}), {"a"}, is_refused=False)
+    page = build(Waiting([row(2, key=b"x")], held={("a", b"x"): 3}), {"a"})
     assert ids(page.rows) == [2]
 
 
 def test_unit_with_an_unknown_topic_ends_the_page() -> None:
     rows = [row(1), row(2, 7), row(3, 7, topic="gone"), row(4)]
-    page = build(Waiting(rows), {"a"}, is_refused=False)
+    page = build(Waiting(rows), {"a"})
     assert (ids(page.rows), ids(page.bad)) == ([1], [2, 3])
 
 
-def test_refused_unit_is_bad_when_it_is_alone() -> None:
-    one, two = [row(1, 7), row(2, 7)], [row(1), row(2)]
-    assert ids(build(Waiting(one), {"a"}, is_refused=True).bad) == [1, 2]
-    assert ids(build(Waiting(two), {"a"}, is_refused=True).bad) == []
+def test_unit_that_was_refused_alone_is_bad() -> None:
+    rows = [row(1, 7), row(2, 7), row(3)]
+    page = build(Waiting(rows), {"a"}, refused={7})
+    assert (ids(page.rows), ids(page.bad)) == ([], [1, 2])
+
+
+def test_shortest_page_has_the_first_units_only() -> None:
+    rows = [row(1, 7), row(2, 8), row(3, 7), row(4, 8), row(5)]
+    assert ids(build(Waiting(rows), {"a"}, is_shortest=True).rows) == [1, 2, 3, 4]
+    assert ids(build(Waiting(rows[4:]), {"a"}, is_shortest=True).rows) == [5]
 
 
 @given(st.sets(st.integers(1, 40)))

@@ -12,6 +12,7 @@ from txmq.outbox.relay_core import (
     Lock,
     Locked,
     NewTxid,
+    Outcome,
     Pause,
     Peek,
     Read,
@@ -19,6 +20,7 @@ from txmq.outbox.relay_core import (
     RelayRow,
     Send,
     Step,
+    Told,
     Topics,
     Unlock,
     Why,
@@ -101,7 +103,7 @@ def test_page_that_is_due_is_sent_empty() -> None:
 
 def test_unit_larger_than_a_page_doubles_what_is_read() -> None:
     played = Played(page_rows=2).begin()
-    assert played.answer(Read, Waiting([_row(1, unit=7), _row(2, unit=7)], cut={7})) == Read((), 4)
+    assert played.answer(Read, Waiting([_row(1, unit=7), _row(2, unit=7)], cut={7})) == Read((), 4, 2 << 20)
     played.answer(Read, Waiting([_row(1, unit=7), _row(2, unit=7), _row(3, unit=7)]))
     claim = played.answer(NewTxid, "t1")
     assert isinstance(claim, Claim)
@@ -125,6 +127,34 @@ def test_topics_are_asked_anew_before_a_row_is_parked() -> None:
     played.answer(Lock, Locked(claimed.row, is_lease_over=False, is_page_due=False))
     played.answer(Unlock)
     assert isinstance(played.step, Topics)
+
+
+def test_unit_is_parked_only_when_it_was_refused_alone() -> None:
+    played, rows = Played(page_rows=2).begin(), [_row(1), _row(2)]
+    claimed: object = None
+    for txid, sent in (("t1", rows), ("t2", rows[:1])):
+        played.answer(Read, Waiting(rows))
+        claimed = played.answer(NewTxid, txid)
+        assert isinstance(claimed, Claim)
+        assert claimed.bad == ()
+        asked = played.answer(Claim, True)
+        assert isinstance(asked, Send)
+        assert list(asked.rows) == sent
+        locked = Locked(claimed.row, is_lease_over=False, is_page_due=False)
+        played.answer(Send, Answer.REFUSED)
+        for kind, value in (
+            (Lock, locked),
+            (Unlock, None),
+            (Outcome, Told.ROLLED_BACK),
+            (Lock, locked),
+            (Unlock, None),
+        ):
+            played.answer(kind, value)
+        played.answer(Topics, ("a",))
+        played.answer(Lock, locked)
+    claim = played.answer(Read, Waiting(rows))
+    assert isinstance(claim, Claim)
+    assert list(claim.bad) == rows[:1]
 
 
 def test_another_relay_with_a_lease_is_waited_for() -> None:

@@ -127,7 +127,7 @@ class TableDecoder:
         return found
 
     def _shown_of(self, read: RowReader) -> RowReader:
-        """A reader that leaves out what the server keeps behind the columns for itself."""
+        """A reader that leaves out what the server keeps after the columns for itself."""
         shown = self._shown
         if shown == self._columns:
             return read

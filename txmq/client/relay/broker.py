@@ -29,6 +29,7 @@ from txmq.errors import (
     OutboxConflictError,
     SessionFullError,
     StaleTopicError,
+    TooLargeError,
     TxmqError,
 )
 from txmq.log.records import encode
@@ -168,6 +169,8 @@ class RelayBroker:
             given["floor"] = counter - 1  # what the relay row names is this claim and ``last``, which the chain has
         if branches:
             given["homes"] = ",".join(txid for _, txid in branches)
+        if sum(map(len, own)) > self._session.request_size_bytes_max:
+            raise TooLargeError(f"a page of outbox {self._outbox.name!r} is larger than a request")
         answer = connection.submit("commit", claim, timeout=TIMEOUT_S, extensions=given, body=own)
         crash_point("relay.page.sent")
         answer.result()

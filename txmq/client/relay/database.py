@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from txmq.errors import ConfigError
 from txmq.outbox.outbox import Outbox, begin_statement
 from txmq.outbox.page import Waiting
 from txmq.outbox.relay_core import Claim, Locked, Read, RelayRow
@@ -21,7 +22,6 @@ from txmq.runtime.ports import Clock
 from txmq.xa.database.dbapi import run
 
 LEASE_MS: Final = 15_000
-PAGE_BYTES: Final = 1 << 20
 IDLE_PAGE_S: Final = 10.0
 _UNKNOWN_TOPIC: Final = "its topic does not exist"
 _REFUSED: Final = "the broker refuses it"
@@ -103,8 +103,17 @@ class RelayDatabase:
             self._begin = begin_statement(self._connection, self._tables.dialect)
             for statement in self._tables.for_relays(self._connection):
                 run(self._connection, statement)
-            self._rollback()
+            self._connection.commit()  # PostgreSQL takes a SET back with its transaction
+            self._require_durable(self._connection, self._tables)
         return self._connection, self._tables
+
+    def _require_durable(self, connection: Any, tables: OutboxTables) -> None:
+        tables.dialect.strengthen(connection)
+        weakness = tables.dialect.weakness(connection)
+        if weakness is not None:
+            raise ConfigError(
+                f"outbox {self._outbox.name!r}: a power loss may take the relay's commits back: {weakness}"
+            )
 
     def _peek(self) -> RelayRow | None:
         connection, tables = self._open()
@@ -133,7 +142,7 @@ class RelayDatabase:
     def _read(self, step: Read) -> Waiting:
         connection, tables = self._open()
         tables.delete(connection, step.gone)
-        return tables.waiting(connection, step.rows_max, PAGE_BYTES)
+        return tables.waiting(connection, step.rows_max, step.bytes_max)
 
     def _claim(self, step: Claim) -> bool:
         connection, tables = self._open()

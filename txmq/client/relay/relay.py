@@ -76,6 +76,7 @@ class Relay:
         self._failures = self._idles = 0
         self._drains = 0
         self._thread: int | None = None
+        self._stopped_at: RelayRow | None = None
         self.stopped: str | None = None
         self.sent = 0
         start_daemon(_THREAD_NAME, self._run)
@@ -139,7 +140,7 @@ class Relay:
             try:
                 step = turns.send(result)
             except StopIteration:
-                self._await_operator(step)
+                self._await_operator()
                 return
 
     def _carry_out(self, step: Any) -> Any:
@@ -208,9 +209,9 @@ class Relay:
         self._log.error(
             "outbox stopped", uuid=step.row.uuid, chain=step.chain, last=step.row.last, claim=step.row.claim
         )
-        self._stopped_at: RelayRow = step.row
+        self._stopped_at = step.row
 
-    def _await_operator(self, _step: object) -> None:
+    def _await_operator(self) -> None:
         """Look now and then whether the relay row has changed."""
         while not self._is_ending:
             self._idle.set()

@@ -474,7 +474,7 @@ class MarkerTable:
         return text(rows[0][0]) if rows and count == 1 else None
 
     def require_free(self, connection: Connection, txid: str) -> None:
-        """Make sure, without a wait, that no open transaction holds the row of ``txid``, if that is to be asked.
+        """Make sure, without a wait, that no open transaction holds the row of ``txid``, if it can be asked.
 
         Raises:
             Exception: the driver's error, of which the dialect says ``is_held``.

@@ -124,6 +124,6 @@ def _refuse_more(context: Context, client: ClientConnection) -> None:
     refuse_over_half(context, client, OUTBOX_SHARE, most, "outboxes")
     if len(context.state.outbox_chains.newest) >= most:
         raise OverloadedError(
-            f"{most} outboxes are known and none is dropped by itself: an administrator forgets one that is no more, "
-            "txmq outbox forget"
+            f"{most} outboxes are known and none is dropped by itself: an administrator forgets one that is no more "
+            "(outbox <uuid> forget)"
         )
