@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,6 +29,7 @@ from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa import LastResource
+from txmq.xa.database.dialects import server_began_ms
 from txmq.xa.database.installation import CHECK_EVERY_S
 from txmq.xa.last_resource.branch import BEGUN_FRESH_S
 
@@ -392,6 +394,8 @@ def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: MySQLShop, 
 
 def test_frozen_owners_neither_delay_others_nor_stay(shop: MySQLShop, connect: Connect) -> None:
     """Of four owners three stand still between marker and COMMIT: as many as once ended each round of a resolver."""
+    began_s = server_began_ms(shop.connect()) / 1000
+    eventually(lambda: time.time() > began_s, "no marker is of the second in which the server began")
     left = []
     for number, point in enumerate(["client.tx.prepared"] * 3 + ["client.tx.db_committed"]):
         owner = MySQLShop(shop.broker, shop.server, shop.database, connect)

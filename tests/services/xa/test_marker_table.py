@@ -13,7 +13,7 @@ import pytest
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 from txmq.xa.broker_port import DELETE_SIZE
-from txmq.xa.database.dialects import MYSQL
+from txmq.xa.database.dialects import MYSQL, server_began_ms
 from txmq.xa.database.marker_table import MarkerTable
 
 CLUSTER = "00000000000000c1"
@@ -169,15 +169,16 @@ def test_databases_clock_is_told_in_utc_whatever_sessions_zone(database: Databas
 def test_session_is_not_ended_for_marker_older_than_server(database: Database) -> None:
     """After a crash the server rolls it back in the background, and its number is another session's."""
     resolving = database.resolving("last-resource")
-    older = _owned_marker(database, "t1", f"{MYSQL.now_ms} - 86400000")
+    older = _owned_marker(database, "t1", f"{server_began_ms(resolving.connection) - 1}")
     assert resolving.table.end_holder(resolving.connection, "t1") is None
     older.cursor().execute("SELECT 1")
     resolving.close()
 
 
 def test_session_of_an_uncommitted_marker_is_ended(database: Database) -> None:
+    """A frozen owner's, which wrote it as soon as the server had begun for certain."""
     resolving = database.resolving("last-resource")
-    holder = _owned_marker(database, "t1", f"{MYSQL.now_ms} + 60000")  # a server that has just started, too
+    holder = _owned_marker(database, "t1", f"{server_began_ms(resolving.connection)}")
     assert resolving.table.end_holder(resolving.connection, "t1") == holder.thread_id()
     with pytest.raises(MySQLdb.Error):
         holder.cursor().execute("SELECT 1")

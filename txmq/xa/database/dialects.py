@@ -236,11 +236,18 @@ def mysql_variables(connection: Connection, *names: str) -> dict[str, str]:
     return {text(name): text(value) for name, value in rows}
 
 
-def server_uptime_s(connection: Connection) -> int:
-    """For how long a MySQL or MariaDB server has run, in whole seconds."""
-    ((_, value),) = run(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")[0]
-    connection.rollback()
-    return int(text(value))
+def server_began_ms(connection: Connection) -> int:
+    """When a MySQL or MariaDB server began, by its clock, in ms since 1970: the end of that second.
+
+    Ends the transaction.
+    """
+    while True:
+        ((before,),) = run(connection, "SELECT UNIX_TIMESTAMP()")[0]
+        ((_, uptime_s),) = run(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")[0]
+        ((after,),) = run(connection, "SELECT UNIX_TIMESTAMP()")[0]
+        connection.rollback()
+        if before == after:
+            return 1000 * (int(before) - int(text(uptime_s)) + 1)
 
 
 def _mysql_delete_with_keys(rows: str, keys: str, condition: str) -> Sequence[str]:

@@ -44,7 +44,7 @@ from typing import Any
 from txmq.errors import ConfigError
 from txmq.model import is_valid_table
 from txmq.xa.database.dbapi import Connection, driver_of, is_error, run, text
-from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of, server_uptime_s
+from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of, server_began_ms
 from txmq.xa.database.fingerprint import StrangeServerError, fingerprint
 from txmq.xa.database.sqlite_turns import WriterTurn
 from txmq.xa.database.statement import Statement
@@ -52,7 +52,6 @@ from txmq.xa.database.statement import Statement
 COMMITTED, ROLLED_BACK, OUTBOXED, ENCLOSED = "committed", "rolled-back", "outboxed", "enclosed"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
 EXPIRED_SIZE = 500  # rows in one DELETE
-UPTIME_STEP_MS = 1000  # a server tells its uptime in whole seconds
 _LITERAL = re.compile(r"[0-9A-Za-z._-]{1,220}(?:-%-%)?\Z|\*\Z")  # ids, slots, patterns of slots; any key
 
 Condition = tuple[str, list[str]]
@@ -486,7 +485,8 @@ class MarkerTable:
         """End the session that has written the row of ``txid``, and not committed it. Outside any transaction.
 
         A row that is older than the server is of a session that is gone: the server is rolling it back, and has given
-        its number to another one.
+        its number to another one. One of the second in which the server began may be such a row, and is left to the
+        server's own limit for idle transactions.
 
         Returns:
             Its number; None if there is no such row, or the server ends such a session by itself.
@@ -497,12 +497,12 @@ class MarkerTable:
         if not self.dialect.end_session:
             return None
         run(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-        row = f"SELECT seen, {self.dialect.now_ms} - written_ms FROM {self.name} WHERE txid = ?"  # noqa: S608
+        row = f"SELECT seen, written_ms FROM {self.name} WHERE txid = ?"  # noqa: S608
         rows = self._read(connection, row, (txid,))
-        number, age_ms = (int(rows[0][0]), int(rows[0][1])) if rows else (0, 0)
+        number, written_ms = (int(rows[0][0]), int(rows[0][1])) if rows else (0, 0)
         if not number or self.outcome_of(connection, txid) is not None:  # committed: others have looked at it
             return None
-        if age_ms + UPTIME_STEP_MS > 1000 * server_uptime_s(connection):
+        if written_ms < server_began_ms(connection):
             return None
         run(connection, f"{self.dialect.end_session} {number}")
         return number
