@@ -24,7 +24,7 @@ from txmq.testing.processes.zookeeper import Ensemble
 
 ROWS = 2_000
 TASKS_MAX = 60  # 18 were seen; 2,600 before partitions followed the size of the data
-TIMEOUT_S = 280
+TIMEOUT_S = 1200  # beside a load of 8 a session of Spark alone takes minutes
 CONF = {
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
     "spark.executor.memory": "512m", "spark.ui.showConsoleProgress": "false",
@@ -53,6 +53,7 @@ def _lose_one_of_each(spark: SparkCluster, cluster: Cluster) -> None:
     broker.restart()
 
 
+@pytest.mark.timeout(TIMEOUT_S + 60)
 def test_standalone_cluster_runs_sink_source_stream_and_audit(cluster: Cluster, tmp_path: Path) -> None:
     """Over three brokers; one of them and an executor are killed between two batches of the stream."""
     with txmq.connect(cluster.address) as client, SparkCluster(tmp_path / "spark") as spark:

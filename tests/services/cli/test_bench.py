@@ -42,7 +42,6 @@ def refusal(*words: str, status: int = 2) -> str:
     return result.stderr
 
 
-@pytest.mark.timeout(120)
 def test_a_broker_of_its_own_is_measured_and_gone(tmp_path: Path) -> None:
     report = bench("--messages", "200", "--threads", "4", "--directory", str(tmp_path))
     assert [row["name"] for row in report["rows"]] == NAMES

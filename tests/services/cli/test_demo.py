@@ -19,10 +19,9 @@ import txmq
 from txmq.cli.demo.run import Death, Play
 
 
-@pytest.mark.timeout(180)
 def test_demo_holds_and_reports_it_to_programs() -> None:
     command = [sys.executable, "-m", "txmq.cli.main", "demo", "--json", "--seed", "7"]
-    result = subprocess.run(command, capture_output=True, timeout=120, check=False, text=True)
+    result = subprocess.run(command, capture_output=True, timeout=500, check=False, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads(result.stdout)
     assert report["holds"] is True
@@ -33,7 +32,6 @@ def test_demo_holds_and_reports_it_to_programs() -> None:
     assert report["in_doubt_left"] == 0
 
 
-@pytest.mark.timeout(180)
 def test_the_demo_says_no_when_a_row_vanishes(tmp_path: Path) -> None:
     class Sabotaged(Play):
         def _compare(self, address: str) -> object:  # type: ignore[override]

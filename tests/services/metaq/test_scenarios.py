@@ -88,6 +88,7 @@ import pytest
 import txmq
 from tests.services.consumer.consuming import WAIT_S, take, values
 from tests.services.loop_client import Connect
+from txmq.client.consumer import handover
 from txmq.client.consumer.consumer import Consumer
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -135,8 +136,11 @@ class Scene:
 
 
 @pytest.fixture
-def scene(shared_broker: BrokerProcess, connect: Connect, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """A client, and names that no other test uses."""
+def scene(
+    shared_broker: BrokerProcess, connect: Connect, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Scene]:
+    """A client, and names that no other test uses. However busy the machine is, what a member has got it acknowledges."""
+    monkeypatch.setattr(handover, "HAND_OVER_S", 60.0)
     with connect(shared_broker.address, timeout=30.0) as client:
         yield Scene(client, request.node.name.removeprefix("test_")[:150].rstrip("]").replace("[", "-"))
 
