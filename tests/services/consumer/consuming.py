@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from txmq.client.consumer.consumer import Consumer
 from txmq.model import Message
-from txmq.testing.eventually import eventually
+from txmq.testing.eventually import WITHIN_S, eventually
 
-WAIT_S = 60.0
+WAIT_S = WITHIN_S
 
 
 def take(consumer: Consumer, count: int) -> list[Message]:

@@ -113,6 +113,7 @@ class GroupCampaign:
             stack.callback(self.broker.kill)
             self._set_up()
             stack.callback(self._history.close)
+            self._changed_at = time.monotonic()
             ends_at, heals_at = time.monotonic() + seconds, time.monotonic() + ROUND_S
             while time.monotonic() < ends_at or self.report.changes.total() < changes:
                 self._change()
