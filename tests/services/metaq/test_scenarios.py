@@ -139,7 +139,7 @@ class Scene:
 def scene(
     shared_broker: BrokerProcess, connect: Connect, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Scene]:
-    """A client, and names that no other test uses. However busy the machine is, what a member has got it acknowledges."""
+    """A client, and names that no other test uses. What a member has got it acknowledges, on a busy machine, too."""
     monkeypatch.setattr(handover, "HAND_OVER_S", 60.0)
     with connect(shared_broker.address, timeout=30.0) as client:
         yield Scene(client, request.node.name.removeprefix("test_")[:150].rstrip("]").replace("[", "-"))
