@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -332,3 +334,36 @@ def test_server_ends_owner_that_stands_still_behind_its_marker(shop: Shop) -> No
     shop.check()
     for connection in opened:
         connection.close()
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_rows_that_body_leaves_unread_hold_up_no_end(shop: Shop, raises: bool) -> None:
+    ended = list[BaseException | None]()
+
+    def sell() -> None:
+        try:
+            with shop.client.producer().transaction(shop.resource, timeout=PATIENT_S) as tx:
+                cursor = tx.connection(shop.resource).cursor()
+                cursor.execute("UPDATE sold SET pieces = pieces + 1")
+                rows = cursor.stream("SELECT generate_series(1, 1000000)")
+                assert next(rows) == (1,)
+                if raises:
+                    raise ZeroDivisionError
+        except BaseException as error:  # noqa: BLE001  compared below
+            ended.append(error)
+
+    threading.Thread(target=sell, daemon=True).start()
+    eventually(lambda: ended, "the block has ended")
+    assert isinstance(ended[0], ZeroDivisionError if raises else RolledBackError)
+    assert shop.count("pieces FROM sold") == 1
+    shop.order()
+    shop.check()
+
+
+def test_error_among_rows_dooms_the_block(shop: Shop) -> None:
+    with pytest.raises(RolledBackError, match="zero"), shop.client.producer().transaction(shop.resource) as tx:
+        cursor = tx.connection(shop.resource).cursor()
+        with suppress(psycopg.errors.DivisionByZero):
+            list(cursor.stream("SELECT 1 / (3 - n) FROM generate_series(1, 5) AS n"))
+    shop.order()
+    shop.check()

@@ -5,6 +5,8 @@ one failed statement dooms the transaction, because some databases go on with ha
 Calls that would end the transaction (commit, rollback, close, ``with connection``, SQLite's executescript) are refused;
 SQL text is not read, so that ``execute("COMMIT")`` is found out later, by the savepoint that is gone.
 
+Rows that a driver gives one by one while it holds its connection (psycopg's ``stream``) end with the block.
+
 Invariants:
     * after ``Guard.end`` every use raises: the connection may serve another block by then;
     * the first error is kept, later ones are mostly its consequences.
@@ -15,8 +17,10 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import GeneratorType
 from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 from txmq.errors import RolledBackError, TransactionStateError
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver
@@ -54,7 +58,7 @@ class Guard:
     """
 
     __slots__ = (
-        "_in_transaction", "error", "errors", "is_changed", "is_over", "on_use", "there", "was_ended",
+        "_in_transaction", "_rows", "error", "errors", "is_changed", "is_over", "on_use", "there", "was_ended",
         "was_rolled_back",
     )  # fmt: skip
 
@@ -66,10 +70,21 @@ class Guard:
         self.errors: deque[BaseException] = deque(maxlen=_ERRORS_MAX)
         self.is_changed = self.is_over = self.was_ended = self.was_rolled_back = False
         self.on_use: Callable[[], None] | None = None
+        self._rows: WeakSet[GeneratorType[Any, Any, Any]] | None = None  # the body's own: it ends them by letting go
 
     def end(self) -> None:
         """The block is over."""
         self.is_over = True
+        left, self._rows = self._rows, None
+        for rows in left or ():
+            with suppress(Exception):  # a connection that cannot be used says so when the transaction is ended
+                self.there(rows.close)
+
+    def keep(self, rows: GeneratorType[Any, Any, Any]) -> None:
+        """Know rows that hold the connection until they are read or closed."""
+        if self._rows is None:
+            self._rows = WeakSet()
+        self._rows.add(rows)
 
     def check(self) -> None:
         """Refuse use after the block."""
@@ -110,9 +125,36 @@ class Guard:
 
         def guarded(*arguments: Any, **named: Any) -> Any:
             result = self.call(method, *arguments, **named)
+            if isinstance(result, GeneratorType):
+                return GuardedRows(result, self, source, stand_in)
             return stand_in if result is source else result
 
         return guarded
+
+
+class GuardedRows:
+    """What a generator of the driver gives, noting its errors.
+
+    Args:
+        source, stand_in: as of ``Guard.wrap``.
+    """
+
+    __slots__ = ("_guard", "_rows", "_source", "_stand_in")
+
+    def __init__(self, rows: GeneratorType[Any, Any, Any], guard: Guard, source: Any, stand_in: Any) -> None:
+        self._rows, self._guard, self._source, self._stand_in = rows, guard, source, stand_in
+        guard.keep(rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        row = self._guard.call(self._rows.__next__)
+        return self._stand_in if row is self._source else row
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._rows.close()
 
 
 class GuardedCursor:
