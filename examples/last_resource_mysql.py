@@ -28,8 +28,7 @@ def prepare(arguments: dict[str, Any], client: txmq.Client) -> LastResource:
     connection = MySQLdb.connect(**arguments)
     connection.cursor().execute(ORDERS)
     connection.close()
-    # read_timeout: a server that is frozen must not hold a request for ever.
-    orders_db = LastResource("orders-db", connect=lambda: MySQLdb.connect(**arguments, read_timeout=30))
+    orders_db = LastResource("orders-db", connect=lambda: MySQLdb.connect(**arguments))
     client.topics.ensure("orders", partitions=4)
     orders_db.install(client)  # two small tables; harmless to repeat
     return orders_db

@@ -42,7 +42,7 @@ class Service:
     def __init__(self, bootstrap: str, arguments: dict[str, Any]) -> None:
         self.client = txmq.connect(bootstrap, name="order-service")
         self.producer = self.client.producer()
-        self.orders_db = LastResource("orders-db", connect=lambda: MySQLdb.connect(**arguments, read_timeout=30))
+        self.orders_db = LastResource("orders-db", connect=lambda: MySQLdb.connect(**arguments))
         connection = MySQLdb.connect(**arguments)
         connection.cursor().execute(ORDERS)
         connection.close()

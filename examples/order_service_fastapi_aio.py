@@ -71,7 +71,7 @@ class Service:
 @asynccontextmanager
 async def serving(bootstrap: str, arguments: dict[str, Any]) -> AsyncIterator[Service]:
     """A service, until the application ends."""
-    orders_db = LastResource("orders-db", connect=lambda: MySQLdb.connect(**arguments, read_timeout=30))
+    orders_db = LastResource("orders-db", connect=lambda: MySQLdb.connect(**arguments))
     async with await txmq.aio.connect(bootstrap, name="order-service") as client:
         await client.topics.ensure("orders", partitions=4)
         await asyncio.to_thread(prepare, arguments, orders_db)

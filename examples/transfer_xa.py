@@ -29,7 +29,7 @@ class NotEnoughError(Exception):
 
 def bank(name: str, arguments: dict[str, Any], account: str, client: txmq.Client) -> MySQLResource:
     """A database with one account, and the resource that stands for it."""
-    resource = MySQLResource(name, connect=lambda: MySQLdb.connect(**arguments, read_timeout=30))
+    resource = MySQLResource(name, connect=lambda: MySQLdb.connect(**arguments))
     resource.install(client)
     client.settle(resource)  # a branch that an earlier run left prepared holds locks until it is settled
     connection = MySQLdb.connect(**arguments)

@@ -192,7 +192,9 @@ def _resource(table: dict[str, Any], where: str) -> Resource:
         expected, words = known[key]
         if not isinstance(value, expected):
             raise ConfigError(f"{where}: {key} = {value!r}: expected {words}")
-    return made(table["name"], connect=connector(table, where), **options)
+    resource = made(table["name"], connect=connector(table, where), **options)
+    resource.opens_aside = "sqlite" not in table["driver"]
+    return resource
 
 
 def _options_of(made: type[Resource]) -> dict[str, tuple[type, str]]:

@@ -11,7 +11,9 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from contextvars import copy_context
 from queue import SimpleQueue
@@ -22,6 +24,10 @@ from txmq.runtime.threads import Signal
 
 T = TypeVar("T")
 _WAIT_S = 3600.0  # a wait that comes back early is begun again
+
+
+class WorkUnendedError(Exception):
+    """A piece of work took too long, and goes on."""
 
 
 class _Job:
@@ -60,19 +66,22 @@ class Worker:
         self._process = current_process()
         threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True).start()
 
-    def call(self, work: Callable[[], T], on_left: Callable[[], None]) -> T:
+    def call(self, work: Callable[[], T], on_left: Callable[[], None], timeout_s: float = math.inf) -> T:
         """Run ``work`` there and wait for its end; its result, or its exception.
 
         Args:
-            on_left: called if the caller's wait is interrupted: the work goes on then.
+            on_left: called if the caller's wait is interrupted, or too long: the work goes on then.
 
         Raises:
+            WorkUnendedError: it has not ended after ``timeout_s`` seconds.
             RuntimeError: the thread is that of the process which this one was forked from.
         """
-        job = self._hand_over(work)
+        job, until = self._hand_over(work), time.monotonic() + timeout_s
         try:
             while not job.is_over:
-                job.done.wait(_WAIT_S)
+                job.done.wait(min(until - time.monotonic(), _WAIT_S))
+                if not job.is_over and time.monotonic() >= until:
+                    raise WorkUnendedError(f"it has not ended after {timeout_s:g} s")
         except BaseException:
             on_left()
             raise

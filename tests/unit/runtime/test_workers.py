@@ -10,7 +10,7 @@ import pytest
 
 from txmq.runtime import workers
 from txmq.runtime.strands import Host
-from txmq.runtime.workers import Worker
+from txmq.runtime.workers import Worker, WorkUnendedError
 
 LONG_S = 60.0
 _word: ContextVar[str] = ContextVar("word", default="none")
@@ -93,4 +93,20 @@ def test_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "current_process", lambda: -1)
     with pytest.raises(RuntimeError, match="forked"):
         worker.call(lambda: 1, _never)
+    worker.end()
+
+
+def test_work_that_takes_too_long_goes_on_unwaited_for() -> None:
+    worker, goes_on, left, ended = Worker("w"), threading.Event(), list[bool](), threading.Event()
+
+    def work() -> None:
+        assert goes_on.wait(LONG_S)
+        ended.set()
+
+    with pytest.raises(WorkUnendedError):
+        worker.call(work, lambda: left.append(True), timeout_s=0.01)
+    assert left
+    assert not ended.is_set()
+    goes_on.set()
+    assert ended.wait(LONG_S)
     worker.end()

@@ -14,6 +14,7 @@ from typing import Any
 
 from txmq.client.transaction.block import Transaction
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
+from txmq.runtime.call_limits import CallLimit
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.cluster import SimulatedCluster
@@ -256,7 +257,7 @@ class FakeRecovery:
 
     def __init__(self, database: Database, cluster: int) -> None:
         self._database, self._cluster = database, cluster
-        self.uuid = database.uuid
+        self.uuid, self.limit = database.uuid, CallLimit()
 
     def prepared(self) -> list[ListedXid]:
         """Ours."""

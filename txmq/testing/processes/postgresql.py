@@ -108,14 +108,27 @@ class PostgreSQL(ChildProcess):
 
     def kill(self) -> None:
         """SIGKILL to the server and all its sessions, as a crash would; no error if nothing runs."""
-        self.pause()  # it starts no more of them
-        pid = self.pid
-        children = [] if pid is None else Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+        super().pause()  # it starts no more of them
+        children = self._children()
         super().kill()
-        for child in children:
-            with suppress(ProcessLookupError):
-                os.kill(int(child), signal.SIGKILL)
+        _send(signal.SIGKILL, children)
         eventually(lambda: not any(map(_lives, children)), "its sessions have gone", STOP_TIMEOUT_S)
+
+    def pause(self) -> None:
+        """Freeze it with all its sessions (SIGSTOP): connections stay open and get no answer."""
+        super().pause()
+        children = self._children()
+        _send(signal.SIGSTOP, children)
+        eventually(lambda: all(map(_stands, children)), "its sessions stand still", STOP_TIMEOUT_S)
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        _send(signal.SIGCONT, self._children())
+        super().resume()
+
+    def _children(self) -> list[str]:
+        pid = self.pid
+        return [] if pid is None else Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
 
     def _made(self) -> Path:
         home = self._home = Path(tempfile.mkdtemp(prefix="txmq-"))
@@ -132,11 +145,26 @@ class PostgreSQL(ChildProcess):
         return subprocess.run(asked, check=False).returncode == 0  # noqa: S603 - arguments of our own
 
 
+def _send(what: signal.Signals, processes: Sequence[str]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(int(process), what)
+
+
+def _state(pid: str) -> str:
+    """Of a process, as /proc names it; X when it has gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0]
+    return "X"
+
+
 def _lives(pid: str) -> bool:
     """Whether a process is there, and more than its exit status."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] not in "ZX"
-    return False
+    return _state(pid) not in "ZX"
+
+
+def _stands(pid: str) -> bool:
+    return _state(pid) in "TZX"
 
 
 def _run(*command: str) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
+from txmq.runtime.call_limits import CallLimit
 from txmq.testing.simulated.xa_answers import LOST, NOTA, RB_ROLLBACK, SimulatedError
 from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.xa.database.guarded_connection import Guard
@@ -237,7 +238,7 @@ class SimulatedXARecovery:
     """See ``xa.two_phase.branch.Recovery``."""
 
     def __init__(self, resource: SimulatedXAResource, session: SimulatedSession, cluster: int) -> None:
-        self.uuid = resource.uuid or ""
+        self.uuid, self.limit = resource.uuid or "", CallLimit()
         self._resource, self._session, self._cluster = resource, session, cluster
 
     def prepared(self) -> list[ListedXid]:

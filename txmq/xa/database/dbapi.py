@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from txmq.errors import ConfigError
+from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 
 _INNER = ("__wrapped__", "driver_connection")
@@ -109,6 +110,16 @@ def may_change_threads(connection: Any) -> bool:
         return True
     driver = driver_of(connection)
     return driver is not None and "sqlite" not in driver.__name__ and getattr(driver, "threadsafety", 0) >= 1
+
+
+def limit_of(connection: Any) -> CallLimit:
+    """A limit for the calls on a connection; without effect where no socket is found, as with SQLite."""
+    inner = innermost(of_driver(connection))
+    for found in (inner, getattr(inner, "_sock", None)):  # PyMySQL does not tell its own
+        descriptor = getattr(found, "fileno", None)
+        if callable(descriptor):
+            return CallLimit(descriptor)
+    return CallLimit()
 
 
 def _is_connection(found: Any) -> bool:

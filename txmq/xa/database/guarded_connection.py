@@ -19,10 +19,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import GeneratorType
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakSet
 
-from txmq.errors import RolledBackError, TransactionStateError
+from txmq.errors import RolledBackError, TransactionStateError, TransactionTimeoutError, caused
+from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ _CHANGES_SESSION = re.compile(
 _LOOKED_AT_MAX = 500  # characters of a statement
 _CHANGING = frozenset({"select_db", "change_user", "set_session", "set_isolation_level", "set_character_set"})
 _ERRORS_MAX = 32
+NO_ANSWER: Final = "the database has not answered before timeout= passed: its connection was ended; nothing happened"
 _PSYCOPG_IN_TRANSACTION = 2  # and sound: 3 is one that has failed
 _STATEMENTS = frozenset({"execute", "executemany"})
 
@@ -49,6 +51,7 @@ class Guard:
     Attributes:
         error: the first that the driver raised.
         errors: the last ones, with what the application made of them.
+        limit: of the connection's calls, the block's deadline.
         is_over: the connection may not be used any more.
         on_use: called before each call of the driver.
         there: runs what uses the driver: here, or in the connection's own thread.
@@ -58,12 +61,15 @@ class Guard:
     """
 
     __slots__ = (
-        "_in_transaction", "_rows", "error", "errors", "is_changed", "is_over", "on_use", "there", "was_ended",
+        "_in_transaction", "_rows", "error", "errors", "is_changed", "is_over", "limit", "on_use", "there", "was_ended",
         "was_rolled_back",
     )  # fmt: skip
 
-    def __init__(self, in_transaction: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self, in_transaction: Callable[[], bool] | None = None, limit: CallLimit | None = None
+    ) -> None:  # fmt: skip
         """``in_transaction``: asks the driver; None if it cannot tell."""
+        self.limit = limit or CallLimit()
         self.there: Callable[[Callable[[], Any]], Any] = _here
         self._in_transaction = in_transaction
         self.error: BaseException | None = None
@@ -92,7 +98,11 @@ class Guard:
             raise TransactionStateError("the connection belongs to a transaction block that is over")
 
     def call(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call the driver, noting what it raises."""
+        """Call the driver, noting what it raises.
+
+        Raises:
+            TransactionTimeoutError: no answer came until the block's deadline.
+        """
         if self.is_over:
             self.check()
         if self.on_use is not None:
@@ -101,6 +111,8 @@ class Guard:
             self.is_changed = True
         if self.was_rolled_back and method.__name__ in _STATEMENTS:  # outside of any transaction it would commit alone
             raise RolledBackError(f"the database has rolled the block's transaction back: {self.error}")
+        limit = self.limit
+        limit.calls += 1
         try:
             result = method(*arguments, **named)
         except StopIteration:
@@ -109,7 +121,11 @@ class Guard:
             self.note(error)
             if self._in_transaction is not None and not self.was_ended and not self._in_transaction():
                 self.was_rolled_back = True
+            if limit.has_passed and isinstance(error, Exception):
+                raise caused(TransactionTimeoutError(NO_ANSWER), error) from error
             raise
+        finally:
+            limit.calls -= 1
         if self._in_transaction is not None and not self.was_rolled_back and not self._in_transaction():
             self.was_ended = True
         return result

@@ -3,30 +3,54 @@
 A connection is verified before its first use (``installation``). ``LastResource`` and ``MySQLResource`` begin
 transactions on it.
 
-Invariant: a forked child never uses, and never closes, its parent's connections.
+A database that does not answer (a frozen server, a network that swallows packets) holds nobody up for ever: blocks
+wait until their deadline, resolvers a while (``PATIENCE_S``). A call on a connection is ended by its socket
+(``runtime/call_limits``). ``connect`` cannot be, so that it runs in a thread of its own, which may be given up.
+
+Invariants:
+    * a forked child never uses, and never closes, its parent's connections;
+    * the first connection of a process is made where it is needed: nobody knows before whether its driver binds it to
+      that thread.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import getattr_static
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from txmq.errors import BrokerAwayError, ConfigError, RolledBackError, TransactionStateError
+from txmq.errors import (
+    BrokerAwayError,
+    ConfigError,
+    RolledBackError,
+    TransactionStateError,
+    TransactionTimeoutError,
+    caused,
+)
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
+from txmq.runtime.workers import WorkUnendedError
 from txmq.xa.broker_port import InstallingClient, cluster_of
 from txmq.xa.database.connection_pool import ConnectionPool, close_connection
-from txmq.xa.database.dbapi import driver_of
+from txmq.xa.database.dbapi import driver_of, limit_of
+from txmq.xa.database.guarded_connection import NO_ANSWER
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
 from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.thread_connection import GivenUp, lent, opened, return_lent
 from txmq.xa.fencing import Drawn, Fence
 
 S = TypeVar("S", bound=DatabaseSession)
-GIVEN_UP_MAX: Final = 64  # calls of cancelled tasks that run on; no more connections for blocks until one has ended
+GIVEN_UP_MAX: Final = 64  # calls that run on; no more connections for blocks until one has ended
+WAIT_S_MIN: Final = 1.0  # of a block for its database, even if the deadline is closer
+PATIENCE_S: Final = 10.0  # of a resolver with one step of its work; each statement waits a second for a lock, at most
+OPEN_S_MAX: Final = 5.0  # of a resolver with a connection
+
+
+class SilentDatabaseError(Exception):
+    """A database does not answer."""
 
 
 class DrawnConnection(Drawn, Protocol):
@@ -38,6 +62,9 @@ class DrawnConnection(Drawn, Protocol):
 
 class DatabaseResource(ABC, Generic[S]):
     """See the module's docstring.
+
+    Attributes:
+        opens_aside: its connections may be used by another thread than made them.
 
     Thread safety: yes.
     """
@@ -54,6 +81,8 @@ class DatabaseResource(ABC, Generic[S]):
         self._lent = Lent()
         self._pool: ConnectionPool[S] = ConnectionPool()
         self._given_up = GivenUp()
+        self._unopened = GivenUp()  # connections that resolvers have given up, and that are still being made
+        self.opens_aside = dialect in ("mysql", "postgresql")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -132,7 +161,7 @@ class DatabaseResource(ABC, Generic[S]):
         self._pool.give_back(session)
 
     @contextmanager
-    def _lent_for_block(self, given: Any) -> Iterator[Any]:
+    def _lent_for_block(self, given: Any, timeout_s: float) -> Iterator[Any]:
         """A caller's connection, on which a block begins here. If it does not, none of its transaction is left open.
 
         One that was refused because it is not idle is as it was. One with a call that was given up while it ran is
@@ -140,40 +169,78 @@ class DatabaseResource(ABC, Generic[S]):
         """
         driver_of(given)
         connection = lent(given)
+        limit = limit_of(connection)
+        limit.begin(max(timeout_s, WAIT_S_MIN))
         try:
-            yield connection
+            with limit:
+                yield connection
         except TransactionStateError:
             return_lent(connection)
             raise
-        except BaseException:
+        except BaseException as error:
             try:
-                connection.rollback()
+                with limit:
+                    connection.rollback()
             except BaseException:  # noqa: BLE001  whatever it was, a closed connection has no transaction
                 close_connection(connection)
             else:
                 return_lent(connection)
+            if limit.has_passed and isinstance(error, Exception):
+                raise caused(TransactionTimeoutError(NO_ANSWER), error) from error
             raise
+        finally:
+            limit.end()
 
-    def _open_for_block(self, cluster: str) -> S:
+    def _open_for_block(self, cluster: str, timeout_s: float) -> S:
         """As ``_open``, within bounds: tasks that time out behind a held row would open as many as the server has.
 
         Raises:
+            TransactionTimeoutError: the database does not answer.
             RolledBackError: too many calls run on that were given up.
         """
         if self._given_up.count >= GIVEN_UP_MAX:
             raise RolledBackError(
-                f"{GIVEN_UP_MAX} statements in {self.name!r} run on whose tasks were cancelled, each on a connection "
-                "of its own: none is opened until one of them has ended"
+                f"{GIVEN_UP_MAX} calls of {self.name!r} run on that were given up, each on a connection of its own: "
+                "none is opened until one of them has ended"
             )
-        return self._open(cluster)
-
-    def _open(self, cluster: str | None, connect: Callable[[], Any] | None = None) -> S:
-        connection = opened(connect or self._connect, self._given_up)
         try:
-            session = self._verified(connection, cluster)
-        except BaseException:
+            return self._open(cluster, timeout_s=max(timeout_s, WAIT_S_MIN))
+        except SilentDatabaseError as error:
+            raise caused(TransactionTimeoutError(f"{error}; nothing happened"), error) from error
+
+    def _open_for_resolver(self, cluster: str, timeout_s: float, connect: Callable[[], Any] | None = None) -> S:
+        """As ``_open``. One connection that was given up is waited for by nobody, and no other one is tried meanwhile.
+
+        Raises:
+            SilentDatabaseError: the database does not answer.
+        """
+        if self._unopened.count:
+            raise SilentDatabaseError(f"{self.name!r} does not answer: a connection to it is still being made")
+        return self._open(cluster, connect, timeout_s, self._unopened)
+
+    def _open(
+        self, cluster: str | None, connect: Callable[[], Any] | None = None, timeout_s: float = math.inf,
+        given_up: GivenUp | None = None,
+    ) -> S:  # fmt: skip
+        try:
+            connection = opened(connect or self._connect, given_up or self._given_up, timeout_s, aside=self.opens_aside)
+        except WorkUnendedError as error:
+            text = f"{self.name!r} does not answer: connect= has not returned after {timeout_s:.3g} s"
+            raise SilentDatabaseError(text) from error
+        limit = limit_of(connection)
+        limit.begin(timeout_s)
+        try:
+            with limit:
+                session = self._verified(connection, cluster)
+        except BaseException as error:
             close_connection(connection)
+            if limit.has_passed and isinstance(error, Exception):
+                text = f"{self.name!r} does not answer: no answer within {timeout_s:.3g} s"
+                raise SilentDatabaseError(text) from error
             raise
+        finally:
+            limit.end()
+        self.opens_aside = not session.is_bound_to_thread
         self.installation.keep(session)
         return session
 

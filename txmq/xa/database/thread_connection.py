@@ -20,6 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -67,7 +68,10 @@ class ThreadConnection:
 
     __slots__ = ("_given_up", "_has_ended", "_is_lent", "_worker", "driver_connection", "is_left")
 
-    def __init__(self, connect: Callable[[], Any], *, is_lent: bool = False, given_up: GivenUp | None = None) -> None:
+    def __init__(
+        self, connect: Callable[[], Any], *, is_lent: bool = False, given_up: GivenUp | None = None,
+        timeout_s: float = math.inf,
+    ) -> None:  # fmt: skip
         self._is_lent, self._given_up = is_lent, given_up
         self.driver_connection: Any = None
         self.is_left = self._has_ended = False
@@ -77,7 +81,7 @@ class ThreadConnection:
             self.driver_connection = connect()
 
         try:
-            self._worker.call(open_here, self._leave)
+            self._worker.call(open_here, self._leave, timeout_s)
         except BaseException:
             self.let_go() if is_lent else self.close()
             raise
@@ -137,9 +141,24 @@ def _call_method(connection: Any, name: str, args: Any, named: Any) -> Any:
     return getattr(connection, name)(*args, **named)
 
 
-def opened(connect: Callable[[], Any], given_up: GivenUp | None = None) -> Any:
-    """A connection made by ``connect``; a strand's has a thread of its own, and counts what was given up on it."""
-    return connect() if threads.current_strand() is None else ThreadConnection(connect, given_up=given_up)
+def opened(
+    connect: Callable[[], Any], given_up: GivenUp | None = None, timeout_s: float = math.inf, *, aside: bool = False
+) -> Any:
+    """A connection made by ``connect``; a strand's has a thread of its own, and counts what was given up on it.
+
+    Args:
+        aside: it may be used by another thread than made it, and is made where nobody waits longer than ``timeout_s``.
+
+    Raises:
+        WorkUnendedError: it was not made in time; if it is later, it is closed.
+    """
+    if threads.current_strand() is not None:
+        return ThreadConnection(connect, given_up=given_up, timeout_s=timeout_s)
+    if not aside or timeout_s == math.inf:
+        return connect()
+    made = ThreadConnection(connect, given_up=given_up, timeout_s=timeout_s)
+    made.let_go()
+    return made.driver_connection
 
 
 def lent(connection: Any) -> Any:

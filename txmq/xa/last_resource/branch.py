@@ -13,6 +13,8 @@ Invariants:
     * rows and marker are in one transaction, opened here, ended here;
     * a connection goes back once, and only when its transaction has surely ended; in doubt it is closed, and so is one
       of ours whose session the body has changed, or in which a statement failed that would fail again;
+    * no call waits longer than until the block's deadline (or ``WAIT_S_MIN``, ``END_S_MIN``): the connection is
+      lost then. Between the calls it is left alone: a healthy one tells what the body has done;
     * a branch that has let go of its connection does not touch it any more: a caller that was interrupted right behind
       that asks again for the same end.
 """
@@ -26,15 +28,16 @@ from typing import Any, Protocol
 from txmq.errors import RolledBackError, TransactionError, TransactionTimeoutError, caused
 from txmq.runtime.ports import Clock
 from txmq.xa.database.connection_pool import close_connection
-from txmq.xa.database.dbapi import is_error, is_integrity_error, run
+from txmq.xa.database.dbapi import is_error, is_integrity_error, limit_of, run
 from txmq.xa.database.dialects import waiting_shortly
-from txmq.xa.database.guarded_connection import Guard, guarded
+from txmq.xa.database.guarded_connection import NO_ANSWER, Guard, guarded
 from txmq.xa.database.installation import DatabaseSession, Installation
-from txmq.xa.database.marker_table import COMMITTED, Condition
+from txmq.xa.database.marker_table import COMMITTED, Condition, MarkerTable
 from txmq.xa.database.mysql_server import commit, discard_results, send
 from txmq.xa.database.outbox_keys import OutboxKey
 from txmq.xa.database.outbox_tables import row_id
 from txmq.xa.database.outbox_topics import TopicsAgreed, TopicSize
+from txmq.xa.database.resource import WAIT_S_MIN
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
 from txmq.xa.database.statement import Statement
 from txmq.xa.database.thread_connection import LeftConnectionError, return_lent
@@ -43,6 +46,7 @@ from txmq.xa.last_resource.enclosing import Enclosed, Waiting
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
 ABSENT = ""  # no marker
+END_S_MIN = 2.0  # for COMMIT or ROLLBACK
 BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
 
 
@@ -68,7 +72,7 @@ class BranchResource(Protocol):
     def give_back(self, session: DatabaseSession) -> None:
         """Keep a connection whose transaction has ended."""
 
-    def open_for_resolver(self, cluster: str) -> ResolvingConnection:
+    def open_for_resolver(self, cluster: str, timeout_s: float) -> ResolvingConnection:
         """A connection for looking up what became of a transaction."""
 
     def new_token(self) -> str:
@@ -85,32 +89,42 @@ class Branch:
 
     was_kept_out = False
 
-    def __init__(self, resource: BranchResource, session: DatabaseSession, *, is_own: bool) -> None:
+    def __init__(
+        self, resource: BranchResource, session: DatabaseSession, *, is_own: bool, timeout_s: float
+    ) -> None:  # fmt: skip
         self.resource, self._session, self._is_own = resource, session, is_own
+        self._limit = limit_of(session.connection)
         self.uuid = resource.uuid or ""
         connection = session.connection
         knows_state = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
-        self._guard = Guard((lambda: connection.in_transaction) if knows_state else None)
+        self._guard = Guard((lambda: connection.in_transaction) if knows_state else None, self._limit)
         self._has_savepoint, self._releasing = True, ""  # txmq has not released it; a txid: with this one's marker
         self._has_marker = False
         self._marker: tuple[str, int] | None = None  # that goes with COMMIT: of this txid, with this deadline
         self._enclosed: Enclosed | None = None  # that goes with COMMIT, in place of it
         self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
         self._has_let_go = False  # of the connection, which may be another block's by now
-        is_begun, checked = self._is_begun(session), session.checked
-        # Before BEGIN: measuring takes a transaction of its own.
-        self._deadline_base_ms = resource.installation.deadline_ms(session, 0.0)
         self.connection = guarded(session.connection, self._guard)
         self._turn: Turn | None = None
-        if is_begun and session.checked == checked:
-            return
+        self._limit.begin(max(timeout_s, WAIT_S_MIN))
         try:
-            self._begin(session.connection, session.table.dialect.begin, session.table.place)
-        except BaseException:
+            with self._limit:
+                self._begin(session)
+        except BaseException as error:
+            self._limit.end()
             self._end_turn()
+            if self._limit.has_passed and isinstance(error, Exception):
+                raise caused(TransactionTimeoutError(NO_ANSWER), error) from error
             raise
 
-    def _begin(self, connection: Any, begin: str, place: WriterTurn | None) -> None:
+    def _begin(self, session: DatabaseSession) -> None:
+        is_begun, checked = self._is_begun(session), session.checked
+        # Before BEGIN: measuring takes a transaction of its own.
+        self._deadline_base_ms = self.resource.installation.deadline_ms(session, 0.0)
+        if not is_begun or session.checked != checked:
+            self._begin_now(session.connection, session.table.dialect.begin, session.table.place)
+
+    def _begin_now(self, connection: Any, begin: str, place: WriterTurn | None) -> None:
         if self._session.takes_packets:
             _, error = send(connection, (begin, f"SAVEPOINT {SAVEPOINT}"), in_one_packet=True)
             if error is not None:
@@ -147,19 +161,23 @@ class Branch:
             RolledBackError: a statement failed, or the connection is lost.
             HeuristicError: the body ended the transaction by itself: its earlier work may be committed.
         """
-        self._guard.end()
-        if self._guard.error is not None:
-            raise self._failed(f"a statement failed: {self._guard.error}", self._guard.error)
-        if not self._session.takes_packets:
-            self._release()
-            return
-        try:
-            discard_results(self._session.connection)  # of a statement that the body did not wait for
-        except Exception as error:
-            raise caused(self._not_released(error), error) from error
+        with self._limit:
+            self._guard.end()
+            if self._guard.error is not None:
+                raise self._failed(f"a statement failed: {self._guard.error}", self._guard.error)
+            if not self._session.takes_packets:
+                self._release()
+                return
+            try:
+                discard_results(self._session.connection)  # of a statement that the body did not wait for
+            except Exception as error:
+                raise caused(self._not_released(error), error) from error
 
     def _failed(self, text: str, cause: BaseException, txid: str | None = None) -> RolledBackError:
-        error = RolledBackError(text, txid, retriable=self.is_retriable(cause))
+        if self._limit.has_passed:
+            error: RolledBackError = TransactionTimeoutError(NO_ANSWER, txid)
+        else:
+            error = RolledBackError(text, txid, retriable=self.is_retriable(cause))
         error.__cause__ = cause
         return error
 
@@ -212,7 +230,7 @@ class Branch:
         """
         deadline_ms, outbox = self.deadline_ms(timeout_s), self._session.outbox
         condition = outbox.nobody_waits(keys) if outbox is not None and keys else None
-        with self._marking(txid):
+        with self._limit, self._marking(txid):
             self._has_marker = self._insert_marker(txid, deadline_ms, condition)
             if not self._has_marker:
                 self._require_condition(txid, deadline_ms, condition)
@@ -388,6 +406,11 @@ class Branch:
             TransactionError: of a marker that was left to it, as ``insert_marker``: the transaction is still open.
             Exception: see ``is_still_open``: only then is it surely not committed.
         """
+        self._limit.extend(END_S_MIN)
+        with self._limit:
+            self._commit()
+
+    def _commit(self) -> None:
         session, marker, enclosed = self._session, self._marker, self._enclosed
         if not (session.takes_packets and (self._is_own or marker is not None or enclosed is not None)):
             session.connection.commit()
@@ -397,7 +420,7 @@ class Branch:
                 with self._marking(enclosed.txid):
                     enclosed.withdraw(session)
                 self._put(enclosed)
-                self.commit()
+                self._commit()
                 self.was_kept_out = True
                 return
         elif marker is not None:
@@ -419,7 +442,7 @@ class Branch:
             self._has_marker = session.table.insert_committed(session.connection, txid, uuid, deadline_ms)
             if not self._has_marker:
                 self._require_condition(txid, deadline_ms, None)
-        self.commit()
+        self._commit()
 
     def _commit_behind(self, txid: str, statements: Sequence[Statement]) -> bool:
         """Commit behind a marker, which is the last of these statements, and the others.
@@ -463,6 +486,12 @@ class Branch:
         if not dialect.is_answer(error) or dialect.is_lost(connection, error):
             return None
         session.is_answer_owed = False
+        self._limit.extend(END_S_MIN)
+        with self._limit:
+            return self._outcome_in(connection, table, txid)
+
+    def _outcome_in(self, connection: Any, table: MarkerTable, txid: str) -> str | None:
+        dialect = table.dialect
         try:
             connection.rollback()
             self._end_turn()  # a transaction of txmq's own takes one
@@ -479,6 +508,11 @@ class Branch:
         Returns:
             False if the body had ended the transaction by itself: its earlier work may be committed.
         """
+        self._limit.extend(END_S_MIN)
+        with self._limit:
+            return self._roll_back()
+
+    def _roll_back(self) -> bool:
         self._guard.end()
         if self._was_intact is None:
             self._was_intact = not self._has_savepoint or self._is_intact()
@@ -531,6 +565,7 @@ class Branch:
     def finish(self) -> None:
         """The transaction has ended: the connection may be used again."""
         self._guard.end()
+        self._limit.end()
         self._end_turn()
         if not self._has_let_go:
             self._has_let_go = True
@@ -544,6 +579,7 @@ class Branch:
     def abandon(self) -> None:
         """Close the connection of a transaction whose state is not known, unless it has ended."""
         self._guard.end()
+        self._limit.end()
         if not self._has_let_go:
             self._has_let_go = True
             close_connection(self._session.connection, self._end_turn)

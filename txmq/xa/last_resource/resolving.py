@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from txmq.errors import BrokerError
+from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error
 from txmq.xa.database.marker_table import ENCLOSED, EXPIRED_SIZE, OUTBOXED, MarkerTable
@@ -51,6 +52,7 @@ class ResolvingConnection(NamedTuple):
     table: MarkerTable
     uuid: str
     outbox: OutboxTables | None = None
+    limit: CallLimit = CallLimit()  # without effect
 
     def is_duplicate(self, error: Exception) -> bool:
         """Whether an INSERT failed because the row is there."""
@@ -91,4 +93,5 @@ class ResolvingConnection(NamedTuple):
 
     def close(self) -> None:
         """End the session."""
+        self.limit.end()
         close_connection(self.connection)

@@ -13,22 +13,24 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, TransactionTimeoutError
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.database.connection_pool import close_connection
-from txmq.xa.database.dbapi import driver_of, may_change_threads, run
+from txmq.xa.database.dbapi import driver_of, limit_of, may_change_threads, run
 from txmq.xa.database.dialects import prepare_for_resolver
 from txmq.xa.database.installation import DatabaseSession, Demands
 from txmq.xa.database.marker_sweep import FINISHED_MAX
 from txmq.xa.database.mysql_server import sends_packets
-from txmq.xa.database.resource import DatabaseResource
+from txmq.xa.database.resource import OPEN_S_MAX, DatabaseResource
 from txmq.xa.database.sqlite_file import open_existing
 from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, WriterTurn
+from txmq.xa.database.thread_connection import GivenUp
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.outbox import OutboxOptions, OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
@@ -80,38 +82,44 @@ class LastResource(DatabaseResource[DatabaseSession]):
 
         The connection stays the caller's: it is not closed, unless it cannot tell whether it has committed (COMMIT was
         not answered), or a task was cancelled while a statement ran on it.
+        It is closed, too, if the database does not answer until the block's deadline.
         It may be wrapped by tracing or by a pool (SQLAlchemy's ``connection.connection``). If the wrapper hides the
         driver, give the resource its ``dialect=``.
         """
         return UsedConnection(self, connection)
 
-    def enlist(self, cluster: str, connection: Any = None) -> Branch:
+    def enlist(self, cluster: str, connection: Any = None, timeout_s: float = 30.0) -> Branch:
         """Begin a transaction.
 
         Args:
             cluster: the broker's cluster id, 16 hex digits.
             connection: the caller's own; None for one of the resource's.
+            timeout_s: until the transaction's deadline; a call that is not answered then is ended.
 
         Raises:
             TransactionStateError: the connection is in autocommit or in a transaction.
             ConfigError: weak durability, not installed, or installed for another resource or cluster.
-            RolledBackError: too many statements of cancelled tasks run on.
+            TransactionTimeoutError: the database does not answer.
+            RolledBackError: too many calls run on that were given up.
             Exception: the driver's own, if it cannot connect or begin (a lock that is held).
         """
+        until = self.clock.monotonic() + timeout_s
         if connection is not None:
-            return self._enlist_lent(cluster, connection)
+            return self._enlist_lent(cluster, connection, timeout_s)
         if self.installation.cluster not in ("", cluster):  # it was opened before the broker was known
             close_connection(self._open(cluster).connection)  # ConfigError
         while (session := self._pool.take()) is not None:
             try:
-                return Branch(self, session, is_own=True)
+                return Branch(self, session, is_own=True, timeout_s=timeout_s)
             except BaseException as error:
                 close_connection(session.connection)
                 if session.table.dialect.is_local_clock or not isinstance(error, Exception):
                     raise  # no server that ends idle connections: locked, full, ... and waiting again does not help
-        session = self._open_for_block(cluster)
+                if isinstance(error, TransactionTimeoutError):
+                    raise
+        session = self._open_for_block(cluster, timeout_s)
         try:
-            return Branch(self, session, is_own=True)
+            return Branch(self, session, is_own=True, timeout_s=until - self.clock.monotonic())
         except BaseException:
             close_connection(session.connection)
             raise
@@ -144,8 +152,11 @@ class LastResource(DatabaseResource[DatabaseSession]):
         """
         return self._resolving(self._open(None))
 
-    def _open(self, cluster: str | None, connect: Callable[[], Any] | None = None) -> DatabaseSession:
-        session = super()._open(cluster, connect)
+    def _open(
+        self, cluster: str | None, connect: Callable[[], Any] | None = None, timeout_s: float = math.inf,
+        given_up: GivenUp | None = None,
+    ) -> DatabaseSession:  # fmt: skip
+        session = super()._open(cluster, connect, timeout_s, given_up)
         if self.outbox is not None:
             try:
                 self.installation.read_committed(session)
@@ -154,8 +165,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
                 raise
         return session
 
-    def _enlist_lent(self, cluster: str, given: Any) -> Branch:
-        with self._lent_for_block(given) as connection:
+    def _enlist_lent(self, cluster: str, given: Any, timeout_s: float) -> Branch:
+        with self._lent_for_block(given, timeout_s) as connection:
             session = self._lent.recall(connection, cluster)
             if session is None:
                 session = self._verified(connection, cluster)
@@ -163,29 +174,44 @@ class LastResource(DatabaseResource[DatabaseSession]):
                 self.installation.require_idle(connection, session.table)
             if self.outbox is not None:
                 self.installation.require_current(session)
-            branch = Branch(self, session, is_own=False)
+            branch = Branch(self, session, is_own=False, timeout_s=timeout_s)
             self._lent.remember(session, cluster)
         return branch
 
-    def open_for_resolver(self, cluster: str) -> ResolvingConnection:
+    def open_for_resolver(self, cluster: str, timeout_s: float = OPEN_S_MAX) -> ResolvingConnection:
         """A verified connection for a resolver; waits for locks only shortly.
 
         Raises:
             Exception: unreachable, in whatever way; nothing is known.
         """
         if not self._knows_sqlite():
-            session = self._open(cluster)
+            session = self._open_for_resolver(cluster, timeout_s)
             if not self._knows_sqlite():
-                prepare_for_resolver(session.connection, session.table.dialect)
-                session.connection.commit()
+                self._prepare_for_resolver(session, timeout_s)
                 session.begin_with(session.table.dialect.resolving)
                 return self._resolving(session)
             close_connection(session.connection)
-        session = self._open(cluster, self._open_existing_sqlite)
+        session = self._open_for_resolver(cluster, timeout_s, self._open_existing_sqlite)
         return self._resolving(session)
 
+    def _prepare_for_resolver(self, session: DatabaseSession, timeout_s: float) -> None:
+        limit = limit_of(session.connection)
+        limit.begin(timeout_s)
+        try:
+            with limit:
+                prepare_for_resolver(session.connection, session.table.dialect)
+                session.connection.commit()
+        except BaseException:
+            close_connection(session.connection)
+            raise
+        finally:
+            limit.end()
+
     def _resolving(self, session: DatabaseSession) -> ResolvingConnection:
-        return ResolvingConnection(session.connection, session.table, self.installation.required_uuid, session.outbox)
+        return ResolvingConnection(
+            session.connection, session.table, self.installation.required_uuid, session.outbox,
+            limit_of(session.connection),
+        )  # fmt: skip
 
     def is_outboxed(self, cluster: str, txid: str) -> bool:
         """Whether the rows of a transaction are committed, and its messages wait here, or went through here.

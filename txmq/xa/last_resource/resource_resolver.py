@@ -64,6 +64,7 @@ from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.hazard import lost_messages
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.database.outbox_homes import LONE
+from txmq.xa.database.resource import PATIENCE_S
 from txmq.xa.fencing import DRAW_EVERY_S, Fence
 from txmq.xa.last_resource.drainer import Drainer
 from txmq.xa.last_resource.proof import Step, prove
@@ -240,6 +241,8 @@ class LastResourceResolver:
         finally:
             # The broker lists its own again; those of this process it may never call due.
             self.resource.unresolved.extend(item for txid, item in left.items() if txid in own)
+            if self._database is not None:
+                self._database.limit.end()
         if self._is_reached or self.problem is not None:
             self._reporter.report(is_reachable=self._is_reached, problem=self.problem)
         return resolved
@@ -494,6 +497,7 @@ class LastResourceResolver:
         if self._database is None:
             self._database = self.resource.open_for_resolver(cluster_of(self._client))
             self._is_reached = True
+        self._database.limit.work(PATIENCE_S)
         return self._database
 
     def _failed(self, event: str, error: Exception | None, *, is_new: bool = True, **fields: object) -> None:

@@ -22,6 +22,7 @@ Invariants:
     * where the server itself keeps a marker out (``MarkerTable.insert_committed_or_fail``), nothing is prepared. The
       marker is sent once more, with its conditions in the INSERT. If it does not get in there either (too late, another
       database), that is a PrepareUnknownError, since XA PREPARE stood after it;
+    * no call waits longer than until the block's deadline (those that end a branch: ``END_S_MIN`` at least);
     * a rollback of a prepared branch is acknowledged before it is durable: it counts once a later commit is;
     * a connection goes back only when its branch has surely ended; in doubt it is closed, and the server lets go of the
       prepared branch, for the resolver.
@@ -33,13 +34,14 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError, caused
+from txmq.runtime.call_limits import CallLimit
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import run
 from txmq.xa.database.dialects import code_of, is_answer_of_server
-from txmq.xa.database.guarded_connection import Guard, guarded
+from txmq.xa.database.guarded_connection import NO_ANSWER, Guard, guarded
 from txmq.xa.database.installation import Installation
 from txmq.xa.database.mysql_server import (
     KEPT_OUT,
@@ -59,6 +61,7 @@ from txmq.xid import FORMAT_ID, Xid, xid_sql
 
 # Refusals that say by their number that nothing was prepared; the branch is idle, doomed or gone.
 _NOT_PREPARED = frozenset({NOTA, RMFAIL, OUTSIDE}) | ROLLED_BACK
+END_S_MIN = 2.0  # for the end of a branch, even if the deadline is closer
 _WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler_update', 'Handler_delete')"
 
 
@@ -89,15 +92,17 @@ class MySQLBranch:
         deadline_ms: of the transaction, on the database's clock.
         is_own: the connection is the resource's, not the caller's.
         starts_late: XA START goes out with the first statement.
+        limit: of the calls; it has begun.
     """
 
     def __init__(
         self, resource: Pool, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool,
-        starts_late: bool = False,
+        starts_late: bool = False, limit: CallLimit | None = None,
     ) -> None:  # fmt: skip
         self.resource: Pool = resource
         self._is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
-        self._guard = Guard()
+        self._limit = limit or CallLimit()
+        self._guard = Guard(limit=self._limit)
         self.connection = guarded(session.connection, self._guard)
         bqual = Bqual(resource.uuid or "", deadline_ms, session.server.connection_id)
         self.xid = Xid(FORMAT_ID, txid.encode("ascii"), encode_bqual(bqual))
@@ -124,6 +129,10 @@ class MySQLBranch:
 
     def end_body(self) -> None:
         """See ``XABranch``."""
+        with self._limit:
+            self._end_body()
+
+    def _end_body(self) -> None:
         self._guard.end()
         if self._guard.error is None:
             try:
@@ -137,6 +146,10 @@ class MySQLBranch:
 
     def prepare(self) -> None:
         """See ``XABranch``."""
+        with self._limit:
+            self._prepare()
+
+    def _prepare(self) -> None:
         end, table, uuid = self._xa("END"), self._session.table, self.resource.uuid or ""
         if not self._wrote:
             self._end_unwritten(end)
@@ -179,8 +192,10 @@ class MySQLBranch:
         """See ``XABranch``."""
         if self._has_ended:
             return True
+        self._limit.extend(END_S_MIN)
         try:
-            execute(self._session.connection, self._xa("COMMIT"))
+            with self._limit:
+                execute(self._session.connection, self._xa("COMMIT"))
         except Exception as error:  # noqa: BLE001  of any driver's; the resolver finds out
             self._left_to_the_resolver("commit", error)
             return False
@@ -192,7 +207,14 @@ class MySQLBranch:
     def roll_back(self, prepared: bool) -> bool:
         """See ``XABranch``."""
         self._guard.end()
-        if self._has_ended or self._was_never_begun():
+        if self._has_ended:
+            return True
+        self._limit.extend(END_S_MIN)
+        with self._limit:
+            return self._roll_back(prepared)
+
+    def _roll_back(self, prepared: bool) -> bool:
+        if self._was_never_begun():
             return True
         # Refused if the branch is idle, doomed or prepared already: only the next statement matters.
         self._send(self._xa("END"))
@@ -230,6 +252,7 @@ class MySQLBranch:
         self._guard.end()
         if not self._is_given_back:
             self._is_given_back = True
+            self._limit.end()
             if self._is_own and self._guard.is_changed:
                 close_connection(self._session.connection)
             elif self._is_own:
@@ -242,6 +265,7 @@ class MySQLBranch:
         self._guard.end()
         if not self._is_given_back:
             self._is_given_back = True
+            self._limit.end()
             with suppress(Exception):
                 self._session.connection.close()
 
@@ -252,7 +276,8 @@ class MySQLBranch:
             self._not_ended(error, at_end=done == before_prepare - 1)
         if is_answer and code_of(error) in _NOT_PREPARED:
             raise self._rolled_back(f"{name!r} refused to prepare: {error}", error)
-        raise caused(PrepareUnknownError(f"{name!r} may be prepared: {error}", self._txid), error)
+        cause = TransactionTimeoutError(NO_ANSWER, self._txid) if self._limit.has_passed else error
+        raise caused(PrepareUnknownError(f"{name!r} may be prepared: {error}", self._txid), cause)
 
     def _is_answer(self, error: Exception) -> bool:
         session = self._session
@@ -269,6 +294,8 @@ class MySQLBranch:
         raise self._rolled_back(f"{self.resource.name!r}: the branch could not be ended: {error}", error)
 
     def _rolled_back(self, text: str, cause: BaseException) -> RolledBackError:
+        if self._limit.has_passed:
+            return caused(TransactionTimeoutError(NO_ANSWER, self._txid), cause)
         is_retriable = self._session.table.dialect.is_retriable(self._session.connection, cause)
         return caused(RolledBackError(text, self._txid, retriable=is_retriable), cause)
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from txmq.runtime.logging import get_logger
-from txmq.xa.database.dbapi import run
+from txmq.xa.database.dbapi import limit_of, run
 from txmq.xa.database.dialects import code_of, prepare_for_resolver
 from txmq.xa.database.mysql_server import (
     ACCESS_DENIED,
@@ -34,6 +34,7 @@ from txmq.xa.database.mysql_server import (
     listed_xids,
     xa,
 )
+from txmq.xa.database.resource import OPEN_S_MAX
 from txmq.xa.database.token_table import TokenRow, TokenTable
 from txmq.xa.mysql.session import MySQLSession
 from txmq.xa.two_phase.branch import Ended, ListedXid, listed_xid
@@ -53,11 +54,15 @@ class MySQLRecovery:
     """
 
     def __init__(self, session: MySQLSession, name: str, uuid: str, cluster: str) -> None:
-        self.uuid = uuid
+        self.uuid, self.limit = uuid, limit_of(session.connection)
         self._session, self._connection, self._cluster = session, session.connection, int(cluster, 16)
         self._log = get_logger(resource=name)
-        self._connection.autocommit(True)
-        prepare_for_resolver(self._connection, session.table.dialect)
+        self.limit.work(OPEN_S_MAX)
+        try:
+            self._connection.autocommit(True)
+            prepare_for_resolver(self._connection, session.table.dialect)
+        finally:
+            self.limit.end()
 
     def prepared(self) -> list[ListedXid]:
         """See ``Recovery``."""
@@ -131,6 +136,7 @@ class MySQLRecovery:
 
     def close(self) -> None:
         """See ``Recovery``."""
+        self.limit.end()
         with suppress(Exception):
             self._connection.close()
 

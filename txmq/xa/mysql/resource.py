@@ -23,13 +23,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, TransactionTimeoutError, caused
+from txmq.runtime.call_limits import CallLimit
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.database.connection_pool import close_connection
+from txmq.xa.database.dbapi import limit_of
+from txmq.xa.database.guarded_connection import NO_ANSWER
 from txmq.xa.database.installation import Demands
 from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import Server, listed_xids, require_driver, warn_of_binary_log, why_no_xa
-from txmq.xa.database.resource import DatabaseResource
+from txmq.xa.database.resource import OPEN_S_MAX, WAIT_S_MIN, DatabaseResource
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.mysql.recovery import MySQLRecovery
 from txmq.xa.mysql.session import MySQLSession
@@ -44,9 +47,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
 
     Args:
         name: as it shows in ``txmq tx list``; stored in the database at ``install``.
-        connect: makes a MySQLdb connection, not in autocommit; called whenever one more is needed, by any thread. Give
-            it ``read_timeout``, or a frozen server holds its callers. Changes of the session by a block (``SET``,
-            ``USE``) last for the next block on that connection.
+        connect: makes a MySQLdb connection, not in autocommit; called whenever one more is needed, by any thread.
         table: name of the marker table, and of ``<table>_identity``.
         marker: put a marker row into each branch: it proves the branch's outcome. Without, a decided branch that the
             database does not know is reported as a hazard.
@@ -67,6 +68,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         super().__init__(name, connect, table, None, demands, clock, random)
         self.has_marker = marker
         self._is_server_checked = False
+        self.opens_aside = True  # mysqlclient's connections may change threads
 
     def using(self, connection: Any) -> UsedXAConnection:
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
@@ -79,6 +81,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
     def enlist(self, cluster: str, txid: str, timeout_s: float, connection: Any = None) -> MySQLBranch:
         """Begin a branch. See ``XAResource``."""
         TxId.parse(txid)
+        until = self.clock.monotonic() + timeout_s
         if connection is not None:
             return self._enlist_lent(cluster, txid, timeout_s, connection)
         while (session := self._pool.take()) is not None:
@@ -88,15 +91,15 @@ class MySQLResource(DatabaseResource[MySQLSession]):
                 close_connection(session.connection)
                 if not isinstance(error, Exception) or not session.table.dialect.is_lost(session.connection, error):
                     raise
-        session = self._open_for_block(cluster)
+        session = self._open_for_block(cluster, timeout_s)
         try:
-            return self._begin(session, txid, timeout_s)
+            return self._begin(session, txid, until - self.clock.monotonic())
         except BaseException:
             close_connection(session.connection)
             raise
 
     def _enlist_lent(self, cluster: str, txid: str, timeout_s: float, given: Any) -> MySQLBranch:
-        with self._lent_for_block(given) as connection:
+        with self._lent_for_block(given, timeout_s) as connection:
             session = self._lent.recall(connection, cluster)
             if not isinstance(session, MySQLSession):
                 session = self._verified(connection, cluster)
@@ -108,7 +111,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
 
     def open_recovery(self, cluster: str) -> MySQLRecovery:
         """A connection for a resolver. See ``XAResource``."""
-        session = self._open(cluster)
+        session = self._open_for_resolver(cluster, OPEN_S_MAX)
         try:
             return MySQLRecovery(session, self.name, self.installation.required_uuid, cluster)
         except BaseException:
@@ -116,11 +119,25 @@ class MySQLResource(DatabaseResource[MySQLSession]):
             raise
 
     def _begin(self, session: MySQLSession, txid: str, timeout_s: float, *, is_own: bool = True) -> MySQLBranch:
+        limit = limit_of(session.connection)
+        limit.begin(max(timeout_s, WAIT_S_MIN))
+        try:
+            with limit:
+                return self._begun(session, txid, timeout_s, limit, is_own=is_own)
+        except BaseException as error:
+            limit.end()
+            if limit.has_passed and isinstance(error, Exception):
+                raise caused(TransactionTimeoutError(NO_ANSWER, txid), error) from error
+            raise
+
+    def _begun(
+        self, session: MySQLSession, txid: str, timeout_s: float, limit: CallLimit, *, is_own: bool
+    ) -> MySQLBranch:  # fmt: skip
         deadline_ms = self.installation.deadline_ms(session, timeout_s)
         committed_at, session.committed_at = session.committed_at, float("-inf")
         is_fresh = self.clock.monotonic() < committed_at + FRESH_S
         starts_late = is_own and is_fresh and session.may_start_late and self.has_marker
-        return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own, starts_late=starts_late)
+        return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own, starts_late=starts_late, limit=limit)
 
     def _drawn(self, cluster: str) -> MySQLRecovery:
         return self.open_recovery(cluster)

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from txmq.errors import TransactionError
+from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.marker_sweep import Markers
 from txmq.xa.database.token_table import TokenRow
 from txmq.xid import FORMAT_ID, TxId, Xid
@@ -171,6 +172,10 @@ class Recovery(Markers, Protocol):
 
     Any method may raise the driver's own error: nothing is known then, and the connection should be given up.
     """
+
+    @property
+    def limit(self) -> CallLimit:
+        """How long its calls may wait."""
 
     def prepared(self) -> list[ListedXid]:
         """Prepared branches of ours in this database; never those of other transaction managers."""

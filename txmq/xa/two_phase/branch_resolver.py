@@ -68,6 +68,7 @@ from txmq.xa.broker_port import (
 )
 from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.database.resource import PATIENCE_S
 from txmq.xa.fencing import DRAW_EVERY_S, Fence
 from txmq.xa.reporter import Hanging, Reporter
 from txmq.xa.two_phase.branch import Ended, ListedXid, Recovery, XAResource
@@ -162,6 +163,9 @@ class BranchResolver:
         except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
             self._failed("resource or broker away", error, is_new=not was_failing)
             self.close()
+        finally:
+            if self._recovery is not None:
+                self._recovery.limit.end()
         self._reporter.report(is_reachable=self._is_reached, problem=self.problem)
         return resolved
 
@@ -442,6 +446,7 @@ class BranchResolver:
         if is_killed:
             self._log.warning("session ended: it held a prepared branch", txid=str(held.txid))
         for _ in range(KILLED_TRIES if is_killed else 1):
+            database.limit.work(PATIENCE_S)
             ended = database.commit(held.xid) if commits else database.rollback(held.xid)
             if ended is Ended.DONE or (ended is Ended.ROLLED_BACK and not commits):
                 return True
@@ -513,6 +518,7 @@ class BranchResolver:
     def _opened(self) -> Recovery:
         if self._recovery is None:
             self._recovery = self.resource.open_recovery(f"{self.client.session.cluster:016x}")
+        self._recovery.limit.work(PATIENCE_S)
         return self._recovery
 
     def _attempt(self, txid: str, work: Callable[[], _T]) -> _T | None:

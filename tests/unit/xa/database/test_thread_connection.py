@@ -14,9 +14,11 @@ import pytest
 
 from txmq.errors import ConfigError
 from txmq.runtime.strands import Host
+from txmq.runtime.workers import WorkUnendedError
 from txmq.xa.database.connection_pool import ConnectionPool, close_connection
 from txmq.xa.database.dbapi import driver_of, may_change_threads, run
 from txmq.xa.database.thread_connection import (
+    GivenUp,
     LeftConnectionError,
     ThreadConnection,
     lent,
@@ -128,6 +130,22 @@ def test_connection_that_comes_too_late_is_closed() -> None:
 
     asyncio.run(main())
     assert fake.closed.wait(LONG_S)
+
+
+def test_connection_that_is_made_aside_too_late_is_closed() -> None:
+    fake, may_connect, given_up = Fake(), threading.Event(), GivenUp()
+
+    def connect() -> Fake:
+        assert may_connect.wait(LONG_S)
+        return fake
+
+    with pytest.raises(WorkUnendedError):
+        opened(connect, given_up, 0.01, aside=True)
+    assert given_up.count == 1
+    may_connect.set()
+    assert fake.closed.wait(LONG_S)
+    assert given_up.count == 0
+    assert opened(lambda: fake, given_up, LONG_S, aside=True) is fake
 
 
 def test_connection_that_is_forgotten_is_closed_unless_lent() -> None:

@@ -126,7 +126,7 @@ class LastResourceBlock:
         try:
             if outboxing is None or not outboxing.is_away:
                 self._make_room()
-            self._branch = self._resource.enlist(broker.cluster, self._lent)
+            self._branch = self._resource.enlist(broker.cluster, self._lent, broker.remaining_s)
             self._begun(outboxing)
         except BaseException:
             broker.finished()

@@ -375,11 +375,14 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
 
     def _proved(self) -> Step:
         try:
-            database = self._branch.resource.open_for_resolver(self._broker.cluster)
+            timeout_s = max(self._broker.remaining_s, RESOLVE_S_MIN)
+            database = self._branch.resource.open_for_resolver(self._broker.cluster, timeout_s)
         except Exception:  # noqa: BLE001  unreachable, in whatever way of the driver: nothing is known
             return Step.UNDECIDED
+        database.limit.begin(timeout_s)
         try:
-            return self._proved_in(database)
+            with database.limit:
+                return self._proved_in(database)
         except Exception:  # noqa: BLE001  as above
             return Step.UNDECIDED
         finally:
