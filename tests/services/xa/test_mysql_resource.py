@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from typing import Any
 
 import MySQLdb
@@ -17,7 +18,7 @@ from txmq.xa.database.mysql_server import xa
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.mysql.resource import FRESH_S
 from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, decode_bqual
-from txmq.xid import FORMAT_ID
+from txmq.xid import FORMAT_ID, xid_sql
 
 from .mysql_orders import NAME, MySQLOrders, new_txid
 
@@ -372,6 +373,33 @@ def test_prepare_at_a_frozen_server_is_unknown_and_found_later(orders: MySQLOrde
     eventually(lambda: recovery.rollback(branch.xid) is Ended.DONE, "the branch is rolled back")
     recovery.force()
     assert orders.rows() == []
+
+
+@pytest.mark.parametrize("state", ["active", "idle"])
+def test_server_ends_branch_whose_owner_stands_still(orders: MySQLOrders, state: str) -> None:
+    branch = orders.enlist(timeout=1.0)
+    orders.insert(branch, 1)
+    if state == "idle":
+        branch.connection.cursor().execute(f"XA END {xid_sql(branch.xid)}")
+    # Waits for the row.
+    with closing(orders.connect(autocommit=True)) as other:
+        other.query("SET SESSION innodb_lock_wait_timeout = 20")
+        other.query("INSERT INTO orders VALUES (1, 'other')")
+    assert branch.roll_back(prepared=False)
+    assert orders.rows() == [1]
+
+
+def test_patience_with_owners_follows_their_deadlines(orders: MySQLOrders) -> None:
+    """A connection is told once what all its blocks need, and again when they need more."""
+    told = list[str]()
+    orders.resource.close()
+    for timeout in (3.0, 3.0, 100.0):
+        branch = orders.enlist(timeout=timeout)
+        cursor = branch.connection.cursor()
+        cursor.execute("SHOW SESSION VARIABLES WHERE Variable_name IN ('idle_transaction_timeout', 'wait_timeout')")
+        told.append(min((value for _, value in cursor.fetchall() if value != "0"), key=int))
+        assert branch.roll_back(prepared=False)
+    assert told == ["4", "4", "128"]
 
 
 def test_killed_session_before_commit_leaves_branch_to_resolver(orders: MySQLOrders) -> None:

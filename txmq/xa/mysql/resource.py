@@ -48,6 +48,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
     Args:
         name: as it shows in ``txmq tx list``; stored in the database at ``install``.
         connect: makes a MySQLdb connection, not in autocommit; called whenever one more is needed, by any thread.
+            The server ends one that stands still in a branch for longer than its block's timeout (``idle_sessions``).
         table: name of the marker table, and of ``<table>_identity``.
         marker: put a marker row into each branch: it proves the branch's outcome. Without, a decided branch that the
             database does not know is reported as a hazard.
@@ -133,6 +134,8 @@ class MySQLResource(DatabaseResource[MySQLSession]):
     def _begun(
         self, session: MySQLSession, txid: str, timeout_s: float, limit: CallLimit, *, is_own: bool
     ) -> MySQLBranch:  # fmt: skip
+        if is_own:
+            session.idle_limit.set(session, timeout_s)
         deadline_ms = self.installation.deadline_ms(session, timeout_s)
         committed_at, session.committed_at = session.committed_at, float("-inf")
         is_fresh = self.clock.monotonic() < committed_at + FRESH_S

@@ -19,6 +19,9 @@ newest one nothing is done at all. From what is missing something is concluded w
 on the same connection: that a decided branch is lost, that an owner was faster, that nothing is in doubt any more. That
 a branch was committed is told without one: its marker says so, or the database has just done it.
 
+*Failures.* A branch that cannot be ended now (its database does not answer, or its marker's row is locked) costs a
+second; a round takes three of the decided ones and three of the others, and begins with those that have failed least.
+
 *Not known, and listed* means that the owner's session still holds the branch. If the owner may be given up, the session
 is ended (KILL), and the branch tried again.
 
@@ -33,7 +36,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -116,7 +119,8 @@ class BranchResolver:
         self._is_reached = False  # in this round
         self._is_strange = False  # another database goes on, and that was logged
         self._draw_at = float("-inf")  # a token, with or without a reason
-        self._failures = 0
+        self._failures = 0  # in this round, of decided ones, and then of others
+        self._failed_before: Counter[str] = Counter()
         self._log = get_logger(resource=resource.name)
 
     # --- called by owners --------------------------------------------------------------------------------------------
@@ -197,15 +201,19 @@ class BranchResolver:
         self._report(listed, rows, now_ms)
         deadlines = {entry.xid: entry.deadline_ms for entry in listed}
         due = [found for row in rows.values() if (found := self._due(row, deadlines, now_ms)) is not None]
-        finished = self._commit_decided(due)
+        finished = self._commit_decided(sorted(due, key=lambda item: self._failed_before[item.txid]))
+        self._failures = 0
         orphans = [
             Orphan(entry, txid, txid in self._watched or now_ms > entry.deadline_ms + DEADLINE_PASSED_MS)
             for entry in listed
             if (txid := str(entry.txid)) not in rows and self._is_ours(txid)
         ]
         to_roll_back, committed_again = self._judge_orphans(orphans)
-        finished |= committed_again | self._roll_back(to_roll_back)
+        finished |= committed_again | self._roll_back(
+            sorted(to_roll_back, key=lambda item: self._failed_before[item[0].txid])
+        )
         open_ones = rows.keys() | {str(entry.txid) for entry in listed}
+        self._failed_before = Counter({txid: n for txid, n in self._failed_before.items() if txid in open_ones})
         if self._recovery is database:  # on another connection another one may answer
             self._notify_watchers(open_ones - finished)
         self._report((entry for entry in listed if str(entry.txid) not in finished), rows, now_ms)
@@ -523,15 +531,16 @@ class BranchResolver:
 
     def _attempt(self, txid: str, work: Callable[[], _T]) -> _T | None:
         """Do something for one transaction; None if the driver raised: the others go on on a new connection."""
+        if self._failures >= FAILURES_PER_ROUND_MAX:
+            return None
         try:
             return work()
         except TxmqError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  of whatever driver
             self._failures += 1
+            self._failed_before[txid] += 1
             self.close()
-            if self._failures >= FAILURES_PER_ROUND_MAX:
-                raise
             self._failed("transaction undecided", error, txid=txid)
             return None
 

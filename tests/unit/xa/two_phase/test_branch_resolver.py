@@ -29,7 +29,7 @@ from txmq.xa.two_phase.branch import Bqual, encode_bqual
 from txmq.xa.two_phase.branch_resolver import BranchResolver
 from txmq.xid import FORMAT_ID, Xid
 
-from ..xa_support import FakeResource, Notes, Prepared, XAFixture, external_branch
+from ..xa_support import DriverError, FakeResource, Notes, Prepared, XAFixture, external_branch
 
 pytestmark = pytest.mark.usefixtures("notes")
 TXID = "00000000000000c1-00000000000000a1-7-1"
@@ -84,6 +84,28 @@ def test_bqual_that_no_database_can_have_holds_up_no_other(
     assert b"x" in world.databases[0].rows
     assert b"x" in world.databases[1].rows
     assert [line["txid"] for line in said(caplog) if "no database can have" in line["event"]] == [odd]
+
+
+@pytest.mark.parametrize("point", ["client.xa.decided", "client.xa.all_prepared"])
+def test_branches_that_fail_each_time_hold_up_no_other(
+    world: XAFixture, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """As many as end the work of a round: a second for a lock each."""
+    stubborn = {abandon(world, "client.xa.decided", b"%d" % number) for number in range(3)}
+    other, database = abandon(world, point, b"other"), world.databases[0]
+    commit = database.commit
+
+    def fails(xid: Xid) -> None:
+        if xid.gtrid.decode() in stubborn:
+            raise DriverError("its marker's row is locked")
+        commit(xid)
+
+    monkeypatch.setattr(database, "commit", fails)
+    world.home.clock.advance(100.0)
+    rounds(world, 3)
+    left = {xid.gtrid.decode() for xid in database.prepared}
+    assert left == stubborn
+    assert other not in left
 
 
 def abandon_ended(world: XAFixture, point: str) -> None:
