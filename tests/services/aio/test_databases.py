@@ -250,7 +250,7 @@ def test_statements_that_were_given_up_are_bounded(
                         await late(number)
                 opened = len(shop.opened)
                 for number in range(3, 8):
-                    with pytest.raises(RolledBackError, match="run on whose tasks were cancelled") as refused:
+                    with pytest.raises(RolledBackError, match="run on that were given up") as refused:
                         await late(number)
                     assert refused.value.retriable
                 assert len(shop.opened) == opened

@@ -29,6 +29,7 @@ from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa import LastResource, MySQLResource
 from txmq.xa.last_resource import resource_resolver
+from txmq.xa.two_phase import branch_resolver
 
 TIMEOUT_S = 1.0
 _numbers = itertools.count(1)
@@ -155,10 +156,16 @@ def order_on(shop: MySQLShop, lent: Any, then: Freeze) -> None:
 
 
 @pytest.mark.threads
+@pytest.mark.parametrize("point", ["client.tx.db_committed", "client.xa.decided"])
 def test_resolver_goes_on_with_others_while_one_database_is_frozen(
-    shop: MySQLShop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: MySQLShop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     monkeypatch.setattr(resource_resolver, "PATIENCE_S", TIMEOUT_S)
+    monkeypatch.setattr(branch_resolver, "PATIENCE_S", TIMEOUT_S)
+    branch = MySQLResource("shop", connect=shop.connect)
+    resolver_of(shop.client).add(branch)
+    topic = f"{shop.topic}.others"  # decided messages of one topic wait for each other's rows
+    shop.client.topics.create(topic)
     dead = MySQLShop(shop.broker, shop.server, shop.database)
     others = SQLiteShop(shop.broker, tmp_path / "orders.db")
     others.resource = LastResource("others", connect=others.connect)
@@ -170,19 +177,22 @@ def test_resolver_goes_on_with_others_while_one_database_is_frozen(
         owner.producer().transaction(others.resource) as tx,
     ):
         tx.connection(others.resource).execute("CREATE TABLE made (id INTEGER)")
-        tx.send(shop.topic, b"1 more", key=b"k")
+        tx.send(topic, b"seen")
     with frozen(shop.server) as server:
-        with crash_at("client.tx.db_committed"), pytest.raises(SimulatedCrash):
-            order(dead, dead.resource)
+        with crash_at(point), pytest.raises(SimulatedCrash):
+            order(dead, MySQLResource("shop", connect=dead.connect) if ".xa." in point else dead.resource)
         dead.die()
         server.begin()
         resolver_of(shop.client).add(LastResource("others", connect=others.connect))
-        eventually(lambda: shop.messages() == [b"1", b"1 more"], "the other database's message is seen")
+        eventually(lambda: [*shop.client.browse(topic)], "the other database's message is seen")
         assert not shop.is_resolved()
     for connection in others.opened:
         connection.close()
     shop.order(b"after")
     eventually(shop.is_resolved, "nothing is in doubt")
+    eventually(lambda: not shop.server.prepared(), "no branch is left")
+    assert shop.rows() == [b"1", b"2", b"after"]
+    branch.close()
 
 
 # --- XA ---------------------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ GIVEN_UP_MAX: Final = 64  # calls that run on; no more connections for blocks un
 WAIT_S_MIN: Final = 1.0  # of a block for its database, even if the deadline is closer
 PATIENCE_S: Final = 10.0  # of a resolver with one step of its work; each statement waits a second for a lock, at most
 OPEN_S_MAX: Final = 5.0  # of a resolver with a connection
+OPEN_AGAIN_S: Final = 0.5  # the same, after one that could not be made
+OPEN_LONG_EVERY: Final = 8
 
 
 class SilentDatabaseError(Exception):
@@ -82,6 +84,7 @@ class DatabaseResource(ABC, Generic[S]):
         self._pool: ConnectionPool[S] = ConnectionPool()
         self._given_up = GivenUp()
         self._unopened = GivenUp()  # connections that resolvers have given up, and that are still being made
+        self._silences = 0  # of the last ones, that could not be made in time
         self.opens_aside = dialect in ("mysql", "postgresql")
 
     def __repr__(self) -> str:
@@ -211,12 +214,22 @@ class DatabaseResource(ABC, Generic[S]):
     def _open_for_resolver(self, cluster: str, timeout_s: float, connect: Callable[[], Any] | None = None) -> S:
         """As ``_open``. One connection that was given up is waited for by nobody, and no other one is tried meanwhile.
 
+        A database that was silent has a moment to show that it answers again: others wait for their turn. Now and then
+        it has longer: it may be slow.
+
         Raises:
             SilentDatabaseError: the database does not answer.
         """
         if self._unopened.count:
             raise SilentDatabaseError(f"{self.name!r} does not answer: a connection to it is still being made")
-        return self._open(cluster, connect, timeout_s, self._unopened)
+        if self._silences % OPEN_LONG_EVERY:
+            timeout_s = min(timeout_s, OPEN_AGAIN_S)
+        silences, self._silences = self._silences, 0
+        try:
+            return self._open(cluster, connect, timeout_s, self._unopened)
+        except SilentDatabaseError:
+            self._silences = silences + 1
+            raise
 
     def _open(
         self, cluster: str | None, connect: Callable[[], Any] | None = None, timeout_s: float = math.inf,
