@@ -6,8 +6,8 @@ identity the expected one, the privileges that resolving needs. The first uuid s
 
 Deadlines are judged by the database's clock: its distance to our monotonic one, which nobody can set, is measured when
 a connection is verified, and again each minute, together with the tables; and when the database's was seen to be set.
-The transaction's start in the database would spare that on PostgreSQL (``transaction_timestamp``) alone: MySQL has no
-function for it, and an xid holds its deadline before XA START. A clock that is set within a block would be as wrong.
+The transaction's start in the database would spare that on PostgreSQL alone: MySQL has no function for it, and an xid
+holds its deadline before XA START. A clock that is set within a block would be as wrong.
 
 Invariants:
     * a database whose uuid, name or cluster is another one is refused: unreachable, never absent;
