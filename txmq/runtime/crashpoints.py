@@ -20,6 +20,7 @@ import difflib
 import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -217,7 +218,8 @@ def _kill() -> None:
 
 
 def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT: others die meanwhile
+    # Until SIGCONT: others die meanwhile. A signal to the process may find another thread first, and this one goes on.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _stop_first(file: str) -> None:
