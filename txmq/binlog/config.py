@@ -240,6 +240,10 @@ class ApplySettings:
         section="[apply]",
     )  # fmt: skip
     connect_timeout_ms: int = number(10_000, 1_000, 600_000, "How long a connection may take.", section="[apply]")
+    silence_ms_max: int = number(
+        60_000, 1_000, 600_000, "The target counts as away after this time without an answer; a statement of the "
+        "source, such as ALTER TABLE, may take longer.", section="[apply]",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_all(self, "apply.")

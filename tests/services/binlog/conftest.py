@@ -17,6 +17,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
 
 
 @pytest.fixture
-def reading(server: MariaDB) -> Iterator[Reading]:
-    with Reading(server) as begun:
+def reading(server: MariaDB, request: pytest.FixtureRequest) -> Iterator[Reading]:
+    with Reading(server, **getattr(request, "param", {})) as begun:
         yield begun

@@ -18,6 +18,7 @@ from tests.stopped import until_stopped
 from txmq.binlog.apply.applier import Applier
 from txmq.binlog.errors import ConflictError, TargetError
 from txmq.binlog.publish.selectors import RowSelector
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.fork_server import ForkServer
@@ -169,6 +170,52 @@ def test_killed_target_is_waited_for(replica: Replica) -> None:
     child.send_signal(signal.SIGCONT)
     assert child.wait(WAIT_S) == 0, replica.log.read_text()
     replica.require_equal()
+
+
+FROZEN = {
+    "CREATE TABLE t (id INT PRIMARY KEY)": ("binlog.ddl.begun:1:stop", "the target is silent, and was running a"),
+    "INSERT INTO t VALUES (1)": ("binlog.apply.filled:1:stop", "waiting for the target"),
+}
+
+
+@pytest.mark.parametrize("replica", ["silence_ms_max = 1000\nconnect_timeout_ms = 1000\n"], indirect=True)
+def test_frozen_target_is_told_and_waited_for(replica: Replica) -> None:
+    """Found: it was waited for without a word, and no connection was ever given up."""
+    for statement, (point, told) in FROZEN.items():
+        with replica.reader():
+            replica.execute(statement)
+        child = replica.start_child(point)
+        until_stopped(child.pid, replica.log.read_text)
+        replica.server.pause()
+        try:
+            child.send_signal(signal.SIGCONT)
+            eventually(lambda told=told: told in replica.log.read_text(), replica.log.read_text)  # type: ignore[misc]
+        finally:
+            replica.server.resume()
+        assert child.wait(WAIT_S) == 0, replica.log.read_text()
+    replica.require_equal()
+
+
+def test_messages_that_retention_took_are_missed_at_the_end(server: MariaDB, tmp_path: Path) -> None:
+    """Found: a partition that was emptied before it was applied counted as applied."""
+    server.make_database_anew("shop")
+    server.make_database_anew("copy_shop")
+    with (
+        BrokerProcess(tmp_path / "broker", settings={"retention_check_interval_ms": 10}) as broker,
+        txmq.connect(broker.address) as client,
+    ):
+        replica = Replica(next(NAMES), server, broker, client, tmp_path)
+        with replica.reader():
+            replica.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+        assert replica.apply().rows == 1
+        with replica.reader():
+            replica.execute("INSERT INTO t VALUES (2)")
+        topic = f"{replica.name}.shop.t"
+        client.topics.alter(topic, retention_ms=1)
+        held = lambda: [client.offsets(topic, number) for number in range(3)]  # noqa: E731
+        eventually(lambda: all(one.start == one.end for one in held()), "retention takes all messages")
+        with pytest.raises(TargetError, match=r"messages \d to \d are gone: the topic's retention deleted them"):
+            replica.apply()
 
 
 def test_broker_that_is_away_is_waited_for(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:

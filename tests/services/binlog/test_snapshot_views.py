@@ -55,6 +55,18 @@ def test_every_type_has_form_and_schema_tag_of_the_stream(reading: Reading) -> N
         assert wrong == []
 
 
+@pytest.mark.parametrize("reading", [{"answer_s_max": 1}], indirect=True)
+def test_frozen_source_counts_as_away(reading: Reading) -> None:
+    """Found: a question to it was waited for without end."""
+    with closing(view(reading)) as taken:
+        reading.server.pause()
+        try:
+            with pytest.raises(SourceAwayError, match="Lost connection"):
+                taken.ask("SELECT 1")
+        finally:
+            reading.server.resume()
+
+
 ORDERED = (
     ("int", ("-5", "0", "7", "2147483647")),
     ("bigint unsigned", ("0", "9223372036854775808", "18446744073709551615")),

@@ -53,8 +53,9 @@ class Applier:
         store = MySQLOffsetStore(connect, table=settings.offset_table)
         accepted = Accepted(settings, skipped)
         statements = TargetStatements(
-            connect, tables, store, settings.apply_group, settings.apply.state_database, skipped, accepted
-        )
+            connect, connector(settings.apply, is_patient=True), tables, store, settings.apply_group,
+            settings.apply.state_database, skipped, accepted,
+        )  # fmt: skip
         self._replica = Replica(connect, tables, store, statements, accepted, skipped)
         self._woken, self._is_stopped = Signal(), False
         self.applied = Applied()
@@ -109,9 +110,9 @@ class Applier:
         ends = {}
         for topic in topics:
             for partition in range(self._client.topics.known(topic).config.partitions):
-                held = self._client.offsets(topic, partition)
-                if held.end > held.start:
-                    ends[topic, partition] = held.end
+                end = self._client.offsets(topic, partition).end
+                if end:  # perhaps deleted by now, and not applied
+                    ends[topic, partition] = end
         return ends
 
 

@@ -100,7 +100,7 @@ class Comparer:
         self._names = TargetTables(settings.apply.database)
         with ExitStack() as opened:
             self._source, self._target = (
-                opened.enter_context(closing(open_session(connector(place), STRICT, side)))
+                opened.enter_context(closing(open_session(connector(place, is_patient=True), STRICT, side)))
                 for place, side in ((settings.source, SOURCE), (settings.apply, TARGET))
             )
             for connection in (self._source, self._target):

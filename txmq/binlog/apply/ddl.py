@@ -50,20 +50,22 @@ BEGUN, DONE, SKIPPED = "begun", "done", "skipped"
 
 
 class TargetStatements:
-    """See the module's docstring. One call at a time.
+    """See the module's docstring. One call of ``run_once`` at a time; ``running`` and ``look`` for any thread.
 
     Args:
+        patient: makes a connection whose answers may take however long.
         database: where the table of statements is.
         skipped: ids of transactions whose statements are not run.
         accepted: says whose tables a statement may touch.
     """
 
     def __init__(
-        self, connect: Callable[[], Any], tables: TargetTables, store: MySQLOffsetStore, group: str, database: str,
-        skipped: Collection[str], accepted: Accepted,
+        self, connect: Callable[[], Any], patient: Callable[[], Any], tables: TargetTables, store: MySQLOffsetStore,
+        group: str, database: str, skipped: Collection[str], accepted: Accepted,
     ) -> None:  # fmt: skip
         self._connect, self._tables, self._store, self._group = connect, tables, store, group
-        self._accepted = accepted
+        self._patient, self._accepted = patient, accepted
+        self.running: set[str] = set()  # transactions whose statements are being run
         self._table, self._database, self._skipped = f"{database}.txmq_binlog_ddl", database, skipped
         mark = f"txmq_rename_{crc32(group.encode()):08x}"
         self._marks = TableName(database, mark), TableName(database, f"{mark}_run")
@@ -74,7 +76,7 @@ class TargetStatements:
         Raises:
             TargetAwayError, TargetError: the target cannot be reached, or refuses.
         """
-        with self._session() as connection:
+        with self._session(self._connect) as connection:
             try:
                 run(connection, f"CREATE DATABASE IF NOT EXISTS {self._database}")
                 run(connection, _CREATE.format(table=self._table))
@@ -97,14 +99,26 @@ class TargetStatements:
             TargetAwayError: try it again.
         """
         one = _Statement(str(event.source["gtid"]), read_statement(event), event.fields["topics"])
-        with self._session() as connection, self._session() as running:
-            try:
+        self.running.add(one.gtid)
+        try:
+            with self._session(self._connect) as connection, self._session(self._patient) as running:
                 running.autocommit(True)
                 self._lock(running)
                 self._run_once(connection, running, one, positions)
-            except Exception as error:
-                raise as_binlog_error(error) from error
+        except Exception as error:
+            raise as_binlog_error(error) from error
+        finally:
+            self.running.discard(one.gtid)
         self._tables.forget()
+
+    def look(self) -> None:
+        """Find out whether the target still answers, while it may be running a statement for hours.
+
+        Raises:
+            TargetAwayError: it does not.
+        """
+        with self._session(self._connect):
+            pass
 
     def _run_once(
         self, connection: Any, running: Any, one: _Statement, positions: Sequence[OffsetPosition]
@@ -145,8 +159,8 @@ class TargetStatements:
             crash_point("binlog.ddl.marked")
 
     @contextmanager
-    def _session(self) -> Iterator[Any]:
-        connection = open_session(self._connect, LENIENT)
+    def _session(self, connect: Callable[[], Any]) -> Iterator[Any]:
+        connection = open_session(connect, LENIENT)
         try:
             yield connection
         finally:

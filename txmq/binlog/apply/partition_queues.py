@@ -22,7 +22,7 @@ Thread safety: any thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from txmq.binlog.errors import TargetError
 from txmq.binlog.event_json import DDL, OP_HEADER, TRUNCATE
@@ -86,6 +86,13 @@ class PartitionQueue:
 def is_statement(message: Message) -> bool:
     """Whether a message is of every partition, and is run once."""
     return message.headers.get(OP_HEADER) in _STATEMENTS
+
+
+def _gone(queue: PartitionQueue, first: int, end: int) -> TargetError:
+    return TargetError(
+        f"{queue}: messages {first} to {end - 1} are gone: the topic's retention deleted them before they were "
+        "applied. Begin the target anew from a snapshot"
+    )
 
 
 def _changes_of(queue: PartitionQueue, size_bytes_max: int) -> list[Message]:
@@ -152,10 +159,7 @@ class PartitionQueues:
                 queue = self._queues[message.topic, message.partition]
                 end = queue.messages[-1].offset + 1 if queue.messages else queue.next
                 if end is not None and message.offset != end:
-                    raise TargetError(
-                        f"{queue}: messages {end} to {message.offset - 1} are gone: the topic's retention deleted them "
-                        "before they were applied. Begin the target anew from a snapshot"
-                    )
+                    raise _gone(queue, end, message.offset)
                 if queue.next is None:
                     queue.next = message.offset
                 queue.messages.append(message)
@@ -175,12 +179,30 @@ class PartitionQueues:
                 queue.is_paused = False
             return [queue.slot for queue in found]
 
-    def has_passed(self, ends: dict[TopicPartition, int]) -> bool:
-        """Whether everything below these offsets is applied."""
+    def not_passed(self, ends: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """The partitions of which not everything below these offsets is applied."""
         with self._changed:
-            return all(
-                (queue := self._queues.get(slot)) is not None and (queue.next or 0) >= end for slot, end in ends.items()
-            )
+            return [
+                slot
+                for slot, end in ends.items()
+                if (queue := self._queues.get(slot)) is None or (queue.next or 0) < end
+            ]
+
+    def begin_at(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Partitions have no messages before these offsets any more, and none of them came lately.
+
+        Raises:
+            TargetError: messages are missing: they were deleted before they were applied.
+        """
+        with self._changed:
+            for slot, start in starts.items():
+                queue = self._queues.get(slot)
+                if queue is None or queue.messages:
+                    continue
+                if queue.next is None:
+                    queue.next = start
+                elif queue.next < start:
+                    raise _gone(queue, queue.next, start)
 
     def refuse_failed(self) -> None:
         """Raise what ended the queues, if anything did."""

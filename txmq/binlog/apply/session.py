@@ -87,6 +87,7 @@ class Session:
         self._log = get_logger(group=self._group)
         self._sparingly = Sparingly(self._log, client.clock)
         self._consumer: Consumer | None = None
+        self._looked_at: float | None = None  # while a statement runs: when the target has answered last
         self._list_topics: Callable[[], list[str]] = lambda: topics
 
     # --- the thread of the applier -----------------------------------------------------------------------------------
@@ -129,28 +130,52 @@ class Session:
     ) -> bool:  # fmt: skip
         clock = self._client.clock
         look_at = clock.monotonic() + TOPICS_S
+        starts: dict[TopicPartition, int] = {}
         while not is_stopped():
             self._queues.refuse_failed()
-            full = self._queues.add(consumer.poll(POLL_MAX, POLL_S))
+            messages = consumer.poll(POLL_MAX, POLL_S)
+            full = self._queues.add(messages)
             if full:
                 consumer.pause(full)
             room = self._queues.with_room()
             if room:
                 consumer.resume(room)
-            if ends is not None and self._queues.has_passed(ends):
+            if ends is not None and not messages:
+                self._queues.begin_at(starts)
+            if ends is not None and not self._queues.not_passed(ends):
                 return True
             if clock.monotonic() >= look_at:
                 look_at = clock.monotonic() + TOPICS_S
                 with suppress(TxmqError):  # the broker is away: the consumer waits for it, too
                     if topics() != self._topics:
                         return False
+                    missing = self._queues.not_passed(ends or {})
+                    starts = {slot: self._client.offsets(*slot).start for slot in missing}
                 self._tell_waiting()
+                self._look_at_statement()
         return True
 
     def _tell_waiting(self) -> None:
         for gtid, missing in self._queues.waiting(WAITING_S).items():
             shown = [f"{topic}-{number}" for topic, number in missing[:MISSING_SHOWN_MAX]]
             self._sparingly.warning("a statement waits for other partitions to reach it", gtid=gtid, partitions=shown)
+
+    def _look_at_statement(self) -> None:
+        """A statement may run for hours, and its answer is awaited as long: whether the target answers others."""
+        statements, clock = self._replica.statements, self._client.clock
+        running = sorted(statements.running)
+        if not running or self._looked_at is None:
+            self._looked_at = clock.monotonic() if running else None
+            return
+        if clock.monotonic() < self._looked_at + self._apply.silence_ms_max / 1000:
+            return
+        try:
+            statements.look()
+        except TargetAwayError as error:
+            self._log.warning("the target is silent, and was running a statement", gtid=running[0], error=str(error))
+            raise
+        self._looked_at = clock.monotonic()
+        self._sparingly.warning("a statement of the source still runs in the target", gtid=running[0])
 
     # --- the threads that write --------------------------------------------------------------------------------------
 

@@ -60,8 +60,12 @@ class AppliedError(Exception):
         self.offset = offset
 
 
-def connector(settings: ApplySettings | SourceSettings) -> Callable[[], Any]:
-    """What makes a connection to a database."""
+def connector(settings: ApplySettings | SourceSettings, *, is_patient: bool = False) -> Callable[[], Any]:
+    """What makes a connection to a database.
+
+    Args:
+        is_patient: an answer may take however long; else the connection is lost after ``silence_ms_max``.
+    """
     place = (
         {"unix_socket": settings.unix_socket}
         if settings.unix_socket
@@ -71,7 +75,10 @@ def connector(settings: ApplySettings | SourceSettings) -> Callable[[], Any]:
         "user": settings.user, "passwd": settings.password, "charset": "utf8mb4", "binary_prefix": True,
         "multi_statements": False,
     }  # fmt: skip
-    return lambda: mysql_driver().connect(**place, **named, connect_timeout=settings.connect_timeout_ms // 1000)
+    timeouts = {"connect_timeout": settings.connect_timeout_ms // 1000}
+    if not is_patient:
+        timeouts |= dict.fromkeys(("read_timeout", "write_timeout"), settings.silence_ms_max // 1000)
+    return lambda: mysql_driver().connect(**place, **named, **timeouts)
 
 
 def open_session(connect: Callable[[], Any], sql_mode: str, side: str = TARGET) -> Any:

@@ -27,6 +27,7 @@ class SourceOptions:
         bytes_max: bytes of a part's events.
         silence_s_max: the server counts as away after so many seconds without an event or heartbeat.
         connect_timeout_s: how long a connection may take.
+        answer_s_max: the server counts as away if a question has no answer for so long.
         accept_server: go on from the position on another server although nothing proves that it has the same history.
         skipped: ids of transactions whose changes without row events are passed over.
         cascades: whether captured tables may have foreign keys whose actions the binlog does not show.
@@ -45,14 +46,17 @@ class SourceOptions:
     bytes_max: int = TRANSACTION_BYTES_MAX
     silence_s_max: float = 10.0
     connect_timeout_s: int = 10
+    answer_s_max: int = 60
     accept_server: bool = False
     cascades: Literal["stop", "pass"] = "stop"
     skipped: frozenset[str] = frozenset()
 
     def connect_arguments(self) -> dict[str, Any]:
-        """What MySQLdb takes."""
+        """What MySQLdb and PyMySQL take."""
         where: dict[str, Any] = {"host": self.host, "port": self.port} | tls_arguments(self.tls)
         if self.unix_socket:
             where = {"unix_socket": self.unix_socket}
         who = {"user": self.user, "password": self.password}
-        return where | who | {"charset": "utf8mb4", "autocommit": True, "connect_timeout": self.connect_timeout_s}
+        timeouts = {"connect_timeout": self.connect_timeout_s}
+        timeouts |= dict.fromkeys(("read_timeout", "write_timeout"), self.answer_s_max)
+        return where | who | timeouts | {"charset": "utf8mb4", "autocommit": True}

@@ -238,10 +238,23 @@ def test_poll_that_grants_anew_brings_messages_in_vain() -> None:
 
 def test_the_end_is_reached_when_all_queues_have_passed_it() -> None:
     made, _ = begun(A, offset=3)
-    assert made.has_passed({})
-    assert made.has_passed({A: 3})
-    assert not made.has_passed({A: 4})
-    assert not made.has_passed({A: 3, B: 1})
+    assert made.not_passed({}) == []
+    assert made.not_passed({A: 3}) == []
+    assert made.not_passed({A: 4}) == [A]
+    assert made.not_passed({A: 3, B: 1}) == [B]
+
+
+def test_messages_that_are_all_gone_are_never_passed_over() -> None:
+    made, _ = begun(A, offset=4)
+    made.begin_at({A: 4, B: 9})
+    with pytest.raises(TargetError, match="t-0: messages 4 to 5 are gone"):
+        made.begin_at({A: 6})
+    made.add([message(A, 4)])
+    made.begin_at({A: 6})  # it is here all the same
+    made, _ = begun(A, offset=None)  # nothing was ever applied
+    assert made.not_passed({A: 6}) == [A]
+    made.begin_at({A: 6})
+    assert made.not_passed({A: 6}) == []
 
 
 def test_failure_of_a_thread_ends_all() -> None:
