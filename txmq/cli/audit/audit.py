@@ -56,6 +56,8 @@ _SETTLE = "How long a message may take before its row counts as missing."
 Settle = Annotated[str, typer.Option(metavar="30s", help=_SETTLE)]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep auditing; needs --row-time.")]
 Interval = Annotated[str, typer.Option(metavar="10s", help="With --follow: how often.")]
+_LATE = "With --follow: how old rows are when they are looked at once more: longer than your transactions."
+Late = Annotated[str, typer.Option(metavar="1h", help=_LATE)]
 _LATEST = "Rows are updated: hold each against its newest message alone; one whose value is null says the row is gone."
 Latest = Annotated[bool, typer.Option("--latest", help=_LATEST)]
 _OUTPUT = "For findings, audit.json, audit.html; otherwise audit-TOPIC."
@@ -83,6 +85,7 @@ def audit(
     latest: Latest = False,
     follow: Follow = False,
     interval: Interval = "10s",
+    late: Late = "1h",
     directory: Output = None,
     master: Master = "local[*]",
     memory: Memory = "2g",
@@ -118,7 +121,7 @@ def audit(
                 together=tuple(together or ()), since=since, until=until, from_offsets=from_offsets,
                 to_offsets=to_offsets, settle=settle, interval=interval if follow else None,
                 directory=directory or Path(f"audit-{topic}"), master=master, memory=memory, bootstrap=bootstrap,
-                latest=latest,
+                latest=latest, late=late,
             ),
             as_json=as_json,
         )

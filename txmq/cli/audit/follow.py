@@ -18,6 +18,7 @@ from txmq.errors import ConfigError
 from txmq.runtime.threads import Signal
 
 if TYPE_CHECKING:
+    from txmq.spark.audit.audit import AuditResult
     from txmq.spark.audit.follow import Follower
 
 Say = Callable[[str], None]
@@ -47,18 +48,24 @@ class Rounds:
 
     def _round(self) -> None:
         try:
-            result = self.follower.round()
+            self._judged(self.follower.round())
+            late = self.follower.look_again()
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, the round is repeated
             self.say(f"this round did not happen and is repeated: {self.cause(error)}")
             return
-        if result is not None:
-            self.found += sum(result.counts.values())
-            self.has_judged = self.has_judged or not result.blind
-            self.say(
-                f"{result.totals.rows} rows, {result.totals.messages} messages: {sum(result.counts.values())} findings"
-            )
+        if late is not None:
+            self.found += late
+            self.say(f"rows looked at once more: {late} findings that are new")
+
+    def _judged(self, result: AuditResult | None) -> None:
+        if result is None:
+            return
+        found = sum(result.counts.values())
+        self.found += found
+        self.has_judged = self.has_judged or not result.blind
+        self.say(f"{result.totals.rows} rows, {result.totals.messages} messages: {found} findings")
 
 
 def line_of(finding: Mapping[str, Any]) -> str:

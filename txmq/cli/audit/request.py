@@ -31,3 +31,4 @@ class Request:
     memory: str
     bootstrap: str
     latest: bool = False
+    late: str = "1h"

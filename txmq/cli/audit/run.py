@@ -104,7 +104,8 @@ class AuditCommand:
 
         job = TopicAudit(spark, client, self.request.bootstrap, replace(rows, spark=spark), spec, self.say)
         if self.request.interval is not None:
-            return self._follow(job, wanted.from_ms, _duration("--interval", self.request.interval))
+            times = _duration("--interval", self.request.interval), _duration("--late", self.request.late)
+            return self._follow(job, wanted.from_ms, *times)
         with _progress(spark, self.say):
             return self._tell(job.run(wanted))
 
@@ -135,13 +136,14 @@ class AuditCommand:
             output.note(f"look at {self.request.directory / PAGE}")
         return _status(result.is_clean, result.has_findings)
 
-    def _follow(self, job: TopicAudit, from_ms: int | None, interval_ms: int) -> int:
+    def _follow(self, job: TopicAudit, from_ms: int | None, interval_ms: int, late_ms: int) -> int:
         from txmq.cli.audit.follow import Rounds, tell
         from txmq.spark.audit.follow import Follower
 
         follower = Follower(
-            replace(job, say=lambda text: None), self.request.directory, from_ms, partial(tell, as_json=self.as_json)
-        )
+            replace(job, say=lambda text: None), self.request.directory, from_ms, partial(tell, as_json=self.as_json),
+            late_ms,
+        )  # fmt: skip
         rounds = Rounds(follower, interval_ms, self.say, lambda error: _cause(error, self.request.directory))
         rounds.run()
         return _status(rounds.has_judged and not rounds.found, rounds.found > 0)

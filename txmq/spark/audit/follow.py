@@ -5,12 +5,16 @@ the messages behind the offsets where the last round ended. Partners are looked 
 without message is found one margin and one round after its commit; a message without row in the round after it
 appeared.
 
+A row may be committed long after its time, by a transaction that was open meanwhile: its round has not seen it. So
+rows are looked at once more when they are ``late_ms`` old, many rounds' rows at once, and held against all messages
+since. What is found then and was not found before is told.
+
 ``follow.json`` says how far rows and messages were audited. It is there before the first round, and replaced, whole,
 after a round's findings are on disk and were told: a process that dies in between repeats the round and tells its
 findings again; none is lost.
 
 Invariants:
-    * rows lie in exactly one round by their time, messages by their offset;
+    * rows lie in exactly one round by their time, and in one second look; messages in one round by their offset;
     * what the broker holds back (transactions in doubt) is told once;
     * offsets count in the logs that are named beside them: in a copy that was put back they are of other messages.
 """
@@ -21,31 +25,49 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
 
 from txmq.errors import ConfigError, StorageError
 from txmq.log.history import parsed
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.private_files import make_private_directory, open_private
 from txmq.spark.audit.audit import AuditResult
+from txmq.spark.audit.findings import SCHEMA
 from txmq.spark.audit.match import Window
 from txmq.spark.audit.spec import Kind
 from txmq.spark.audit.topic import Plan, TopicAudit
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 STATE_FILE = "follow.json"
 REPORTED_MAX = 1_000  # findings of each kind in a round; the dataset has them all
+LATE_MS = 3_600_000
+_KEPT = f"{SCHEMA}, `from` long, look string"
+_SAME = ("kind", "identity", "topic", "txid")  # of one finding, whenever it is found
 Finding = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a topic was audited: rows committed before ``to_ms``, messages before ``ends``."""
+    """How far a topic was audited: rows committed before ``to_ms``, messages before ``ends``.
+
+    Attributes:
+        again_to_ms: rows committed before were looked at twice.
+        again_from: where the messages begin that the next rows' second look needs.
+    """
 
     topic: str
     table: str
     to_ms: int
+    again_to_ms: int
     ends: Mapping[int, int]
     logs: Mapping[int, str]  # histories (``txmq.log.history``) of the logs that ``ends`` count in
+    again_from: Mapping[int, int]
     in_doubt: tuple[str, ...] = ()  # told already
 
     def to_json(self) -> str:
@@ -61,29 +83,32 @@ class Progress:
         """
         try:
             fields = json.loads(text)
-            ends = {int(partition): int(end) for partition, end in fields["ends"].items()}
+            ends, again = ({int(p): int(end) for p, end in fields[name].items()} for name in ("ends", "again_from"))
             logs = {int(partition): parsed(text).text for partition, text in fields["logs"].items()}
             reported = tuple(str(txid) for txid in fields["in_doubt"])
-            return cls(str(fields["topic"]), str(fields["table"]), int(fields["to_ms"]), ends, logs, reported)
+            times = int(fields["to_ms"]), int(fields["again_to_ms"])
+            return cls(str(fields["topic"]), str(fields["table"]), *times, ends, logs, again, reported)
         except (ValueError, KeyError, TypeError, AttributeError, StorageError) as error:
             raise ConfigError(f"{STATE_FILE} is damaged ({error!r}); give another directory to begin anew") from None
 
 
 @dataclass(slots=True)
 class Follower:
-    """Audits on and on; ``round`` is one window.
+    """Audits on and on; ``round`` is one window, ``look_again`` comes after it.
 
     Attributes:
         job: its spec names ``row_time``.
         directory: for ``follow.json`` and the dataset of findings.
         from_ms: where the first round begins; None: at its margin before now.
         tell: told each round's findings, before the round counts as done.
+        late_ms: how old rows are when they are looked at once more.
     """
 
     job: TopicAudit
     directory: Path
     from_ms: int | None = None
     tell: Callable[[Finding], None] = field(default=lambda finding: None)
+    late_ms: int = LATE_MS
     progress: Progress = field(init=False)
     _logs: Mapping[int, str] = field(init=False, default_factory=dict)  # of the round that is planned
 
@@ -111,7 +136,7 @@ class Follower:
         if plan is None:
             return None
         result = self.job.audit(plan)
-        self._keep(result, plan)
+        self._keep(result.findings, plan, "first", is_empty=not result.has_findings)
         crash_point("audit.round.kept")
         hanging = []
         for line in self._found(result):
@@ -127,6 +152,61 @@ class Follower:
         # The pairs of this round are on the executors' disks, and would stay there.
         self.job.spark.catalog.clearCache()
         return result
+
+    def look_again(self) -> int | None:
+        """Look at the rows once more that have become old enough; how much is new, None if no rows are due.
+
+        Raises as ``round``; what ``round`` has done stays.
+        """
+        plan = self._plan_again()
+        if plan is None:
+            return None
+        found = self._not_kept(self.job.audit(plan).findings, plan).persist()
+        lines = [row.asDict() for row in found.limit(REPORTED_MAX).collect()]
+        self._keep(found, plan, "second", is_empty=not lines)
+        for line in lines:
+            self.tell({"kind": line["kind"]} | _known(line))
+        to_ms = plan.window.to_ms or self.progress.again_to_ms
+        held, _ = self._held()
+        self._save(replace(self.progress, again_to_ms=to_ms, again_from=self._first_offsets(held, to_ms)))
+        self.job.spark.catalog.clearCache()
+        return len(lines)
+
+    def _plan_again(self) -> Plan | None:
+        """Rows, and all messages since a margin before them; no message is judged, for each was."""
+        spec, done = self.job.spec, self.progress
+        to_ms = done.to_ms - self.late_ms
+        if to_ms < done.again_to_ms + self.late_ms:
+            return None
+        held, _ = self._held()
+        ranges = {}
+        for partition, (start, end) in held.items():
+            first = done.again_from.get(partition, 0)
+            if first < start:
+                raise ConfigError(
+                    f"retention removed offsets {first} to {start - 1} of partition {partition} before the rows of "
+                    "that time were looked at once more: give a shorter --late, and another directory"
+                )
+            ranges[partition] = (first, end)
+        window = Window(done.again_to_ms, to_ms, offsets={p: end for p, (_, end) in held.items()}, is_live=True)
+        return Plan(window, ranges, rows_from_ms=done.again_to_ms - spec.settle_ms, rows_to_ms=to_ms + spec.settle_ms)
+
+    def _first_offsets(self, held: Mapping[int, tuple[int, int]], ms: int) -> dict[int, int]:
+        """Where the messages begin that may belong to rows committed from then on."""
+        topic, before = self.job.spec.topic, ms - self.job.spec.settle_ms
+        found = {partition: self.job.client.offset_for(topic, partition, before) for partition in held}
+        return {partition: min(max(start, found[partition]), end) for partition, (start, end) in held.items()}
+
+    def _not_kept(self, found: DataFrame, plan: Plan) -> DataFrame:
+        """Without what stands in the dataset already, and what the broker holds back, which rounds tell."""
+        found = found.filter(F.col("kind") != Kind.IN_DOUBT.value)
+        path = self.directory / "findings"
+        if not path.exists():
+            return found
+        mine = (F.col("from") == plan.window.from_ms) & (F.col("look") == "second")  # of one that died
+        kept = self.job.spark.read.schema(_KEPT).parquet(str(path.absolute())).filter(~mine)
+        same = reduce(lambda left, right: left & right, (found[one].eqNullSafe(kept[one]) for one in _SAME))
+        return found.join(kept, same, "left_anti")
 
     def _plan(self) -> Plan | None:
         spec, done = self.job.spec, self.progress
@@ -179,7 +259,8 @@ class Follower:
         from_ms = self.from_ms if self.from_ms is not None else self.job.clock.now_ms() - spec.settle_ms
         held, logs = self._held()
         ends = {p: max(start, self.job.client.offset_for(spec.topic, p, from_ms)) for p, (start, _) in held.items()}
-        return Progress(spec.topic, self.job.rows.name, from_ms, ends, logs)
+        again_from = self._first_offsets(held, from_ms)
+        return Progress(spec.topic, self.job.rows.name, from_ms, from_ms, ends, logs, again_from)
 
     def _found(self, result: AuditResult) -> Iterable[Finding]:
         for kind, count in result.counts.items():
@@ -188,10 +269,10 @@ class Follower:
                     {"kind": kind.value} | _known(line) for line in result.sample(kind, min(count, REPORTED_MAX))
                 )
 
-    def _keep(self, result: AuditResult, plan: Plan) -> None:
-        path = self.directory / "findings" / f"from={plan.window.from_ms}"  # the same when it is repeated
-        if result.has_findings or path.exists():  # what a round that died has found may be excused by now
-            result.findings.write.mode("overwrite").parquet(str(path.absolute()))
+    def _keep(self, findings: DataFrame, plan: Plan, look: str, *, is_empty: bool) -> None:
+        path = self.directory / "findings" / f"from={plan.window.from_ms}" / f"look={look}"  # the same when repeated
+        if not is_empty or path.exists():  # what a round that died has found may be excused by now
+            findings.write.mode("overwrite").parquet(str(path.absolute()))
 
     def _load(self) -> Progress | None:
         path = self.directory / STATE_FILE

@@ -114,7 +114,7 @@ def follower(log: Log, directory: Path, spec: AuditSpec = TIMED, now_ms: int = N
 
 
 def test_round_begins_where_the_last_one_ended(tmp_path: Path) -> None:
-    progress = Progress("orders", "orders", 9_000_000, {0: 9_100, 1: 9_000}, LOGS)
+    progress = Progress("orders", "orders", 9_000_000, 9_000_000, {0: 9_100, 1: 9_000}, LOGS, {})
     (tmp_path / STATE_FILE).write_text(progress.to_json())
     log = Log({0: (0, 10_000), 1: (0, 9_500), 2: (0, 3)})  # partition 2 is new
     follow = follower(log, tmp_path)
@@ -150,8 +150,25 @@ def test_rounds_follow_each_other_without_hole_and_reach_to_margin(tmp_path: Pat
         follow._save(replace(follow.progress, to_ms=covered, ends={p: end for p, (_, end) in plan.ranges.items()}))
 
 
+def test_rows_are_looked_at_once_more_against_all_messages(tmp_path: Path) -> None:
+    progress = Progress("orders", "orders", 9_000_000, 4_000_000, {}, LOGS, {0: 3_970, 1: 3_970})
+    (tmp_path / STATE_FILE).write_text(progress.to_json())
+    log = Log({0: (3_970, 10_000), 1: (0, 9_500), 2: (0, 3)})
+    follow = Follower(job(log), tmp_path, late_ms=2_500_000)
+    plan = follow._plan_again()
+    assert plan is not None
+    assert (plan.window.from_ms, plan.window.to_ms) == (4_000_000, 6_500_000)
+    assert dict(plan.ranges) == {0: (3_970, 10_000), 1: (3_970, 9_500), 2: (0, 3)}
+    assert plan.window.offsets == {0: 10_000, 1: 9_500, 2: 3}  # no message is judged again
+    assert (plan.rows_from_ms, plan.rows_to_ms) == (4_000_000 - SETTLE_MS, 6_500_000 + SETTLE_MS)
+    assert Follower(job(log), tmp_path, late_ms=2_500_001)._plan_again() is None  # not yet
+    log.held[0] = (3_971, 10_000)
+    with pytest.raises(ConfigError, match=r"retention removed offsets 3970 to 3970 of partition 0 before the rows"):
+        follow._plan_again()
+
+
 def test_messages_removed_or_replaced_before_the_audit_are_reported(tmp_path: Path) -> None:
-    (tmp_path / STATE_FILE).write_text(Progress("orders", "orders", 9_000_000, {0: 50, 1: 0}, LOGS).to_json())
+    (tmp_path / STATE_FILE).write_text(Progress("orders", "orders", 9_000_000, 0, {0: 50, 1: 0}, LOGS, {}).to_json())
     with pytest.raises(ConfigError, match="retention removed offsets 50 to 99 of partition 0"):
         follower(Log({0: (100, 10_000)}), tmp_path)._plan()
     with pytest.raises(ConfigError, match="ends at 40, before 50"):
@@ -172,7 +189,7 @@ def test_log_that_was_put_back_or_made_anew_is_refused(
     lives: Lives, topic_id: int, refusal: str | None, tmp_path: Path
 ) -> None:
     read = LogHistory(7, ((FIRST, 0), (SECOND, 9_000))).text
-    progress = Progress("orders", "orders", 9_000_000, {0: 9_100}, {0: read})
+    progress = Progress("orders", "orders", 9_000_000, 0, {0: 9_100}, {0: read}, {})
     (tmp_path / STATE_FILE).write_text(progress.to_json())
     follow = follower(Log({0: (0, 10_000)}, lives, topic_id), tmp_path)
     if refusal is None:
@@ -183,7 +200,7 @@ def test_log_that_was_put_back_or_made_anew_is_refused(
 
 
 def test_state_of_another_audit_or_damaged_one_is_refused(tmp_path: Path) -> None:
-    (tmp_path / STATE_FILE).write_text(Progress("payments", "orders", 5, {0: 0}, {}).to_json())
+    (tmp_path / STATE_FILE).write_text(Progress("payments", "orders", 5, 5, {0: 0}, {}, {}).to_json())
     with pytest.raises(ConfigError, match="give another directory"):
         follower(Log(), tmp_path)
     for text in ("", "{}", '{"topic": 1', '{"topic": "orders", "table": "orders", "to_ms": null, "ends": {}}'):
