@@ -37,6 +37,7 @@ from txmq.binlog.position import Position
 OP_HEADER: Final = "txmq.op"
 SCHEMA_HEADER: Final = "txmq.schema"
 REKEY_HEADER: Final = "txmq.rekey"
+EPOCH_HEADER: Final = "txmq.epoch"
 TRUNCATE: Final = "t"
 DDL: Final = "ddl"
 BEGIN: Final = "begin"

@@ -43,10 +43,12 @@ class Replica:
         self.name, self.server, self.client = name, server, client
         self.config, self.log = directory / f"{name}.toml", directory / f"{name}.log"
         place = f'host = "127.0.0.1"\nport = {server.port}\nuser = "root"\n'
+        if "conflict_wait_ms" not in apply:
+            apply += "conflict_wait_ms = 2000\n"
         self.config.write_text(
             f'name = "{name}"\nbootstrap = "{broker.address}"\n[source]\n{place}tables = ["shop.*"]\n'
             f'[publish]\npartitions = 3\ntransaction_rows_max = 50\n[apply]\n{place}database = "copy_{{database}}"\n'
-            f'state_database = "state_{name}"\nthreads = 3\nconflict_wait_ms = 2000\nsession_timeout_ms = 1500\n{apply}'
+            f'state_database = "state_{name}"\nthreads = 3\nsession_timeout_ms = 1500\n{apply}'
         )
 
     @property

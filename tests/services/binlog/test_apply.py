@@ -7,6 +7,7 @@ import random
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.stopped import until_stopped
 from txmq.binlog.apply.applier import Applier
 from txmq.binlog.errors import ConflictError, TargetError
 from txmq.binlog.publish.selectors import RowSelector
+from txmq.binlog.status import newest_published
+from txmq.runtime.threads import Signal, start_daemon
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.database_programs import Ability
@@ -314,6 +317,70 @@ def test_value_that_goes_round_three_partitions_is_applied(replica: Replica) -> 
     applied = replica.apply()
     assert (applied.rows, applied.overwritten) == (5, 0)
     replica.require_equal()
+
+
+@pytest.mark.parametrize("replica", ["", 'on_conflict = "overwrite"\n'], indirect=True, ids=["stop", "overwrite"])
+def test_values_that_go_round_far_apart_are_applied(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: one partition had its value again long before the other one had read that it gave it up."""
+    monkeypatch.setattr("txmq.binlog.apply.partition_queues.QUEUE_MAX", 20)
+    monkeypatch.setattr("txmq.binlog.apply.session.POLL_MAX", 20)
+    monkeypatch.setattr("txmq.binlog.publish.gathering.EPOCH_ROWS_MAX", 5)
+    one, two, _ = ids_of_partitions(3)
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT UNIQUE, n INT)")
+        replica.execute(f"INSERT INTO t VALUES ({one}, 1, 0), ({two}, 2, 0)")
+    replica.apply()
+    with replica.reader():
+        replica.execute(
+            f"UPDATE t SET v = 9 WHERE id = {one}", f"UPDATE t SET v = 1 WHERE id = {two}",
+            *[f"UPDATE t SET n = n + 1 WHERE id = {two}"] * 300, f"UPDATE t SET v = 3 WHERE id = {two}",
+            f"UPDATE t SET v = 1 WHERE id = {one}",
+        )  # fmt: skip
+    applied = replica.apply()
+    assert (applied.rows, applied.overwritten) == (304, 0)
+    replica.require_equal()
+
+
+@pytest.mark.parametrize("replica", ["conflict_wait_ms = 600_000\n"], indirect=True)
+def test_what_may_have_older_changes_on_their_way_waits(replica: Replica) -> None:
+    """Of an ordered reader: one partition may be sent long before another one."""
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    published = newest_published(replica.client, replica.settings)
+    with replica.reader():
+        replica.execute("INSERT INTO t VALUES (2)")
+    newest, positions = newest_published(replica.client, replica.settings), replica.settings.position_topic
+    assert published.sent < newest.sent == newest.epoch
+    producer = replica.client.producer()
+    producer.send(positions, replace(newest, sent=published.epoch).to_json())
+    ended = Signal()
+
+    def work() -> None:
+        replica.apply()
+        ended.set()
+
+    start_daemon("applier", work)
+    eventually(lambda: has_rows(replica, 1), "the first change is applied")
+    assert replica.rows("copy_shop", "t") == [(1,)]
+    producer.send(positions, newest.to_json())
+    assert ended.wait(WAIT_S)
+    replica.require_equal()
+
+
+def test_ordered_reader_that_has_ended_is_not_waited_for(replica: Replica, caplog: pytest.LogCaptureFixture) -> None:
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    newest = newest_published(replica.client, replica.settings)
+    replica.client.producer().send(replica.settings.position_topic, replace(newest, sent=1).to_json())
+    assert replica.apply().rows == 1
+    assert "applied though older ones may come: the reader has not sent all" in caplog.text
+    replica.require_equal()
+
+
+def has_rows(replica: Replica, count: int) -> bool:
+    """Whether the copy is there, with so many rows."""
+    tables = replica.server.execute("SHOW TABLES FROM copy_shop LIKE 't'")
+    return bool(tables) and len(replica.rows("copy_shop", "t")) == count
 
 
 @pytest.mark.parametrize("replica", ['on_conflict = "overwrite"\n'], indirect=True)

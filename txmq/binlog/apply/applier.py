@@ -8,10 +8,9 @@ nothing, and partitions are written at the same time. Statements wait until ever
 passed over: each partition commits for itself.
 
 If a batch does not fit the target, its changes are applied one by one. A value that must be unique may be in use only
-because another partition is behind: the change waits for a while, and the other partitions go on. So the oldest change
-that is not applied can be, and all others follow; unless others have passed it, and values went round between rows of
-several partitions. Then what the topic's partitions have at hand is written in one transaction. If it still does not
-fit, it is a conflict.
+because another partition is behind, or further: the change waits for a while, and the other partitions go on. No
+partition passes another one by more than what is in memory, so all that leads the topic's partitions to one moment of
+the source can then be written in one transaction. If it still does not fit, it is a conflict.
 
 The process begins anew, with a new consumer, if topics were made or a partition was another process's meanwhile.
 """

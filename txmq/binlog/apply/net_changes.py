@@ -13,12 +13,15 @@ A table without a key has no net changes: its rows are deleted and inserted one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from txmq.binlog.apply.tables import Row, TargetColumn, TargetTable, json_as_text, quoted
 from txmq.binlog.changes import Op
+
+STATEMENT_ROWS_MAX, STATEMENT_BYTES_MAX = 1000, 4 << 20  # below the least max_allowed_packet that is common
+Item = TypeVar("Item")
 
 
 class RowEvent(NamedTuple):
@@ -107,10 +110,11 @@ def _deletes(table: TargetTable, nets: dict[tuple[Any, ...], _Net], *, is_counte
     perhaps = [key for key, net in nets.items() if net.was_there is None]
     passing = [key for key, net in nets.items() if net.was_there is False and net.row is None]
     for keys, rows in ((there, len(there)), (perhaps, None), (passing, 0)):
-        if keys:
-            where, parameters = key_condition(table, keys)
+        for some in _chunks(keys, lambda key: sum(map(_size, key))):
+            where, parameters = key_condition(table, some)
             sql = f"DELETE FROM {table.sql} WHERE {where}"  # noqa: S608 - names are quoted, values are parameters
-            yield Statement(sql, parameters, rows if is_counted else None)
+            wanted = None if rows is None or not is_counted else min(rows, len(some))
+            yield Statement(sql, parameters, wanted)
 
 
 def key_condition(table: TargetTable, keys: Sequence[tuple[Any, ...]]) -> tuple[str, tuple[Any, ...]]:
@@ -126,12 +130,29 @@ def key_condition(table: TargetTable, keys: Sequence[tuple[Any, ...]]) -> tuple[
 def _inserts(table: TargetTable, rows: Sequence[Row], verb: str = "INSERT") -> Iterator[Statement]:
     strict = [row for row in rows if not _has_error_value(table, row)]
     for group, is_lenient in ((strict, False), ([row for row in rows if _has_error_value(table, row)], True)):
-        if group:
+        for some in _chunks([table.values_of(row) for row in group], lambda values: sum(map(_size, values))):
             names = ",".join(quoted(column.name) for column in table.stored)
             one = f"({_marks(len(table.stored))})"
-            sql = f"{verb} INTO {table.sql} ({names}) VALUES {','.join([one] * len(group))}"
-            values = tuple([value for row in group for value in table.values_of(row)])
-            yield Statement(sql, values, is_lenient=is_lenient)
+            sql = f"{verb} INTO {table.sql} ({names}) VALUES {','.join([one] * len(some))}"
+            yield Statement(sql, tuple([value for values in some for value in values]), is_lenient=is_lenient)
+
+
+def _chunks(values: Sequence[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """As much as fits a statement each."""
+    chunk, size = list[Item](), 0
+    for one in values:
+        more = size_of(one)
+        if chunk and (len(chunk) >= STATEMENT_ROWS_MAX or size + more > STATEMENT_BYTES_MAX):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(one)
+        size += more
+    if chunk:
+        yield chunk
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, (bytes, str)) else 0
 
 
 def _has_error_value(table: TargetTable, row: Row) -> bool:

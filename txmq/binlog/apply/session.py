@@ -18,8 +18,9 @@ from txmq.binlog.changes import Op, TableName
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import ConflictError, TargetAwayError, TargetError
 from txmq.binlog.event_json import ChangeEvent, read_event
+from txmq.binlog.publish.position_log import newest_position
 from txmq.client import Client, Consumer, ConsumerOptions, MySQLOffsetStore, OffsetPosition
-from txmq.errors import ClosedError, TxmqError
+from txmq.errors import ClosedError, PartialResultError, TxmqError, UnknownTopicError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.threads import Lock, start_daemon
@@ -82,11 +83,12 @@ class Session:
         self, client: Client, settings: BinlogSettings, replica: Replica, applied: Applied, topics: list[str]
     ) -> None:
         self._client, self._replica, self._applied, self._topics = client, replica, applied, topics
-        self._group, self._apply = settings.apply_group, settings.apply
+        self._group, self._apply, self._settings = settings.apply_group, settings.apply, settings
         self._queues = PartitionQueues(self._apply.batch_rows_max, client.clock)
         self._log = get_logger(group=self._group)
         self._sparingly = Sparingly(self._log, client.clock)
         self._consumer: Consumer | None = None
+        self._stands = 0, client.clock.monotonic()  # the newest epoch that was sent, and since when it is the same
         self._looked_at: float | None = None  # while a statement runs: when the target has answered last
         self._list_topics: Callable[[], list[str]] = lambda: topics
 
@@ -140,6 +142,7 @@ class Session:
             room = self._queues.with_room()
             if room:
                 consumer.resume(room)
+            self._ask_ends()
             if ends is not None and not messages:
                 self._queues.begin_at(starts)
             if ends is not None and not self._queues.not_passed(ends):
@@ -154,6 +157,38 @@ class Session:
                 self._tell_waiting()
                 self._look_at_statement()
         return True
+
+    def _ask_ends(self) -> None:
+        """Where partitions end of which epochs wait, after the reader has said which epochs are in them."""
+        waiting = self._queues.unasked()
+        if not waiting:
+            return
+        try:
+            sent = self._sent(max(waiting.values()))
+            for topic in waiting:
+                told = self._client.topics.watermarks(topic)
+                self._queues.seen(topic, sent, {one["partition"]: (one["start"], one["end"]) for one in told})
+        except (UnknownTopicError, PartialResultError):
+            pass  # the topic was deleted, or a home is away: asked again
+        except TxmqError as error:
+            if not error.retriable:
+                raise
+
+    def _sent(self, epoch: int) -> int:
+        """The newest epoch that the topics have, with all before.
+
+        Args:
+            epoch: was seen: if that one's reader says nothing for long, it counts as such.
+        """
+        newest, now = newest_position(self._client, self._settings), self._client.clock.monotonic()
+        sent = epoch if newest is None else newest.sent
+        if sent >= epoch or sent != self._stands[0]:
+            self._stands = sent, now
+            return sent
+        if now < self._stands[1] + self._apply.conflict_wait_ms / 1000:
+            return sent
+        self._sparingly.warning("changes are applied though older ones may come: the reader has not sent all")
+        return epoch
 
     def _tell_waiting(self) -> None:
         for gtid, missing in self._queues.waiting(WAITING_S).items():
@@ -231,12 +266,14 @@ class Session:
         return Written(self._position(queue, messages[-1].offset + 1), messages[0].offset)
 
     def _write_together(self, target: Target, queue: PartitionQueue) -> bool:
-        """Write what all partitions of a queue's topic hold in one transaction; False if it does not fit, too.
+        """Write all whole epochs of a queue's topic in one transaction; False if they do not fit, too.
 
         Behind it the partitions are where the source was: no value is in two rows, in whatever order it went from row
         to row. All of these rows are deleted before any is inserted (``net_changes``).
         """
         together = self._queues.take_together(queue)
+        if not together:
+            return False
         changes = self._changes(message for _, messages in together for message in messages)
         try:
             target.write([self._written(one, messages) for one, messages in together], changes)

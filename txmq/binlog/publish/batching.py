@@ -5,6 +5,11 @@ thread takes the batch, commits it, and takes the next one, which has been gathe
 a commit takes long: small and soon with few changes, large with many. While a commit has to wait, both threads wait:
 the reader when the batch is full.
 
+The messages of a batch are numbered by *epochs*, some hundred changes of the binlog's order each, in the header
+``txmq.epoch``. A partition has them in order, and a transaction's messages appear all at once. So a reader that has
+seen an epoch, and reads each partition as far as it then ends, has all of it and of those before
+(``apply.partition_queues``). The position holds the last number, through all kills.
+
 Invariants:
     * batches are committed one after another, in order, each once;
     * a batch holds whole steps, and is committed with what is then published;

@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol
 from txmq.binlog.changes import (
     Ddl,
     DdlKind,
+    Op,
     Row,
     RowChange,
     TableName,
@@ -36,7 +37,16 @@ from txmq.binlog.changes import (
 )
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError, SourceError
-from txmq.binlog.event_json import BEGIN, END, REKEY_HEADER, EventEncoder, EventMessage, read_event
+from txmq.binlog.event_json import (
+    BEGIN,
+    END,
+    EPOCH_HEADER,
+    OP_HEADER,
+    REKEY_HEADER,
+    EventEncoder,
+    EventMessage,
+    read_event,
+)
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import OpenTransaction, ParkedRows, Published
 from txmq.binlog.publish.topics import Topics
@@ -48,6 +58,7 @@ Outgoing = tuple[str, int, bytes | None, bytes, Headers, int]  # topic, partitio
 TOPIC_HEADER, PARTITION_HEADER, KEY_HEADER = "txmq.to-topic", "txmq.to-partition", "txmq.to-key"
 MESSAGE_SIZE_BYTES_MAX = 15 << 20  # the broker's request_size_bytes_max is 16 MiB unless it was changed
 _OVERHEAD_BYTES = 100  # of a record
+EPOCH_ROWS_MAX, EPOCH_BYTES_MAX = 500, 1 << 20  # by one message more
 _ENDED_MAX = 100  # that a killed server may have had between its binlog and its tables
 _FRESH_BYTES_MAX = 32 << 20  # of parked rows that are kept in memory until their XA COMMIT
 
@@ -105,7 +116,7 @@ class Batch:
         self.transactions += step.transactions
         self.last = step
 
-    def published(self, before: Published | None, id_: str, now_ms: int, placing: str) -> Published:
+    def published(self, before: Published | None, id_: str, now_ms: int, placing: str, epoch: int) -> Published:
         """What is published when this batch is. The arguments are those of ``Published``."""
         last = self.last
         assert last is not None
@@ -113,8 +124,32 @@ class Batch:
         position = last.at if isinstance(last.at, Position) else last.at.after
         return Published(
             id_, position, last.open, last.parked, rows + self.rows, transactions + self.transactions, last.source_ms,
-            now_ms, last.snapshot, ended=last.ended, placing=placing,
+            now_ms, last.snapshot, ended=last.ended, placing=placing, epoch=epoch, sent=epoch,
         )  # fmt: skip
+
+    def numbered(self, before: Published | None, now_ms: int, parked_topic: str) -> tuple[list[Outgoing], int]:
+        """The messages, each with its epoch as a header, and the last epoch. What is parked is in none.
+
+        Hot: once for each message.
+
+        Args:
+            before: what was published before this batch.
+        """
+        # From the clock on: where positions were deleted, and topics were not, later messages have higher numbers.
+        epoch = now_ms if before is None or not before.epoch else before.epoch + 1
+        header, found, rows, size = (EPOCH_HEADER, str(epoch).encode()), list[Outgoing](), 0, 0
+        for one in self.messages:
+            topic, partition, key, value, headers, made_ms = one
+            if topic == parked_topic:
+                found.append(one)
+                continue
+            found.append((topic, partition, key, value, (*headers, header), made_ms))
+            rows += 1
+            size += len(value)
+            if (rows >= EPOCH_ROWS_MAX or size >= EPOCH_BYTES_MAX) and not _is_half(headers):
+                epoch, rows, size = epoch + 1, 0, 0
+                header = EPOCH_HEADER, str(epoch).encode()
+        return found, epoch
 
 
 class Gathering:
@@ -413,6 +448,12 @@ class Gathering:
             for one, is_read in zip(messages, told, strict=True)
             if is_read
         ]
+
+
+def _is_half(headers: Headers) -> bool:
+    """Whether it is the first of the two messages of a change of a key: none is between them."""
+    named = dict(headers)
+    return REKEY_HEADER in named and named[OP_HEADER] == Op.DELETE.encode()
 
 
 def parked_key(xid: str, gtid: str) -> bytes:

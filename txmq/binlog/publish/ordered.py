@@ -26,8 +26,8 @@ from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.batching import CLOSE_S, BatchingPublisher
-from txmq.binlog.publish.gathering import Batch, Parked, parked_key
-from txmq.binlog.publish.ownership import PUBLISHED, Ownership
+from txmq.binlog.publish.gathering import Batch, Outgoing, Parked, parked_key
+from txmq.binlog.publish.ownership import PUBLISHED, Ownership, SentEpochs
 from txmq.binlog.publish.parked import ParkedNotes, note_name
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.publish.unread import SnapshotState, Unread
@@ -64,7 +64,8 @@ class OrderedPublisher(BatchingPublisher):
     def open(self) -> Published | None:
         options = OrderedOptions(compression=self._compression, spool_size_bytes_max=self._publish.spool_bytes_max)
         producer = self._producer = WriteAheadProducer(self._client, self._settings.spool, options)
-        self._ownership = Ownership(self._client, self._settings, producer, self._run, self._ends_early)
+        sent = self._sent = SentEpochs(producer)
+        self._ownership = Ownership(self._client, self._settings, producer, sent, self._run, self._ends_early)
         noted = next(producer.notes(PUBLISHED), None)
         self._refuse_strange(producer, is_noted=noted is not None)
         if noted is None:
@@ -72,6 +73,8 @@ class OrderedPublisher(BatchingPublisher):
         else:
             self._published = read_published(noted, f"the position in {self._settings.spool}")
             self._ownership.resume()
+        if self._published is not None:
+            sent.appended(self._published.epoch)
         return self._published
 
     def _ends_early(self) -> bool:
@@ -122,14 +125,16 @@ class OrderedPublisher(BatchingPublisher):
     # --- the second thread -------------------------------------------------------------------------------------------
 
     def _commit(self, batch: Batch) -> None:
-        before, producer = self._published, self._opened
-        published = batch.published(before, self._next_id(), self._clock.now_ms(), self._placing)
+        before, producer, now_ms = self._published, self._opened, self._clock.now_ms()
+        messages, epoch = batch.numbered(before, now_ms, self._settings.parked_topic)
+        published = batch.published(before, self._next_id(), now_ms, self._placing, epoch)
         ended = _parked_names(before) - _parked_names(published)
         notes = [Note(PUBLISHED, 0, published.to_json()), *self._parked_notes(batch, before, published)]
-        batches = list(self._batches(batch))
+        batches = list(self._batches(messages))
         while True:
             try:
                 producer.append(batches, notes, sorted(ended))
+                self._sent.appended(epoch)
                 break
             except SpoolFullError as error:
                 self._wait_for_room(producer, error)
@@ -144,15 +149,15 @@ class OrderedPublisher(BatchingPublisher):
         self._sparingly.warning("the spool is full: waiting for the broker", waiting=producer.spooled)
         self._clock.sleep(_FULL_S)
 
-    def _batches(self, batch: Batch) -> Iterator[SpoolBatch]:
+    def _batches(self, messages: Sequence[Outgoing]) -> Iterator[SpoolBatch]:
         """The messages as batches of one partition each."""
         of_partitions: defaultdict[TopicPartition, list[Record]] = defaultdict(list)
         parked = self._settings.parked_topic
-        for topic, partition, key, value, headers, now_ms in batch.messages:
+        for topic, partition, key, value, headers, now_ms in messages:
             if topic != parked:
                 of_partitions[topic, partition].append((key, value, headers, now_ms))
-        for where, messages in of_partitions.items():
-            for some in _chunks(messages):
+        for where, of_one in of_partitions.items():
+            for some in _chunks(of_one):
                 content = bytes(records.encode(some, compression=self._compression))
                 yield SpoolBatch(where, content, len(some), self._meant_topic(where[0]).topic_id)
 

@@ -18,6 +18,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -39,18 +40,43 @@ RECORD_S = 1.0
 END_S = 2.0
 
 
+class SentEpochs:
+    """How far the topics have all that the spool had. ``appended`` by one thread, ``newest`` by another one.
+
+    A partition may be sent before another one. So what counts is the oldest batch that waits.
+    """
+
+    def __init__(self, producer: WriteAheadProducer) -> None:
+        self._producer = producer
+        self._waiting: deque[tuple[int, int]] = deque()  # the number of a batch, and the epoch that ends with it
+        self._sent = 0
+
+    def appended(self, epoch: int) -> None:
+        """The spool has all up to an epoch, and nothing later."""
+        self._waiting.append((self._producer.numbers()[0], epoch))
+
+    def newest(self) -> int:
+        """The newest epoch of which, and of those before, nothing waits; 0: none is known."""
+        oldest = self._producer.numbers()[1]
+        while self._waiting and (oldest is None or self._waiting[0][0] < oldest):
+            self._sent = self._waiting.popleft()[1]
+        return self._sent
+
+
 class Ownership:
     """See the module's docstring. ``adopt`` and ``resume`` before ``hold``, ``release`` and ``close`` after ``end``.
 
     Args:
+        sent: says how far the topics have what the spool had.
         run: names this start.
         is_stopped: the reader ends before it has begun.
     """
 
     def __init__(
-        self, client: Client, settings: BinlogSettings, producer: WriteAheadProducer, run: str,
+        self, client: Client, settings: BinlogSettings, producer: WriteAheadProducer, sent: SentEpochs, run: str,
         is_stopped: Callable[[], bool],
     ) -> None:  # fmt: skip
+        self._sent = sent
         self._client, self._settings, self._producer, self._run = client, settings, producer, run
         self._is_stopped, self._is_abandoned, self._is_last = is_stopped, False, False
         self._wait = BrokerWait(client.clock, self._tries_once)
@@ -168,7 +194,8 @@ class Ownership:
         self._number += 1
         spool = None if is_released else self._spool_held()
         # "o": the run's changes have other numbers
-        written = replace(published, id=f"{self._run}-o{self._number}", spool=spool)
+        sent = self._sent.newest()  # behind ``spool``: what is sent meanwhile changes that one
+        written = replace(published, id=f"{self._run}-o{self._number}", spool=spool, sent=sent)
         self._commits.commit(self._log, "" if self._newest is None else self._newest.id, written, ())
         self._newest = written
 

@@ -88,6 +88,8 @@ class Published:
             into its binlog again when the transaction manager repeats it.
         spool: that of an ordered reader; None if all of the changes are in their topics.
         placing: how changes got their partitions (``selectors.placing_of``).
+        epoch: the newest one (``batching``).
+        sent: the messages of this one, and of all before, are in their topics.
     """
 
     id: str
@@ -102,6 +104,8 @@ class Published:
     ended: tuple[str, ...] = ()
     spool: SpoolHeld | None = None
     placing: str = ""
+    epoch: int = 0
+    sent: int = 0
 
     @property
     def run(self) -> str:
@@ -123,6 +127,7 @@ class Published:
             "parked": {xid: [rows.gtid, rows.offset, rows.rows] for xid, rows in self.parked.items()},
             "rows": self.rows, "transactions": self.transactions,
             "source_ms": self.source_ms, "published_ms": self.published_ms,
+            "epoch": self.epoch, "sent": self.sent,
         }  # fmt: skip
         if self.snapshot is not None:
             fields["snapshot"] = self.snapshot.to_fields()
@@ -158,7 +163,7 @@ def read_published(value: bytes | None, where: str) -> Published | None:
             SnapshotState.from_fields(found["snapshot"]) if "snapshot" in found else None,
             ended=tuple(found.get("ended", ())),
             spool=SpoolHeld(**found["spool"]) if "spool" in found else None,
-            placing=str(found.get("placing", "")),
+            placing=str(found.get("placing", "")), epoch=int(found["epoch"]), sent=int(found["sent"]),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BinlogError(

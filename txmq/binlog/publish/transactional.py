@@ -58,9 +58,10 @@ class TransactionalPublisher(BatchingPublisher):
     def _commit(self, batch: Batch) -> None:
         log = self._log
         assert log is not None
-        before = "" if self._published is None else self._published.id
-        published = batch.published(self._published, self._next_id(), self._clock.now_ms(), self._placing)
-        self._commits.commit(log, before, published, batch.messages)
+        before, now_ms = self._published, self._clock.now_ms()
+        messages, epoch = batch.numbered(before, now_ms, self._settings.parked_topic)
+        published = batch.published(before, self._next_id(), now_ms, self._placing, epoch)
+        self._commits.commit(log, "" if before is None else before.id, published, messages)
         self._published = published
         crash_point("binlog.position.read")
 

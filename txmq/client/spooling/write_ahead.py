@@ -31,6 +31,7 @@ _NOTES = """
 CREATE TABLE IF NOT EXISTS notes (name TEXT NOT NULL, number INTEGER NOT NULL, content BLOB NOT NULL,
   PRIMARY KEY (name, number))
 """
+_NUMBERS = "SELECT (SELECT seq FROM sqlite_sequence WHERE name = 'batches'), (SELECT MIN(number) FROM batches)"
 
 
 class SpoolBatch(NamedTuple):
@@ -107,6 +108,11 @@ class WriteAheadSpool(Spool):
             for number, content in rows:  # noqa: B007  the next page begins behind the last one
                 yield content
 
+    def numbers(self) -> tuple[int, int | None]:
+        """The number of the batch that was added last, and of the oldest that waits."""
+        ((last, oldest),) = self._rows(_NUMBERS, ())
+        return last or 0, oldest
+
     def failed(self, entry: Entry, reason: str) -> None:
         super().failed(entry, reason)
         if entry.attempts + 1 >= REFUSALS_MAX:
@@ -175,6 +181,10 @@ class WriteAheadProducer(OrderedMessageProducer):
         """A topic as it was known the last time; None if it never was."""
         known = self._topics.get(topic)
         return None if known is None else known[0]
+
+    def numbers(self) -> tuple[int, int | None]:
+        """The number of the batch that was appended last, and of the oldest that waits; None: all are sent."""
+        return self._spool.numbers()
 
     @property
     def refusal(self) -> str | None:

@@ -9,22 +9,28 @@ from txmq.binlog.apply.partition_queues import PartitionQueue, PartitionQueues
 from txmq.binlog.errors import TargetError
 from txmq.errors import FencedError
 from txmq.model import Message, TopicPartition
+from txmq.runtime.threads import Signal, start_daemon
+from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.simulated.clock import SimClock
 
 A, B = ("t", 0), ("t", 1)
 
 
-def message(slot: TopicPartition, offset: int, op: bytes = b"c") -> Message:
+def message(slot: TopicPartition, offset: int, op: bytes = b"c", epoch: int = 1) -> Message:
     """An event."""
-    return Message(*slot, offset, b"k", b"v", {"txmq.op": op}, None, 0, None)
+    return Message(*slot, offset, b"k", b"v", {"txmq.op": op, "txmq.epoch": b"%d" % epoch}, None, 0, None)
 
 
 def begun(*slots: TopicPartition, offset: int | None = 0, batch: int = 3) -> tuple[PartitionQueues, SimClock]:
-    """PartitionQueues that were granted."""
+    """PartitionQueues that were granted, and have all of the first epoch."""
     clock = SimClock()
     made = PartitionQueues(batch, clock)
     for slot in slots:
         made.granted(slot, 7, offset)
+    for topic in {topic for topic, _ in slots}:
+        made.seen(topic, 1, {})
+    for topic, number in slots:
+        made.seen(topic, 1, {number: (0, 0)})
     return made, clock
 
 
@@ -101,14 +107,13 @@ def test_a_refused_message_is_not_tried_across_a_statement() -> None:
     assert queue.due_at == clock.monotonic() + 3.0
 
 
-def test_all_that_a_topic_holds_is_handed_out_together() -> None:
-    busy, other = ("t", 2), ("u", 0)
-    made, _ = begun(A, B, busy, other)
+def test_whole_epochs_of_a_topic_are_handed_out_together() -> None:
+    other = ("u", 0)
+    made, _ = begun(A, B, other)
     made.add([message(A, offset) for offset in range(5)])
     first, _ = taken(made)
-    made.add([message(busy, 0)])
-    assert taken(made)[0].slot == busy
-    made.add([message(other, 0), *(message(B, offset) for offset in range(4)), message(B, 4, b"ddl"), message(B, 5)])
+    made.add([message(A, 5, epoch=2), message(other, 0)])
+    made.add([*(message(B, offset) for offset in range(4)), message(B, 4, b"ddl"), message(B, 5)])
     together = made.take_together(first)
     told = {queue.slot: [one.offset for one in messages] for queue, messages in together}
     assert told == {A: [0, 1, 2, 3, 4], B: [0, 1, 2, 3]}
@@ -118,12 +123,82 @@ def test_all_that_a_topic_holds_is_handed_out_together() -> None:
     assert taken(made) == (together[1][0], [4])
 
 
-def test_what_is_handed_out_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_queues, "BATCH_BYTES_MAX", 6)
+def test_all_is_handed_out_when_no_other_thread_has_any() -> None:
     made, _ = begun(A, B)
-    made.add([message(slot, offset) for slot in (A, B) for offset in range(5)])
-    first, _ = taken(made)
-    assert [len(messages) for _, messages in made.take_together(first)] == [3, 3]
+    made.add([message(A, 0), message(B, 0), message(B, 1, b"ddl")])
+    (first, _), (second, _) = taken(made), taken(made)
+    found, ended = list[int](), Signal()
+
+    def work() -> None:
+        found.extend(queue.slot[1] for queue, _ in made.take_together(first))
+        ended.set()
+
+    start_daemon("together", work)
+    eventually(lambda: made._together, "a thread waits for the topic")
+    assert made.take_together(second) == []  # another thread has them
+    made.done(second, 1)
+    assert ended.wait(WITHIN_S)
+    assert found == [first.slot[1]]
+
+
+def test_no_message_passes_an_epoch_that_is_not_whole() -> None:
+    other = ("u", 0)
+    made, _ = begun(A, B, other)
+    made.add([message(A, 0, epoch=2), message(A, 1, epoch=3), message(other, 0)])
+    assert taken(made)[0].slot == other
+    assert made.unasked() == {"t": 3}
+    made.seen("t", 3, {0: (0, 2), 1: (0, 2)})  # B has two messages that have not come
+    assert made.unasked() == {}
+    made.add([message(B, 0, epoch=3)])
+    assert taken(made)[1] == [0]  # of A: B's are of a later epoch
+    made.add([message(B, 1, epoch=3)])
+    assert [taken(made)[1], made.unasked()] == [[0, 1], {}]
+
+
+def test_idle_partition_holds_nobody_up() -> None:
+    made, _ = begun(A, B)
+    made.add([message(A, 0, epoch=7), message(A, 1, epoch=9)])
+    made.seen("t", 9, {0: (0, 2), 1: (0, 0)})
+    assert taken(made)[1] == [0, 1]
+
+
+def test_what_was_asked_and_does_not_come_is_asked_again() -> None:
+    made, clock = begun(A, B)
+    made.add([message(A, 0, epoch=2)])
+    assert made.unasked() == {"t": 2}
+    made.seen("t", 2, {0: (0, 1), 1: (0, 5)})
+    clock.sleep(partition_queues.AGAIN_S)
+    assert made.unasked() == {"t": 2}
+    made.seen("t", 2, {0: (0, 1), 1: (0, 0)})  # the topic was made anew
+    assert taken(made)[1] == [0]
+
+
+def test_partition_with_messages_is_waited_for_until_it_is_here() -> None:
+    made, _ = begun(A, ("u", 0))
+    made.add([message(A, 0, epoch=2), message(("u", 0), 0)])
+    made.seen("t", 2, {0: (0, 1), 1: (0, 1)})
+    assert taken(made)[0].slot == ("u", 0)
+    made.granted(B, 7, None)
+    made.add([message(B, 0, epoch=2)])
+    made.seen("t", 2, {0: (0, 1), 1: (0, 1)})
+    assert {taken(made)[0].slot, taken(made)[0].slot} == {A, B}
+
+
+@pytest.mark.parametrize("number", [b"", b"x", b"-5", b"9" * 19])
+def test_message_without_a_number_is_of_the_epoch_before(number: bytes) -> None:
+    made, _ = begun(A)
+    stranger = Message(*A, 1, b"k", b"v", {"txmq.epoch": number}, None, 0, None)
+    made.add([message(A, 0, epoch=5), stranger, message(A, 2, epoch=4)])
+    assert made.unasked() == {"t": 5}
+    made.seen("t", 5, {0: (0, 3)})
+    assert taken(made)[1] == [0, 1, 2]
+
+
+def test_full_queue_of_one_epoch_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_queues, "QUEUE_MAX", 2)
+    made, _ = begun(A)
+    assert made.add([message(A, 0, epoch=5), message(A, 1, epoch=5)]) == [A]
+    assert taken(made)[1] == [0, 1]
 
 
 def test_a_queue_that_waits_lets_others_pass() -> None:
@@ -206,6 +281,26 @@ def test_full_queues_are_told_until_they_are_half_empty(monkeypatch: pytest.Monk
     taken(made)
     made.done(queue, 6)
     assert (made.with_room(), made.with_room()) == ([A], [])
+
+
+def test_full_queue_that_can_hand_out_nothing_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_queues, "QUEUE_MAX", 4)
+    made, _ = begun(A, batch=10)
+    assert made.add([message(A, 0, epoch=2), *(message(A, offset, epoch=3) for offset in range(1, 4))]) == [A]
+    queue, offsets = taken(made)
+    assert offsets == [0]
+    made.done(queue, 1)
+    assert made.with_room() == [A]
+    made.add([message(A, 4, epoch=4)])
+    assert taken(made)[1] == [1, 2, 3]
+
+
+def test_partition_that_goes_back_has_no_epoch_whole() -> None:
+    made, _ = begun(A, ("u", 0), offset=9)
+    made.goes_back(A, 4)
+    made.add([message(A, 4), message(("u", 0), 9)])
+    assert taken(made)[0].slot == ("u", 0)
+    assert made.unasked() == {"t": 1}
 
 
 def test_messages_that_are_missing_are_never_passed_over() -> None:

@@ -80,7 +80,7 @@ def published(steps: list[Step]) -> Published:
     batch = Batch(0.0)
     for step in steps:
         batch.add(step)
-    found = read_published(batch.published(None, "id", 7, "key-2").to_json(), "it")
+    found = read_published(batch.published(None, "id", 7, "key-2", 70).to_json(), "it")
     assert found is not None
     return found
 
@@ -334,8 +334,39 @@ def test_counts_go_on_where_the_former_message_ended() -> None:
     batch = Batch(0.0)
     batch.add(steps[0])
     before = replace(published(steps), rows=100, transactions=10)
-    found = batch.published(before, "next", 9, "key-2")
-    assert (found.rows, found.transactions, found.published_ms) == (103, 11, 9)
+    found = batch.published(before, "next", 9, "key-2", 71)
+    assert (found.rows, found.transactions, found.published_ms, found.epoch) == (103, 11, 9, 71)
+    assert before.epoch == 70
+
+
+def epochs_of(messages: list[Outgoing]) -> list[int]:
+    """The number that each message has."""
+    return [int(dict(headers)["txmq.epoch"]) for _, _, _, _, headers, _ in messages]
+
+
+def test_epochs_are_numbered_on_from_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "EPOCH_ROWS_MAX", 2)
+    log = Log()
+    batch = Batch(0.0)
+    for step in taken(made(log), log, part(1, inserts(5))):
+        batch.add(step)
+    messages, last = batch.numbered(None, 1000, "parked")
+    assert (epochs_of(messages), last) == ([1000, 1000, 1001, 1001, 1002], 1002)  # a first one begins at the clock
+    before = replace(Published("", Position("mariadb", "")), epoch=last)
+    assert epochs_of(batch.numbered(before, 2000, "parked")[0])[0] == 1003
+    monkeypatch.setattr(gathering, "EPOCH_BYTES_MAX", 1)
+    assert epochs_of(batch.numbered(before, 2000, "parked")[0]) == [1003, 1004, 1005, 1006, 1007]
+    assert batch.numbered(before, 2000, messages[0][0])[0] == batch.messages  # what is parked has none
+
+
+def test_no_epoch_ends_within_a_change_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "EPOCH_ROWS_MAX", 1)
+    log = Log()
+    moved = [RowChange("u", ORDERS, (number, "v"), (number + 10, "v")) for number in range(2)]
+    batch = Batch(0.0)
+    for step in taken(made(log), log, part(1, [*moved, RowChange("d", ORDERS, (10, "v"), None)])):
+        batch.add(step)
+    assert epochs_of(batch.numbered(None, 5, "parked")[0]) == [5, 5, 6, 6, 7]
 
 
 @pytest.mark.parametrize("value", [None, b"", b"[]", b"{}", b'{"id": 1}', b'{"genesis": false}'])

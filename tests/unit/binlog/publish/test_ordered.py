@@ -30,7 +30,7 @@ from txmq.binlog.publish.ordered import OrderedPublisher
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.run import BinlogReader
 from txmq.client.producer.batches import MeantTopic
-from txmq.client.spooling.write_ahead import Note, SpoolBatch, WriteAheadSpool
+from txmq.client.spooling.write_ahead import Note, SpoolBatch, WriteAheadProducer, WriteAheadSpool
 from txmq.errors import SpoolFullError
 from txmq.log import records
 from txmq.model import Message
@@ -141,6 +141,30 @@ def test_parked_changes_are_published_by_a_run_without_topics(tmp_path: Path, mo
     with WriteAheadSpool(str(tmp_path), read_only=True) as spool:
         messages = list(SpooledTopics(spool).browse(topic_name(NAME, TABLES[0].table)))
     assert sorted(message.key or b"" for message in messages) == [b"[0]", b"[1]", b"[2]"]
+
+
+def test_epoch_is_sent_when_nothing_older_waits(tmp_path: Path) -> None:
+    content = bytes(records.encode([(b"k", b"v", (), 1)]))
+    with WriteAheadSpool(str(tmp_path)) as spool:
+        sent = ownership.SentEpochs(cast(WriteAheadProducer, spool))
+        assert sent.newest() == 0
+        sent.appended(4)  # what the position says, of an empty spool
+        assert sent.newest() == 4
+        for epoch in (5, 6, 7):
+            spool.append_all([SpoolBatch(("t", epoch % 2), content, 1, 0)], 1)
+            sent.appended(epoch)
+        first, second, third = spool.entries(10)
+        spool.done([second])  # of another partition
+        assert sent.newest() == 4
+        spool.done([first])
+        assert sent.newest() == 6
+        spool.done([third])
+        assert sent.newest() == 7
+    with WriteAheadSpool(str(tmp_path)) as spool:
+        spool.append_all([SpoolBatch(("t", 0), content, 1, 0)], 1)
+        sent = ownership.SentEpochs(cast(WriteAheadProducer, spool))
+        sent.appended(8)  # after a restart, with what is left in the spool
+        assert sent.newest() == 0
 
 
 def test_reader_waits_for_a_full_spool_until_stopped(
