@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
@@ -64,6 +64,9 @@ class Strand(Protocol):
 
     def unpark(self) -> None:
         """End ``park``; from any thread, and nothing if the strand is not parked."""
+
+    def wait_for(self, awaited: Awaitable[T]) -> T:
+        """Let the loop go on until ``awaited`` is done; its result, or its exception."""
 
     def start_daemon(self, name: str, run: Callable[[], None]) -> None:
         """Begin another strand on the same loop."""

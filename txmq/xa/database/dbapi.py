@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from txmq.errors import ConfigError
 from txmq.runtime.call_limits import CallLimit
+from txmq.runtime.owner import silence
+from txmq.xa.database.loop_connection import ASYNCHRONOUS, LoopConnection
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 
 _INNER = ("__wrapped__", "driver_connection")
@@ -80,6 +82,8 @@ def driver_of(connection: Any) -> ModuleType | None:
     Raises:
         ConfigError: it is no connection, or one of an asynchronous driver.
     """
+    if isinstance(connection, LoopConnection):
+        return connection.driver
     if not _is_connection(connection):
         found = of_driver(connection)
         if iscoroutine(found):
@@ -97,10 +101,10 @@ def driver_of(connection: Any) -> ModuleType | None:
 
 
 def _require_synchronous(found: Any) -> None:
-    """asyncpg, aiosqlite and others, and what SQLAlchemy makes of them, have coroutine functions."""
+    """What is known by name, and what has coroutine functions: not all of those have (asyncmy, asyncpg's pool)."""
     is_asynchronous = any(iscoroutinefunction(getattr(found, name, None)) for name in ("commit", "execute", "close"))
     which = type(found).__module__
-    if is_asynchronous or which.partition(".")[0] == "asyncpg":  # its pool's proxies have plain ones
+    if is_asynchronous or which.partition(".")[0] in ASYNCHRONOUS:
         raise ConfigError(f"{which} is an asynchronous driver: {_ADVICE}")
 
 
@@ -172,6 +176,14 @@ def run(connection: Connection, operation: str, parameters: Sequence[Any] = ()) 
         raise
     cursor.close()
     return rows, count
+
+
+def silence_copy(connection: Any) -> None:
+    """In a forked child: the driver, letting go of its copy of a connection, must not send the server a good-bye."""
+    descriptor = getattr(connection, "fileno", None)  # SQLite's have none, and say nothing
+    if descriptor is not None:
+        with suppress(Exception):  # closed before
+            silence(descriptor())
 
 
 def text(value: object) -> str:

@@ -19,7 +19,8 @@ from txmq.errors import ConfigError
 from txmq.xa.database.dbapi import Connection, run, text
 
 _PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
-_MYSQL_DRIVERS = ("MySQLdb", "pymysql", "mysql", "mariadb")
+_MYSQL_DRIVERS = ("MySQLdb", "pymysql", "mysql", "mariadb", "aiomysql", "asyncmy")
+_POSTGRESQL_DRIVERS = ("psycopg", "pg8000", "asyncpg")
 # Gone away, lost, lost in a read, ended for being idle, killed, server shutting down.
 _MYSQL_LOST = frozenset({2006, 2013, 2055, 4031, 1927, 1053})
 # Lock wait, deadlock, lock table full, row changed, NOWAIT, interrupted, too long; too many connections; disk full.
@@ -470,7 +471,7 @@ def dialect_for(driver: ModuleType | None, name: str | None) -> Dialect:
             return SQLITE
         if root in _MYSQL_DRIVERS:
             return MYSQL
-        if root.startswith(("psycopg", "pg8000")):
+        if root.startswith(_POSTGRESQL_DRIVERS):
             return POSTGRESQL
         which = f"of driver {root!r}" if root else "of this connection, whose wrapper hides the driver"
         raise ConfigError(f"cannot tell the dialect {which}: give dialect=, one of {', '.join(DIALECTS)}")
@@ -507,9 +508,9 @@ def placeholder_of(driver: ModuleType | None, dialect: Dialect) -> str:
     Raises:
         ConfigError: its ``paramstyle`` is not qmark, format or pyformat.
     """
-    if driver is None:
+    style = getattr(driver, "paramstyle", None)
+    if driver is None or style is None:
         return dialect.placeholder
-    style = driver.paramstyle
     if style not in _PLACEHOLDERS:
         raise ConfigError(f"driver {driver.__name__!r} has paramstyle {style!r}; supported: {', '.join(_PLACEHOLDERS)}")
     return _PLACEHOLDERS[style]

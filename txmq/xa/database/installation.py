@@ -30,10 +30,9 @@ from weakref import WeakKeyDictionary, WeakSet
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError
 from txmq.model import is_valid_name
 from txmq.runtime.logging import get_logger
-from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
-from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, run
+from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, run, silence_copy
 from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.marker_schema import create_tables, look_for_key, statements
 from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
@@ -345,13 +344,9 @@ class Installation:
         self._own.add(session)
 
     def forked(self) -> None:
-        """In a forked child: the driver, letting go of its copies of connections, must not send the server a
-        good-bye."""
+        """In a forked child: its copies of connections are the parent's."""
         for session in list(self._own):
-            descriptor = getattr(session.connection, "fileno", None)  # SQLite's have none, and say nothing
-            if descriptor is not None:
-                with suppress(Exception):  # closed before
-                    silence(descriptor())
+            silence_copy(session.connection)
         self._own.clear()
 
     def require_idle(self, connection: Any, table: MarkerTable) -> None:

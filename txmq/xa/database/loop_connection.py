@@ -1,0 +1,287 @@
+"""A connection of an asynchronous driver, as a strand of its event loop uses it: as if it were a DB-API one.
+
+Theory of operation. Each call makes the driver's awaitable, and parks the strand until it is done. So what txmq does
+with databases is written once, for DB-API connections, and serves asyncpg as well. The awaits are those of the caller's
+own task: a task that is cancelled has its CancelledError raised in the driver, which does what it does then (aiomysql
+and asyncmy close the connection, asyncpg and psycopg cancel the statement).
+
+Drivers whose connections have cursors (psycopg, aiosqlite, aiomysql, asyncmy) differ in what they make at once and what
+they have awaited: whatever is awaitable is awaited. asyncpg has no cursors of that kind, writes parameters otherwise,
+and knows of a transaction only if its own call has begun it.
+
+Sources: PEP 249; psycopg 3, "AsyncConnection"; asyncpg, "Connection", "Transaction"; aiosqlite, "API Reference".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from inspect import isawaitable, iscoroutinefunction
+from types import ModuleType
+from typing import Any, Final
+
+from txmq.errors import ConfigError
+from txmq.runtime import threads
+from txmq.xa.database.thread_connection import ThreadConnection, of_driver
+
+ASYNCHRONOUS: Final = ("asyncpg", "aiosqlite", "aiomysql", "asyncmy")  # and psycopg has connections of both kinds
+_SUPPORTED: Final = "asyncpg, psycopg (AsyncConnection), aiosqlite, aiomysql, asyncmy"
+_IDLE, _IN_TRANSACTION = 0, 2  # as libpq numbers them
+_SQLITE_LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL
+_CLOSE_S: Final = 5.0
+_READS: Final = ("SELECT", "SHOW")
+
+
+def driver_name(connection: Any) -> str:
+    """The package of an asynchronous driver; empty if the connection is none of one."""
+    roots = [cls.__module__.partition(".")[0] for cls in type(connection).__mro__]
+    for name in ASYNCHRONOUS:
+        if name in roots:
+            return name
+    return "psycopg" if "psycopg" in roots and iscoroutinefunction(getattr(connection, "commit", None)) else ""
+
+
+def waited(found: Any) -> Any:
+    """What a driver made, after it was awaited, if it has to be; in a strand."""
+    if not isawaitable(found):
+        return found
+    strand = threads.current_strand()
+    if strand is None:
+        raise RuntimeError("a connection of an asynchronous driver was used outside of an event loop")
+    return strand.wait_for(found)
+
+
+class LoopConnection:
+    """See the module's docstring. Attributes that say something of the connection are the driver's.
+
+    Attributes:
+        inner: the driver's.
+        driver: its module.
+
+    Thread safety: the strands of its loop, one at a time.
+    """
+
+    def __init__(self, inner: Any, driver: ModuleType) -> None:
+        self.inner, self.driver = inner, driver
+
+    def cursor(self) -> Any:
+        """A new cursor, as DB-API has it."""
+        return _Cursor(self.inner)
+
+    def commit(self) -> None:
+        """End the transaction."""
+        waited(self.inner.commit())
+
+    def rollback(self) -> None:
+        """Undo the transaction."""
+        waited(self.inner.rollback())
+
+    def close(self) -> None:
+        """End the session."""
+        waited(self.inner.close())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class _Cursor:
+    """A cursor; the driver's own is made by ``execute``."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._inner: Any = None
+
+    def execute(self, operation: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement."""
+        arguments = (operation, parameters) if parameters else (operation,)
+        if hasattr(self._connection, "execute"):  # one await in place of two
+            self._inner = waited(self._connection.execute(*arguments))
+            return
+        self._inner = waited(self._connection.cursor())
+        waited(self._inner.execute(*arguments))
+
+    def fetchall(self) -> Any:
+        """All rows."""
+        return waited(self._inner.fetchall())
+
+    def close(self) -> None:
+        """Let go of the result."""
+        if self._inner is not None:
+            waited(self._inner.close())
+
+    @property
+    def description(self) -> Any:
+        """The columns; None if the statement gives no rows."""
+        return self._inner.description
+
+    @property
+    def rowcount(self) -> int:
+        """Rows that the statement has changed."""
+        return int(self._inner.rowcount)
+
+
+class _AiomysqlConnection(LoopConnection):
+    """aiomysql's."""
+
+    def cursor(self) -> Any:
+        """A new cursor, as DB-API has it."""
+        return _AiomysqlCursor(self.inner)
+
+
+class _AiomysqlCursor(_Cursor):
+    """aiomysql 0.3 cannot write bytes with PyMySQL 1.2, whose function for them it calls: they go as literals."""
+
+    def execute(self, operation: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement."""
+        if not parameters:
+            super().execute(operation)
+            return
+        first, *others = operation.split("%s")
+        marks = [f"X'{one.hex()}'" if isinstance(one, bytes) else "%s" for one in parameters]
+        rest = tuple(one for one in parameters if not isinstance(one, bytes))
+        super().execute(first + "".join(map("".join, zip(marks, others, strict=True))), rest)
+
+
+class _SQLiteConnection(LoopConnection):
+    """aiosqlite's, which hides ``autocommit`` of Python 3.12."""
+
+    def __init__(self, inner: Any, driver: ModuleType) -> None:
+        super().__init__(inner, driver)
+        self._autocommit: int | None = None
+
+    @property
+    def autocommit(self) -> int:
+        """As sqlite3 has it; -1 for the ways of older Pythons."""
+        if self._autocommit is None:
+            self._autocommit = self._in_its_thread(lambda own: getattr(own, "autocommit", _SQLITE_LEGACY))
+        return self._autocommit
+
+    @autocommit.setter
+    def autocommit(self, value: int) -> None:
+        self._in_its_thread(lambda own: setattr(own, "autocommit", value))
+        self._autocommit = value
+
+    def _in_its_thread(self, work: Callable[[Any], Any]) -> Any:
+        if sys.version_info < (3, 12):
+            return _SQLITE_LEGACY
+        own = self.inner._conn  # noqa: SLF001  there is no other way to it, nor to its thread
+        return waited(self.inner._execute(work, own))  # noqa: SLF001
+
+
+class _AsyncpgConnection(LoopConnection):
+    """asyncpg's. A statement is committed by itself, unless a transaction was begun."""
+
+    autocommit = True
+
+    def __init__(self, inner: Any, driver: ModuleType) -> None:
+        super().__init__(inner, driver)
+        self._transaction: Any = None
+
+    def cursor(self) -> Any:
+        """A new cursor, as DB-API has it."""
+        return _AsyncpgCursor(self)
+
+    def begin(self) -> None:
+        """Begin a transaction in which ``connection.transaction()`` of asyncpg is a savepoint."""
+        transaction = self.inner.transaction()
+        waited(transaction.start())
+        self._transaction = transaction
+
+    def commit(self) -> None:
+        """Commit what ``begin`` has begun."""
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            waited(transaction.commit())
+
+    def rollback(self) -> None:
+        """Undo what is open: what ``begin`` has begun, though it may have been cancelled."""
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            waited(transaction.rollback())
+        elif self.inner.is_in_transaction():
+            waited(self.inner.execute("ROLLBACK"))
+
+    def close(self) -> None:
+        """End the session; a server that does not answer is waited for shortly."""
+        waited(self.inner.close(timeout=_CLOSE_S))
+
+    def get_transaction_status(self) -> int:
+        """As psycopg2 has it."""
+        return _IN_TRANSACTION if self.inner.is_in_transaction() else _IDLE
+
+
+class _AsyncpgCursor:
+    """See ``_Cursor``."""
+
+    def __init__(self, connection: _AsyncpgConnection) -> None:
+        self._connection = connection
+        self._rows: list[Any] | None = None
+        self.rowcount = -1
+
+    def execute(self, operation: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement."""
+        own = self._connection
+        bound = {"BEGIN": own.begin, "COMMIT": own.commit, "ROLLBACK": own.rollback}.get(operation)
+        if bound is not None:
+            bound()
+            return
+        inner, words = own.inner, _numbered(operation) if parameters else operation
+        if operation.startswith(_READS):
+            self._rows = waited(inner.fetch(words, *parameters))
+        else:
+            *_, count = waited(inner.execute(words, *parameters)).split()
+            self.rowcount = int(count) if count.isdigit() else -1
+
+    def fetchall(self) -> Any:
+        """All rows."""
+        return self._rows
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    @property
+    def description(self) -> Any:
+        """None if the statement gives no rows."""
+        return self._rows
+
+
+def _numbered(operation: str) -> str:
+    """``%s`` as ``$1``, ``$2``, ..."""
+    first, *others = operation.split("%s")
+    return first + "".join(f"${number}{part}" for number, part in enumerate(others, 1))
+
+
+_TYPES: Final[dict[str, type[LoopConnection]]] = {
+    "asyncpg": _AsyncpgConnection, "aiosqlite": _SQLiteConnection, "aiomysql": _AiomysqlConnection,
+}  # fmt: skip
+
+
+def on_loop(connection: Any) -> LoopConnection:
+    """An asynchronous driver's connection, for strands.
+
+    Raises:
+        ConfigError: it is none of a driver that is known.
+    """
+    name = driver_name(connection)
+    if not name:
+        found = of_driver(connection)
+        raise ConfigError(
+            f"{type(found).__module__}.{type(found).__qualname__} is not a connection of an asynchronous driver that "
+            f"is known: {_SUPPORTED}"
+        )
+    return _TYPES.get(name, LoopConnection)(connection, sys.modules[name])
+
+
+def opened(connect: Callable[[], Any]) -> Any:
+    """A connection made by ``connect``, for the caller alone.
+
+    In a strand ``connect`` may be of an asynchronous driver: the connection is used on the loop. Any other one is made,
+    and used, in a thread of its own.
+    """
+    if threads.current_strand() is None:
+        return connect()
+    made = ThreadConnection(connect)
+    if not isawaitable(made.driver_connection):
+        return made
+    made.let_go()
+    return on_loop(waited(made.driver_connection))
