@@ -20,7 +20,7 @@ PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
 PACKAGES = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "cryptography", "mysqlclient", "sqlalchemy")
 TESTS = (
     "tests/vectors", "tests/unit/aio", "tests/unit/client", "tests/unit/runtime", "tests/unit/broker/shell",
-    "tests/unit/xa", "tests/unit/test_public_api.py",
+    "tests/unit/outbox", "tests/unit/xa", "tests/unit/test_public_api.py",
 )  # fmt: skip
 _VERSION = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
 

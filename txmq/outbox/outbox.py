@@ -7,12 +7,13 @@ client and no topics.
 A *unit* is what readers see all or none of: the messages of one call, or of one ``transaction``. DB-API does not tell
 where a transaction begins, so that two calls on a bare connection are two units, unless ``unit=`` joins them.
 
-Sources: PEP 249; each driver's own word for an open transaction.
+Sources: PEP 249; Python, "sqlite3, Transaction control"; MariaDB, "OK_Packet" (server status); each driver's own word
+for an open transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -23,13 +24,17 @@ from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import Lock
 from txmq.xa.database.dbapi import Connection, innermost, run
-from txmq.xa.database.dialects import Dialect
+from txmq.xa.database.dialects import SQLITE, Dialect, code_of
+from txmq.xa.database.loop_connection import LoopConnection, driver_name
+from txmq.xa.database.thread_connection import ThreadConnection
 
 UNIT_ROWS_MAX: Final = 10_000
 ROWS_MAX: Final = 1_000_000
 LOOK_EVERY_S: Final = 1.0
 _MYSQL_IN_TRANSACTION: Final = 1568  # characteristics cannot be changed while a transaction is in progress
+_MYSQL_IN_TRANSACTION_FLAG: Final = 1  # of the server's status, which each of its answers has
 _POSTGRESQL_IDLE: Final = 0
+_SQLITE_LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL
 Message = tuple[str, bytes] | tuple[str, bytes, bytes | None]
 """Topic and value, perhaps a key."""
 
@@ -42,8 +47,13 @@ def new_unit() -> int:
     return _RANDOM.bits(63)
 
 
+def new_uuid() -> str:
+    """The name of an outbox that is new."""
+    return f"{_RANDOM.bits(128):032x}"
+
+
 class Outbox:
-    """An outbox: its tables, and what is written there.
+    """An outbox: its tables, and what is written there. On an event loop: ``txmq.aio.Outbox``.
 
     Args:
         name: for operators and the broker's lists; of one database there may be several.
@@ -63,10 +73,33 @@ class Outbox:
         self.name, self.table, self.rows_max, self._dialect = name, table, rows_max, dialect
         self._clock: Clock = clock or OSClock()
         self._lock, self._looked = Lock(), float("-inf")
+        self._wakes: tuple[Callable[[], None], ...] = ()
 
     def tables(self, connection: Connection) -> OutboxTables:
         """The tables, as this connection's driver sees them."""
+        asynchronous = driver_name(connection)
+        if asynchronous:
+            raise ConfigError(f"{asynchronous} is an asynchronous driver: use txmq.aio.Outbox, and await its calls")
         return OutboxTables.on(connection, self.table, self._dialect)
+
+    # --- relays of this process --------------------------------------------------------------------------------------
+
+    def add_relay(self, wake: Callable[[], None]) -> None:
+        """A relay of this process has begun: ``wake`` says that messages were committed."""
+        with self._lock:
+            self._wakes = (*self._wakes, wake)
+
+    def remove_relay(self, wake: Callable[[], None]) -> None:
+        """It has ended."""
+        with self._lock:
+            self._wakes = tuple(one for one in self._wakes if one != wake)
+
+    def wake(self) -> None:
+        """Messages were committed: this process's relays look now. ``transaction`` does that by itself."""
+        for wake in self._wakes:
+            wake()
+
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def install(self, connection: Connection) -> None:
         """Create what is missing of the tables, and commit. Idempotent.
@@ -74,9 +107,11 @@ class Outbox:
         Raises:
             ConfigError: tables of these names are others.
             the driver's error: the user may not create tables.
+
+        Durability: as of any commit on this connection.
         """
         tables = self.tables(connection)
-        tables.create(connection, f"{_RANDOM.bits(128):032x}")
+        tables.create(connection, new_uuid())
         connection.commit()
 
     def send(
@@ -87,7 +122,7 @@ class Outbox:
 
         Args:
             key: messages with one key stay in the order of their ids: change the row that belongs to it first.
-            unit: of ``new_unit``, for messages that readers are to see together; None: it stands alone.
+            unit: of ``txmq.outbox.new_unit()``, for messages that readers see together; None: it stands alone.
 
         Raises:
             TransactionStateError: no transaction is open: the message would be committed alone.
@@ -100,7 +135,11 @@ class Outbox:
         self._write(connection, [_row(topic, value, key, headers)], unit)
 
     def send_many(self, connection: Connection, messages: Sequence[Message], *, unit: int | None = None) -> None:
-        """Write several as one unit. Raises and durability: as ``send``."""
+        """Write several as one unit, of 10,000 at most. Raises and durability: as ``send``.
+
+        Args:
+            messages: (topic, value) or (topic, value, key).
+        """
         self._write(connection, [_row(*message) for message in messages], new_unit() if unit is None else unit)
 
     @contextmanager
@@ -109,24 +148,28 @@ class Outbox:
 
         Raises:
             TransactionStateError: a transaction is open already.
+            OutboxFullError, ConfigError: as ``send``; everything is rolled back.
+            the driver's error: of a statement, or of the commit, whose outcome it tells as ever.
+
+        Durability: that of a commit on this connection; then relays of this process are woken.
         """
         tables = self.tables(connection)
-        if _is_open(connection, tables.dialect):
+        if is_open(connection, tables.dialect):
             raise TransactionStateError(f"outbox {self.name!r}: a transaction is open on this connection already")
-        begin = begin_statement(connection, tables.dialect)
-        if begin:
-            run(connection, begin)
-        transaction = OutboxTransaction()
+        bounds, transaction = Bounds(connection, tables.dialect), OutboxTransaction()
         try:
+            bounds.begin()
             yield transaction
             if transaction.rows:
                 self._look(connection, tables)
                 tables.insert(connection, transaction.rows, new_unit())
-            connection.commit()
+            bounds.end("COMMIT")
         except BaseException:
             with suppress(Exception):  # the connection is lost, and with it the transaction: the first error says so
-                connection.rollback()
+                bounds.end("ROLLBACK")
             raise
+        if transaction.rows:
+            self.wake()
 
     def _write(self, connection: Connection, rows: Sequence[NewRow], unit: int | None) -> None:
         if len(rows) > UNIT_ROWS_MAX:
@@ -186,17 +229,18 @@ def _row(topic: str, value: bytes, key: bytes | None = None, headers: Mapping[st
 def commits_alone(connection: Any, dialect: Dialect) -> bool:
     """Whether a statement would be committed by itself, as far as the driver tells: no transaction is open, and the
     driver begins none."""
-    return begin_statement(connection, dialect) != "" and not _is_open(connection, dialect)
+    return begin_statement(connection, dialect) != "" and not is_open(connection, dialect)
 
 
 def begin_statement(connection: Any, dialect: Dialect) -> str:
     """What begins a transaction on the connection; empty if the driver does so by itself."""
+    if isinstance(connection, ThreadConnection):
+        return connection.call(begin_statement, dialect)
     inner = innermost(connection)
-    if dialect.name == "sqlite":
-        by_itself = getattr(inner, "autocommit", -1) is False or (
-            getattr(inner, "isolation_level", "") is not None and getattr(inner, "autocommit", -1) is not True
-        )
-        return "" if by_itself else "BEGIN IMMEDIATE"
+    if dialect.name == SQLITE.name:
+        mode = _sqlite_autocommit(inner)
+        by_itself = mode is False or (mode is None and getattr(inner, "isolation_level", "") is not None)
+        return "" if by_itself else dialect.begin
     if dialect.name == "mysql":
         known = getattr(inner, "get_autocommit", None)
         is_on = known() if known is not None else int(run(connection, "SELECT @@autocommit")[0][0][0])
@@ -204,21 +248,78 @@ def begin_statement(connection: Any, dialect: Dialect) -> str:
     return "BEGIN" if getattr(inner, "autocommit", False) else ""
 
 
-def _is_open(connection: Any, dialect: Dialect) -> bool:
-    """Whether a transaction is open."""
+class Bounds:
+    """Begin and end of a transaction that will write."""
+
+    def __init__(self, connection: Any, dialect: Dialect) -> None:
+        self._connection = connection
+        self._statement = begin_statement(connection, dialect)
+        if dialect.name == SQLITE.name and _sqlite_mode_of(connection) is None:
+            self._statement = dialect.begin  # one that reads first could not write if another has written meanwhile
+
+    def begin(self) -> None:
+        """Begin, if the driver does not by itself."""
+        if self._statement:
+            run(self._connection, self._statement)
+
+    def end(self, word: str) -> None:
+        """COMMIT or ROLLBACK; what a statement has begun a statement ends.
+
+        In autocommit ``commit`` of psycopg2 does nothing, nor does that of sqlite3 since Python 3.12.
+        """
+        if self._statement:
+            run(self._connection, word)
+        else:
+            getattr(self._connection, word.lower())()
+
+
+def let_commit_commit(connection: Any, dialect: Dialect) -> None:
+    """Let ``commit`` of a connection of ours end what BEGIN has begun: not so in autocommit of some drivers."""
+    if isinstance(connection, ThreadConnection):
+        connection.call(let_commit_commit, dialect)
+        return
     inner = innermost(connection)
-    if dialect.name == "sqlite":
-        return bool(getattr(inner, "in_transaction", False))
+    if dialect.name == SQLITE.name and _sqlite_autocommit(inner) is not None:
+        inner.autocommit = _SQLITE_LEGACY
+    elif hasattr(inner, "get_transaction_status") and not isinstance(inner, LoopConnection):  # psycopg2
+        inner.autocommit = False
+
+
+def is_open(connection: Any, dialect: Dialect) -> bool:
+    """Whether a transaction is open, as far as the driver tells."""
+    inner = innermost(connection)
+    if dialect.name == SQLITE.name:
+        return bool(getattr(inner, "in_transaction", False)) and _sqlite_mode_of(connection) is not False
     if dialect.name == "mysql":
-        try:
-            run(connection, "SET TRANSACTION READ WRITE")  # refused within one, by MariaDB and by MySQL
-        except Exception as error:
-            if error.args and error.args[0] == _MYSQL_IN_TRANSACTION:
-                return True
-            raise
-        return False
+        return _is_open_in_mysql(connection, inner)
     info, ask = getattr(inner, "info", None), getattr(inner, "get_transaction_status", None)
     if info is None and ask is None:
         return True  # its wrapper hides it
-    status = info.transaction_status if info is not None else ask()  # type: ignore[misc]
+    status = ask() if ask is not None else info.transaction_status  # type: ignore[union-attr]
     return int(status) != _POSTGRESQL_IDLE
+
+
+def _is_open_in_mysql(connection: Any, inner: Any) -> bool:
+    status = getattr(inner, "server_status", None)
+    if isinstance(status, int):
+        return bool(status & _MYSQL_IN_TRANSACTION_FLAG)
+    try:
+        run(connection, "SET TRANSACTION READ WRITE")  # refused within one, by MariaDB and by MySQL
+    except Exception as error:
+        if code_of(error) == _MYSQL_IN_TRANSACTION:
+            return True
+        raise
+    return False
+
+
+def _sqlite_mode_of(connection: Any) -> bool | None:
+    if isinstance(connection, ThreadConnection):
+        return connection.call(_sqlite_mode_of)
+    return _sqlite_autocommit(innermost(connection))
+
+
+def _sqlite_autocommit(inner: Any) -> bool | None:
+    """``autocommit`` of Python 3.12: False, a transaction is open all the time; True, ``commit`` does nothing. None: as
+    with older Pythons a transaction is begun before a statement that writes, unless ``isolation_level`` is None."""
+    found = getattr(inner, "autocommit", None)
+    return found if isinstance(found, bool) else None

@@ -28,7 +28,7 @@ from txmq.model import is_valid_table
 from txmq.outbox.page import OutboxRow, Run, TopicKey, Waiting
 from txmq.outbox.relay_core import RelayRow
 from txmq.xa.database.dbapi import Connection, driver_of, is_error, run, text
-from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of
+from txmq.xa.database.dialects import Dialect, dialect_for, mysql_variables, placeholder_of
 
 DEFAULT_TABLE: Final = "txmq_outbox"
 ROWS_PER_STATEMENT: Final = 200
@@ -56,6 +56,20 @@ class NewRow(NamedTuple):
     key: bytes | None
     value: bytes
     headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class Backlog(NamedTuple):
+    """What there is beside the relay row. Ages are by the database's clock.
+
+    Attributes:
+        oldest_ms: age of the lowest id that waits; None: nothing waits.
+        parked_for_ms: how long the first one is parked.
+    """
+
+    waiting: int
+    oldest_ms: int | None
+    parked: int
+    parked_for_ms: int | None
 
 
 class OutboxTables:
@@ -162,12 +176,25 @@ class OutboxTables:
             self._run(connection, f"INSERT INTO {self.name} ({_COLUMNS}) VALUES {values}", parameters)  # noqa: S608
 
     def count_above(self, connection: Connection, rows_max: int) -> bool:
-        """Whether more rows than that wait; they are counted only if their ids may be so many."""
+        """Whether more rows than that wait; they are counted only if their ids may be so many.
+
+        Not asked in a serializable transaction: what it has read there makes writers wait for it, and fail.
+        """
+        if self._is_serializable(connection):
+            return False
         ((lowest, highest),), _ = run(connection, f"SELECT MIN(id), MAX(id) FROM {self.name}")  # noqa: S608
         if lowest is None or int(highest) - int(lowest) < rows_max:
             return False
         ((count,),), _ = run(connection, f"SELECT COUNT(*) FROM {self.name}")  # noqa: S608
         return int(count) > rows_max
+
+    def _is_serializable(self, connection: Connection) -> bool:
+        if self.dialect.name == "mysql":
+            found = mysql_variables(connection, "transaction_isolation", "tx_isolation")
+            return "SERIALIZABLE" in found.values()
+        if self.dialect.name == "postgresql":
+            return bool(run(connection, "SELECT current_setting('transaction_isolation') = 'serializable'")[0][0][0])
+        return False
 
     # --- the relay's side --------------------------------------------------------------------------------------------
 
@@ -273,6 +300,18 @@ class OutboxTables:
     def release(self, connection: Connection, holder: str) -> None:
         """End the lease of a relay that ends: others need not wait for it."""
         self._run(connection, f"UPDATE {self.relay} SET until_ms = 0 WHERE id = 1 AND holder = ?", (holder,))  # noqa: S608
+
+    # --- the operator's side -----------------------------------------------------------------------------------------
+
+    def backlog(self, connection: Connection) -> Backlog:
+        """How much waits and is parked, and since when."""
+        now = self.dialect.now_ms
+        ((waiting,),), _ = run(connection, f"SELECT COUNT(*) FROM {self.name}")  # noqa: S608
+        oldest, _ = run(connection, f"SELECT {now} - created_ms FROM {self.name} ORDER BY id LIMIT 1")  # noqa: S608
+        ((parked, since),), _ = run(connection, f"SELECT COUNT(*), {now} - MIN(since_ms) FROM {self.parked}")  # noqa: S608
+        return Backlog(
+            int(waiting), int(oldest[0][0]) if oldest else None, int(parked), None if since is None else int(since)
+        )
 
     def _run(self, connection: Connection, operation: str, parameters: Sequence[Any]) -> tuple[list[Any], int]:
         return run(connection, operation.replace("?", self.mark), parameters)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from txmq.errors import ConfigError
-from txmq.outbox.outbox import Outbox, begin_statement
+from txmq.outbox.outbox import Outbox, begin_statement, let_commit_commit
 from txmq.outbox.page import Waiting
 from txmq.outbox.relay_core import Claim, Locked, Read, RelayRow
-from txmq.outbox.tables import OutboxTables
+from txmq.outbox.tables import Backlog, OutboxTables
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.xa.database.dbapi import run
+from txmq.xa.database.dbapi import run, silence_copy
 
 LEASE_MS: Final = 15_000
 IDLE_PAGE_S: Final = 10.0
@@ -28,6 +28,51 @@ _REFUSED: Final = "the broker refuses it"
 _BEHIND: Final = "an earlier message of its key is parked"
 
 T = TypeVar("T")
+
+
+class RelaySession(NamedTuple):
+    """A connection on which the relay row may be locked: of a relay, or of an operator.
+
+    Attributes:
+        begin: what begins a transaction there; empty if the driver does so by itself.
+    """
+
+    connection: Any
+    tables: OutboxTables
+    begin: str
+
+    @classmethod
+    def opened(cls, outbox: Outbox, connect: Callable[[], Any]) -> RelaySession:
+        """A new one, whose commits are forced.
+
+        Raises:
+            ConfigError: the database may lose its commits.
+            the driver's error: it is away.
+        """
+        connection = connect()
+        try:
+            tables = outbox.tables(connection)
+            let_commit_commit(connection, tables.dialect)
+            begin = tables.begin_of_relays or begin_statement(connection, tables.dialect)
+            for statement in tables.for_relays(connection):
+                run(connection, statement)
+            connection.commit()  # PostgreSQL takes a SET back with its transaction
+            tables.dialect.strengthen(connection)
+            weakness = tables.dialect.weakness(connection)
+        except BaseException:
+            with suppress(Exception):
+                connection.close()
+            raise
+        if weakness is not None:
+            connection.close()
+            raise ConfigError(f"outbox {outbox.name!r}: a power loss may take the relay's commits back: {weakness}")
+        return cls(connection, tables, begin)
+
+    def lock(self) -> tuple[RelayRow, bool]:
+        """Begin, and lock the relay row; see ``OutboxTables.lock``."""
+        if self.begin:
+            run(self.connection, self.begin)
+        return self.tables.lock(self.connection)
 
 
 class RelayDatabase:
@@ -41,9 +86,7 @@ class RelayDatabase:
 
     def __init__(self, outbox: Outbox, connect: Callable[[], Any], clock: Clock) -> None:
         self._outbox, self._connect, self._clock = outbox, connect, clock
-        self._connection: Any = None
-        self._tables: OutboxTables | None = None
-        self._begin = ""
+        self._session: RelaySession | None = None
         self._page_at = float("-inf")  # when a page was sent last
         self._log = get_logger(outbox=outbox.name)
         self._has_failed = False
@@ -73,16 +116,25 @@ class RelayDatabase:
         """Park, claim, commit; whether it is known to have happened."""
         return self._tried(lambda: self._claim(step)) is True
 
+    def backlog(self) -> Backlog | None:
+        """How much waits, and since when."""
+        return self._tried(self._backlog)
+
     def release(self, holder: str) -> None:
         """Let another relay go on at once, if this one has the lease."""
         self._tried(lambda: self._release(holder))
 
     def close(self) -> None:
         """Let go of the connection; what is open is undone."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        session, self._session = self._session, None
+        if session is not None:
             with suppress(Exception):
-                connection.close()
+                session.connection.close()
+
+    def forked(self) -> None:
+        """In a forked child."""
+        if self._session is not None:
+            silence_copy(self._session.connection)
 
     def _tried(self, work: Callable[[], T]) -> T | None:
         try:
@@ -96,56 +148,44 @@ class RelayDatabase:
         self._has_failed = False
         return found
 
-    def _open(self) -> tuple[Any, OutboxTables]:
-        if self._connection is None or self._tables is None:
-            self._connection = self._connect()
-            self._tables = self._outbox.tables(self._connection)
-            self._begin = begin_statement(self._connection, self._tables.dialect)
-            for statement in self._tables.for_relays(self._connection):
-                run(self._connection, statement)
-            self._connection.commit()  # PostgreSQL takes a SET back with its transaction
-            self._require_durable(self._connection, self._tables)
-        return self._connection, self._tables
-
-    def _require_durable(self, connection: Any, tables: OutboxTables) -> None:
-        tables.dialect.strengthen(connection)
-        weakness = tables.dialect.weakness(connection)
-        if weakness is not None:
-            raise ConfigError(
-                f"outbox {self._outbox.name!r}: a power loss may take the relay's commits back: {weakness}"
-            )
+    def _open(self) -> RelaySession:
+        if self._session is None:
+            self._session = RelaySession.opened(self._outbox, self._connect)
+        return self._session
 
     def _peek(self) -> RelayRow | None:
-        connection, tables = self._open()
+        connection, tables, _ = self._open()
         row = tables.peek(connection)
         self._rollback()
         return row
 
+    def _backlog(self) -> Backlog:
+        connection, tables, _ = self._open()
+        found = tables.backlog(connection)
+        self._rollback()
+        return found
+
     def _lock(self) -> Locked:
-        connection, tables = self._open()
-        begin = tables.begin_of_relays or self._begin
-        if begin:
-            run(connection, begin)
-        row, is_over = tables.lock(connection)
+        row, is_over = self._open().lock()
         is_due = self._clock.monotonic() - self._page_at >= IDLE_PAGE_S
         return Locked(row, is_over, is_due)
 
     def _rollback(self) -> None:
-        if self._connection is not None:
-            self._connection.rollback()
+        if self._session is not None:
+            self._session.connection.rollback()
 
     def _release(self, holder: str) -> None:
-        connection, tables = self._open()
+        connection, tables, _ = self._open()
         tables.release(connection, holder)
         connection.commit()
 
     def _read(self, step: Read) -> Waiting:
-        connection, tables = self._open()
+        connection, tables, _ = self._open()
         tables.delete(connection, step.gone)
         return tables.waiting(connection, step.rows_max, step.bytes_max)
 
     def _claim(self, step: Claim) -> bool:
-        connection, tables = self._open()
+        connection, tables, _ = self._open()
         tables.park(connection, step.parked, _BEHIND)
         unknown = [row for row in step.bad if row.topic not in self.known_topics]
         tables.park(connection, unknown, _UNKNOWN_TOPIC)

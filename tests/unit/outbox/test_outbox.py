@@ -1,0 +1,104 @@
+"""``Outbox`` over the ways in which sqlite3 begins and ends transactions; of Python 3.12 there are two more."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txmq.client.relay.database import RelayDatabase
+from txmq.errors import TransactionStateError
+from txmq.outbox.outbox import Outbox
+from txmq.outbox.relay_core import Claim, Locked
+from txmq.testing.simulated.clock import SimClock
+
+Connect = Callable[[], sqlite3.Connection]
+OLD: dict[str, dict[str, Any]] = {"begins before it writes": {}, "told": {"isolation_level": None}}
+NEW: dict[str, dict[str, Any]] = {"always open": {"autocommit": False}, "autocommit": {"autocommit": True}}
+MODES = OLD | (NEW if sys.version_info >= (3, 12) else {})
+ALONE = ("told", "autocommit")  # each statement is committed by itself there
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def connect(mode: str, tmp_path: Path) -> Connect:
+    def opened() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "shop.db", **MODES[mode])
+
+    connection = opened()
+    Outbox().install(connection)
+    connection.close()
+    return opened
+
+
+def seen(tmp_path: Path, what: str = "value FROM txmq_outbox ORDER BY id") -> list[Any]:
+    connection = sqlite3.connect(tmp_path / "shop.db")
+    found = [value for (value,) in connection.execute(f"SELECT {what}")]
+    connection.close()
+    return found
+
+
+def test_message_that_would_be_committed_alone_is_refused(mode: str, connect: Connect, tmp_path: Path) -> None:
+    connection = connect()
+    if mode in ALONE:
+        with pytest.raises(TransactionStateError, match="no transaction is open"):
+            Outbox().send(connection, "orders", b"alone")
+    else:
+        Outbox().send(connection, "orders", b"in the transaction that the driver begins")
+        connection.rollback()
+    connection.close()
+    assert seen(tmp_path) == []
+
+
+def test_transactions_are_committed_or_rolled_back(connect: Connect, tmp_path: Path) -> None:
+    connection, outbox = connect(), Outbox()
+    with outbox.transaction(connection) as tx:
+        tx.send("orders", b"one")
+    assert seen(tmp_path) == [b"one"]
+    with pytest.raises(LookupError):
+        _fail(outbox, connection)
+    with outbox.transaction(connection) as tx:
+        tx.send("orders", b"two")
+    connection.close()
+    assert seen(tmp_path) == [b"one", b"two"]
+
+
+def _fail(outbox: Outbox, connection: sqlite3.Connection) -> None:
+    with outbox.transaction(connection) as tx:
+        tx.send("orders", b"never")
+        raise LookupError
+
+
+def test_transaction_that_reads_first_can_still_write(mode: str, connect: Connect, tmp_path: Path) -> None:
+    """Found: it began with its first write, when another one may have written since it had read."""
+    connection, other = connect(), sqlite3.connect(tmp_path / "shop.db", timeout=0.0)
+    if mode != "always open":
+        with Outbox().transaction(connection) as tx:
+            connection.execute("SELECT COUNT(*) FROM txmq_outbox").fetchall()
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("INSERT INTO txmq_outbox (topic, value, created_ms) VALUES ('a', 'b', 0)")
+            tx.send("orders", b"one")
+        assert seen(tmp_path) == [b"one"]
+    connection.close()
+    other.close()
+
+
+def test_claim_of_a_relay_is_committed(connect: Connect, tmp_path: Path) -> None:
+    database = RelayDatabase(Outbox(), connect, SimClock())
+    locked = database.lock()
+    assert isinstance(locked, Locked)
+    assert database.claim(Claim(locked.row._replace(claim="claimed", holder="me"), (), ()))
+    assert seen(tmp_path, "claim FROM txmq_outbox_relay") == ["claimed"]
+    locked = database.lock()
+    assert locked is not None
+    assert locked.row.claim == "claimed"
+    database.unlock()
+    database.close()
