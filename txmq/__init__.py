@@ -24,6 +24,7 @@ from txmq.errors import (
 if TYPE_CHECKING:
     from txmq.client import *
     from txmq.model import *
+    from txmq.outbox import Outbox
     from txmq.xa import LastResource, MySQLResource
     from txmq.xid import *
 
@@ -52,6 +53,7 @@ __all__ = [
     "OffsetStoreWithTransactions",
     "OrderedMessageProducer",
     "OrderedOptions",
+    "Outbox",
     "Outcome",
     "OutcomeUnknownError",
     "PartitionRange",
@@ -83,7 +85,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for one that __getat
         if name == "__version__":
             return import_module("txmq.runtime.build").VERSION
         if name in __all__:
-            for home in ("txmq.model", "txmq.xid", "txmq.xa", "txmq.client"):
+            for home in ("txmq.model", "txmq.xid", "txmq.xa", "txmq.outbox", "txmq.client"):
                 module = import_module(home)
                 if hasattr(module, name):
                     globals()[name] = getattr(module, name)

@@ -21,6 +21,7 @@ import txmq
 from txmq import LastResource, MySQLResource, errors
 from txmq.binlog import errors as errors_of_binlog
 from txmq.client.admin.transactions import Transactions
+from txmq.client.relay.relay import Relay
 from txmq.client.topics import Topics
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.xa_resource import BrokerXAResource
@@ -54,6 +55,13 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     "clock=None, random=None",
     MySQLResource.install: "client=None, *, adopt=False",
     MySQLResource.using: "connection",
+    txmq.Outbox: "name='default', *, table='txmq_outbox', dialect=None, rows_max=1000000, clock=None",
+    txmq.Outbox.install: "connection",
+    txmq.Outbox.send: "connection, topic, value, key=None, *, headers=None, unit=None",
+    txmq.Outbox.send_many: "connection, messages, *, unit=None",
+    txmq.Outbox.transaction: "connection",
+    txmq.Client.relay: "outbox, *, connect",
+    Relay.drain: "timeout",
     txmq.Client.ordered_producer: "partition_selector, spool, *, options",
     txmq.OrderedMessageProducer.send: "topic, value, key=None, *, headers=None, tag=None, timeout=None",
     txmq.OrderedMessageProducer.send_async: "topic, value, key=None, *, headers=None, tag=None, timeout=None",
@@ -103,7 +111,9 @@ def test_a_public_call_keeps_its_parameters(function: Callable[..., Any]) -> Non
     assert _bare(function) == SIGNATURES[function]
 
 
-@pytest.mark.parametrize("cls", [txmq.Client, txmq.Producer, txmq.OrderedMessageProducer, txmq.Consumer, Transaction])
+@pytest.mark.parametrize(
+    "cls", [txmq.Client, txmq.Producer, txmq.OrderedMessageProducer, txmq.Consumer, Relay, Transaction]
+)
 def test_what_is_opened_is_a_block(cls: type) -> None:
     assert hasattr(cls, "__enter__")
     assert hasattr(cls, "__exit__")

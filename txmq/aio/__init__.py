@@ -16,6 +16,7 @@ from txmq.aio.client import Client, connect
 from txmq.aio.consumer import Consumer, Message
 from txmq.aio.half import HalfMessage
 from txmq.aio.ordered import OrderedMessageProducer
+from txmq.aio.outbox import Outbox, Relay
 from txmq.aio.producer import Producer
 from txmq.aio.transaction import Transaction
 
@@ -26,7 +27,9 @@ __all__ = [
     "HalfMessage",
     "Message",
     "OrderedMessageProducer",
+    "Outbox",
     "Producer",
+    "Relay",
     "Topics",
     "Transaction",
     "Transactions",

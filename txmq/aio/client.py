@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from weakref import WeakSet
 
 from txmq.addresses import TlsFiles, is_ensemble
@@ -15,8 +15,10 @@ from txmq.aio.consumer import Consumer
 from txmq.aio.half import Checker, checker_for_strands
 from txmq.aio.links import LoopClient
 from txmq.aio.ordered import OrderedMessageProducer
+from txmq.aio.outbox import Outbox, Relay
 from txmq.aio.producer import Producer, RetryingProducer
 from txmq.aio.twin import Facade, twin
+from txmq.client.arguments import require_function
 from txmq.client.bootstrap import Bootstrap, bootstrap_of
 from txmq.client.client import Client as SyncClient
 from txmq.client.client import require_broker
@@ -28,8 +30,10 @@ from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedOptio
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer as SyncOrderedProducer
 from txmq.client.transport.destination import Address
 from txmq.model import Message
+from txmq.outbox import outbox as outboxes
 from txmq.runtime import strands
 from txmq.runtime.os_clock import OSClock
+from txmq.xa.database.loop_connection import opened
 
 
 async def connect(
@@ -111,6 +115,18 @@ class Client(Facade[LoopClient]):
         )  # fmt: skip
         kind = Producer if retry_store is None else RetryingProducer
         return kind(self.host.call(make, may_block=retry_store is not None), self.host)
+
+    def relay(self, outbox: Outbox | outboxes.Outbox, *, connect: Callable[[], Any]) -> Relay:
+        """Take an outbox's messages to the broker, in a task of this client's loop; as ``txmq.Client.relay``.
+
+        Args:
+            connect: opens a connection of an asynchronous driver, as ``lambda: asyncpg.connect(...)`` does, or one of
+                any other driver, which is used in a thread of its own.
+        """
+        inner = outbox.inner if isinstance(outbox, Outbox) else outbox
+        require_function("connect", connect, "a function that opens a connection")
+        opens = partial(opened, connect)
+        return Relay(self.host.call(partial(self.inner.relay, inner, connect=opens)), self.host)
 
     async def consumer(
         self, group: str, topics: Sequence[str], *, start: str | int | None = None, max_retries: int = 5,

@@ -19,6 +19,7 @@ from txmq.client.partitioner import (
 )
 from txmq.client.producer.bulk import SendResults
 from txmq.client.producer.producer import Producer
+from txmq.client.relay.relay import Relay
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.client.topics import Topics
 from txmq.client.transaction.block import Transaction
@@ -46,6 +47,7 @@ __all__ = [
     "OrderedOptions",
     "PartitionSelector",
     "Producer",
+    "Relay",
     "RoundRobinSelector",
     "SendResults",
     "StoredOffset",

@@ -53,6 +53,12 @@ def require_kind(name: str, value: object, kind: type, expected: str) -> None:
         raise ConfigError(f"{name} = {value!r}: expected {expected}")
 
 
+def require_function(name: str, value: object, expected: str) -> None:
+    """Require what can be called."""
+    if not callable(value):
+        raise ConfigError(f"{name} = {value!r}: expected {expected}")
+
+
 def require_selector(value: object) -> None:
     """Require a ``PartitionSelector``."""
     if not callable(getattr(value, "select", None)):

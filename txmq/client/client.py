@@ -8,16 +8,17 @@ makes it at once, unless ``lazy``, so that a wrong address is found there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from txmq.addresses import TlsFiles, is_ensemble
 from txmq.client.admin.groups import Groups
 from txmq.client.admin.transactions import Transactions
 from txmq.client.arguments import (
     WAIT_S_MAX,
+    require_function,
     require_kind,
     require_number,
     require_path,
@@ -33,6 +34,7 @@ from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.reading import Fetcher
+from txmq.client.relay.relay import Relay
 from txmq.client.routes import Routes
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.retrying_producer import RetryingProducer
@@ -46,6 +48,7 @@ from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError, PartialResultError
 from txmq.log.history import LogHistory
 from txmq.model import Message, Outcome, PartitionRange, is_valid_name
+from txmq.outbox.outbox import Outbox
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, watch_exit, watch_forks
@@ -142,6 +145,7 @@ class Client:
         self.resolver: BackgroundResolver | None = None
         self._checks: dict[str, CheckBacks] = {}  # by producer group
         self._ordered: list[OrderedMessageProducer] = []
+        self._relays: list[Relay] = []
         self._closed = False
         watch_forks(self)
 
@@ -235,6 +239,27 @@ class Client:
         with self._lock:
             self._ordered = [*(known for known in self._ordered if not known.is_closed), opened]
         return opened
+
+    def relay(self, outbox: Outbox, *, connect: Callable[[], Any]) -> Relay:
+        """Take an outbox's messages to the broker, in a thread of this client, until it or the relay is closed.
+
+        Any number of processes may run one: one relay works at a time, and another goes on where that one ends.
+
+        Args:
+            outbox: whose messages they are; ``install`` has made its tables.
+            connect: opens a connection to its database, for this relay alone: it is called again whenever the
+                connection was lost. The database or the broker may be away; messages wait meanwhile.
+
+        Raises:
+            ConfigError: an argument is none of these.
+        """
+        require_kind("outbox", outbox, Outbox, "txmq.Outbox(...)")
+        require_function("connect", connect, "a function that opens a connection")
+        self._refuse_closed()
+        began = Relay(self, outbox, connect)
+        with self._lock:
+            self._relays = [*(known for known in self._relays if not known.has_ended), began]
+        return began
 
     def xa_resource(self, *, timeout: float = 30.0) -> BrokerXAResource:
         """The broker as a resource of an external transaction manager (X/Open XA): start, end, prepare, commit, ...
@@ -436,7 +461,10 @@ class Client:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the connections. Unacknowledged messages are given up; a producer's ``close`` waits for them."""
+        """End relays, close the connections.
+
+        Unacknowledged messages are given up; a producer's ``close`` waits for them.
+        """
         self.exiting()
         stop_resolver(self)
         with self._lock:
@@ -452,15 +480,24 @@ class Client:
     def exiting(self) -> None:
         """Before the connections end: wait a moment for the answers to commits that were written.
 
-        And for what waits in outboxes that blocks use always.
+        And for what waits in outboxes that blocks use always. Relays end, so that others need not wait for them.
         """
+        with self._lock:
+            relays, self._relays = self._relays, []
+        for relay in relays:
+            relay.ask_to_end()
+        for relay in relays:
+            relay.close()
         if self.resolver is not None:
             self.resolver.stop_drainers()
         self.routes.drain(self.clock.monotonic() + DRAIN_S)
 
     def forked(self) -> None:
-        """In a forked child: replace the lock, which a thread of the parent may hold."""
+        """In a forked child: replace the lock, which a thread of the parent may hold. Relays are the parent's."""
         self._lock = Lock()
+        relays, self._relays = self._relays, []
+        for relay in relays:
+            relay.forked()
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -20,7 +20,9 @@ ABSENT = {
     "OrderedMessageProducer": set[str](),
     "Consumer": set[str](),
     "HalfMessage": set[str](),
+    "Outbox": set[str](),
     "Producer": set[str](),
+    "Relay": set[str](),
     "Topics": set[str](),
     "Groups": set[str](),
     "Transaction": set[str](),
@@ -29,7 +31,8 @@ ABSENT = {
 # What waits for nothing is no coroutine.
 MADE_AT_ONCE = {
     ("Client", "producer"), ("Producer", "transaction"), ("Transaction", "connection"), ("Transaction", "savepoint"),
-    ("Consumer", "log_of"), ("Consumer", "pause"), ("Consumer", "resume"),
+    ("Consumer", "log_of"), ("Consumer", "pause"), ("Consumer", "resume"), ("Client", "relay"),
+    ("Outbox", "transaction"), ("Outbox", "wake"), ("Relay", "wake"),
 }  # fmt: skip
 # Of the synchronous objects what other rooms of the client use.
 INTERNAL = {
@@ -40,7 +43,9 @@ INTERNAL = {
     "Consumer": {"deliver_for", "is_called_by_listener", "take", "take_next"},
     "HalfMessage": {"ask_checker", "home", "prepare", "reach", "report"},
     "OrderedMessageProducer": {"forked", "meant", "send_to", "send_to_async"},
+    "Outbox": {"add_relay", "remove_relay", "tables"},
     "Producer": {"route", "send_outside", "send_pairs_outside"},
+    "Relay": {"ask_to_end", "forked", "has_ended"},
     "Topics": {
         "all_known", "assume", "forget", "held", "known", "owned", "refresh", "seen", "sizes", "wants_to_assume",
     },
@@ -48,12 +53,17 @@ INTERNAL = {
     "Transaction": {"add", "attach", "begin", "enter_context", "leave_contexts", "require_use", "txid_or_none"},
     "Transactions": set[str](),
 }  # fmt: skip
-# Of the classes here what others of them use; and the outcome, which is an attribute there.
+# Of the classes here what others of them use; and what is an attribute there.
 OF_AIO = {name: set[str]() for name in ABSENT} | {
-    "Consumer": {"pending_acks"}, "HalfMessage": {"outcome", "pending"},
+    "Consumer": {"pending_acks"}, "HalfMessage": {"outcome", "pending"}, "Outbox": {"name"},
+    "Relay": {"sent", "stopped"},
     "Transaction": {"append", "outcome", "require_task"},
 }  # fmt: skip
 NAMES = sorted(ABSENT)
+
+
+def _sync(name: str) -> Any:
+    return getattr(sync, name, None) or getattr(txmq, name)
 
 
 def _public(cls: type) -> set[str]:
@@ -69,14 +79,14 @@ def _bare(function: Any) -> list[inspect.Parameter]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_class_has_the_same_public_names(name: str) -> None:
-    theirs, ours = getattr(sync, name), getattr(txmq.aio, name)
+    theirs, ours = _sync(name), getattr(txmq.aio, name)
     assert ABSENT[name] | INTERNAL[name] <= _public(theirs)
     assert _public(ours) - {"inner", "host"} - OF_AIO[name] == _public(theirs) - INTERNAL[name] - ABSENT[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_method_has_the_same_parameters_and_waits_by_await(name: str) -> None:
-    theirs, ours = getattr(sync, name), getattr(txmq.aio, name)
+    theirs, ours = _sync(name), getattr(txmq.aio, name)
     for method in _public(ours) - {"inner", "host"} - OF_AIO[name]:
         mine = getattr(ours, method)
         if isinstance(mine, property):
@@ -97,12 +107,15 @@ def test_connect_has_the_same_parameters() -> None:
 # What is awaited, iterated over or entered otherwise there; every other annotation is the same, by its last name.
 RETURNS = {
     ("Client", "browse"): ("AsyncIterator[Message]", "Iterator[Message]"),
+    ("Outbox", "transaction"): ("AsyncIterator[OutboxTransaction]", "Iterator[OutboxTransaction]"),
     ("HalfMessage", "result"): ("Coroutine[Any, Any, SendResult]", "SendResult"),
     ("Transaction", "connection"): ("Connection", "Any"),
     ("Transaction", "pending"): ("Coroutine[Any, Any, tuple[str, ...]]", "tuple[str, ...]"),
     ("Transaction", "results"): ("Coroutine[Any, Any, list[SendResult]]", "list[SendResult]"),
     ("Transaction", "savepoint"): ("AsyncIterator[None]", "Iterator[None]"),
 }
+# Connections of its own drivers, which have no type in common, and an outbox of either kind.
+PARAMETERS = {("Outbox", "connection"): ("Any", "Connection"), ("Client", "outbox"): ("Outbox | Outbox", "Outbox")}
 BLOCKS = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}
 
 
@@ -117,17 +130,19 @@ def _annotations(function: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_method_has_the_same_annotations(name: str) -> None:
-    theirs, ours = getattr(sync, name), getattr(txmq.aio, name)
+    theirs, ours = _sync(name), getattr(txmq.aio, name)
     for method in _public(ours) - {"inner", "host"} - OF_AIO[name]:
         mine, original = _annotations(getattr(ours, method)), _annotations(getattr(theirs, method))
         if (name, method) in RETURNS:
             assert (mine.pop("return"), original.pop("return")) == RETURNS[name, method]
+        for parameter in mine.keys() & {parameter for cls, parameter in PARAMETERS if cls == name}:
+            assert (mine.pop(parameter), original.pop(parameter)) == PARAMETERS[name, parameter]
         assert mine == original, method
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_a_block_or_iterated_over_is_so_there(name: str) -> None:
-    theirs, ours = getattr(sync, name), getattr(txmq.aio, name)
+    theirs, ours = _sync(name), getattr(txmq.aio, name)
     for synchronous, awaited in BLOCKS.items():
         assert hasattr(theirs, synchronous) == hasattr(ours, awaited), synchronous
         assert not hasattr(ours, synchronous)

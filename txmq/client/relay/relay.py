@@ -14,8 +14,9 @@ from typing import Any, Final, Self
 
 from txmq.client.relay.broker import RelayBroker
 from txmq.client.relay.database import RelayDatabase
+from txmq.client.relay.watch import BacklogWatch
 from txmq.client.transport.ports import RelayClient
-from txmq.errors import OutboxStoppedError, RequestTimeoutError
+from txmq.errors import ClosedError, OutboxStoppedError, RequestTimeoutError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.relay_core import (
     Chain,
@@ -35,6 +36,7 @@ from txmq.outbox.relay_core import (
     Unlock,
     Why,
 )
+from txmq.outbox.tables import Backlog
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.ports import Random
@@ -51,10 +53,7 @@ _CLOSE_S: Final = 10.0
 
 
 class Relay:
-    """A running relay. ``close`` ends it, after the page that is on its way.
-
-    Args:
-        connect: opens a connection to the outbox's database, for this relay alone.
+    """A running relay, made by ``client.relay``; usable as a block. A forked child has none.
 
     Attributes:
         stopped: why it sends nothing until an operator acts; None while all is well.
@@ -76,9 +75,12 @@ class Relay:
         self._failures = self._idles = 0
         self._drains = 0
         self._thread: int | None = None
+        self._has_ended = False
         self._stopped_at: RelayRow | None = None
         self.stopped: str | None = None
         self.sent = 0
+        self._watch = BacklogWatch(self._database.backlog, client.clock, self._log)
+        outbox.add_relay(self.wake)
         start_daemon(_THREAD_NAME, self._run)
 
     def __enter__(self) -> Self:
@@ -91,30 +93,58 @@ class Relay:
         """Messages were committed: look now, not with the next poll."""
         self._woken.set()
 
+    @property
+    def backlog(self) -> Backlog | None:
+        """What waits, as it was when the relay looked last; None: it has not seen the database yet."""
+        return self._watch.backlog
+
     def drain(self, timeout: float) -> None:
-        """Wait until nothing waits any more.
+        """Wait until nothing waits any more that was committed before this call.
+
+        Args:
+            timeout: seconds.
 
         Raises:
-            OutboxStoppedError: the relay has stopped.
-            RequestTimeoutError: messages still wait.
+            OutboxStoppedError: the relay has stopped: an operator says which side is right.
+            RequestTimeoutError: messages still wait; they stay in the database.
+            ClosedError: the relay has ended.
+
+        Durability: what was sent is on the broker's disk.
         """
         until = self._clock.monotonic() + timeout
         wanted = self._drains + 2  # a look that began after this call
         while self._drains < wanted:
             if self.stopped is not None:
                 raise OutboxStoppedError(self.stopped)
+            if self._has_ended:
+                raise ClosedError(f"the relay of outbox {self.outbox.name!r} has ended, in this process at least")
             self.wake()
             left = until - self._clock.monotonic()
             if left <= 0:
                 raise RequestTimeoutError(f"outbox {self.outbox.name!r}: messages still wait after {timeout} s")
             self._idle.wait(min(left, _LOOK_AGAIN_S))
 
-    def close(self) -> None:
-        """End it; what waits is left to others. Idempotent."""
+    def ask_to_end(self) -> None:
+        """End it, without waiting for that."""
         self._is_ending = True
         self._woken.set()
-        if self._thread != thread_number():
-            self._ended.wait(_CLOSE_S)
+
+    def close(self) -> None:
+        """End it, after the page that is on its way; what waits is left to others. Idempotent."""
+        self.ask_to_end()
+        if self._thread != thread_number() and not self._has_ended and self._ended.wait(_CLOSE_S):
+            self._ended.set()  # for others that wait
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._has_ended
+
+    def forked(self) -> None:
+        """In a forked child, which has no such thread: its connections are the parent's."""
+        self._has_ended = True
+        self.outbox.remove_relay(self.wake)
+        self._database.forked()
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -124,12 +154,15 @@ class Relay:
             while not self._is_ending:
                 self._go_on()
         finally:
+            self.outbox.remove_relay(self.wake)
             self._database.unlock()
             self._database.release(self._holder)
             self._database.close()
             with suppress(Exception):
                 self._broker.close()
+            self._has_ended = True
             self._ended.set()
+            self._idle.set()
 
     def _go_on(self) -> None:
         """Until the core stops, or the relay ends: between two turns, when nothing is on its way."""
@@ -180,6 +213,7 @@ class Relay:
             self._database.page_was_sent()
             self.sent += len(step.rows)
             self._failures = self._idles = 0
+            self._watch.look("more is written than the relay can send")
         return answer
 
     def _pause(self, why: Why) -> None:
@@ -192,9 +226,9 @@ class Relay:
             seconds = _HELD_S
         else:
             seconds = min(_AWAY_S_MAX, _AWAY_S_MIN * (1 << min(self._failures, 8)))
-            if self._failures == 0 and self._broker.problem is not None:
-                self._log.warning("outbox: messages wait", reason=str(self._broker.problem))
             self._failures += 1
+        if why is not Why.DATABASE:
+            self._watch.look(str(self._broker.problem) if why is Why.BROKER and self._broker.problem else why.value)
         if not self._is_ending and self._woken.wait(seconds):
             self._idles = 0
 
@@ -207,8 +241,9 @@ class Relay:
             "One of the two was restored, or this database is a copy: an operator says which one is right"
         )
         self._log.error(
-            "outbox stopped", uuid=step.row.uuid, chain=step.chain, last=step.row.last, claim=step.row.claim
-        )
+            "outbox stopped", uuid=step.row.uuid, chain=step.chain, last=step.row.last, claim=step.row.claim,
+            reason=self.stopped,
+        )  # fmt: skip
         self._stopped_at = step.row
 
     def _await_operator(self) -> None:
@@ -216,6 +251,7 @@ class Relay:
         while not self._is_ending:
             self._idle.set()
             self._woken.wait(_LOOK_AGAIN_S)
+            self._watch.look("the outbox has stopped")
             row = self._database.peek()
             if row is not None and row != self._stopped_at:
                 self.stopped = None
