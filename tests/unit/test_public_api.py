@@ -25,6 +25,8 @@ from txmq.client.relay.relay import Relay
 from txmq.client.topics import Topics
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.xa_resource import BrokerXAResource
+from txmq.django import relay, send
+from txmq.django.testing import sent
 from txmq.model import LargeMessage
 
 # Of each the parameters behind self, as Python would print them without types. A change breaks programs of users
@@ -89,6 +91,9 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     BrokerXAResource.forget: "xid",
     txmq.PartitionSelector.select: "topic, partitions, message",
     txmq.FixedSelector: "partition",
+    send: "topic, value, key=None, headers=None, using='default'",
+    relay: "client, using='default'",
+    sent: "topic=None, using='default'",
 }
 
 

@@ -83,6 +83,7 @@ HOMES = {
     "aiokafka": ["txmq/log/records.py"],
     "asn1crypto": ["txmq/protocol/certificates.py"],
     "cramjam": ["txmq/log/compression.py"],
+    "django": ["txmq/django/"],
     "greenlet": ["txmq/runtime/strands.py"],
     "kazoo": ["txmq/registry/zookeeper/kazoo_session.py"],
     "MySQLdb": ["txmq/xa/database/mysql_driver.py"],

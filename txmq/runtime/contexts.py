@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import Context, ContextVar
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+SEND_WATCHERS: Final[list[Callable[[], None]]] = []
+"""Called for each message that a producer sends outside of txmq's transactions: those of others may be open."""
 _alone: ContextVar[bool] = ContextVar("txmq_alone", default=False)
 
 

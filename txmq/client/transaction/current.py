@@ -46,7 +46,7 @@ from typing import Final, Protocol
 from txmq.errors import TransactionStateError
 from txmq.log.records import Headers
 from txmq.model import SendResult
-from txmq.runtime.contexts import is_alone
+from txmq.runtime.contexts import SEND_WATCHERS, is_alone
 
 # Compiled, a ``Final`` costs no look-up.
 _GENERATORS: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
@@ -175,7 +175,11 @@ def enclosing(client: object) -> Enclosing | None:
     transaction = current_transaction()
     if transaction is None:
         refuse_stray()
-        return associated_branch(client)
+        branch = associated_branch(client)
+        if branch is None and SEND_WATCHERS:
+            for watcher in tuple(SEND_WATCHERS):
+                watcher()
+        return branch
     if transaction.client is not client:
         raise TransactionStateError("this block's transaction is of another client: its messages cannot join")
     return transaction

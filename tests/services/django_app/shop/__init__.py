@@ -1,0 +1,1 @@
+"""A Django project with ``txmq.django``, two databases and ATOMIC_REQUESTS, for the tests beside it."""

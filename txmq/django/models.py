@@ -1,0 +1,87 @@
+"""The outbox's tables as models: Django's admin lists them, ``flush`` empties them, tests begin without rows.
+
+Nobody writes through them. ``txmq/outbox/tables.py`` has the columns, and the migration makes the tables by its
+statements.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from django.db import models
+
+from txmq.outbox.tables import DEFAULT_TABLE
+
+_READ_ONLY = ("view",)
+
+
+class _Message(models.Model):  # type: ignore[misc]  # Django has no types
+    unit = models.BigIntegerField(null=True)
+    topic = models.CharField(max_length=200)
+    message_key = models.BinaryField(null=True)
+    value = models.BinaryField()
+    headers = models.BinaryField(null=True)
+    created_ms = models.BigIntegerField()
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.id} to {self.topic}"
+
+    @property
+    def created(self) -> datetime:
+        """When it was written, by the database's clock."""
+        return datetime.fromtimestamp(self.created_ms / 1000, UTC)
+
+
+class Waiting(_Message):
+    """A message that no relay has taken to the broker yet."""
+
+    id = models.BigAutoField(primary_key=True)
+
+    class Meta:
+        db_table = DEFAULT_TABLE
+        verbose_name, verbose_name_plural = "waiting message", "waiting messages"
+        default_permissions = _READ_ONLY
+        ordering = ("id",)
+        indexes = (models.Index(fields=["unit"], name=f"{DEFAULT_TABLE}_unit"),)
+
+
+class Parked(_Message):
+    """A message that the broker refuses, or that stands after such a one."""
+
+    id = models.BigIntegerField(primary_key=True)
+    why = models.TextField()
+    since_ms = models.BigIntegerField()
+
+    class Meta:
+        db_table = f"{DEFAULT_TABLE}_parked"
+        verbose_name, verbose_name_plural = "parked message", "parked messages"
+        default_permissions = _READ_ONLY
+        ordering = ("id",)
+
+    @property
+    def since(self) -> datetime:
+        """When it was parked, by the database's clock."""
+        return datetime.fromtimestamp(self.since_ms / 1000, UTC)
+
+
+class RelayRow(models.Model):  # type: ignore[misc]  # Django has no types
+    """What relays know; one row."""
+
+    id = models.IntegerField(primary_key=True)
+    uuid = models.CharField(max_length=200)
+    home = models.CharField(max_length=200)
+    last = models.CharField(max_length=200, null=True)
+    claim = models.CharField(max_length=200, null=True)
+    ids = models.TextField()
+    holder = models.CharField(max_length=200, null=True)
+    until_ms = models.BigIntegerField()
+
+    class Meta:
+        db_table = f"{DEFAULT_TABLE}_relay"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"relay of outbox {self.uuid}"

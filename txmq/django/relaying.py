@@ -1,0 +1,65 @@
+"""A relay in this process: Django's settings say how it reaches the database, and commits wake it.
+
+The relay has a connection of its own: none of a pool, out of autocommit, and on SQLite one whose commits are forced,
+whatever the project has chosen for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from txmq.django.sending import RELAYS, outbox_of
+from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from txmq.client import Client
+    from txmq.client.relay.relay import Relay
+
+
+def relay(client: Client, using: str = DEFAULT_DB_ALIAS) -> Relay:
+    """Take a database's messages to the broker, in a thread of this process, until ``close``; usable as a block.
+
+    Any number of processes may run one: one of them works, the others stand by. Begin it after ``fork``, in the worker.
+
+    Raises:
+        ConfigError: the database has no outbox yet, or is SQLite's in memory.
+        django.db.Error: the database is away.
+    """
+    from txmq.client.relay.relay import Relay  # which a process that only sends need not load
+
+    require_outbox(using)
+    started = Relay(client, outbox_of(using), connector(using))
+    RELAYS.setdefault(using, WeakSet()).add(started)
+    return started
+
+
+def require_outbox(using: str) -> None:
+    """Refuse a database without the tables. Raises as ``relay``."""
+    connection = connections[using]
+    if connection.vendor == "sqlite" and connection.is_in_memory_db():
+        raise ConfigError(f"database {using!r} is in memory, which no relay sees: give it a file (NAME of TEST)")
+    tables = outbox_of(using).tables(connection)
+    with connection.cursor() as cursor:
+        is_there = tables.relay in connection.introspection.table_names(cursor)
+    if not is_there or tables.peek(connection) is None:
+        raise ConfigError(f"database {using!r} has no outbox yet: manage.py migrate --database {using}")
+
+
+def connector(using: str) -> Callable[[], Any]:
+    """What opens a connection of the driver's, as Django would, for a relay alone."""
+    template = connections[using]
+
+    def connect() -> Any:
+        own = template.copy()
+        own.settings_dict["OPTIONS"].pop("pool", None)
+        own.connect()
+        if own.vendor == "sqlite":
+            own.connection.execute("PRAGMA synchronous = FULL")
+        own.set_autocommit(False)
+        return own.connection
+
+    return connect

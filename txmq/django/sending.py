@@ -1,0 +1,131 @@
+"""``send``: a message in the transaction that Django has open, at any depth of ``atomic()``.
+
+The message is a row, written at once on Django's own connection, so that it shares the fate of all other rows: a
+savepoint that is rolled back takes it along. All messages of a transaction are one unit. Django has no place for what
+belongs to a transaction except its list of callbacks, ``run_on_commit``: there the unit is kept, and Django ends it
+with the transaction, or with the savepoint in which it began.
+
+Source: Django 5.2, "Database transactions", "Performing actions after commit".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
+
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from txmq.django.settings import configured
+from txmq.errors import ConfigError, TransactionStateError
+from txmq.outbox.outbox import UNIT_ROWS_MAX, Outbox, new_unit
+from txmq.outbox.tables import OutboxTables
+from txmq.xa.database.dialects import dialect_for
+
+if TYPE_CHECKING:
+    from txmq.client.relay.relay import Relay
+
+RELAYS: Final[dict[str, WeakSet[Relay]]] = {}
+"""The relays of this process, by the alias of their database."""
+
+
+class DjangoOutbox(Outbox):
+    """The outbox of a database, which takes Django's own wrapper of a connection as well."""
+
+    def tables(self, connection: Any) -> OutboxTables:
+        """The tables; Django's cursors have one way to write a parameter, whatever their driver has."""
+        if isinstance(connection, BaseDatabaseWrapper):
+            return OutboxTables(self.table, dialect_for(None, connection.vendor), "%s")
+        return super().tables(connection)
+
+    def _look(self, connection: Any, tables: OutboxTables) -> None:
+        """Past Django's cursor: ``assertNumQueries`` counts the same whether a second has passed or not."""
+        with connection.wrap_database_errors:
+            super()._look(connection.connection, tables)
+
+
+class _Unit:
+    """The messages of a transaction; called when it has committed."""
+
+    def __init__(self, alias: str, number: int | None) -> None:
+        self.alias, self.number, self.rows = alias, number, 0
+
+    def __call__(self) -> None:
+        for relay in tuple(RELAYS.get(self.alias, ())):
+            relay.wake()
+
+
+def send(
+    topic: str, value: Any, key: bytes | None = None, headers: Mapping[str, bytes] | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+) -> None:  # fmt: skip
+    """Write a message in the transaction that is open; a relay takes it to the broker when that has committed.
+
+    Readers see all messages of a transaction or none of them. Messages with one key stay in order if the row that
+    belongs to it is changed before the message is sent.
+
+    Args:
+        value: bytes, or what the setting ``CODEC`` takes.
+        using: the alias of the database.
+
+    Raises:
+        TransactionStateError: there is no ``atomic()`` around it: the message would be committed alone.
+        OutboxFullError: too many messages wait; nothing was written.
+        ConfigError: topic, value or ``TXMQ`` cannot be used, or the transaction has too many messages.
+        django.db.Error: as of any statement.
+
+    Durability: that of the transaction's commit.
+    """
+    connection = connections[using]
+    if not connection.in_atomic_block:
+        raise TransactionStateError(
+            f"send() to topic {topic!r:.80} outside of atomic(): its message would be committed alone; write `with "
+            f"transaction.atomic(using={using!r}):` around it and the rows that belong to it, or set ATOMIC_REQUESTS"
+        )
+    connection.validate_no_broken_transaction()
+    codec = configured().codec
+    content = value if codec is None else codec(value)
+    unit = _unit_of(connection)
+    if unit.rows >= UNIT_ROWS_MAX:
+        _count_again(unit)
+    outbox_of(using).send(connection, topic, content, key, headers=headers, unit=unit.number)
+    unit.rows += 1
+
+
+def outbox_of(using: str) -> DjangoOutbox:
+    """The outbox of a database.
+
+    Raises:
+        ConfigError: ``TXMQ`` is wrong, or the database is of a kind that has no outbox.
+    """
+    settings = configured()
+    return _outbox(settings.name_of(using), connections[using].vendor, settings.rows_max)
+
+
+@cache
+def _outbox(name: str, vendor: str, rows_max: int) -> DjangoOutbox:
+    return DjangoOutbox(name, dialect=vendor, rows_max=rows_max)
+
+
+def _unit_of(connection: Any) -> _Unit:
+    if not connection.commit_on_exit:  # the project commits by hand, and Django keeps its callbacks for longer
+        return _Unit(connection.alias, None)
+    for _sids, callback, _robust in connection.run_on_commit:
+        if isinstance(callback, _Unit):
+            return callback
+    unit = _Unit(connection.alias, new_unit())
+    connection.on_commit(unit)
+    return unit
+
+
+def _count_again(unit: _Unit) -> None:
+    """Savepoints may have taken some back."""
+    from txmq.django.models import Waiting  # not before all apps are loaded
+
+    unit.rows = Waiting.objects.using(unit.alias).filter(unit=unit.number).count()
+    if unit.rows >= UNIT_ROWS_MAX:
+        raise ConfigError(
+            f"a transaction sends {UNIT_ROWS_MAX} messages at most, readers see them all at once: commit in between"
+        )

@@ -1,0 +1,113 @@
+"""The setting ``TXMQ``: one dict, in which everything may be missing.
+
+==========  ======================================================================================================
+BOOTSTRAP   where the brokers are, as ``txmq.connect`` takes it: for ``manage.py txmq_relay``
+NAME        names the outbox in the brokers' lists, together with the database's alias; by default the alias alone
+CODEC       what makes bytes of a value: ``"json"``, a callable, or the dotted path of one; by default values are bytes
+ROWS_MAX    beyond so many messages that wait ``send`` refuses more
+==========  ======================================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.serializers.json import DjangoJSONEncoder
+from django.utils.module_loading import import_string
+
+from txmq.addresses import is_ensemble, parse_bootstrap, parse_ensemble
+from txmq.config_sources import near_miss
+from txmq.errors import ConfigError
+from txmq.model import is_valid_name
+from txmq.outbox.outbox import ROWS_MAX
+
+Codec = Callable[[Any], bytes]
+KEYS: Final = ("BOOTSTRAP", "NAME", "CODEC", "ROWS_MAX")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ``TXMQ`` says."""
+
+    bootstrap: str | None = None
+    name: str | None = None
+    codec: Codec | None = None
+    rows_max: int = ROWS_MAX
+
+    def name_of(self, alias: str) -> str:
+        """The name of a database's outbox."""
+        return alias if self.name is None else f"{self.name}-{alias}"
+
+
+def configured() -> Settings:
+    """The project's settings.
+
+    Raises:
+        ConfigError: they are wrong; ``manage.py check`` says so as well.
+    """
+    given = getattr(settings, "TXMQ", {})
+    for problem in problems(given):
+        raise ConfigError(problem)
+    return Settings(
+        given.get("BOOTSTRAP"), given.get("NAME"), _codec(given.get("CODEC")), given.get("ROWS_MAX", ROWS_MAX)
+    )
+
+
+def problems(given: Any) -> list[str]:
+    """What is wrong with the setting, each with what would be right."""
+    if not isinstance(given, Mapping):
+        return [f"TXMQ is a {type(given).__name__}: expected a dict"]
+    unknown = [_unknown(key) for key in given if key not in KEYS]
+    found = (_problem(key, given[key]) for key in KEYS if given.get(key) is not None)
+    return unknown + [problem for problem in found if problem]
+
+
+def _unknown(key: Any) -> str:
+    hint = near_miss(str(key).upper(), KEYS) or f"known are {', '.join(KEYS)}"
+    return f"TXMQ has an unknown key {str(key)[:80]!r}; {hint}"
+
+
+def _problem(key: str, value: Any) -> str | None:
+    shown = f"TXMQ[{key!r}] = {value!r:.200}"
+    if key == "BOOTSTRAP":
+        return _problem_of_address(value)
+    if key == "NAME":
+        return None if isinstance(value, str) and is_valid_name(value) else f"{shown}: expected A-Z a-z 0-9 . _ -"
+    if key == "ROWS_MAX":
+        return None if type(value) is int and value > 0 else f"{shown}: expected a number of messages, at least 1"
+    try:
+        return None if callable(_codec(value)) else f"{shown}: expected 'json', a callable, or the dotted path of one"
+    except ImportError as error:
+        return f"{shown}: expected 'json', a callable, or the dotted path of one: {error}"
+
+
+def _problem_of_address(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return f"TXMQ['BOOTSTRAP'] is a {type(value).__name__}: expected text such as txmq://broker1:8123"
+    try:
+        parse_ensemble(value, "bootstrap") if is_ensemble(value) else parse_bootstrap(value)
+    except ConfigError as error:
+        return f"TXMQ['BOOTSTRAP']: {error}"
+    return None
+
+
+def _codec(given: Any) -> Any:
+    if given == "json":
+        return as_json
+    return import_string(given) if isinstance(given, str) else given
+
+
+def as_json(value: Any) -> bytes:
+    """JSON, with dates, decimals and UUIDs as Django writes them.
+
+    Raises:
+        ConfigError: the value is none.
+    """
+    try:
+        return json.dumps(value, cls=DjangoJSONEncoder, separators=(",", ":"), ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the value of a message is not JSON: {error}") from error
