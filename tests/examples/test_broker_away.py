@@ -30,6 +30,7 @@ WITHOUT_DATABASE = {
     "topic_browser.py": ["orders", "", "{broker}"],
 }
 WITH_DATABASE = {
+    "django_last_resource.py": ["{django}", "1", "{broker}"],
     "django_orders.py": ["{django}", "1", "{broker}"],
     "exactly_once_into_mysql.py": ["{mysql}", "{broker}"],
     "last_resource_mysql.py": ["{mysql}", "1", "{broker}"],

@@ -47,9 +47,10 @@ def test_mysql_example_with_a_wrong_port(address: str) -> None:
     refused("exactly_once_into_mysql.py", wrong, address)
 
 
-def test_django_example_with_a_wrong_port(address: str) -> None:
+@pytest.mark.parametrize("program", ["django_orders.py", "django_last_resource.py"])
+def test_django_example_with_a_wrong_port(program: str, address: str) -> None:
     wrong = json.dumps({"HOST": "127.0.0.1", "PORT": free_port(), "NAME": "orders"})
-    refused("django_orders.py", wrong, COUNT, address)
+    refused(program, wrong, COUNT, address)
 
 
 def test_sqlalchemy_example_with_a_wrong_port_or_url(address: str) -> None:
@@ -58,8 +59,12 @@ def test_sqlalchemy_example_with_a_wrong_port_or_url(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["last_resource_mysql.py", "transfer_xa.py", "exactly_once_into_mysql.py", "django_orders.py"]
-)
+    "program",
+    [
+        "last_resource_mysql.py", "transfer_xa.py", "exactly_once_into_mysql.py", "django_orders.py",
+        "django_last_resource.py",
+    ],
+)  # fmt: skip
 def test_example_with_arguments_that_are_no_json(program: str, address: str) -> None:
     count = [] if program == "exactly_once_into_mysql.py" else [COUNT]
     words = ["nonsense"] * (2 if program == "transfer_xa.py" else 1)

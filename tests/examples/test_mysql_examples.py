@@ -181,10 +181,13 @@ def test_sql_that_operator_pastes_bars_way_of_last_resource(
     assert sent(broker) == []
 
 
-def test_inside_django_s_own_connection(broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]) -> None:
+@pytest.mark.parametrize("program", ["django_orders.py", "django_last_resource.py"])
+def test_inside_django_s_own_connection(
+    program: str, broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
+) -> None:
     given = {"USER": database["user"], "NAME": database["db"], "HOST": database["unix_socket"]}
     for _ in range(2):
-        said = ok(str(EXAMPLES / "django_orders.py"), json.dumps(given), "3", broker.address)
+        said = ok(str(EXAMPLES / program), json.dumps(given), "3", broker.address)
         assert said.count("order ") == 3
     assert len(sent(broker)) == 6
     assert sent(broker) == rows(mariadb, f"SELECT id, customer FROM {database['db']}.orders_django")
@@ -213,8 +216,8 @@ def settle(broker: BrokerProcess, databases: dict[str, dict[str, Any]]) -> None:
 DJANGO_FAILS = """
 import json, sys
 sys.path.insert(0, {folder!r})
-sys.argv = ["django_orders.py", *sys.argv[1:]]
-import django_orders as example, txmq
+sys.argv = ["django_last_resource.py", *sys.argv[1:]]
+import django_last_resource as example, txmq
 from django.db import connection
 real = txmq.Transaction.send
 calls = iter([0, 1])

@@ -1,1 +1,1 @@
-"""A Django project around ``examples/django_orders.py``; its cases are run by tests/examples/test_django.py."""
+"""A Django project around ``examples/django_last_resource.py``; its cases are run by tests/examples/test_django.py."""

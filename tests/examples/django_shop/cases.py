@@ -10,7 +10,7 @@ from django.db import DatabaseError, IntegrityError, close_old_connections, conn
 from django.test import TestCase, TransactionTestCase
 
 import txmq
-from examples.django_orders import together
+from examples.django_last_resource import together
 from tests.examples.django_shop.models import Order
 from tests.examples.django_shop.views import TOPIC, client, orders_db, producer
 

@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from django.urls import path
 
 import txmq
-from examples.django_orders import new_connection, together
+from examples.django_last_resource import new_connection, together
 from tests.examples.django_shop.models import Order
 from txmq import LastResource
 
