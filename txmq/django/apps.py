@@ -8,8 +8,8 @@ from django.apps import AppConfig
 from django.db import connections, router
 from django.db.models.signals import post_migrate
 
+from txmq.outbox.outbox import new_uuid
 from txmq.runtime.contexts import SEND_WATCHERS
-from txmq.runtime.os_clock import OSRandom
 
 
 class TxmqConfig(AppConfig):  # type: ignore[misc]  # Django has no types
@@ -41,4 +41,4 @@ def _name_outbox(using: str, **_: Any) -> None:
     with connection.cursor() as cursor:
         is_there = tables.relay in connection.introspection.table_names(cursor)
     if is_there and tables.peek(connection) is None:
-        tables.create(connection, f"{OSRandom().bits(128):032x}")
+        tables.create(connection, new_uuid())

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core import checks
-from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db import connections, router
 
 from txmq.django.relaying import connector
 from txmq.django.sending import outbox_of
@@ -70,7 +70,7 @@ def _weakness(alias: str) -> str | None:
 
 
 def _has_outbox(alias: str) -> bool:
-    """Whether migrations make the tables there. A database without settings is a project's without any."""
-    if alias == DEFAULT_DB_ALIAS and not settings.DATABASES.get(alias):
+    """Whether migrations make the tables there; ``"default": {}`` is no database."""
+    if connections[alias].settings_dict["ENGINE"] == "django.db.backends.dummy":
         return False
     return bool(router.allow_migrate(alias, "txmq", model_name="waiting"))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from txmq.django.sending import RELAYS, outbox_of
+from txmq.django.sending import outbox_of
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,9 +31,7 @@ def relay(client: Client, using: str = DEFAULT_DB_ALIAS) -> Relay:
     from txmq.client.relay.relay import Relay  # which a process that only sends need not load
 
     require_outbox(using)
-    started = Relay(client, outbox_of(using), connector(using))
-    RELAYS.setdefault(using, WeakSet()).add(started)
-    return started
+    return Relay(client, outbox_of(using), connector(using))
 
 
 def require_outbox(using: str) -> None:

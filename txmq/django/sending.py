@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
+from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,12 +22,6 @@ from txmq.errors import ConfigError, TransactionStateError
 from txmq.outbox.outbox import UNIT_ROWS_MAX, Outbox, new_unit
 from txmq.outbox.tables import OutboxTables
 from txmq.xa.database.dialects import dialect_for
-
-if TYPE_CHECKING:
-    from txmq.client.relay.relay import Relay
-
-RELAYS: Final[dict[str, WeakSet[Relay]]] = {}
-"""The relays of this process, by the alias of their database."""
 
 
 class DjangoOutbox(Outbox):
@@ -53,8 +46,7 @@ class _Unit:
         self.alias, self.number, self.rows = alias, number, 0
 
     def __call__(self) -> None:
-        for relay in tuple(RELAYS.get(self.alias, ())):
-            relay.wake()
+        outbox_of(self.alias).wake()
 
 
 def send(

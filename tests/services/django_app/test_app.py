@@ -28,6 +28,15 @@ def test_project_s_transactions_requests_and_tests(
     assert int(found[1]) == CASES.read_text("utf-8").count("def test_")
 
 
+def test_project_s_tests_run_without_migrations(
+    tmp_path: Path, mariadb: MariaDB, postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_MIGRATIONS", "none")  # as pytest-django's --nomigrations
+    project = Project("sqlite", databases_of("sqlite", tmp_path, mariadb, postgresql))
+    ended = project.run("test", "--noinput", "tests.services.django_app.shop.cases.IsolatedCase")
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_check_warns_of_a_server_that_loses_commits(tmp_path: Path, mariadb: MariaDB, postgresql: PostgreSQL) -> None:
     def said(kind: str, databases: dict[str, Any]) -> str:
         return Project(kind, databases).run("check", "--database", "default").stderr

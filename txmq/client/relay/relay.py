@@ -127,6 +127,7 @@ class Relay:
     def ask_to_end(self) -> None:
         """End it, without waiting for that."""
         self._is_ending = True
+        self.outbox.remove_relay(self.wake)
         self._woken.set()
 
     def close(self) -> None:

@@ -14,11 +14,13 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import IntegrityError, connection, connections, transaction
+from django.db.migrations.recorder import MigrationRecorder
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase, TransactionTestCase, override_settings
 
 import txmq
 from tests.services.django_app.shop.views import TOPIC, order
+from txmq.client.relay.relay import Relay
 from txmq.client.transaction.current import enclosing
 from txmq.django import relay, send, sending, stray_sends
 from txmq.django.relaying import connector
@@ -162,6 +164,7 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
         with transaction.atomic():
             with self.assertRaises(IntegrityError), transaction.atomic(savepoint=False):
                 order("ada")
+            sending.outbox_of("default")._looked = float("-inf")
             with self.assertRaises(TransactionManagementError):
                 send(TOPIC, b"never")
         self.both(["ada"])
@@ -172,6 +175,11 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
             self._session(chance, f"{number}", 3)
         self.assertEqual(orders(), messages())
         self.assertGreater(len(orders()), 60)
+        units: dict[bytes, set[int | None]] = {}
+        for row in sent():
+            units.setdefault(row.value.partition(b".")[0], set()).add(row.unit)
+        self.assertEqual({len(of_one) for of_one in units.values()}, {1})
+        self.assertEqual(len(set.union(*units.values())), len(units))
 
     def _session(self, chance: random.Random, name: str, depth: int) -> None:
         try:
@@ -188,9 +196,9 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
 
     def test_commits_wake_the_relays_of_their_database(self) -> None:
         with (
+            mock.patch.object(Relay, "wake", autospec=True, side_effect=Relay.wake) as woken,
             txmq.connect("txmq://127.0.0.1:1", lazy=True) as client,
-            relay(client) as running,
-            mock.patch.object(running, "wake", wraps=running.wake) as woken,
+            relay(client),
         ):
             with transaction.atomic():
                 order("ada")
@@ -274,6 +282,8 @@ class SchemaCase(TransactionTestCase):  # type: ignore[misc]
         try:
             with self.assertRaisesMessage(ConfigError, "table txmq_outbox_parked is not an outbox's"):
                 self.migrate()
+            applied = MigrationRecorder(connections["archive"]).applied_migrations()
+            self.assertNotIn(("txmq", "0001_initial"), applied)
         finally:
             with connections["archive"].cursor() as cursor:
                 for table in {"txmq_outbox", "txmq_outbox_parked", "txmq_outbox_relay"} & set(
@@ -386,6 +396,9 @@ class IsolatedCase(TestCase):  # type: ignore[misc]
             with self.assertRaisesMessage(SystemCheckError, "(txmq.E002) database 'archive' is oracle: an outbox is"):
                 call_command("check")
             with self.settings(DATABASE_ROUTERS=[NotThere()]):
+                call_command("check")
+            dummy = {"ENGINE": "django.db.backends.dummy"}  # what Django makes of "archive": {}
+            with mock.patch.dict(connections["archive"].settings_dict, dummy):
                 call_command("check")
 
     def test_admin_shows_messages_and_changes_nothing(self) -> None:

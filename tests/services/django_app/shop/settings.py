@@ -32,6 +32,7 @@ TEMPLATES = [
     }
 ]  # fmt: skip
 TXMQ = {"BOOTSTRAP": os.environ.get("SHOP_BROKER", "txmq://127.0.0.1:1"), "NAME": "shop"}
+MIGRATION_MODULES = {"txmq": None} if os.environ.get("SHOP_MIGRATIONS") == "none" else {}
 ROOT_URLCONF = "tests.services.django_app.shop.views"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 STATIC_URL = "static/"
