@@ -9,7 +9,7 @@ from django.db import connections
 
 from txmq.runtime.contexts import SEND_WATCHERS
 
-_FRAMES = 5  # up to the caller of ``producer.send``
+_FRAMES = 4  # up to the caller of ``producer.send``
 
 
 def warn_once() -> None:

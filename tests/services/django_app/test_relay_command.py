@@ -72,6 +72,27 @@ def test_killed_commands_leave_each_row_one_message(project: Project, client: tx
         assert [one for one in sent if one[0] == key] == [one for one in rows if one[0] == key]
 
 
+STRAY = """
+import sys, txmq
+from django.db import transaction
+with txmq.connect(sys.argv[1]) as client, client.producer() as producer, transaction.atomic():
+    producer.send("orders", b"stays")
+    producer.send("orders", b"is not told again")
+"""
+
+
+def test_producer_in_atomic_is_told_where_it_stands(
+    tmp_path: Path, shared_broker: BrokerProcess, client: txmq.Client, mariadb: MariaDB, postgresql: PostgreSQL
+) -> None:
+    program = tmp_path / "stray.py"
+    program.write_text(f"import django\ndjango.setup()\n{STRAY}", "utf-8")
+    project = Project("sqlite", databases_of("sqlite", tmp_path, mariadb, postgresql))
+    said = project.run(str(program), shared_broker.address, python=("-W", "always::RuntimeWarning")).stderr
+    assert f"{program}:7: RuntimeWarning: producer.send() in atomic() of database 'default'" in said
+    assert said.count("RuntimeWarning") == 1
+    assert sorted(found(client)) == ["is not told again", "stays"]
+
+
 def test_relay_refuses_database_without_tables_or_broker(
     tmp_path: Path, mariadb: MariaDB, postgresql: PostgreSQL
 ) -> None:
