@@ -28,6 +28,7 @@ from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.django import relay, send
 from txmq.django.testing import sent
 from txmq.model import LargeMessage
+from txmq.sqlalchemy import Outbox as OutboxOfSessions
 
 # Of each the parameters behind self, as Python would print them without types. A change breaks programs of users
 # and is told in CHANGES.md.
@@ -94,6 +95,10 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     send: "topic, value, key=None, headers=None, using='default'",
     relay: "client, using='default'",
     sent: "topic=None, using='default'",
+    OutboxOfSessions: "metadata, name='default', *, table='txmq_outbox', codec=None, rows_max=1000000",
+    OutboxOfSessions.install: "connection",
+    OutboxOfSessions.send: "session, topic, value, key=None, *, headers=None, bind=None",
+    OutboxOfSessions.send_many: "session, messages, *, bind=None",
 }
 
 

@@ -93,6 +93,7 @@ HOMES = {
     "pyspark": ["txmq/spark/", "txmq/testing/processes/spark.py"],
     "rich": ["txmq/cli/"],
     "scramp": ["txmq/protocol/scram.py"],
+    "sqlalchemy": ["txmq/sqlalchemy/"],
     "structlog": ["txmq/runtime/logging.py"],
     "typer": ["txmq/cli/"],
     "uvloop": ["txmq/broker/shell/process.py", "txmq/testing/bench/aio_loads.py"],

@@ -37,7 +37,7 @@ _COLUMNS = "unit, topic, message_key, value, headers, created_ms"
 _ROW = f"id, {_COLUMNS}"
 _RELAY = "uuid, home, last, claim, ids, holder"
 _TYPES: dict[str, dict[str, str]] = {
-    "sqlite": {"id": "INTEGER PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB", "long_text": "TEXT", "options": ""},
+    "sqlite": {"id": "INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB", "long_text": "TEXT", "options": ""},
     "mysql": {
         "id": "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY", "bytes": "LONGBLOB", "long_text": "LONGTEXT",
         "options": " ENGINE=InnoDB",
@@ -172,7 +172,7 @@ class OutboxTables:
             values = ", ".join([f"(?, ?, ?, ?, ?, {self.dialect.now_ms})"] * len(some))
             parameters: list[Any] = []
             for row in some:
-                parameters += [unit, row.topic, row.key, row.value, _encoded(row.headers)]
+                parameters += [unit, row.topic, row.key, row.value, encoded_headers(row.headers)]
             self._run(connection, f"INSERT INTO {self.name} ({_COLUMNS}) VALUES {values}", parameters)  # noqa: S608
 
     def count_above(self, connection: Connection, rows_max: int) -> bool:
@@ -350,7 +350,8 @@ def _runs(words: str) -> tuple[Run, ...]:
     return tuple((int(first), int(last)) for first, last in pairs)
 
 
-def _encoded(headers: tuple[tuple[str, bytes], ...]) -> bytes | None:
+def encoded_headers(headers: tuple[tuple[str, bytes], ...]) -> bytes | None:
+    """Headers as their column has them."""
     return json.dumps([[name, value.hex()] for name, value in headers]).encode() if headers else None
 
 

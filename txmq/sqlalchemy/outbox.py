@@ -1,0 +1,222 @@
+"""An outbox whose tables are in the application's metadata, and that takes sessions.
+
+Sources: SQLAlchemy 2.0 and 2.1, "Session API", "Asynchronous I/O"; Python's sqlite3, "Transaction control".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Engine, MetaData, event, false, func, insert, select
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, UnboundExecutionError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
+from txmq.outbox.codec import Codec, encoder_of
+from txmq.outbox.outbox import LOOK_EVERY_S, ROWS_MAX, new_uuid
+from txmq.outbox.outbox import Outbox as PlainOutbox
+from txmq.outbox.tables import DEFAULT_TABLE, NewRow, encoded_headers
+from txmq.sqlalchemy.session_messages import Place, SessionMessages
+from txmq.sqlalchemy.tables import NowMs, tables_in
+
+AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any]
+Bind = Engine | Connection | AsyncEngine | AsyncConnection
+
+
+class Outbox(PlainOutbox):
+    """An outbox for sessions of SQLAlchemy: a ``txmq.Outbox``, as relays and commands take it.
+
+    ``metadata.create_all`` makes its tables with the application's.
+
+    Args:
+        metadata: the application's: ``Base.metadata``, ``db.metadata``, ``SQLModel.metadata``.
+        name: for operators and the broker's lists; of one database there may be several.
+        table: name of the table for messages; those beside it are named after it.
+        codec: what makes bytes of values: ``"json"``, a function, or None if they are bytes.
+        rows_max: beyond so many rows that wait a commit with messages is refused.
+
+    Attributes:
+        messages, parked, relay: the tables.
+
+    Raises:
+        ConfigError: a name or the codec is wrong, or the metadata has tables of these names.
+
+    Thread safety: any thread, each with a session of its own.
+    """
+
+    def __init__(
+        self, metadata: MetaData, name: str = "default", *, table: str = DEFAULT_TABLE, codec: Codec = None,
+        rows_max: int = ROWS_MAX,
+    ) -> None:  # fmt: skip
+        if not isinstance(metadata, MetaData):
+            raise ConfigError(
+                f"metadata is a MetaData, not {type(metadata).__name__}: give Base.metadata, db.metadata or "
+                "SQLModel.metadata"
+            )
+        if metadata.schema and "." not in table:
+            table = f"{metadata.schema}.{table}"
+        super().__init__(name, table=table, rows_max=rows_max)
+        self._encode, self._looked_at = encoder_of(codec), float("-inf")
+        try:
+            self.messages, self.parked, self.relay = tables_in(metadata, table)
+        except InvalidRequestError as error:
+            raise ConfigError(f"the metadata has a table {table} or one beside it: give table=, one each") from error
+        self._insert = insert(self.messages).inline()  # without RETURNING
+        self._insert_one = self._insert.values(created_ms=NowMs())  # compiled once
+        event.listen(self.relay, "after_create", self._insert_relay_row)
+
+    def install(self, connection: Any) -> None:
+        """Create what is missing of the tables. Idempotent.
+
+        Args:
+            connection: SQLAlchemy's, whose transaction the caller commits (in a migration of Alembic:
+                ``op.get_bind()``), or a DB-API one, which is committed.
+
+        Raises:
+            ConfigError: tables of these names are others.
+            the driver's error: the user may not create tables.
+        """
+        if not isinstance(connection, Connection):
+            super().install(connection)
+            return
+        tables = (self.messages, self.parked, self.relay)
+        self.messages.metadata.create_all(connection, tables=list(tables))
+        for table in tables:
+            try:
+                connection.execute(select(table).where(false()))
+            except DBAPIError as error:
+                raise ConfigError(
+                    f"table {table} is not an outbox's ({error.orig}): rename it, or give the outbox another table="
+                ) from error
+        if not connection.execute(select(self.relay.c.id)).first():
+            self._insert_relay_row(self.relay, connection)
+
+    def send(  # type: ignore[override]  # sessions in place of DB-API connections
+        self, session: AnySession, topic: str, value: Any, key: bytes | None = None, *,
+        headers: Mapping[str, bytes] | None = None, bind: Bind | None = None,
+    ) -> None:  # fmt: skip
+        """Send a message when the session's transaction commits; one that is rolled back, or its savepoint, takes it
+        along. Nothing is awaited and nothing asked: the message is written by the commit, after the flush. Begins a
+        transaction if none is begun. All messages of a transaction are one unit.
+
+        Args:
+            session: a Session or AsyncSession, or a scoped one.
+            key: messages with one key stay in the order of their transactions, if these lock a common row.
+            bind: the engine whose rows the message belongs to, if the session has several.
+
+        Raises:
+            ConfigError: topic or value cannot be sent; the session has ``binds`` and none is named.
+            TransactionStateError: the session's transaction takes no more messages.
+
+        The commit raises OutboxFullError if too many messages wait, and TransactionStateError on an engine in
+        autocommit; it has not happened then.
+
+        Durability: that of the session's COMMIT.
+        Thread safety: the session's.
+        """
+        found = _sync_session(session)
+        place = Place(self, self._bind_of(found, bind))
+        if not found.in_transaction():
+            if not found.autobegin:
+                raise TransactionStateError(f"outbox {self.name!r}: the session has autobegin=False: begin() it first")
+            found.begin()
+        SessionMessages.of(found).add(found, place, topic, self._encode(value), key, headers)
+
+    def send_many(  # type: ignore[override]
+        self, session: AnySession, messages: Sequence[tuple[str, Any] | tuple[str, Any, bytes | None]], *,
+        bind: Bind | None = None,
+    ) -> None:  # fmt: skip
+        """Send several, as ``send`` does."""
+        for message in messages:
+            self.send(session, *message, bind=bind)
+
+    # --- for the commit ----------------------------------------------------------------------------------------------
+
+    def require_room(self, connection: Connection) -> None:
+        """Refuse a connection on which the message would commit alone, or a table that is full.
+
+        Raises:
+            TransactionStateError: it is in autocommit.
+            OutboxFullError: too many messages wait.
+        """
+        if _commits_alone(connection):
+            raise TransactionStateError(
+                f"outbox {self.name!r}: the engine is in AUTOCOMMIT, the message would commit alone: give the session "
+                "an engine with transactions"
+            )
+        now = self._clock.monotonic()
+        if now - self._looked_at < LOOK_EVERY_S:
+            return
+        lowest, highest = connection.execute(select(func.min(self.messages.c.id), func.max(self.messages.c.id))).one()
+        if lowest is not None and highest - lowest >= self.rows_max:
+            count = connection.execute(select(func.count()).select_from(self.messages)).scalar_one()
+            if count > self.rows_max:
+                raise OutboxFullError(
+                    f"outbox {self.name!r}: more than {self.rows_max} messages wait: does a relay run?"
+                )
+        self._looked_at = now
+
+    def write(self, connection: Connection, rows: list[NewRow], unit: int) -> None:
+        """Write messages in the open transaction, by one statement."""
+        values = [
+            {
+                "unit": unit, "topic": row.topic, "message_key": row.key, "value": row.value,
+                "headers": encoded_headers(row.headers),
+            }
+            for row in rows
+        ]  # fmt: skip
+        if len(values) == 1:
+            connection.execute(self._insert_one, values[0])
+        else:
+            connection.execute(self._insert.values([value | {"created_ms": NowMs()} for value in values]))
+
+    def _insert_relay_row(self, _table: Any, connection: Connection, **_: Any) -> None:
+        row = {"id": 1, "uuid": new_uuid(), "home": "", "ids": "", "until_ms": 0}
+        connection.execute(insert(self.relay).values(row))
+
+    def _bind_of(self, session: Session, bind: Bind | None) -> Engine | Connection:
+        if isinstance(bind, AsyncEngine):
+            return bind.sync_engine
+        if isinstance(bind, AsyncConnection):
+            return bind.sync_connection  # type: ignore[return-value]
+        if bind is not None:
+            return bind
+        if _has_binds(session):
+            raise ConfigError(
+                f"outbox {self.name!r}: the session has binds: name the engine whose rows the message belongs to, "
+                "send(..., bind=engine)"
+            )
+        try:
+            return session.get_bind(clause=self._insert)
+        except UnboundExecutionError as error:
+            raise ConfigError(f"outbox {self.name!r}: the session has no engine: send(..., bind=engine)") from error
+
+
+def _sync_session(session: Any) -> Session:
+    if isinstance(session, scoped_session | async_scoped_session):
+        session = session()
+    if isinstance(session, AsyncSession):
+        return session.sync_session
+    if isinstance(session, Session):
+        return session
+    raise ConfigError(
+        f"a Session or an AsyncSession is needed, not {type(session).__qualname__}; txmq.Outbox takes connections"
+    )
+
+
+def _has_binds(session: Session) -> bool:
+    known = vars(session)  # SQLAlchemy 2.0 has no word for it
+    return bool(known.get("binds") or known.get("_Session__binds"))
+
+
+def _commits_alone(connection: Connection) -> bool:
+    if connection.dialect.name == "sqlite":
+        # Without a transaction of the driver's an application may begin one, in a listener.
+        inner: Any = connection.connection.driver_connection
+        return inner.isolation_level is None and not inner.in_transaction
+    try:
+        return connection.dialect.detect_autocommit_setting(connection.connection.dbapi_connection)  # type: ignore[arg-type]
+    except NotImplementedError:
+        return False
