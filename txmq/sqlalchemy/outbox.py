@@ -15,11 +15,12 @@ from sqlalchemy.orm import Session, scoped_session
 
 from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
 from txmq.outbox.codec import Codec, encoder_of
-from txmq.outbox.outbox import LOOK_EVERY_S, ROWS_MAX, new_uuid
+from txmq.outbox.outbox import LOOK_EVERY_S, ROWS_MAX, commits_alone, new_uuid
 from txmq.outbox.outbox import Outbox as PlainOutbox
 from txmq.outbox.tables import DEFAULT_TABLE, NewRow, encoded_headers
 from txmq.sqlalchemy.session_messages import Place, SessionMessages
 from txmq.sqlalchemy.tables import NowMs, tables_in
+from txmq.xa.database.dialects import SQLITE
 
 AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any]
 Bind = Engine | Connection | AsyncEngine | AsyncConnection
@@ -212,10 +213,8 @@ def _has_binds(session: Session) -> bool:
 
 
 def _commits_alone(connection: Connection) -> bool:
-    if connection.dialect.name == "sqlite":
-        # Without a transaction of the driver's an application may begin one, in a listener.
-        inner: Any = connection.connection.driver_connection
-        return inner.isolation_level is None and not inner.in_transaction
+    if connection.dialect.name == "sqlite":  # where an application may say BEGIN by itself, in a listener
+        return commits_alone(connection.connection.driver_connection, SQLITE)
     try:
         return connection.dialect.detect_autocommit_setting(connection.connection.dbapi_connection)  # type: ignore[arg-type]
     except NotImplementedError:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import psycopg
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import Connection, event, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -25,7 +25,7 @@ import txmq
 from tests.cancelled import cancelled_at
 from tests.sqlalchemy_programs import Base, Order, outbox
 from txmq.client.relay.relay import Relay
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, TransactionStateError
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.postgresql import PostgreSQL
 
@@ -49,7 +49,7 @@ async def engine_of(url: str) -> AsyncIterator[AsyncEngine]:
     engine = create_async_engine(url)
     if "sqlite" in url:
         event.listen(engine.sync_engine, "connect", _without_begin)
-        event.listen(engine.sync_engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        event.listen(engine.sync_engine, "begin", _begin)
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.drop_all)
         await connection.run_sync(Base.metadata.create_all)
@@ -59,6 +59,10 @@ async def engine_of(url: str) -> AsyncIterator[AsyncEngine]:
 
 def _without_begin(connection: Any, _record: Any) -> None:
     connection.isolation_level = None
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def played(url: str, work: Work) -> None:
@@ -137,6 +141,20 @@ def test_async_engine_is_named_by_bind(url: str) -> None:
             outbox.send(session, "orders", b"2", bind=connection)
             await session.commit()
         assert await told(engine) == ([], [1, 2])
+
+    played(url, work)
+
+
+def test_async_engine_in_autocommit_is_refused_by_the_commit(url: str) -> None:
+    async def work(engine: AsyncEngine) -> None:
+        alone = engine.execution_options(isolation_level="AUTOCOMMIT")
+        if "sqlite" in url:
+            event.remove(engine.sync_engine, "begin", _begin)
+        async with AsyncSession(alone) as session:
+            outbox.send(session, "orders", b"1")
+            with pytest.raises(TransactionStateError, match="AUTOCOMMIT"):
+                await session.commit()
+        assert await told(engine) == ([], [])
 
     played(url, work)
 

@@ -20,6 +20,7 @@ from sqlmodel import Session as ModelSession
 import txmq
 from tests.sqlalchemy_programs import Base, Order, Program, outbox
 from txmq.client.relay.relay import Relay
+from txmq.errors import TransactionStateError
 from txmq.outbox.outbox import Outbox as PlainOutbox
 from txmq.sqlalchemy import Outbox
 from txmq.testing.processes.broker import BrokerProcess
@@ -115,6 +116,16 @@ def test_rows_are_messages_after_random_programs(engine: Engine) -> None:
             connection.execute(text("DELETE FROM orders"))
 
 
+def test_engine_in_autocommit_is_refused_by_the_commit(engine: Engine) -> None:
+    Base.metadata.create_all(engine)
+    with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+        outbox.send(session, "orders", b"1")
+        with pytest.raises(TransactionStateError, match="AUTOCOMMIT"):
+            session.commit()
+    with Session(engine) as session:
+        assert session.scalars(select(outbox.messages.c.value)).all() == []
+
+
 def test_two_phases_commit_rows_and_messages_together(mariadb: MariaDB) -> None:
     engine = create_engine(mariadb_url(mariadb))
     Base.metadata.create_all(engine)
@@ -124,7 +135,7 @@ def test_two_phases_commit_rows_and_messages_together(mariadb: MariaDB) -> None:
             outbox.send(session, "orders", b"%d" % number)
             if number == 1:
                 session.prepare()
-                with pytest.raises(txmq.TxmqError, match="has ended"):
+                with pytest.raises(TransactionStateError, match="has ended"):
                     outbox.send(session, "orders", b"late")
             end()
         assert session.scalars(select(Order.id)).all() == [1]
