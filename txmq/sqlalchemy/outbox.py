@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, MetaData, event, false, func, insert, select
+from sqlalchemy import Connection, Dialect, Engine, MetaData, bindparam, event, false, func, insert, select, text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.sql.expression import TextClause
 
 from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
 from txmq.outbox.codec import Codec, encoder_of
@@ -64,8 +65,7 @@ class Outbox(PlainOutbox):
             self.messages, self.parked, self.relay = tables_in(metadata, table)
         except InvalidRequestError as error:
             raise ConfigError(f"the metadata has a table {table} or one beside it: give table=, one each") from error
-        self._insert = insert(self.messages).inline()  # without RETURNING
-        self._insert_one = self._insert.values(created_ms=NowMs())  # compiled once
+        self._statements: dict[tuple[str, int], TextClause] = {}
         event.listen(self.relay, "after_create", self._insert_relay_row)
 
     def install(self, connection: Any) -> None:
@@ -161,17 +161,33 @@ class Outbox(PlainOutbox):
 
     def write(self, connection: Connection, rows: list[NewRow], unit: int) -> None:
         """Write messages in the open transaction, by one statement."""
-        values = [
-            {
-                "unit": unit, "topic": row.topic, "message_key": row.key, "value": row.value,
-                "headers": encoded_headers(row.headers),
-            }
-            for row in rows
-        ]  # fmt: skip
-        if len(values) == 1:
-            connection.execute(self._insert_one, values[0])
-        else:
-            connection.execute(self._insert.values([value | {"created_ms": NowMs()} for value in values]))
+        values: dict[str, Any] = {"unit": unit}
+        for number, row in enumerate(rows):
+            columns = (row.topic, row.key, row.value, encoded_headers(row.headers))
+            values.update(zip(_names(number), columns, strict=True))
+        connection.execute(self._statement(connection.dialect, len(rows)), values)
+
+    def _statement(self, dialect: Dialect, count: int) -> TextClause:
+        """An INSERT of so many rows.
+
+        As text, which is compiled once: SQLAlchemy compiles ``insert().values([...])`` anew each time, for 0.3 ms.
+        """
+        known = self._statements.get((dialect.name, count))
+        if known is None:
+            known = self._statements[dialect.name, count] = self._new_statement(dialect, count)
+        return known
+
+    def _new_statement(self, dialect: Dialect, count: int) -> TextClause:
+        _, unit, *of_message, _ = self.messages.c
+        parameters, rows = [bindparam("unit", type_=unit.type)], list[str]()
+        for number in range(count):
+            names = _names(number)
+            rows.append(f"(:unit, {', '.join(f':{name}' for name in names)}, {NowMs().compile(dialect=dialect)})")
+            parameters += [bindparam(name, type_=one.type) for name, one in zip(names, of_message, strict=True)]
+        table = dialect.identifier_preparer.format_table(self.messages)
+        columns = ", ".join(column.name for column in self.messages.c if column.name != "id")
+        statement = f"INSERT INTO {table} ({columns}) VALUES {', '.join(rows)}"  # noqa: S608
+        return text(statement).bindparams(*parameters)
 
     def _insert_relay_row(self, _table: Any, connection: Connection, **_: Any) -> None:
         row = {"id": 1, "uuid": new_uuid(), "home": "", "ids": "", "until_ms": 0}
@@ -190,9 +206,14 @@ class Outbox(PlainOutbox):
                 "send(..., bind=engine)"
             )
         try:
-            return session.get_bind(clause=self._insert)
+            return session.get_bind(clause=insert(self.messages))
         except UnboundExecutionError as error:
             raise ConfigError(f"outbox {self.name!r}: the session has no engine: send(..., bind=engine)") from error
+
+
+def _names(number: int) -> tuple[str, str, str, str]:
+    """The parameters of a row of an INSERT."""
+    return f"topic{number}", f"key{number}", f"value{number}", f"headers{number}"
 
 
 def _sync_session(session: Any) -> Session:
