@@ -53,7 +53,7 @@ def main(arguments: str, bootstrap: str = "txmq://127.0.0.1:8123") -> None:
     """Book until SIGTERM or Ctrl-C."""
     database = json.loads(arguments)
     quickly = database | {"connect_timeout": 2}  # the consumer's heartbeat waits for its store
-    store = txmq.MySQLOffsetStore(lambda: MySQLdb.connect(**quickly))
+    store = txmq.DatabaseOffsetStore(lambda: MySQLdb.connect(**quickly))
     connection = MySQLdb.connect(**database)
     connection.cursor().execute(TOTALS)
     connection.close()

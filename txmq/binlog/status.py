@@ -21,7 +21,7 @@ from txmq.binlog.publish.published import Published, SpoolHeld, read_published
 from txmq.binlog.publish.syncs import SyncStatus, owner_of, sync_status
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source_settings import source_options
-from txmq.client import Client, MySQLOffsetStore
+from txmq.client import Client, DatabaseOffsetStore
 from txmq.client.spooling.write_ahead import WriteAheadSpool
 from txmq.errors import StorageError, TxmqError
 from txmq.model import TopicPartition
@@ -202,7 +202,7 @@ def _applied(client: Client, settings: BinlogSettings, topics: list[str]) -> lis
 
 def _saved(settings: BinlogSettings, slots: list[TopicPartition]) -> list[int | None]:
     """The offsets that the target has."""
-    store, group = MySQLOffsetStore(connector(settings.apply), table=settings.offset_table), settings.apply_group
+    store, group = DatabaseOffsetStore(connector(settings.apply), table=settings.offset_table), settings.apply_group
     try:
         store.enter(group)
         saved = [store.saved(group, slot) for slot in slots]

@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Consumer groups: members, partitions, offsets and lag."
 )
 _NOTHING_SAVED = (
-    "offset -: nothing is saved in the broker. Consumers with an offset_store of their own (MySQLOffsetStore, "
+    "offset -: nothing is saved in the broker. Consumers with an offset_store of their own (DatabaseOffsetStore, "
     "FileOffsetStore, ZooKeeperOffsetStore) keep it there: then the lag here counts from the start of the log, and "
     "says nothing."
 )

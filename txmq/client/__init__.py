@@ -6,8 +6,8 @@ from txmq.client.admin.groups import Groups
 from txmq.client.admin.transactions import Transactions
 from txmq.client.client import Client, connect
 from txmq.client.consumer.consumer import Consumer, ConsumerOptions
+from txmq.client.consumer.offsets.database_store import DatabaseOffsetStore
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
-from txmq.client.consumer.offsets.mysql_store import MySQLOffsetStore
 from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, OffsetStoreWithTransactions, StoredOffset
 from txmq.client.consumer.offsets.zookeeper_store import ZooKeeperOffsetStore
 from txmq.client.partitioner import (
@@ -33,13 +33,13 @@ __all__ = [
     "Client",
     "Consumer",
     "ConsumerOptions",
+    "DatabaseOffsetStore",
     "FileOffsetStore",
     "FixedSelector",
     "Groups",
     "HalfMessage",
     "KafkaPartitionSelector",
     "KeyHashSelector",
-    "MySQLOffsetStore",
     "OffsetPosition",
     "OffsetStore",
     "OffsetStoreWithTransactions",

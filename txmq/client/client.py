@@ -299,7 +299,7 @@ class Client:
             broadcast: this consumer gets every message, and shares none. With ``options.name`` it goes on after its
                 last saved offset; without, it begins anew each time and saves none.
             offset_store: the place of the group's offsets: the broker (None), a database of yours
-                (``MySQLOffsetStore``), a file (``FileOffsetStore``: a group of one), ZooKeeper
+                (``DatabaseOffsetStore``), a file (``FileOffsetStore``: a group of one), ZooKeeper
                 (``ZooKeeperOffsetStore``), or a store of your own.
             options: a filter, the member's name, the strategy, times and sizes.
 

@@ -153,7 +153,7 @@ def test_acks_in_the_blocks_database_are_those_of_committed_rows(
     shared_broker: BrokerProcess, mariadb: MariaDB
 ) -> None:
     shop = MariaDBShop(mariadb)
-    store = txmq.MySQLOffsetStore(shop.connect)
+    store = txmq.DatabaseOffsetStore(shop.connect)
     store.install()
 
     async def work() -> None:

@@ -36,11 +36,11 @@ def client(shared_broker: BrokerProcess, connect: Connect) -> Iterator[txmq.Clie
 
 
 @pytest.fixture
-def store(mariadb: MariaDB) -> Iterator[txmq.MySQLOffsetStore]:
+def store(mariadb: MariaDB) -> Iterator[txmq.DatabaseOffsetStore]:
     """A new table for rows, one for offsets."""
     mariadb.execute("DROP TABLE IF EXISTS rows_made")
     mariadb.execute("CREATE TABLE rows_made (value INT) ENGINE=InnoDB")
-    made = txmq.MySQLOffsetStore(mariadb.connect)
+    made = txmq.DatabaseOffsetStore(mariadb.connect)
     made.install()
     yield made
     mariadb.execute("DROP TABLE txmq_offset")
@@ -51,7 +51,7 @@ def write(connection: Any, message: txmq.Message) -> None:
     connection.cursor().execute("INSERT INTO rows_made VALUES (%s)", (int(message.value or b""),))
 
 
-def saved(store: txmq.MySQLOffsetStore) -> int | None:
+def saved(store: txmq.DatabaseOffsetStore) -> int | None:
     """The offset."""
     found = store.saved(GROUP, (TOPIC, 0))
     return None if found is None else found.offset
@@ -69,7 +69,7 @@ def rows(mariadb: MariaDB) -> list[int]:
 
 
 def test_row_and_offset_commit_together_and_a_rollback_is_redelivered(
-    client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+    client: txmq.Client, mariadb: MariaDB, store: txmq.DatabaseOffsetStore
 ) -> None:
     connection = mariadb.connect()
     with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
@@ -96,7 +96,7 @@ def test_row_and_offset_commit_together_and_a_rollback_is_redelivered(
 
 
 def test_rejected_message_of_a_committed_transaction_is_done(
-    client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+    client: txmq.Client, mariadb: MariaDB, store: txmq.DatabaseOffsetStore
 ) -> None:
     """The answer to COMMIT was lost: the listener raised, the row is there."""
     connection = mariadb.connect()
@@ -111,7 +111,7 @@ def test_rejected_message_of_a_committed_transaction_is_done(
 
 
 def test_message_with_commit_under_way_is_kept_and_written_once(
-    client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+    client: txmq.Client, mariadb: MariaDB, store: txmq.DatabaseOffsetStore
 ) -> None:
     """COMMIT was sent and not answered: the listener raised, at the message's last retry, and the row comes later."""
     connection = mariadb.connect()
@@ -136,7 +136,7 @@ def test_a_fenced_owners_rows_cannot_be_committed(
     shared_broker: BrokerProcess,
     connect: Connect,
     mariadb: MariaDB,
-    store: txmq.MySQLOffsetStore,
+    store: txmq.DatabaseOffsetStore,
 ) -> None:
     connection = mariadb.connect()
     with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
@@ -145,7 +145,7 @@ def test_a_fenced_owners_rows_cannot_be_committed(
         first.ack(connection)
         connection.commit()
         with connect(shared_broker.address) as elsewhere:
-            newer = txmq.MySQLOffsetStore(mariadb.connect)
+            newer = txmq.DatabaseOffsetStore(mariadb.connect)
             with elsewhere.consumer(GROUP, [TOPIC], offset_store=newer, options=OTHER) as other:
                 eventually(lambda: len(client.groups.describe(GROUP)["members"]) == 2, "the other one stands by")
                 words = {"member": QUICK.name}  # as if it had been taken for gone
@@ -160,7 +160,7 @@ def test_a_fenced_owners_rows_cannot_be_committed(
 
 
 def test_row_message_and_offset_are_of_one_block(
-    client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+    client: txmq.Client, mariadb: MariaDB, store: txmq.DatabaseOffsetStore
 ) -> None:
     """Found: over a loop the block's connection was refused by an AttributeError, and the block could commit."""
     shop = LastResource("shop", connect=mariadb.connect)
@@ -199,7 +199,7 @@ def test_acks_in_a_database_want_a_store_there(client: txmq.Client, mariadb: Mar
 
 
 def test_and_acks_in_brokers_transaction_want_offsets_in_broker(
-    client: txmq.Client, store: txmq.MySQLOffsetStore
+    client: txmq.Client, store: txmq.DatabaseOffsetStore
 ) -> None:
     with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer, client.producer() as producer:
         first = delivered(consumer, 1)[0]

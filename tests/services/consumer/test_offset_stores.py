@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import txmq
 from tests.open_files import open_files
-from txmq.client.consumer.offsets import mysql_store
+from txmq.client.consumer.offsets import database_store
+from txmq.client.consumer.offsets.database_store import DatabaseOffsetStore
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
-from txmq.client.consumer.offsets.mysql_store import MySQLOffsetStore
 from txmq.client.consumer.offsets.store import (
     BrokerOffsetStore,
     OffsetPosition,
@@ -36,6 +38,7 @@ from txmq.testing.offset_store_contract import (
 )
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.testing.simulated.disk import SimDisk
 from txmq.xa.database import dbapi
 
@@ -131,51 +134,105 @@ class ManyTogether(OffsetStoreContract):
             assert not store.save(GROUP, [OffsetPosition(slot, generation, 8)])
 
 
-class TestMySQLOffsetStore(ManyTogether, OffsetStoreWithTransactionsContract):
-    """On a real MariaDB."""
+class DatabaseStoreContract(ManyTogether, OffsetStoreWithTransactionsContract):
+    """On a real database: ``new_connection`` gives the application's."""
+
+    def new_connection(self) -> Any:
+        """A connection that waits a second for a lock."""
+        raise NotImplementedError
 
     @pytest.fixture(autouse=True)
-    def _opened(self, mariadb: MariaDB) -> Iterator[None]:
-        self.mariadb, self.table = mariadb, f"txmq_offset_{next(_numbers)}"
-        self.stores: list[MySQLOffsetStore] = []
+    def _installed(self, _database: None) -> Iterator[None]:
+        self.table = f"txmq_offset_{next(_numbers)}"
+        self.stores: list[DatabaseOffsetStore] = []
         self.connections: list[Any] = []
-        self.open().install()  # type: ignore[attr-defined]
+        for _ in range(2):
+            self.open().install()  # type: ignore[attr-defined]
         yield
         for store in self.stores:
             store.leave(GROUP)
         for connection in self.connections:
-            connection.close() if connection.open else None
-        mariadb.execute(f"DROP TABLE {self.table}")
+            with suppress(Exception):  # it was closed by the store
+                connection.close()
 
     def open(self) -> OffsetStore:
-        store = MySQLOffsetStore(self.mariadb.connect, table=self.table)
+        store = DatabaseOffsetStore(self.new_connection, table=self.table)
         self.stores.append(store)
         return store
 
     def connect(self) -> Any:
-        self.connections.append(self.mariadb.connect())
+        self.connections.append(self.new_connection())
         return self.connections[-1]
 
     def test_a_table_that_is_missing_is_said_at_once(self) -> None:
-        with pytest.raises(StorageError, match=r"nowhere.*install\(\) once"):
-            MySQLOffsetStore(self.mariadb.connect, table="nowhere").enter(GROUP)
+        with pytest.raises(StorageError, match=r"(?s)nowhere.*was install\(\) called"):
+            DatabaseOffsetStore(self.new_connection, table="nowhere").enter(GROUP)
 
     def test_connection_in_autocommit_is_refused_unless_it_is_in_transaction(self) -> None:
         store, generation = self.with_transactions()
         connection = self.connect()
-        connection.autocommit(True)
-        connection.query("BEGIN")
+        self.turn_autocommit_on(connection)
+        connection.cursor().execute("BEGIN")
         store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 3), None)
-        connection.query("ROLLBACK")
+        connection.cursor().execute("ROLLBACK")
         with pytest.raises(ConfigError, match="autocommit"):
             store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 4), None)
         assert store.saved(GROUP, SLOT) is None
+
+    def turn_autocommit_on(self, connection: Any) -> None:
+        """As the driver calls it."""
+        connection.autocommit = True
+
+
+class TestSQLiteOffsetStore(DatabaseStoreContract):
+    """On a file."""
+
+    busy_timeout_s = 0.2
+
+    @pytest.fixture
+    def _database(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "shop.db"
+
+    def new_connection(self) -> Any:
+        return sqlite3.connect(self.path, timeout=self.busy_timeout_s)
+
+    def _race(self) -> None:
+        self.busy_timeout_s = 60.0  # SQLite's waits grow to 100 ms, and the file is free for 100 us at a time
+        super()._race()
+
+    def turn_autocommit_on(self, connection: Any) -> None:
+        connection.isolation_level = None
+
+
+class TestPostgreSQLOffsetStore(DatabaseStoreContract):
+    """On a real PostgreSQL, through psycopg."""
+
+    @pytest.fixture
+    def _database(self, postgresql: PostgreSQL) -> None:
+        self.postgresql = postgresql
+
+    def new_connection(self) -> Any:
+        return psycopg.connect(self.postgresql.conninfo())
+
+
+class TestDatabaseOffsetStore(DatabaseStoreContract):
+    """On a real MariaDB."""
+
+    @pytest.fixture
+    def _database(self, mariadb: MariaDB) -> None:
+        self.mariadb = mariadb
+
+    def new_connection(self) -> Any:
+        return self.mariadb.connect()
+
+    def turn_autocommit_on(self, connection: Any) -> None:
+        connection.autocommit(True)
 
     def test_no_transaction_stays_open_between_two_calls(self) -> None:
         store, generation = self.owner()
         store.enter(GROUP)
         assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 1)])
-        assert isinstance(store, MySQLOffsetStore)
+        assert isinstance(store, DatabaseOffsetStore)
         calls: tuple[Callable[[], object], ...] = (partial(store.enter, GROUP), partial(store.saved, GROUP, SLOT))
         for call in calls:
             call()
@@ -186,26 +243,26 @@ class TestMySQLOffsetStore(ManyTogether, OffsetStoreWithTransactionsContract):
 
     def test_many_are_loaded_by_two_statements(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store, statements = self.open(), list[str]()
-        assert isinstance(store, MySQLOffsetStore)
+        assert isinstance(store, DatabaseOffsetStore)
         store.enter(GROUP)
 
         def counted(connection: Any, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[Any], int]:
             statements.append(sql)
             return dbapi.run(connection, sql, parameters)
 
-        monkeypatch.setattr(mysql_store, "run", counted)
+        monkeypatch.setattr(database_store, "run", counted)
         found = store.load_many(GROUP, [(("orders", number), 1) for number in range(600)])
-        assert (len(found), len(statements)) == (600, 2)
+        assert (len(found), [sql[:6] for sql in statements]) == (600, ["BEGIN", "INSERT", "SELECT"])
 
     def test_a_table_name_is_a_name(self) -> None:
         with pytest.raises(ConfigError, match="table"):
-            MySQLOffsetStore(self.mariadb.connect, table="x; DROP TABLE y")
+            DatabaseOffsetStore(self.mariadb.connect, table="x; DROP TABLE y")
 
     def test_a_lost_connection_is_made_again(self) -> None:
         store, generation = self.owner()
-        assert isinstance(store, MySQLOffsetStore)
+        assert isinstance(store, DatabaseOffsetStore)
         assert store._own is not None
-        self.mariadb.execute(f"KILL {store._own.thread_id()}")  # type: ignore[attr-defined]
+        self.mariadb.execute(f"KILL {store._own.thread_id()}")
         with pytest.raises(StorageError):
             store.save(GROUP, [OffsetPosition(SLOT, generation, 1)])
         assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 1)])

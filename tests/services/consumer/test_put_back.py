@@ -28,8 +28,8 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stores]:
     """What makes the consumer's offset store; each call another object for the same offsets."""
     if request.param == "mysql":
         mariadb: MariaDB = request.getfixturevalue("mariadb")
-        txmq.MySQLOffsetStore(mariadb.connect).install()
-        yield lambda: txmq.MySQLOffsetStore(mariadb.connect)
+        txmq.DatabaseOffsetStore(mariadb.connect).install()
+        yield lambda: txmq.DatabaseOffsetStore(mariadb.connect)
         mariadb.execute("DROP TABLE txmq_offset")
     elif request.param == "zookeeper":
         with ZooKeeper(tmp_path / "zookeeper") as zookeeper:

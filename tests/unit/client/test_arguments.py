@@ -130,4 +130,4 @@ def test_offset_stores_name_what_they_refuse() -> None:
     with pytest.raises(ConfigError, match=r"^path = 5: expected"):
         txmq.FileOffsetStore(5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^table = 5: expected"):
-        txmq.MySQLOffsetStore(lambda: None, table=5)  # type: ignore[arg-type]
+        txmq.DatabaseOffsetStore(lambda: None, table=5)  # type: ignore[arg-type]

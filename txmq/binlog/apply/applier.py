@@ -26,7 +26,7 @@ from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import connector
 from txmq.binlog.apply.topics import applied_topics
 from txmq.binlog.config import BinlogSettings
-from txmq.client import Client, MySQLOffsetStore
+from txmq.client import Client, DatabaseOffsetStore
 from txmq.errors import ConfigError, FencedError, StorageError, TxmqError
 from txmq.model import TopicPartition
 from txmq.runtime.logging import Sparingly, get_logger
@@ -49,7 +49,7 @@ class Applier:
         self._client, self._settings = client, settings
         self._sparingly = Sparingly(get_logger(group=settings.apply_group), client.clock)
         connect, tables = connector(settings.apply), TargetTables(settings.apply.database)
-        store = MySQLOffsetStore(connect, table=settings.offset_table)
+        store = DatabaseOffsetStore(connect, table=settings.offset_table)
         accepted = Accepted(settings, skipped)
         statements = TargetStatements(
             connect, connector(settings.apply, is_patient=True), tables, store, settings.apply_group,

@@ -28,7 +28,7 @@ from txmq.binlog.apply.target import LENIENT, as_binlog_error, open_session
 from txmq.binlog.changes import Ddl, DdlKind, TableName
 from txmq.binlog.errors import TargetAwayError, TargetError
 from txmq.binlog.event_json import ChangeEvent, read_statement
-from txmq.client import MySQLOffsetStore, OffsetPosition
+from txmq.client import DatabaseOffsetStore, OffsetPosition
 from txmq.errors import StorageError
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.database.dbapi import run
@@ -60,7 +60,7 @@ class TargetStatements:
     """
 
     def __init__(
-        self, connect: Callable[[], Any], patient: Callable[[], Any], tables: TargetTables, store: MySQLOffsetStore,
+        self, connect: Callable[[], Any], patient: Callable[[], Any], tables: TargetTables, store: DatabaseOffsetStore,
         group: str, database: str, skipped: Collection[str], accepted: Accepted,
     ) -> None:  # fmt: skip
         self._connect, self._tables, self._store, self._group = connect, tables, store, group

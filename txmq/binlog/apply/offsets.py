@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from txmq.client import MySQLOffsetStore, OffsetPosition, StoredOffset
+from txmq.client import DatabaseOffsetStore, OffsetPosition, StoredOffset
 from txmq.model import TopicPartition
 
 Loaded = Callable[[TopicPartition, int, int | None], None]  # slot, generation, offset
@@ -28,7 +28,7 @@ class TargetOffsets:
 
     is_shared = True
 
-    def __init__(self, store: MySQLOffsetStore, on_load: Loaded, on_going_back: GoesBack) -> None:
+    def __init__(self, store: DatabaseOffsetStore, on_load: Loaded, on_going_back: GoesBack) -> None:
         self._store, self._on_load, self._on_going_back = store, on_load, on_going_back
         self._loaded: dict[tuple[TopicPartition, int], int] = {}  # by generation, too
 

@@ -19,7 +19,7 @@ from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import ConflictError, TargetAwayError, TargetError
 from txmq.binlog.event_json import ChangeEvent, read_event
 from txmq.binlog.publish.position_log import newest_position
-from txmq.client import Client, Consumer, ConsumerOptions, MySQLOffsetStore, OffsetPosition
+from txmq.client import Client, Consumer, ConsumerOptions, DatabaseOffsetStore, OffsetPosition
 from txmq.errors import ClosedError, PartialResultError, TxmqError, UnknownTopicError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Sparingly, get_logger
@@ -65,7 +65,7 @@ class Replica:
 
     connect: Callable[[], Any]
     tables: TargetTables
-    store: MySQLOffsetStore
+    store: DatabaseOffsetStore
     statements: TargetStatements
     accepted: Accepted
     skipped: Collection[str]

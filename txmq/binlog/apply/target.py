@@ -19,7 +19,7 @@ from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.changes import TableName
 from txmq.binlog.config import ApplySettings, SourceSettings
 from txmq.binlog.errors import TargetAwayError, TargetError
-from txmq.client import MySQLOffsetStore, OffsetPosition
+from txmq.client import DatabaseOffsetStore, OffsetPosition
 from txmq.errors import FencedError, TransactionStateError, TxmqError
 from txmq.runtime.crashpoints import SimulatedCrash, crash_point
 from txmq.xa.database.dbapi import is_error, run
@@ -112,7 +112,9 @@ class Target:
         connect: makes a connection.
     """
 
-    def __init__(self, connect: Callable[[], Any], tables: TargetTables, store: MySQLOffsetStore, group: str) -> None:
+    def __init__(
+        self, connect: Callable[[], Any], tables: TargetTables, store: DatabaseOffsetStore, group: str
+    ) -> None:
         self._connect, self._tables, self._store, self._group = connect, tables, store, group
         self._connection: Any = None
 

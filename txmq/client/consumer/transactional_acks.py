@@ -215,7 +215,7 @@ class PendingAcks:
     def _database(self) -> OffsetStoreWithTransactions:
         if self._store is None:
             raise ConfigError(
-                "ack(connection) needs a consumer with an offset_store in that database: MySQLOffsetStore"
+                "ack(connection) needs a consumer with an offset_store in that database: DatabaseOffsetStore"
             )
         return self._store
 

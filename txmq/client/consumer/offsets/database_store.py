@@ -1,4 +1,4 @@
-"""Offsets in the application's own MySQL or MariaDB: saved in the transaction that holds the rows.
+"""Offsets in the application's own database: saved in the transaction that holds the rows.
 
 Theory of operation. A row per group and partition holds the generation and the offset. A new owner of a partition
 first commits ``generation = mine``, then reads the offset in a new transaction: from that commit on, an older owner's
@@ -12,73 +12,106 @@ Invariants:
       closed;
     * an ack is refused while an earlier message's ack is neither committed nor in the same transaction.
 
-Sources: MariaDB, "InnoDB Lock Modes", "SET TRANSACTION" (current reads of UPDATE).
+Sources: MariaDB, "InnoDB Lock Modes", "SET TRANSACTION" (current reads of UPDATE); PostgreSQL 15, section 13.2; SQLite,
+"Transaction" (one writer at a time).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
 from txmq.errors import ConfigError, FencedError, StorageError, TransactionStateError, TxmqError
 from txmq.model import TopicPartition
+from txmq.outbox.outbox import commits_alone
 from txmq.runtime.threads import Lock
 from txmq.xa.database.dbapi import Connection, driver_of, run, text
-from txmq.xa.database.dialects import MYSQL, placeholder_of
+from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, dialect_for, placeholder_of
 from txmq.xa.database.guarded_connection import GuardedConnection, doom
+from txmq.xa.database.thread_connection import ThreadConnection
 
 T = TypeVar("T")
 _Condition = tuple[str, int | str | None]  # of what is saved, and the value it is compared with
 _TABLE = re.compile(r"[A-Za-z0-9_]{1,64}(?:\.[A-Za-z0-9_]{1,64})?\Z")
-_IN_TRANSACTION = 1568  # ER_CANT_CHANGE_TX_CHARACTERISTICS
-_NO_SUCH_TABLE = 1146  # ER_NO_SUCH_TABLE
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What the databases call differently.
+
+    Attributes:
+        aside: column type for any text.
+        newer: what a new owner's INSERT does where there is a row.
+        slots: what stands before a list of slots.
+        equals: whether two values are equal, or both are NULL.
+        locks: after a SELECT: it waits for transactions that hold the row. SQLite's BEGIN IMMEDIATE has waited.
+    """
+
+    aside: str
+    newer: str
+    equals: str
+    locks: str = " FOR UPDATE"
+    slots: str = ""
+
+
+_ON_CONFLICT = "ON CONFLICT (consumer_group, topic, partition_number) DO UPDATE SET generation"
+_WORDS = {
+    MYSQL.name: _Words(
+        "MEDIUMTEXT CHARACTER SET utf8mb4",
+        "ON DUPLICATE KEY UPDATE generation = GREATEST(generation, VALUES(generation))", "<=>",
+    ),
+    POSTGRESQL.name: _Words(
+        "TEXT", f"{_ON_CONFLICT} = GREATEST(@table.generation, EXCLUDED.generation)", "IS NOT DISTINCT FROM"
+    ),
+    SQLITE.name: _Words("TEXT", f"{_ON_CONFLICT} = MAX(generation, excluded.generation)", "IS", "", "VALUES "),
+}  # fmt: skip
 # ``saves`` makes every match a change: MySQL counts changed rows, not matched ones.
 _CREATE = (
-    f"CREATE TABLE IF NOT EXISTS @table (consumer_group {MYSQL.text} NOT NULL, topic {MYSQL.text} NOT NULL, "
-    "partition_number INT UNSIGNED NOT NULL, generation BIGINT UNSIGNED NOT NULL, next_offset BIGINT UNSIGNED NULL, "
-    "aside MEDIUMTEXT CHARACTER SET utf8mb4 NULL, log_history VARCHAR(2000) CHARACTER SET ascii NULL, "
-    "saves BIGINT UNSIGNED NOT NULL DEFAULT 0, saved_at TIMESTAMP NULL, "
-    f"PRIMARY KEY (consumer_group, topic, partition_number)){MYSQL.table_options}"
+    "CREATE TABLE IF NOT EXISTS @table (consumer_group @text NOT NULL, topic @text NOT NULL, "
+    "partition_number INTEGER NOT NULL, generation BIGINT NOT NULL, next_offset BIGINT, aside @aside, "
+    "log_history VARCHAR(2000), saves BIGINT DEFAULT 0 NOT NULL, saved_ms BIGINT, "
+    "PRIMARY KEY (consumer_group, topic, partition_number))@options"
 )
 _ROW = "WHERE consumer_group = ? AND topic = ? AND partition_number = ?"
 _LOOK = "SELECT 1 FROM @table LIMIT 1"
-_FENCE = (
-    "INSERT INTO @table (consumer_group, topic, partition_number, generation) VALUES @rows "
-    "ON DUPLICATE KEY UPDATE generation = GREATEST(generation, VALUES(generation))"
-)
+_FENCE = "INSERT INTO @table (consumer_group, topic, partition_number, generation) VALUES @rows @newer"
 _READ = "SELECT generation, next_offset, aside, log_history FROM @table @row"
 _READ_MANY = (
     "SELECT topic, partition_number, generation, next_offset, aside, log_history FROM @table "
     "WHERE consumer_group = ? AND (topic, partition_number) IN (@slots)"
 )
 _UPDATE = (
-    "UPDATE @table SET next_offset = ?, aside = ?, log_history = ?, saves = saves + 1, saved_at = NOW() "
+    "UPDATE @table SET next_offset = ?, aside = ?, log_history = ?, saves = saves + 1, saved_ms = @now_ms "
     "@row AND generation = ?"
 )
 
 
-class MySQLOffsetStore:
+class DatabaseOffsetStore:
     """See the module's docstring.
 
     Args:
         connect: makes a DB-API connection to the database that holds the application's rows. Give it short timeouts:
             the consumer's heartbeat waits for it.
         table: the table's name, with its schema if that is another one.
+        dialect: ``sqlite``, ``mysql`` or ``postgresql``; None to tell by the driver.
 
     Thread safety: any thread; several consumers may share one.
     """
 
     is_shared = True
 
-    def __init__(self, connect: Callable[[], Any], *, table: str = "txmq_offset") -> None:
+    def __init__(
+        self, connect: Callable[[], Any], *, table: str = "txmq_offset", dialect: str | None = None
+    ) -> None:  # fmt: skip
         if not isinstance(table, str) or _TABLE.match(table) is None:
             raise ConfigError(f"table = {table!r}: expected a name of letters, digits and _, or schema.name")
         self._connect, self._table = connect, table
-        self._own: Connection | None = None
-        self._placeholder = "%s"
+        self._own: ThreadConnection | None = None  # SQLite's belongs to one thread, and a consumer has several
+        self._dialect_name = dialect
         self._lock = Lock()
 
     def install(self) -> None:
@@ -87,7 +120,14 @@ class MySQLOffsetStore:
         Raises:
             StorageError: the database cannot be reached, or refuses.
         """
-        self._ask(lambda own: self._run(own, _CREATE))
+
+        def create(own: Connection) -> None:
+            with self._transaction(own) as dialect:
+                for statement in dialect.installing:
+                    run(own, statement)
+                self._run(own, _CREATE)
+
+        self._ask(create)
 
     # --- for the consumer --------------------------------------------------------------------------------------------
 
@@ -99,15 +139,13 @@ class MySQLOffsetStore:
         """
 
         def look(own: Connection) -> None:
-            self._run(own, _LOOK)
+            try:
+                self._run(own, _LOOK)
+            except Exception as error:
+                raise StorageError(f"offset store {self._table}: {error}; was install() called once?") from error
             own.rollback()  # an open transaction would keep the table's definition locked
 
-        try:
-            self._ask(look)
-        except StorageError as error:
-            if getattr(error.__cause__, "args", ())[:1] == (_NO_SUCH_TABLE,):
-                raise StorageError(f"{error}; call install() once") from error.__cause__
-            raise
+        self._ask(look)
 
     def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """See ``OffsetStore``. Waits a second for a transaction of the former owner that holds the row."""
@@ -133,9 +171,10 @@ class MySQLOffsetStore:
         ordered = sorted(wanted)  # for all, so that two members that load the same rows cannot deadlock
         rows = ", ".join(["(?, ?, ?, ?)"] * len(ordered))
         fences = [value for slot, generation in ordered for value in (group, *slot, generation)]
-        self._run(own, _FENCE.replace("@rows", rows), fences)
-        own.commit()  # from here on the owners before us are fenced; what they committed before is read next
-        slots = ", ".join(["(?, ?)"] * len(ordered))
+        with self._transaction(own):
+            self._run(own, _FENCE.replace("@rows", rows), fences)
+        # From here on the owners before us are fenced; what they committed before is read next.
+        slots = _WORDS[self._dialect(own).name].slots + ", ".join(["(?, ?)"] * len(ordered))
         names = [value for slot, _ in ordered for value in slot]
         found, _ = self._run(own, _READ_MANY.replace("@slots", slots), [group, *names])
         own.rollback()  # the next look is at what is committed by then
@@ -146,9 +185,8 @@ class MySQLOffsetStore:
 
         def saved(own: Connection) -> list[TopicPartition]:
             # In one order for all, so that two members that save the same rows cannot deadlock.
-            refused = [p.slot for p in sorted(positions) if self._update(own, group, p, ()) != 1]
-            own.commit()
-            return refused
+            with self._transaction(own):
+                return [p.slot for p in sorted(positions) if self._update(own, group, p, ()) != 1]
 
         return self._ask(saved)
 
@@ -159,8 +197,13 @@ class MySQLOffsetStore:
     def settled(self, group: str, slot: TopicPartition, connection: Any = None) -> StoredOffset | None:
         """See ``OffsetStoreWithTransactions``: reads with the row's lock, and waits a second for it."""
         if connection is not None:
-            return self._found(connection, group, slot, " FOR UPDATE")[1]
-        return self._ask(lambda own: self._read(own, group, slot, " FOR UPDATE")[1])
+            return self._found(connection, group, slot, is_locked=True)[1]
+
+        def settled(own: Connection) -> StoredOffset | None:
+            with self._transaction(own):
+                return self._found(own, group, slot, is_locked=True)[1]
+
+        return self._ask(settled)
 
     def leave(self, group: str) -> None:
         """Close the connection; it is opened again if another consumer uses this store."""
@@ -179,9 +222,12 @@ class MySQLOffsetStore:
             ConfigError: the connection is in autocommit: there is no transaction to save in.
         """
         try:
-            if not isinstance(connection, GuardedConnection):  # that one is in a transaction
-                _refuse_autocommit(connection)
-            conditions = _conditions(above, most, beside)
+            # A block's own is in a transaction.
+            if not isinstance(connection, GuardedConnection) and commits_alone(connection, self._dialect(connection)):
+                raise ConfigError(
+                    "the connection is in autocommit: begin a transaction, which the offset is to be saved in"
+                )
+            conditions = _conditions(above, most, beside, _WORDS[self._dialect(connection).name].equals)
             if self._update(connection, group, position, conditions) != 1:
                 raise self._why(connection, group, position, conditions)
         except BaseException as error:
@@ -201,7 +247,7 @@ class MySQLOffsetStore:
         self, connection: Any, group: str, position: OffsetPosition, conditions: Sequence[_Condition]
     ) -> TxmqError:  # fmt: skip
         (topic, partition), parameters = position.slot, (group, *position.slot)
-        rows, _ = self._run(connection, _READ + " FOR UPDATE", parameters)
+        rows, _ = self._run(connection, _READ + "@locks", parameters)
         newest, *found = rows[0] if rows else (0, None, None)
         if newest != position.generation:
             return FencedError(
@@ -224,28 +270,50 @@ class MySQLOffsetStore:
         parameters: list[Any] = [position.offset, position.deferred, position.log, *named]
         return self._run(connection, sql, [*parameters, *(value for _, value in conditions)])[1]
 
-    def _read(
-        self, own: Connection, group: str, slot: TopicPartition, lock: str = ""
-    ) -> tuple[int, StoredOffset | None]:
-        found = self._found(own, group, slot, lock)
+    def _read(self, own: Connection, group: str, slot: TopicPartition) -> tuple[int, StoredOffset | None]:
+        found = self._found(own, group, slot)
         own.rollback()  # the next look is at what is committed by then
         return found
 
-    def _found(self, connection: Any, group: str, slot: TopicPartition, lock: str) -> tuple[int, StoredOffset | None]:
-        rows, _ = self._run(connection, _READ + lock, (group, *slot))
+    def _found(
+        self, connection: Any, group: str, slot: TopicPartition, *, is_locked: bool = False
+    ) -> tuple[int, StoredOffset | None]:
+        rows, _ = self._run(connection, _READ + "@locks" * is_locked, (group, *slot))
         if not rows:
             return 0, None
         return _kept(*rows[0])
 
+    @contextmanager
+    def _transaction(self, own: Connection) -> Iterator[Dialect]:
+        """A transaction of the store's own, which waits a second for others; after an error the connection goes."""
+        dialect = self._dialect(own)
+        if dialect.begin:
+            run(own, dialect.begin)
+        for statement in dialect.resolving:
+            run(own, statement)
+        yield dialect
+        own.commit()
+
+    def _dialect(self, connection: Any) -> Dialect:
+        return dialect_for(driver_of(connection), self._dialect_name)
+
     def _run(self, connection: Any, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[Any], int]:
-        sql = sql.replace("@table", self._table).replace("@row", _ROW).replace("?", self._placeholder)
+        driver = driver_of(connection)
+        dialect = dialect_for(driver, self._dialect_name)
+        words = _WORDS[dialect.name]
+        for name, said in (
+            ("@newer", words.newer), ("@table", self._table), ("@row", _ROW), ("@locks", words.locks),
+            ("@aside", words.aside), ("@text", dialect.text), ("@now_ms", dialect.now_ms),
+            ("@options", dialect.table_options), ("?", placeholder_of(driver, dialect)),
+        ):  # fmt: skip
+            sql = sql.replace(name, said)
         return run(connection, sql, parameters)
 
     def _ask(self, ask: Callable[[Connection], T]) -> T:
-        """Call with the store's own connection; after an error the next call opens another one."""
+        """Call with the store's own connection, in its thread; after an error the next call opens another one."""
         with self._lock:
             try:
-                return ask(self._opened())
+                return self._opened().call(ask)
             except TxmqError:
                 self._close()
                 raise
@@ -256,14 +324,19 @@ class MySQLOffsetStore:
                 self._close()
                 raise
 
-    def _opened(self) -> Connection:
+    def _opened(self) -> ThreadConnection:
         if self._own is None:
-            own = self._connect()
-            self._placeholder = placeholder_of(driver_of(own), MYSQL)
-            run(own, MYSQL.for_resolvers)
-            run(own, "SET autocommit = 0")
-            self._own = own
+            self._own = ThreadConnection(self._connect)
+            self._own.call(self._prepare)
         return self._own
+
+    def _prepare(self, own: Connection) -> None:
+        dialect = self._dialect(own)
+        if dialect.name == MYSQL.name:
+            run(own, dialect.for_resolvers)
+            run(own, "SET autocommit = 0")
+        elif why := dialect.why_not_idle(own):
+            raise ConfigError(f"offset store {self._table}: connect= gives a connection that cannot be used: {why}")
 
     def _close(self) -> None:
         own, self._own = self._own, None
@@ -276,29 +349,15 @@ def _kept(generation: Any, offset: Any, deferred: Any, log: Any) -> tuple[int, S
     return int(generation), None if offset is None else StoredOffset(int(offset), _text(deferred), _text(log))
 
 
-def _conditions(above: int | None, most: int | None, beside: StoredOffset | None) -> list[_Condition]:
+def _conditions(above: int | None, most: int | None, beside: StoredOffset | None, equals: str) -> list[_Condition]:
     found: list[_Condition] = []
     if above is not None:
         found.append(("next_offset >", above))
     if most is not None:
         found.append(("COALESCE(next_offset, 0) <=", most))
     if beside is not None:
-        found += [("next_offset =", beside.offset), ("aside <=>", beside.deferred)]
+        found += [("next_offset =", beside.offset), (f"aside {equals}", beside.deferred)]
     return found
-
-
-def _refuse_autocommit(connection: Any) -> None:
-    ((autocommit,),) = run(connection, "SELECT @@autocommit")[0]
-    if not int(autocommit):
-        return
-    try:
-        # Refused in the middle of a transaction that was begun with BEGIN.
-        run(connection, "SET TRANSACTION READ WRITE")
-    except Exception as error:
-        if error.args and error.args[0] == _IN_TRANSACTION:
-            return
-        raise
-    raise ConfigError("the connection is in autocommit: begin a transaction, which the offset is to be saved in")
 
 
 def _text(value: Any) -> str | None:
