@@ -30,6 +30,7 @@ def test_demo_holds_and_reports_it_to_programs() -> None:
     assert report["broker_kills"] >= 5
     assert report["in_doubt_seen"] >= 1
     assert report["in_doubt_left"] == 0
+    assert report["shipments"] == report["handed_over"] >= 1200
 
 
 def test_the_demo_says_no_when_a_row_vanishes(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_demo_runs_and_names_what_is_there(home: Path) -> None:
     ended = run(home, "txmq", "demo", "--seed", "7")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     named = [Path(line.split()[-1]) for line in ended.stdout.splitlines() if line.endswith((".md", ".py"))]
-    assert len(named) == 4
+    assert len(named) == 5
     for path in named:
         assert path.is_relative_to(home)
         assert path.is_file()

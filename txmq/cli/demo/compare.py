@@ -35,6 +35,7 @@ class Reported:
     orders: frozenset[str]  # the block of these ended without an error
     payments: frozenset[str]
     declined: frozenset[str]  # the body of these raised: neither row nor message may be there
+    shipments: frozenset[str] = frozenset()  # committed in the shop's database
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,39 @@ def compare(
         lost=len(reported.orders - (row_references & order_references)) + len(reported.payments - payment_references),
         torn=len(payment_references ^ audit_references),
         misordered=_misordered(rows, orders),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What an outbox and its relay made of the rows; everything after ``handed_over`` must be 0."""
+
+    shipments: int
+    handed_over: int
+    not_handed_over: int
+    invented: int  # messages without their row
+    twice: int
+    shipments_lost: int  # said to be committed, and not there
+    customers_misordered: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether rows and messages are equal, one to one and in order."""
+        wrong = self.not_handed_over, self.invented, self.twice, self.shipments_lost, self.customers_misordered
+        return self.shipments > 0 and not any(wrong)
+
+
+def compare_handed_over(rows: Sequence[Row], messages: Sequence[Sent], committed: frozenset[str]) -> HandedOver:
+    """Compare what the shop's database holds with what readers of its topic see."""
+    of_rows, of_messages = {row.reference for row in rows}, {sent.reference for sent in messages}
+    return HandedOver(
+        shipments=len(rows),
+        handed_over=len(messages),
+        not_handed_over=len(of_rows - of_messages),
+        invented=len(of_messages - of_rows),
+        twice=_duplicates(messages),
+        shipments_lost=len(committed - of_rows),
+        customers_misordered=_misordered(rows, messages),
     )
 
 

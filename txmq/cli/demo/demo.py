@@ -26,7 +26,8 @@ def demo(
 
     An order service writes rows into SQLite and messages into txmq, each pair in one transaction.
     It and its broker are killed at random and at the worst moments, and started again.
-    Then rows and messages are compared, one to one and in order. Exit status 1 if they differ.
+    Then rows and messages are compared, one to one and in order. Then the broker is away, a shop goes on, and a
+    relay takes what waits in its outbox to the broker when that is back. Exit status 1 if anything differs.
 
     [bold]Examples[/bold]
 
@@ -64,12 +65,14 @@ def demo(
 
 def as_fields(report: Report) -> dict[str, object]:
     """The report as one flat JSON object."""
-    rest = {name: value for name, value in dataclasses.asdict(report).items() if name != "comparison"}
-    return {"holds": report.holds, **dataclasses.asdict(report.comparison), **rest}
+    parts = ("comparison", "handed_over")
+    rest = {name: value for name, value in dataclasses.asdict(report).items() if name not in parts}
+    found = dataclasses.asdict(report.comparison) | dataclasses.asdict(report.handed_over)
+    return {"holds": report.holds, **found, **rest}
 
 
 def _last_screen(report: Report) -> None:
-    found = report.comparison
+    found, shop = report.comparison, report.handed_over
     rows: list[tuple[str, object, str]] = [
         ("killed with SIGKILL", f"{report.service_kills} x service, {report.broker_kills} x broker", ""),
         ("rows in SQLite", found.rows, ""),
@@ -83,6 +86,11 @@ def _last_screen(report: Report) -> None:
         ("customers out of order", found.misordered, _verdict(found.misordered == 0)),
         ("left in doubt by the kills", report.in_doubt_seen, ""),
         ("still in doubt", report.in_doubt_left, _verdict(report.in_doubt_left == 0)),
+        ("", "", ""),
+        ("the shop's rows, the broker away", shop.shipments, ""),
+        ("messages in the topic shipments", shop.handed_over, _verdict(shop.handed_over == shop.shipments)),
+        ("rows not handed over, or twice", shop.not_handed_over + shop.twice, _verdict(shop.holds)),
+        ("customers out of order", shop.customers_misordered, _verdict(shop.customers_misordered == 0)),
         ("seconds", f"{report.seconds:.1f}", ""),
     ]
     typer.echo("\nwhat was proved" if report.holds else "\nthe promise is BROKEN")
@@ -90,6 +98,7 @@ def _last_screen(report: Report) -> None:
     if report.holds:
         typer.echo(
             "\nEvery order has its row and its message, once and in order, whatever was killed when.\n\n"
+            f"  Which of the two is for you     {pages() / 'docs' / 'how-to' / 'choose.md'}\n"
             f"  The same service in 60 lines    {pages() / 'examples' / 'order_service_sqlite.py'}\n"
             f"  Ten minutes with your own       {pages() / 'docs' / 'quickstart.md'}\n"
             f"  What is promised, what is not   {pages() / 'README.md'}\n"

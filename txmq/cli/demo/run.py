@@ -4,7 +4,8 @@ Theory of operation. The service says on a file what was acknowledged to it. Eac
 make progress, then lets the death of its plan happen: SIGKILL from outside at a random moment, or the process kills
 itself at a named crash point (``txmq.runtime.crashpoints``), which hits the windows of the protocol for certain. The
 next round starts what died. At the end the service stops in order, a resolver settles what is left, and every row
-is held against every message.
+is held against every message. In a second act the broker is away, and a shop goes on: what waits in its outbox is
+taken to the broker when that is back.
 
 Invariants:
 * Every wait has a deadline and ends the demo with an error that names what did not happen.
@@ -28,16 +29,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import txmq
-from txmq.cli.demo.compare import Comparison, Reported, Row, Sent, compare
+from txmq.cli.demo.compare import Comparison, HandedOver, Reported, Row, Sent, compare, compare_handed_over
 from txmq.cli.demo.service import AUDIT, ORDERS, PAYMENTS, RESOURCE_NAME, open_resource
+from txmq.cli.demo.shop import OUTBOX_NAME, SHIPMENTS, open_database
 from txmq.errors import TxmqError
+from txmq.outbox.outbox import Outbox
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 WAIT_S = 20.0
 RESOLVE_S = 30.0
 POLL_S = 0.01
+BROKER_DEATH = "broker.outbox.page_taken:2"
 PROGRESS_PER_ROUND = 30  # acknowledged orders, and as many payments
+SHIPMENTS_PER_RUN = 600
 RANDOM_DELAY_S_MAX = 0.2
 
 
@@ -71,6 +76,7 @@ class Report:
     """The figures of the last screen."""
 
     comparison: Comparison
+    handed_over: HandedOver
     service_kills: int
     broker_kills: int
     in_doubt_seen: int
@@ -80,7 +86,7 @@ class Report:
     @property
     def holds(self) -> bool:
         """Whether the promise was kept."""
-        return self.comparison.holds and self.in_doubt_left == 0
+        return self.comparison.holds and self.handed_over.holds and self.in_doubt_left == 0
 
 
 @dataclass(slots=True)
@@ -100,6 +106,11 @@ class Play:
     def database(self) -> Path:
         """The order service's SQLite file."""
         return self.directory / "orders.db"
+
+    @property
+    def shop(self) -> Path:
+        """The SQLite file of the shop that never speaks to the broker."""
+        return self.directory / "shop.db"
 
     @property
     def said(self) -> Path:
@@ -127,9 +138,11 @@ class Play:
             self.say("the service has stopped in order; a resolver settles what the kills left in doubt")
             left = self._resolve(broker.address)
             comparison = self._compare(broker.address)
+            handed_over = self._hand_over(broker)
             broker.stop()
         seconds = time.monotonic() - started
-        return Report(comparison, self.service_kills, self.broker_kills, len(self.in_doubt), left, seconds)
+        doubts = len(self.in_doubt), left
+        return Report(comparison, handed_over, self.service_kills, self.broker_kills, *doubts, seconds)
 
     def _prepare(self, address: str) -> None:
         with closing(sqlite3.connect(self.database)) as connection, connection:
@@ -139,9 +152,16 @@ class Play:
                 "customer TEXT NOT NULL)"
             )
         with txmq.connect(address) as client:
-            for topic in (ORDERS, PAYMENTS, AUDIT):
+            for topic in (ORDERS, PAYMENTS, AUDIT, SHIPMENTS):
                 client.topics.create(topic, partitions=4)
             open_resource(str(self.database)).install(client)
+        with closing(open_database(str(self.shop))) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(
+                "CREATE TABLE shipments (id INTEGER PRIMARY KEY AUTOINCREMENT, reference TEXT UNIQUE NOT NULL, "
+                "customer TEXT NOT NULL)"
+            )
+            Outbox(OUTBOX_NAME).install(connection)
 
     def _round(self, broker: BrokerProcess, death: Death) -> None:
         self._start(broker, death.point if death.service else None, death.point if death.broker else None)
@@ -216,7 +236,7 @@ class Play:
         for line in text[: text.rfind("\n") + 1].splitlines():
             word, _, reference = line.partition(" ")
             words.setdefault(word, set()).add(reference)
-        return Reported(frozenset(words["order"]), frozenset(words["payment"]), frozenset(words["declined"]))
+        return Reported(*(frozenset(words.get(word, ())) for word in ("order", "payment", "declined", "shipment")))
 
     def _progress(self) -> str:
         reported = self.reported()
@@ -247,6 +267,60 @@ class Play:
         with txmq.connect(address) as client:
             orders, payments, audit = (_read(client, topic) for topic in (ORDERS, PAYMENTS, AUDIT))
         return compare(rows, orders, payments, audit, self.reported())
+
+
+    # --- the second act ----------------------------------------------------------------------------------------------
+
+    def _hand_over(self, broker: BrokerProcess) -> HandedOver:
+        """A shop takes orders while the broker is away; a relay hands them over, and the broker dies meanwhile."""
+        broker.kill()
+        for number in (1, 2):
+            self._ship(number)
+        self.service_kills += 1
+        self.say(f"the broker is away, and a shop goes on: {len(self.reported().shipments)} orders wait in its outbox")
+        relay = self._start_relay(broker.address)
+        try:
+            broker.start(env={"TXMQ_CRASH": BROKER_DEATH})
+            _await(lambda: not broker.is_running, f"the broker reaches {BROKER_DEATH}")
+            broker.kill()
+            self.broker_kills += 2
+            self.say("the broker is back, a relay hands the orders over, and the broker is killed with a page in hand")
+            broker.start()
+            return self._handed_over(broker.address)
+        finally:
+            relay.kill()
+            relay.wait()
+
+    def _ship(self, number: int) -> None:
+        """Run the shop until it has made progress, and kill it."""
+        before = len(self.reported().shipments)
+        words = ("txmq.cli.demo.shop", str(self.shop), str(number))
+        shop = _spawn(words, self.said, self.directory / "shop.log", None)
+        try:
+            wanted = before + SHIPMENTS_PER_RUN
+            _await(lambda: len(self.reported().shipments) >= wanted, "the shop ships while the broker is away")
+        finally:
+            shop.kill()
+            shop.wait()
+
+    def _start_relay(self, address: str) -> subprocess.Popen[bytes]:
+        config = self.directory / "outbox.toml"
+        config.write_text(
+            f"bootstrap = {json.dumps(address)}\n\n[[outbox]]\nname = {json.dumps(OUTBOX_NAME)}\n"
+            f'driver = "sqlite3"\nconnect = {{ database = {json.dumps(str(self.shop))}, timeout = 30 }}\n'
+        )
+        log = self.directory / "relay.log"
+        return _spawn(("txmq.cli.main", "outbox", "run", "--config", str(config)), log, log, None)
+
+    def _handed_over(self, address: str) -> HandedOver:
+        """Compare when as many messages are there as rows, or the time is over."""
+        with closing(open_database(str(self.shop))) as connection:
+            found = connection.execute("SELECT reference, customer FROM shipments ORDER BY id").fetchall()
+        rows, deadline = [Row(*row) for row in found], time.monotonic() + WAIT_S
+        with txmq.connect(address) as client:
+            while len(sent := _read(client, SHIPMENTS)) < len(rows) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+        return compare_handed_over(rows, sent, self.reported().shipments)
 
 
 def _read(client: txmq.Client, topic: str) -> list[Sent]:
