@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from txmq.cli.demo.compare import Reported, Row, Sent, compare
+from txmq.cli.demo.compare import Reported, Row, Sent, compare, compare_handed_over
 
 ROWS = [Row("r1", "ada"), Row("r2", "ben"), Row("r3", "ada"), Row("r4", "ada")]
 ORDERS = [Sent(0, 0, "ada", "r1"), Sent(1, 0, "ben", "r2"), Sent(0, 1, "ada", "r3"), Sent(0, 2, "ada", "r4")]
@@ -54,3 +54,27 @@ def test_lost_row_and_its_lost_message_are_lost_when_acknowledged() -> None:
 
 def test_nothing_at_all_proves_nothing() -> None:
     assert not compare([], [], [], [], Reported(frozenset(), frozenset(), frozenset())).holds
+
+
+def test_an_outbox_whose_rows_and_messages_are_equal_holds() -> None:
+    found = compare_handed_over(ROWS, ORDERS, frozenset({"r1"}))
+    assert found.holds
+    assert (found.shipments, found.handed_over) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "messages", "committed", "count"),
+    [
+        (ROWS, ORDERS[:3], frozenset(), "not_handed_over"),
+        (ROWS[:3], ORDERS, frozenset(), "invented"),
+        (ROWS, [*ORDERS, Sent(0, 3, "ada", "r4")], frozenset(), "twice"),
+        (ROWS, ORDERS, frozenset({"r9"}), "shipments_lost"),
+        ([ROWS[2], ROWS[1], ROWS[0], ROWS[3]], ORDERS, frozenset(), "customers_misordered"),
+    ],
+)
+def test_an_outbox_that_differs_does_not(
+    rows: list[Row], messages: list[Sent], committed: frozenset[str], count: str
+) -> None:
+    found = compare_handed_over(rows, messages, committed)
+    assert not found.holds
+    assert getattr(found, count) == 1
